@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` or `make help` lists the targets.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CNI_PLUGINS := bridge host-local loopback portmap bandwidth
+TOOLS       := podlace
+BIN         := bin
+CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace
+
+DESTDIR     ?=
+PREFIX      ?= /usr/local
+CNI_BIN_DIR ?= /opt/cni/bin
+
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X github.com/podlace/podlace/pkg/plugin.Version=$(VERSION)
+GOBUILD     := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+GOLANGCI    := v2.15.0
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+
+.PHONY: build
+build: ## build static stripped binaries into bin/
+	@mkdir -p $(BIN)
+	@for p in $(CNI_PLUGINS) $(TOOLS); do $(GOBUILD) -o $(BIN)/$$p ./plugins/$$p; done
+	@ls -l $(BIN) | awk 'NR > 1 {printf "%-12s %.1f MB\n", $$9, $$5 / 1e6}'
+
+.PHONY: demo
+demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubernetes
+	@$(BIN)/podlace demo $(ARGS)
+
+.PHONY: test
+test: build ## run the tests, each in namespaces of its own; nothing is installed
+	@scripts/test.sh
+
+.PHONY: fuzz
+fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
+	@scripts/fuzz.sh
+
+.PHONY: lint
+lint: ## go vet and golangci-lint, built once into the cache
+	@go vet ./...
+	@test -x $(CACHE)/tools/golangci-lint-$(GOLANGCI) || { \
+	  echo "building golangci-lint $(GOLANGCI), once"; \
+	  GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI); \
+	  mv $(CACHE)/tools/build/golangci-lint $(CACHE)/tools/golangci-lint-$(GOLANGCI); }
+	@$(CACHE)/tools/golangci-lint-$(GOLANGCI) run
+
+.PHONY: fmt
+fmt: ## format the source
+	@gofmt -l -w $$(git ls-files '*.go')
+
+.PHONY: reference
+reference: ## build the reference plugins from go.mod into build/reference
+	@scripts/reference.sh
+
+.PHONY: bench
+bench: build reference ## measure side by side with the reference plugins
+	@go run ./integration/bench -plugins $(BIN) -reference build/reference $(ARGS)
+
+.PHONY: cover
+cover: build ## run the tests and show the coverage of each package
+	@scripts/test.sh -cover
+
+.PHONY: ci
+ci: ## what .ci/run runs: installs what it needs, then every check, as root and as an ordinary user
+	@scripts/ci.sh
+
+.PHONY: install
+install: build ## install the plugins into /opt/cni/bin and podlace into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX)
+	@scripts/install.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' $(CNI_PLUGINS)
+	@scripts/install.sh $(BIN) '$(DESTDIR)$(PREFIX)/bin' $(TOOLS)
+
+.PHONY: clean
+clean: ## remove what was built
+	@rm -rf $(BIN) build

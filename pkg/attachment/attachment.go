@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attachment holds the identity of one interface of one container in one network, and the record that a plugin keeps of
+// what it made for it.
+//
+// Records live under /run/podlace/<network>/<plugin>-<hash of the key>, one small JSON file for each attachment and plugin, written
+// before the first change. DEL and CHECK work from the record, whatever the configuration says by then. The folder is on tmpfs and
+// so ends with the kernel state that it describes.
+//
+// Order of locks, everywhere: attachment, then the lease folder of host-local, then the nftables lock.
+package attachment
+
+import (
+	"crypto/sha512"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Root is the folder of all records.
+const Root = "/run/podlace"
+
+const (
+	format   = 1
+	lockFile = ".lock"
+)
+
+// Key names an attachment.
+type Key struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}
+
+// KeyOf returns the key of the attachment that a request is about.
+func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
+
+// Hash returns 16 hexadecimal digits that stand for the key. The parts are separated by '/', which none of them may hold.
+func (k Key) Hash() string {
+	sum := k.sum("")
+	return hex.EncodeToString(sum[:8])
+}
+
+func (k Key) sum(purpose string) [sha512.Size]byte {
+	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
+}
+
+// offset is the place of the attachment's lock in the lock file of its network. All plugins of a chain share it: a runtime that
+// still waits for one of them must not start the next.
+func (k Key) offset() int64 {
+	sum := k.sum("/lock")
+	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
+}
+
+// HostVeth returns the name of the host side of the attachment's veth pair.
+func (k Key) HostVeth() string { return "veth" + k.Hash()[:11] }
+
+// Record is what a plugin remembers of an attachment.
+type Record struct {
+	Format int `json:"format"`
+	Key
+	Plugin string          `json:"plugin"`
+	Pod    string          `json:"pod,omitempty"`
+	Netns  string          `json:"netns,omitempty"`
+	State  json.RawMessage `json:"state,omitempty"` // the plugin's own
+}
+
+// Attachment is an attachment that this process holds the lock of.
+type Attachment struct {
+	Key
+	plugin string
+	pod    string
+	netns  string
+	dir    *store.Dir
+	lock   *store.Lock
+}
+
+// Open locks the attachment that r is about against other calls of the same plugin. The folder for its record is made only by
+// Save.
+func Open(r *plugin.Request) (*Attachment, error) {
+	return open(KeyOf(r), r.Plugin, r.Pod.String(), r.NetnsPath)
+}
+
+// OpenKey is Open for another attachment of the same network, as GC needs it.
+func OpenKey(r *plugin.Request, a plugin.Attachment) (*Attachment, error) {
+	return open(Key{r.Network, a.ContainerID, a.IfName}, r.Plugin, "", "")
+}
+
+func open(k Key, plugin, pod, netns string) (*Attachment, error) {
+	dir, err := store.Make(filepath.Join(Root, k.Network), 0o700)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.LockAt(lockFile, 0o600, k.offset())
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &Attachment{Key: k, plugin: plugin, pod: pod, netns: netns, dir: dir, lock: lock}, nil
+}
+
+// Close gives the lock up.
+func (a *Attachment) Close() { a.lock.Unlock(); a.dir.Close() }
+
+func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
+
+// Save writes the record with the plugin's own state in it.
+func (a *Attachment) Save(state any) error {
+	raw, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(Record{format, a.Key, a.plugin, a.pod, a.netns, raw})
+	if err != nil {
+		return err
+	}
+	if err := a.dir.Write(a.file(), append(data, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write record: %w", err)
+	}
+	return nil
+}
+
+// Load reads the record's state; ok is false when there is none. A record that cannot be read counts as none: the caller falls
+// back to what it can compute from the key.
+func (a *Attachment) Load(state any) (ok bool, err error) {
+	data, err := a.dir.Read(a.file())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read record: %w", err)
+	}
+	rec, err := parse(data)
+	if err != nil || rec.Key != a.Key {
+		return false, nil
+	}
+	return json.Unmarshal(rec.State, state) == nil, nil
+}
+
+// Remove deletes the record.
+func (a *Attachment) Remove() error { return a.dir.Remove(a.file()) }
+
+func parse(data []byte) (Record, error) {
+	var rec Record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return Record{}, err
+	}
+	if rec.Format != format {
+		return Record{}, fmt.Errorf("record format %d: want %d", rec.Format, format)
+	}
+	return rec, nil
+}
+
+// List returns the records that a plugin has in a network; "" stands for all plugins.
+func List(network, plugin string) ([]Record, error) {
+	dir, err := store.Open(filepath.Join(Root, network))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	if err != nil {
+		return nil, err
+	}
+	var records []Record
+	for _, name := range names {
+		if strings.HasPrefix(name, ".") || plugin != "" && !strings.HasPrefix(name, plugin+"-") {
+			continue
+		}
+		if data, err := dir.Read(name); err == nil {
+			if rec, err := parse(data); err == nil {
+				records = append(records, rec)
+			}
+		}
+	}
+	return records, nil
+}
+
+// Collect serves GC: del is called, under the attachment's lock, for each record of this plugin whose attachment is not valid any
+// more.
+func Collect(r *plugin.Request, del func(*Attachment) error) error {
+	records, err := List(r.Network, r.Plugin)
+	if err != nil {
+		return err
+	}
+	var owned []plugin.Attachment
+	for _, rec := range records {
+		owned = append(owned, plugin.Attachment{ContainerID: rec.ContainerID, IfName: rec.IfName})
+	}
+	return r.Collect(owned, func(p plugin.Attachment) error {
+		a, err := OpenKey(r, p)
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		return del(a)
+	})
+}
+
+// ReferenceHash returns the hexadecimal hash from which the reference plugins make the names of chains and devices:
+// SHA-512 of network and container ID. They leave the interface name out, so that a second interface of one container clashes;
+// here it counts for interfaces other than eth0.
+func (k Key) ReferenceHash() string {
+	text := k.Network + k.ContainerID
+	if k.IfName != "eth0" {
+		text += k.IfName
+	}
+	sum := sha512.Sum512([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
+func (k Key) MAC(end string) net.HardwareAddr {
+	sum := k.sum("/" + end)
+	mac := net.HardwareAddr(sum[:6])
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func differs(format string, args ...any) error {
+	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
+}
+
+// check compares what prevResult and the configuration say with the node and the pod.
+func (b bridge) check(r *plugin.Request) error {
+	j, err := b.open(r)
+	if err != nil {
+		return err
+	}
+	defer j.close()
+	if j.cfg.IPAM != "" {
+		if err := b.ipam.Check(r, j.cfg.IPAM); err != nil {
+			return err
+		}
+	}
+	w, err := j.observe()
+	if err != nil {
+		return err
+	}
+	if err := j.checkLinks(w); err != nil {
+		return err
+	}
+	l, err := planLayer3(j.cfg, j.own(r.Prev))
+	if err != nil {
+		return err
+	}
+	if err := j.checkLayer3(w, l); err != nil {
+		return err
+	}
+	return j.checkMasquerade(l)
+}
+
+// own returns the part of prevResult that is about this attachment: its addresses, and all routes.
+func (j *job) own(prev *types100.Result) *types100.Result {
+	own := &types100.Result{Routes: prev.Routes}
+	for _, ip := range prev.IPs {
+		if ip.Interface == nil || *ip.Interface < 0 || *ip.Interface >= len(prev.Interfaces) || prev.Interfaces[*ip.Interface].Name == j.r.IfName {
+			own.IPs = append(own.IPs, ip)
+		}
+	}
+	return own
+}
+
+// observe finds the three links. The host side is the peer of the pod side, by ifindex, whatever its name.
+func (j *job) observe() (w wiring, err error) {
+	var ok bool
+	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
+		return w, err
+	} else if !ok || w.bridge.Kind != "bridge" {
+		return w, differs("bridge %s is missing", j.cfg.Bridge)
+	}
+	if w.pod, ok, err = j.pod.Link(j.r.IfName); err != nil {
+		return w, err
+	} else if !ok || w.pod.Kind != "veth" {
+		return w, differs("%s is missing in the pod, or is no veth", j.r.IfName)
+	}
+	if w.host, ok, err = j.host.LinkByIndex(w.pod.Peer); err != nil {
+		return w, err
+	} else if !ok {
+		return w, differs("the host side of %s is missing", j.r.IfName)
+	}
+	return w, nil
+}
+
+func (j *job) checkLinks(w wiring) error {
+	switch {
+	case w.host.Master != w.bridge.Index:
+		return differs("%s is not a port of %s", w.host.Name, w.bridge.Name)
+	case !w.bridge.Up:
+		return differs("bridge %s is down", w.bridge.Name)
+	case !w.host.Up:
+		return differs("%s, the host side of %s, is down", w.host.Name, j.r.IfName)
+	case !w.pod.Up && !j.cfg.LeaveDown:
+		return differs("%s is down in the pod", j.r.IfName)
+	case j.cfg.Promisc && !w.bridge.Promis:
+		return differs("bridge %s is not promiscuous", w.bridge.Name)
+	case j.cfg.MTU != 0 && w.host.MTU != j.cfg.MTU:
+		return differs("%s has mtu %d, want %d", w.host.Name, w.host.MTU, j.cfg.MTU)
+	}
+	port, err := j.host.BridgePort(w.host)
+	if err != nil {
+		return err
+	}
+	if port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
+		return differs("port %s has hairpin %t, isolated %t; want %t, %t", w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
+	}
+	return j.checkMACs(w)
+}
+
+func (j *job) checkMACs(w wiring) error {
+	for _, i := range j.r.Prev.Interfaces {
+		for _, link := range []kernel.Link{w.host, w.pod} {
+			inPod := link.Name == w.pod.Name
+			if i.Name == link.Name && (i.Sandbox != "") == inPod && i.Mac != "" && i.Mac != link.MAC.String() {
+				return differs("%s has MAC %s, want %s", link.Name, link.MAC, i.Mac)
+			}
+		}
+	}
+	return nil
+}
+
+func (j *job) checkLayer3(w wiring, l layer3) error {
+	has, err := j.pod.Addresses(w.pod)
+	if err != nil {
+		return err
+	}
+	for _, a := range l.addresses {
+		if !slices.Contains(has, a) {
+			return differs("address %s is missing on %s", a, j.r.IfName)
+		}
+	}
+	for _, route := range l.routes {
+		if ok, err := j.pod.HasRoute(w.pod, route); err != nil {
+			return err
+		} else if !ok {
+			return differs("route to %s through %s is missing", route.Dst, j.r.IfName)
+		}
+	}
+	if has, err = j.host.Addresses(w.bridge); err != nil {
+		return err
+	}
+	for _, gw := range l.gateways {
+		if !slices.Contains(has, gw) {
+			return differs("gateway address %s is missing on %s", gw, w.bridge.Name)
+		}
+	}
+	return nil
+}
+
+func (j *job) checkMasquerade(l layer3) error {
+	switch j.cfg.Masquerade {
+	case "nftables":
+		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, l.addresses, j.shared))
+		if err != nil {
+			return err
+		}
+		if len(missing) > 0 {
+			return differs("masquerade of %v is missing", missing)
+		}
+	case "iptables":
+		for _, is4 := range []bool{true, false} {
+			if err := j.checkIPTables(is4, l.addresses); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
+	addresses = slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return a.Addr().Is4() != is4 })
+	if len(addresses) == 0 {
+		return nil
+	}
+	nat, err := j.host.ReadNAT(is4)
+	if err != nil {
+		return err
+	}
+	chain := masqueradeChain(j.att.Key)
+	for _, a := range addresses {
+		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
+			return differs("iptables masquerade of %s is missing", a.Addr())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const defaultBridge = "cni0"
+
+// Config is the validated configuration of a request.
+type Config struct {
+	Bridge         string
+	MTU            int // 0 for the kernel's default
+	MAC            net.HardwareAddr
+	IPAM           string // plugin type; "" for L2 only
+	DNS            *types.DNS
+	Masquerade     string // "", "nftables" or "iptables"
+	Gateway        bool
+	DefaultGateway bool
+	ForceAddress   bool
+	Hairpin        bool
+	Promisc        bool
+	Isolated       bool
+	DAD            bool
+	LeaveDown      bool // disableContainerInterface
+}
+
+type vlanRange struct {
+	ID    *int `json:"id"`
+	MinID *int `json:"minID"`
+	MaxID *int `json:"maxID"`
+}
+
+type rawConfig struct {
+	Bridge                    string      `json:"bridge"`
+	IsGateway                 bool        `json:"isGateway"`
+	IsDefaultGateway          bool        `json:"isDefaultGateway"`
+	ForceAddress              bool        `json:"forceAddress"`
+	IPMasq                    bool        `json:"ipMasq"`
+	IPMasqBackend             *string     `json:"ipMasqBackend"`
+	MTU                       int         `json:"mtu"`
+	HairpinMode               bool        `json:"hairpinMode"`
+	PromiscMode               bool        `json:"promiscMode"`
+	Vlan                      int         `json:"vlan"`
+	VlanTrunk                 []vlanRange `json:"vlanTrunk"`
+	PreserveDefaultVlan       bool        `json:"preserveDefaultVlan"`
+	EnableDAD                 bool        `json:"enabledad"`
+	MacSpoofChk               bool        `json:"macspoofchk"`
+	DisableContainerInterface bool        `json:"disableContainerInterface"`
+	PortIsolation             bool        `json:"portIsolation"`
+
+	// The sub-objects belong to the IPAM plugin and to the specification.
+	IPAM          json.RawMessage `json:"ipam"`
+	DNS           types.DNS       `json:"dns"`
+	RuntimeConfig struct {
+		MAC string `json:"mac"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac"`
+		} `json:"cni"`
+	} `json:"args"`
+}
+
+// Parse reads the configuration of an ADD, CHECK, STATUS or GC.
+func Parse(r *plugin.Request) (Config, error) {
+	var raw rawConfig
+	if err := r.Decode(&raw); err != nil {
+		return Config{}, err
+	}
+	c := Config{Bridge: raw.Bridge, MTU: raw.MTU, Gateway: raw.IsGateway || raw.IsDefaultGateway, DefaultGateway: raw.IsDefaultGateway,
+		ForceAddress: raw.ForceAddress, Hairpin: raw.HairpinMode, Promisc: raw.PromiscMode, Isolated: raw.PortIsolation,
+		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface}
+	if c.Bridge == "" {
+		c.Bridge = defaultBridge
+	}
+	if dns := raw.DNS; len(dns.Nameservers)+len(dns.Search)+len(dns.Options) > 0 || dns.Domain != "" {
+		c.DNS = &dns
+	}
+	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseIPAM, parseLink, parseVlan, parseMasquerade, parseMAC} {
+		if err := step(&c, raw, r); err != nil {
+			return Config{}, err
+		}
+	}
+	return c, nil
+}
+
+func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
+	c.IPAM = ipamType(raw.IPAM)
+	if c.IPAM == "" {
+		if r.CNIVersion == "0.1.0" || r.CNIVersion == "0.2.0" {
+			return plugin.Errorf(plugin.CodeConfig, "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)
+		}
+		return nil
+	}
+	if c.LeaveDown {
+		return plugin.Errorf(plugin.CodeConfig, "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
+	}
+	return ipam.ValidType(c.IPAM)
+}
+
+// ipamType returns the type of the IPAM plugin; DEL uses it on configurations that may be wrong elsewhere.
+func ipamType(raw json.RawMessage) string {
+	var i struct {
+		Type string `json:"type"`
+	}
+	_ = json.Unmarshal(raw, &i)
+	return i.Type
+}
+
+func parseLink(c *Config, _ rawConfig, _ *plugin.Request) error {
+	// ETH_MIN_MTU and IP_MAX_MTU of the kernel, include/uapi/linux/if_ether.h and include/net/ip.h.
+	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
+		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
+	}
+	if c.Hairpin && c.Promisc {
+		return plugin.Errorf(plugin.CodeConfig, "hairpinMode and promiscMode exclude each other: pods would get frames twice")
+	}
+	if err := plugin.ValidIfName(c.Bridge); err != nil {
+		return plugin.Errorf(plugin.CodeConfig, "bridge %q: %w", c.Bridge, err)
+	}
+	return nil
+}
+
+func parseVlan(_ *Config, raw rawConfig, _ *plugin.Request) error {
+	if raw.Vlan < 0 || raw.Vlan > 4094 {
+		return plugin.Errorf(plugin.CodeConfig, "vlan %d: want 0-4094", raw.Vlan)
+	}
+	for i, t := range raw.VlanTrunk {
+		for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
+			if id != nil && (*id < 1 || *id > 4094) {
+				return plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d] %d: want 1-4094", i, *id)
+			}
+		}
+		if (t.MinID == nil) != (t.MaxID == nil) || t.MinID != nil && *t.MinID > *t.MaxID || t.ID == nil && t.MinID == nil {
+			return plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", i)
+		}
+	}
+	switch {
+	case raw.Vlan != 0:
+		return unsupported("vlan", raw.Vlan)
+	case len(raw.VlanTrunk) > 0:
+		return unsupported("vlanTrunk", "list")
+	case raw.MacSpoofChk:
+		return unsupported("macspoofchk", true)
+	}
+	return nil
+}
+
+// unsupported refuses what is valid but not effective here: a limit or a protection that is silently missing is worse than an error.
+func unsupported(key string, value any) error {
+	return plugin.Errorf(plugin.CodeUnsupported, "%s %v: this version of bridge does not support %s", key, value, key)
+}
+
+func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
+	backend := "nftables"
+	if raw.IPMasqBackend != nil && *raw.IPMasqBackend != "" {
+		backend = *raw.IPMasqBackend
+	}
+	if backend != "nftables" && backend != "iptables" {
+		return plugin.Errorf(plugin.CodeConfig, "ipMasqBackend %q: want nftables or iptables", backend)
+	}
+	if raw.IPMasq && c.IPAM != "" {
+		c.Masquerade = backend
+	}
+	return nil
+}
+
+// parseMAC: runtimeConfig wins over args, args over CNI_ARGS (CONVENTIONS.md).
+func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
+	for _, s := range []string{raw.RuntimeConfig.MAC, raw.Args.CNI.MAC, r.Args["MAC"]} {
+		if s == "" {
+			continue
+		}
+		mac, err := net.ParseMAC(s)
+		if err != nil || len(mac) != 6 || mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00" {
+			return plugin.Errorf(plugin.CodeConfig, "mac %q: want a unicast Ethernet address", s)
+		}
+		c.MAC = mac
+		return nil
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// layer3 is the wanted state of addresses and routes: a pure function of configuration and IPAM result, which ADD applies and
+// CHECK compares with.
+type layer3 struct {
+	addresses []netip.Prefix // of the pod, with the length of their subnet
+	gateways  []netip.Prefix // of the bridge, one for each address; empty unless the bridge is the gateway
+	routes    []kernel.Route
+	ips       []*types100.IPConfig
+	shown     []*types.Route // routes as the result tells them
+}
+
+func (l layer3) has6() bool {
+	for _, a := range l.addresses {
+		if a.Addr().Is6() {
+			return true
+		}
+	}
+	return false
+}
+
+// planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet; with
+// isDefaultGateway each family gets a default route unless the IPAM plugin gave one with a gateway.
+func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
+	l := layer3{shown: from.Routes}
+	byFamily := map[bool]netip.Addr{} // key: is IPv4
+	for _, ip := range from.IPs {
+		p, ok := kernel.Prefix(&ip.Address)
+		if !ok {
+			return layer3{}, plugin.Errorf(plugin.CodeConfig, "ipam returned an invalid address %s", ip.Address.String())
+		}
+		gw, hasGW := netip.AddrFromSlice(ip.Gateway)
+		gw = gw.Unmap()
+		if !hasGW && cfg.Gateway {
+			gw, hasGW = p.Masked().Addr().Next(), true
+		}
+		shown := &types100.IPConfig{Address: ip.Address}
+		if hasGW {
+			shown.Gateway = gw.AsSlice()
+			if _, seen := byFamily[gw.Is4()]; !seen {
+				byFamily[gw.Is4()] = gw
+			}
+			if cfg.Gateway {
+				l.gateways = append(l.gateways, netip.PrefixFrom(gw, p.Bits()))
+			}
+		}
+		l.addresses = append(l.addresses, p)
+		l.ips = append(l.ips, shown)
+	}
+	if cfg.DefaultGateway {
+		l.addDefaults(byFamily)
+	}
+	return l, l.planRoutes(byFamily)
+}
+
+func (l *layer3) addDefaults(gateways map[bool]netip.Addr) {
+	for _, is4 := range []bool{true, false} {
+		gw, ok := gateways[is4]
+		if !ok || l.hasDefault(is4) {
+			continue
+		}
+		dst := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if !is4 {
+			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		l.shown = append(l.shown, &types.Route{Dst: *kernel.IPNet(dst), GW: gw.AsSlice()})
+	}
+}
+
+func (l *layer3) hasDefault(is4 bool) bool {
+	for _, r := range l.shown {
+		if dst, ok := kernel.Prefix(&r.Dst); ok && r.GW != nil && dst.Bits() == 0 && dst.Addr().Is4() == is4 {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *layer3) planRoutes(gateways map[bool]netip.Addr) error {
+	for _, r := range l.shown {
+		dst, ok := kernel.Prefix(&r.Dst)
+		if !ok {
+			return plugin.Errorf(plugin.CodeConfig, "route to %s: want a destination with prefix length", r.Dst.String())
+		}
+		route := kernel.Route{Dst: dst, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority, Table: r.Table, Scope: r.Scope}
+		if gw, ok := netip.AddrFromSlice(r.GW); ok {
+			route.Gateway = gw.Unmap()
+		} else if r.Scope == nil {
+			route.Gateway = gateways[dst.Addr().Is4()]
+		}
+		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
+			return plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is of the other family", dst, route.Gateway)
+		}
+		l.routes = append(l.routes, route)
+	}
+	return nil
+}
+
+// result lists what the attachment consists of. What plugins before it made stays in front.
+func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result {
+	result := &types100.Result{DNS: from.DNS}
+	if j.r.Prev != nil {
+		result.Interfaces, result.IPs, result.Routes = j.r.Prev.Interfaces, j.r.Prev.IPs, j.r.Prev.Routes
+	}
+	podIndex := len(result.Interfaces) + 2
+	for _, i := range []struct {
+		link    kernel.Link
+		sandbox string
+	}{{w.bridge, ""}, {w.host, ""}, {w.pod, j.r.NetnsPath}} {
+		result.Interfaces = append(result.Interfaces,
+			&types100.Interface{Name: i.link.Name, Mac: i.link.MAC.String(), Mtu: i.link.MTU, Sandbox: i.sandbox})
+	}
+	for _, ip := range l.ips {
+		ip.Interface = types100.Int(podIndex)
+		result.IPs = append(result.IPs, ip)
+	}
+	result.Routes = append(result.Routes, l.shown...)
+	if j.cfg.DNS != nil {
+		result.DNS = *j.cfg.DNS
+	}
+	return result
+}
+
+// masquerade makes traffic of the pod that leaves the network carry the node's address. With an IPAM plugin in process the
+// subnets are known and shared by all pods, so that only the first pod of a network changes anything.
+func (j *job) masquerade(l layer3) error {
+	switch j.cfg.Masquerade {
+	case "iptables":
+		return masqueradeByIPTables(j.host, j.att.Key, l.addresses)
+	case "nftables":
+		return j.host.EnsureMasquerade(nftMasquerade(j.att.Network, l.addresses, j.shared))
+	}
+	return nil
+}
+
+func nftMasquerade(network string, addresses []netip.Prefix, shared bool) kernel.Masquerade {
+	m := kernel.Masquerade{Network: network}
+	for _, a := range addresses {
+		m.Local = append(m.Local, a.Masked())
+		if shared {
+			m.Sources = append(m.Sources, a.Masked())
+		} else {
+			m.Sources = append(m.Sources, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+		}
+	}
+	return m
+}
+
+// unmasquerade takes back what masquerade made for one attachment. Shared subnets stay for the other pods.
+func unmasquerade(host *kernel.NS, key attachment.Key, st state) error {
+	switch {
+	case st.Masquerade == "iptables":
+		return unmasqueradeByIPTables(host, key, st.Addresses)
+	case st.Masquerade == "nftables" && !st.Shared:
+		return host.DelMasquerade(nftMasquerade(key.Network, st.Addresses, false))
+	}
+	return nil
+}
+
+// The chain and rules are the reference's, by name and text, so that either plugin can remove what the other made.
+func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
+
+func masqueradeByIPTables(host *kernel.NS, key attachment.Key, addresses []netip.Prefix) error {
+	chain := masqueradeChain(key)
+	comment := fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, key.Network, key.ContainerID)
+	for _, is4 := range []bool{true, false} {
+		lines := []string{":" + chain + " - [0:0]"}
+		everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
+		var jumps []string
+		for _, a := range addresses {
+			if a.Addr().Is4() == is4 {
+				lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
+				jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
+			}
+		}
+		if len(jumps) == 0 {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
+		if err := host.ChangeNAT(is4, append(lines, jumps...)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func unmasqueradeByIPTables(host *kernel.NS, key attachment.Key, addresses []netip.Prefix) error {
+	chain := masqueradeChain(key)
+	for _, is4 := range []bool{true, false} {
+		for _, a := range addresses {
+			if a.Addr().Is4() == is4 {
+				if err := host.RemoveChains(is4, []string{"POSTROUTING"}, chain); err != nil {
+					return err
+				}
+				break
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !podlace_fault
+
+package fault
+
+// Point never fails in a production build.
+func Point(string) error { return nil }

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build podlace_fault
+
+package fault
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+)
+
+// EnvFailAt names the variable that holds n, the change to fail, counted from 1. EnvTrace names a file to which each change is
+// appended, one per line, so that a test learns how many there are.
+const (
+	EnvFailAt = "PODLACE_FAIL_AT"
+	EnvTrace  = "PODLACE_FAULT_TRACE"
+)
+
+var count atomic.Int64
+
+// Point counts the change op and returns an error when it is the one that the environment asks to fail.
+func Point(op string) error {
+	n := count.Add(1)
+	if path := os.Getenv(EnvTrace); path != "" {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err == nil {
+			fmt.Fprintf(f, "%d %s\n", n, op)
+			f.Close()
+		}
+	}
+	if at, err := strconv.ParseInt(os.Getenv(EnvFailAt), 10, 64); err == nil && at == n {
+		return fmt.Errorf("injected fault at change %d (%s)", n, op)
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"encoding/json"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const defaultDataDir = "/var/lib/cni/networks"
+
+// Config is the validated configuration of one request.
+type Config struct {
+	Dir      string // of the leases of this network
+	Sets     []RangeSet
+	Routes   []*types.Route
+	DNS      types.DNS
+	requests []request
+}
+
+// request is an address that was asked for. Sources of higher rank are looked at last: CONVENTIONS.md lets "args" replace
+// CNI_ARGS.
+type request struct {
+	addr netip.Addr
+	rank int
+}
+
+type rawConfig struct {
+	IPAM struct {
+		rawRange
+		Type       string         `json:"type"`
+		Ranges     [][]rawRange   `json:"ranges"`
+		Routes     []*types.Route `json:"routes"`
+		DataDir    string         `json:"dataDir"`
+		ResolvConf string         `json:"resolvConf"`
+	} `json:"ipam"`
+	RuntimeConfig struct {
+		IPRanges [][]rawRange `json:"ipRanges"`
+		IPs      []string     `json:"ips"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			IPs []string `json:"ips"`
+		} `json:"cni"`
+	} `json:"args"`
+}
+
+// Parse reads the configuration of an ADD, CHECK or STATUS.
+func Parse(r *plugin.Request) (Config, error) {
+	var raw rawConfig
+	if err := r.DecodeWithin("ipam", &raw); err != nil {
+		return Config{}, err
+	}
+	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir), Routes: raw.IPAM.Routes}
+	if raw.IPAM.DataDir != "" && !filepath.IsAbs(raw.IPAM.DataDir) {
+		return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir)
+	}
+	var err error
+	if cfg.Sets, err = parseSets(raw); err != nil {
+		return Config{}, err
+	}
+	if err := checkPerFamily(r.CNIVersion, cfg.Sets); err != nil {
+		return Config{}, err
+	}
+	if cfg.requests, err = parseRequests(r, raw); err != nil {
+		return Config{}, err
+	}
+	for _, route := range cfg.Routes {
+		if route == nil || route.Dst.IP == nil {
+			return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam routes: an entry has no dst")
+		}
+	}
+	if raw.IPAM.ResolvConf != "" {
+		cfg.DNS, err = readResolvConf(raw.IPAM.ResolvConf)
+	}
+	return cfg, err
+}
+
+// parseDir reads what DEL and GC need, and takes defaults for whatever is wrong.
+func parseDir(r *plugin.Request) string {
+	var raw struct {
+		IPAM struct {
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(r.Config, &raw)
+	return leaseDir(r.Network, raw.IPAM.DataDir)
+}
+
+func leaseDir(network, dataDir string) string {
+	if dataDir == "" {
+		dataDir = defaultDataDir
+	}
+	return filepath.Join(dataDir, network)
+}
+
+// parseSets joins the sources of ranges: the runtime's first, then the flat keys as a set of their own, then "ranges".
+func parseSets(raw rawConfig) ([]RangeSet, error) {
+	lists := raw.RuntimeConfig.IPRanges
+	if raw.IPAM.Subnet != "" {
+		lists = append(lists, []rawRange{raw.IPAM.rawRange})
+	}
+	lists = append(lists, raw.IPAM.Ranges...)
+	if len(lists) == 0 {
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"), `give "ranges": [[{"subnet": "10.88.0.0/16"}]]`)
+	}
+	sets := make([]RangeSet, len(lists))
+	for i, list := range lists {
+		for _, raw := range list {
+			r, err := parseRange(raw)
+			if err != nil {
+				return nil, err
+			}
+			sets[i] = append(sets[i], r)
+		}
+	}
+	return sets, checkSets(sets)
+}
+
+// checkPerFamily: results before 0.3.0 hold one address of each family.
+func checkPerFamily(v string, sets []RangeSet) error {
+	n4, n6 := 0, 0
+	for _, s := range sets {
+		if s.is4() {
+			n4++
+		} else {
+			n6++
+		}
+	}
+	if ok, _ := version.GreaterThanOrEqualTo(v, "0.3.0"); !ok && (n4 > 1 || n6 > 1) {
+		return plugin.Errorf(plugin.CodeConfig, "CNI version %s does not support more than 1 address per family", v)
+	}
+	return nil
+}
+
+func parseRequests(r *plugin.Request, raw rawConfig) ([]request, error) {
+	var fromArgs []string
+	if s := r.Args["IP"]; s != "" {
+		fromArgs = []string{s}
+	}
+	var requests []request
+	for rank, source := range [][]string{raw.RuntimeConfig.IPs, raw.Args.CNI.IPs, fromArgs} {
+		for _, s := range source {
+			bare, _, _ := strings.Cut(s, "/")
+			addr, err := netip.ParseAddr(bare)
+			if err != nil || addr.Zone() != "" {
+				return nil, plugin.Errorf(plugin.CodeConfig, "requested address %q: want an IP address", s)
+			}
+			requests = append(requests, request{addr.Unmap(), rank})
+		}
+	}
+	return requests, nil
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Range is a part of a subnet that addresses are taken from, both ends included.
+type Range struct {
+	Subnet     netip.Prefix
+	Start, End netip.Addr
+	Gateway    netip.Addr // never handed out
+}
+
+// RangeSet is a pool: one address of it is given to each attachment. All its ranges are of one family.
+type RangeSet []Range
+
+type rawRange struct {
+	Subnet     string `json:"subnet"`
+	RangeStart string `json:"rangeStart"`
+	RangeEnd   string `json:"rangeEnd"`
+	Gateway    string `json:"gateway"`
+}
+
+func parseRange(raw rawRange) (Range, error) {
+	subnet, err := netip.ParsePrefix(raw.Subnet)
+	if err != nil {
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %q: want an address and prefix length such as 10.88.0.0/16", raw.Subnet)
+	}
+	if subnet != subnet.Masked() {
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has host bits set, want %s", subnet, subnet.Masked())
+	}
+	if subnet.Addr().Is4In6() {
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: is an IPv4-mapped address", subnet)
+	}
+	if subnet.Addr().BitLen()-subnet.Bits() < 2 {
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: too small to allocate from", subnet)
+	}
+	r := Range{Subnet: subnet, Start: subnet.Addr().Next(), End: lastUsable(subnet), Gateway: subnet.Addr().Next()}
+	for _, f := range []struct {
+		key, value string
+		into       *netip.Addr
+	}{{"rangeStart", raw.RangeStart, &r.Start}, {"rangeEnd", raw.RangeEnd, &r.End}, {"gateway", raw.Gateway, &r.Gateway}} {
+		if err := parseIn(subnet, f.key, f.value, f.into); err != nil {
+			return Range{}, err
+		}
+	}
+	if r.End.Less(r.Start) {
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam rangeStart %s is after rangeEnd %s", r.Start, r.End)
+	}
+	return r, nil
+}
+
+func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
+	if value == "" {
+		return nil
+	}
+	addr, err := netip.ParseAddr(value)
+	if err != nil {
+		return plugin.Errorf(plugin.CodeConfig, "ipam %s %q: want an IP address", key, value)
+	}
+	if !subnet.Contains(addr) && key != "gateway" {
+		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: not in subnet %s", key, addr, subnet)
+	}
+	*into = addr
+	return nil
+}
+
+// last returns the last address of a prefix: the broadcast address in IPv4.
+func last(p netip.Prefix) netip.Addr {
+	bytes := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
+		bytes[bit/8] |= 1 << (7 - bit%8)
+	}
+	addr, _ := netip.AddrFromSlice(bytes)
+	return addr
+}
+
+func lastUsable(p netip.Prefix) netip.Addr {
+	if p.Addr().Is4() {
+		return last(p).Prev()
+	}
+	return last(p)
+}
+
+// Contains tells whether addr is between the ends of the range.
+func (r Range) Contains(addr netip.Addr) bool {
+	return addr.BitLen() == r.Start.BitLen() && !addr.Less(r.Start) && !r.End.Less(addr)
+}
+
+func (r Range) overlaps(o Range) bool { return r.Contains(o.Start) || o.Contains(r.Start) }
+
+// String returns "start-end".
+func (r Range) String() string { return r.Start.String() + "-" + r.End.String() }
+
+// String returns the ranges, separated by commas.
+func (s RangeSet) String() string {
+	parts := make([]string, len(s))
+	for i, r := range s {
+		parts[i] = r.String()
+	}
+	return strings.Join(parts, ",")
+}
+
+// find returns the range of the set that holds addr.
+func (s RangeSet) find(addr netip.Addr) (Range, bool) {
+	for _, r := range s {
+		if r.Contains(addr) {
+			return r, true
+		}
+	}
+	return Range{}, false
+}
+
+// is4 tells the family of the set.
+func (s RangeSet) is4() bool { return s[0].Start.Is4() }
+
+func checkSets(sets []RangeSet) error {
+	for i, set := range sets {
+		if len(set) == 0 {
+			return plugin.Errorf(plugin.CodeConfig, "ipam ranges[%d]: is empty", i)
+		}
+		for j, r := range set {
+			if r.Start.Is4() != set.is4() {
+				return plugin.Errorf(plugin.CodeConfig, "ipam ranges[%d]: mixes IPv4 and IPv6", i)
+			}
+			for k, other := range sets[:i+1] {
+				if err := checkOverlap(r, other, k == i, j); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func checkOverlap(r Range, set RangeSet, same bool, before int) error {
+	if same {
+		set = set[:before]
+	}
+	for _, o := range set {
+		if r.overlaps(o) {
+			return plugin.Errorf(plugin.CodeConfig, "ipam ranges %s and %s overlap", o, r)
+		}
+	}
+	return nil
+}
+
+// walk calls try for each address of the set but the gateways, from the one after begin on and round to begin, until try returns
+// true. A begin outside the set starts at the first address.
+func (s RangeSet) walk(begin netip.Addr, try func(netip.Addr, Range) (bool, error)) error {
+	at := 0
+	first := s[0].Start
+	for i, r := range s {
+		if r.Contains(begin) {
+			at, first = i, begin.Next()
+		}
+	}
+	for turn := 0; turn <= len(s); turn++ {
+		r := s[(at+turn)%len(s)]
+		from, to := r.Start, r.End
+		switch turn {
+		case 0:
+			from = first
+		case len(s):
+			to = first.Prev()
+		}
+		for addr := from; addr.IsValid() && r.Contains(addr) && !to.Less(addr); addr = addr.Next() {
+			if addr == r.Gateway {
+				continue
+			}
+			if done, err := try(addr, r); done || err != nil {
+				return err
+			}
+		}
+	}
+	return plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", s)
+}
+
+func (s RangeSet) size() string {
+	total := uint64(0)
+	for _, r := range s {
+		a, b := r.Start.As16(), r.End.As16()
+		var n uint64
+		for i := 8; i < 16; i++ {
+			n = n<<8 + uint64(b[i]) - uint64(a[i])
+		}
+		if a[7] != b[7] || n > 1<<32 {
+			return "more than 2^32"
+		}
+		total += n + 1
+		if r.Contains(r.Gateway) {
+			total--
+		}
+	}
+	return fmt.Sprint(total)
+}

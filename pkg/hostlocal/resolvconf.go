@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"io"
+	"os"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// maxResolvConf bounds the file: resolvers read three name servers and six search domains (resolv.conf(5)).
+const maxResolvConf = 64 << 10
+
+// readResolvConf reads a file of the form of resolv.conf(5).
+func readResolvConf(path string) (types.DNS, error) {
+	// O_NONBLOCK: a FIFO must not block.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf %q: want a regular file", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxResolvConf))
+	if err != nil {
+		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
+	}
+	return parseResolvConf(string(data)), nil
+}
+
+func parseResolvConf(text string) types.DNS {
+	var dns types.DNS
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
+			continue
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		switch fields[0] {
+		case "nameserver":
+			dns.Nameservers = append(dns.Nameservers, fields[1])
+		case "domain":
+			dns.Domain = fields[1]
+		case "search":
+			dns.Search = append(dns.Search, fields[1:]...)
+		case "options":
+			dns.Options = append(dns.Options, fields[1:]...)
+		}
+	}
+	return dns
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ipam runs the IPAM plugin that a configuration names: in process when it is one that the main plugin was built with,
+// else as the process that CNI_PATH holds.
+package ipam
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// timeout bounds a foreign IPAM plugin: one that hangs must not hold the pod's lock for ever.
+const timeout = 60 * time.Second
+
+// Runner runs IPAM plugins. Builtin are those that run in process.
+type Runner struct{ Builtin []plugin.Plugin }
+
+// InProcess tells whether the plugin name runs in process.
+func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); return ok }
+
+func (run Runner) builtin(name string) (plugin.Plugin, bool) {
+	for _, p := range run.Builtin {
+		if p.Name == name {
+			return p, true
+		}
+	}
+	return plugin.Plugin{}, false
+}
+
+// Add asks the plugin name for addresses. When it fails, what it may have allocated is given back.
+func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
+	p, ok := run.builtin(name)
+	if ok {
+		result, err := p.Add(under(r, name, "ADD"))
+		return result, wrap(name, err)
+	}
+	out, err := delegate(r, name, "ADD")
+	if err == nil {
+		var result *types100.Result
+		if result, err = parse(r, name, out); err == nil {
+			return result, nil
+		}
+	}
+	if e := run.Del(r, name); e != nil {
+		r.Log.Warn("could not give back addresses", "error", e)
+	}
+	return nil, wrap(name, err)
+}
+
+func parse(r *plugin.Request, name string, out []byte) (*types100.Result, error) {
+	res, err := version.NewResult(r.CNIVersion, out)
+	if err != nil {
+		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)
+	}
+	result, err := types100.NewResultFromResult(res)
+	if err != nil {
+		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)
+	}
+	if len(result.IPs) == 0 {
+		return nil, plugin.Errorf(plugin.CodeConfig, "returned no addresses")
+	}
+	return result, nil
+}
+
+// Del gives the addresses of the attachment back.
+func (run Runner) Del(r *plugin.Request, name string) error {
+	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
+}
+
+// Check asks whether the addresses are still the attachment's.
+func (run Runner) Check(r *plugin.Request, name string) error {
+	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
+}
+
+// GC gives back the addresses of attachments that are not valid any more.
+func (run Runner) GC(r *plugin.Request, name string) error {
+	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
+}
+
+// Status asks whether addresses can be had.
+func (run Runner) Status(r *plugin.Request, name string) error {
+	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
+}
+
+func (run Runner) verb(r *plugin.Request, name, verb string, of func(plugin.Plugin) func(*plugin.Request) error) error {
+	p, ok := run.builtin(name)
+	if !ok {
+		_, err := delegate(r, name, verb)
+		return wrap(name, err)
+	}
+	if f := of(p); f != nil {
+		return wrap(name, f(under(r, name, verb)))
+	}
+	return nil
+}
+
+func under(r *plugin.Request, name, verb string) *plugin.Request {
+	inner := *r
+	inner.Plugin, inner.Verb = name, verb
+	return &inner
+}
+
+func wrap(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("ipam %s: %w", name, err)
+}
+
+// ValidType refuses a plugin type that would lead out of CNI_PATH.
+func ValidType(name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
+	}
+	return nil
+}
+
+// delegate runs a foreign plugin with the environment and stdin of this one (SPEC.md section 4).
+func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
+	path, err := find(r.Path, name)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var stdout bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = environment(verb)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(r.Config), &stdout, os.Stderr
+	// The child must not outlive this process: an allocation after the runtime's DEL would never be given back. The signal is bound
+	// to the thread that starts the child.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err = cmd.Run()
+	switch {
+	case err == nil:
+		return stdout.Bytes(), nil
+	case ctx.Err() != nil:
+		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)
+	}
+	return nil, delegateError(stdout.Bytes(), err)
+}
+
+func find(dirs []string, name string) (string, error) {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
+}
+
+func environment(verb string) []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "CNI_COMMAND=") {
+			env = append(env, kv)
+		}
+	}
+	return append(env, "CNI_COMMAND="+verb)
+}
+
+// delegateError passes the code of the plugin's own error on.
+func delegateError(stdout []byte, err error) error {
+	var e struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+	if json.Unmarshal(stdout, &e) != nil || e.Code == 0 {
+		return plugin.Errorf(plugin.CodeIO, "failed without an error document: %w", err)
+	}
+	text := e.Msg
+	if e.Details != "" {
+		text += "; " + e.Details
+	}
+	return plugin.Errorf(e.Code, "%w", errors.New(text))
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// IPNet converts a prefix, host bits kept, to the form that CNI results and netlink use.
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// Prefix converts back; ok is false for what is no address with a mask.
+func Prefix(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	addr, ok := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if !ok || bits == 0 {
+		return netip.Prefix{}, false
+	}
+	return netip.PrefixFrom(addr.Unmap(), ones), true
+}
+
+// AddAddress adds an address with its prefix length. Unless dad asks for duplicate address detection, an IPv6 address is usable
+// at once (IFA_F_NODAD). unix.EEXIST: the link has it already.
+func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
+	addr := &netlink.Addr{IPNet: IPNet(p)}
+	if p.Addr().Is6() && !dad {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
+}
+
+// DelAddress removes an address; one that is not there is no error.
+func (n *NS) DelAddress(link Link, p netip.Prefix) error {
+	return change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
+		return ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
+	})
+}
+
+// Addresses returns the addresses of a link with their prefix lengths, link-local ones left out.
+func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
+	var list []netlink.Addr
+	err := retry(func() (err error) {
+		list, err = n.h.AddrList(byIndex(link.Index), netlink.FAMILY_ALL)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("addr show dev %s: %w", link.Name, err)
+	}
+	var out []netip.Prefix
+	for _, a := range list {
+		if p, ok := Prefix(a.IPNet); ok && !p.Addr().IsLinkLocalUnicast() {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// WaitForDAD waits until no IPv6 address of the link is tentative, at most the given time. An address that another node has
+// gives an error.
+func (n *NS) WaitForDAD(link Link, most time.Duration) error {
+	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
+		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return fmt.Errorf("addr show dev %s: %w", link.Name, err)
+		}
+		tentative := false
+		for _, a := range list {
+			if a.Flags&unix.IFA_F_DADFAILED != 0 {
+				return fmt.Errorf("address %s on %s is used by another node", a.IP, link.Name)
+			}
+			tentative = tentative || a.Flags&unix.IFA_F_TENTATIVE != 0
+		}
+		if !tentative && err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("duplicate address detection on %s: not done after %v", link.Name, most)
+		}
+	}
+}
+
+// Route is a route through one link.
+type Route struct {
+	Dst      netip.Prefix
+	Gateway  netip.Addr // zero for a destination on the link
+	MTU      int
+	AdvMSS   int
+	Priority int
+	Table    *int
+	Scope    *int
+}
+
+func (r Route) netlink(index int) *netlink.Route {
+	nr := &netlink.Route{LinkIndex: index, Dst: IPNet(r.Dst.Masked()), MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
+	if r.Gateway.IsValid() {
+		nr.Gw = r.Gateway.AsSlice()
+	} else {
+		nr.Scope = netlink.SCOPE_LINK
+	}
+	if r.Table != nil {
+		nr.Table = *r.Table
+	}
+	if r.Scope != nil {
+		nr.Scope = netlink.Scope(*r.Scope)
+	}
+	return nr
+}
+
+// AddRoute adds a route through link. A second gateway for the same destination makes a multipath route (ECMP).
+func (n *NS) AddRoute(link Link, r Route) error {
+	op := fmt.Sprintf("route add %s dev %s", r.Dst, link.Name)
+	if r.Gateway.IsValid() {
+		op = fmt.Sprintf("route add %s via %s dev %s", r.Dst, r.Gateway, link.Name)
+	}
+	return change(op, func() error { return n.h.RouteAddEcmp(r.netlink(link.Index)) })
+}
+
+// HasRoute tells whether the link has a route with this destination, gateway, table and priority.
+func (n *NS) HasRoute(link Link, r Route) (bool, error) {
+	family := netlink.FAMILY_V4
+	if r.Dst.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	filter := r.netlink(link.Index)
+	mask := uint64(netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE)
+	if filter.Table == 0 {
+		filter.Table = unix.RT_TABLE_MAIN
+	}
+	var list []netlink.Route
+	err := retry(func() (err error) {
+		list, err = n.h.RouteListFiltered(family, filter, mask)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("route show %s: %w", r.Dst, err)
+	}
+	for _, got := range list {
+		if routeMatches(got, link.Index, r) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func routeMatches(got netlink.Route, index int, want Route) bool {
+	if want.Priority != 0 && got.Priority != want.Priority {
+		return false
+	}
+	if want.MTU != 0 && got.MTU != want.MTU || want.AdvMSS != 0 && got.AdvMSS != want.AdvMSS {
+		return false
+	}
+	hops := []*netlink.NexthopInfo{{LinkIndex: got.LinkIndex, Gw: got.Gw}}
+	if len(got.MultiPath) > 0 {
+		hops = got.MultiPath
+	}
+	for _, hop := range hops {
+		gw, _ := netip.AddrFromSlice(hop.Gw)
+		if hop.LinkIndex == index && (!want.Gateway.IsValid() || gw.Unmap() == want.Gateway) {
+			return true
+		}
+	}
+	return false
+}
+
+// RouteTo returns the ifindex of the link through which an address is reached.
+func (n *NS) RouteTo(addr netip.Addr) (int, error) {
+	routes, err := n.h.RouteGet(addr.AsSlice())
+	if err != nil {
+		return 0, fmt.Errorf("route get %s: %w", addr, err)
+	}
+	if len(routes) == 0 {
+		return 0, fmt.Errorf("route get %s: no route", addr)
+	}
+	return routes[0].LinkIndex, nil
+}

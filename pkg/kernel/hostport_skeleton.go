@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// hostportTable is static: tables, chains and rules are made once a node, pods are elements of its maps, so that a packet costs the
+// same however many pods there are.
+const hostportTable = "podlace_hostport"
+
+// hostportPriority lets Services, whose translation kube-proxy hooks at -100, win over hostPorts (CVE-2019-9946).
+const hostportPriority = -99
+
+// protectPriority is that of the raw table: before connection tracking.
+const protectPriority = -300
+
+// hostports builds the table.
+type hostports struct {
+	c     *nftables.Conn
+	table *nftables.Table
+}
+
+func buildHostports(c *nftables.Conn) error {
+	h := hostports{c, c.AddTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}
+	ifnames, err := nftables.ConcatSetType(nftables.TypeIFName, nftables.TypeIFName)
+	if err != nil {
+		return err
+	}
+	hairpin := &nftables.Set{Table: h.table, Name: "hairpin", KeyType: ifnames}
+	if err := c.AddSet(hairpin, nil); err != nil {
+		return err
+	}
+	h.protect()
+	forward := h.chain("forward_ports", nil, 0, "")
+	for _, hook := range []struct {
+		name string
+		hook *nftables.ChainHook
+	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
+		chain := h.chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
+		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
+		h.rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(1, native(unix.RTN_LOCAL)),
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
+	}
+	back := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+	for _, f := range []family{ipv4, ipv6} {
+		if err := h.family(f, forward, back, hairpin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h hostports) chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
+	chain := &nftables.Chain{Table: h.table, Name: name}
+	if hook != nil {
+		policy := nftables.ChainPolicyAccept
+		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
+		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
+	}
+	h.c.AddChain(chain)
+	h.c.FlushChain(chain)
+	return chain
+}
+
+func (h hostports) rule(chain *nftables.Chain, exprs ...expr.Any) {
+	h.c.AddRule(&nftables.Rule{Table: h.table, Chain: chain, Exprs: exprs})
+}
+
+// protect drops what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1 needs
+// route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
+func (h hostports) protect() {
+	chain := h.chain("protect_loopback", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
+		h.rule(chain, join(ipv4.only(),
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}},
+			loopback(offset), []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})...)
+	}
+}
+
+// loopback matches an IPv4 address in 127.0.0.0/8.
+func loopback(offset uint32) []expr.Any {
+	return []expr.Any{network(1, offset, 1), equal(1, []byte{127})}
+}
+
+// family is where a family's header has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its quarters.
+type family struct {
+	digit               string
+	proto               byte
+	source, destination uint32 // offsets
+	length              uint32
+	address             nftables.SetDatatype
+	second, third       uint32 // registers behind an address in register 1
+}
+
+var (
+	ipv4 = family{"4", unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, 9, 10}
+	ipv6 = family{"6", unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, 2, 13}
+)
+
+func (f family) only() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal(1, []byte{f.proto})}
+}
+
+func (h hostports) set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
+	keyType, err := nftables.ConcatSetType(key...)
+	if err != nil {
+		return nil, err
+	}
+	s := &nftables.Set{Table: h.table, Name: name, KeyType: keyType}
+	if value != nil {
+		s.IsMap = true
+		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
+			return nil, err
+		}
+	}
+	return s, h.c.AddSet(s, nil)
+}
+
+func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
+	to := []nftables.SetDatatype{f.address, nftables.TypeInetService}
+	sets := map[string]*nftables.Set{}
+	for _, s := range []struct {
+		name  string
+		value []nftables.SetDatatype
+		key   []nftables.SetDatatype
+	}{
+		{"hostip_ports", to, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
+		{"ports", to, []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}},
+		{"snat", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
+		{"masqall", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
+	} {
+		set, err := h.set(s.name+f.digit, s.value, s.key...)
+		if err != nil {
+			return err
+		}
+		sets[s.name] = set
+	}
+	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: f.second}
+	h.rule(forward, join(f.only(), []expr.Any{network(1, f.destination, f.length),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second}, port(f.third), find(sets["hostip_ports"]), dnat})...)
+	h.rule(forward, join(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, port(9), find(sets["ports"]), dnat})...)
+
+	masquerade := &expr.Masq{}
+	mapped := func(set *nftables.Set) []expr.Any {
+		return join(f.only(), translated(), []expr.Any{network(1, f.destination, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
+			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}})
+	}
+	if f.digit == ipv4.digit {
+		h.rule(back, join(mapped(sets["snat"]), loopback(f.source), []expr.Any{masquerade})...)
+	}
+	h.rule(back, join(mapped(sets["snat"]), []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade})...)
+	h.rule(back, join(mapped(sets["masqall"]), []expr.Any{masquerade})...)
+	return nil
+}
+
+// translated matches connections whose destination was translated (IPS_DST_NAT, bit 5 of the conntrack status).
+func translated() []expr.Any {
+	const dstNAT = 1 << 5
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(dstNAT), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(0)},
+	}
+}
+
+func network(register, offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
+}
+
+// port loads the destination port, which tcp, udp and sctp have at the same place.
+func port(register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+}
+
+func find(set *nftables.Set) expr.Any {
+	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
+}
+
+func equal(register uint32, data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
+}
+
+func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func join(parts ...[]expr.Any) []expr.Any {
+	var all []expr.Any
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}

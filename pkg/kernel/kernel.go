@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kernel is the only door to Linux networking: links, addresses, routes, qdiscs, nftables, conntrack and sysctls. Its verbs
+// speak ip(8)'s words. Ensure means idempotent, Observe and Link read, everything else changes. Every change passes one function,
+// change, which names it in errors and in the debug log, retries it when a signal interrupted it, and lets tests fail it.
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// maxRetries bounds how often an interrupted request is sent again.
+const maxRetries = 30
+
+// NS is a network namespace that can be read and changed: the plugin's own (Host) or a pod's (Open).
+type NS struct {
+	h    *netlink.Handle
+	work chan func() // runs on a thread inside the namespace; nil for the own namespace
+}
+
+// Host opens the namespace that the process is in.
+func Host() (*NS, error) {
+	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	return &NS{h: h}, nil
+}
+
+// Open opens the namespace of a pod by its file, as the frame validated it (plugin.Request.Netns).
+func Open(netns *os.File) (*NS, error) {
+	n := &NS{work: make(chan func())}
+	ready := make(chan error)
+	go n.serve(netns, ready)
+	if err := <-ready; err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// serve runs on a thread of its own inside the namespace: sockets made there belong to it, and so do the sysctls that it sees.
+// The thread is never unlocked, so it ends with the goroutine and no other goroutine ever runs in the wrong namespace.
+func (n *NS) serve(netns *os.File, ready chan<- error) {
+	runtime.LockOSThread()
+	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		ready <- fmt.Errorf("enter namespace %s: %w", netns.Name(), err)
+		return
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		ready <- fmt.Errorf("open netlink socket in %s: %w", netns.Name(), err)
+		return
+	}
+	n.h = h
+	ready <- nil
+	for f := range n.work {
+		f()
+	}
+}
+
+// Close releases the namespace.
+func (n *NS) Close() {
+	n.h.Close()
+	if n.work != nil {
+		close(n.work)
+	}
+}
+
+// within runs f on a thread that sees the namespace's /proc/sys/net.
+func (n *NS) within(f func() error) error {
+	if n.work == nil {
+		return f()
+	}
+	done := make(chan error)
+	n.work <- func() { done <- f() }
+	return <-done
+}
+
+// change makes one change of the system. op names it in ip(8)'s words and begins the text of the error.
+func change(op string, f func() error) error {
+	err := fault.Point(op)
+	if err == nil {
+		err = retry(f)
+	}
+	slog.Debug("change", "op", op, "error", err)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
+}
+
+// retry repeats what was interrupted, such as a dump during which the table changed.
+func retry(f func() error) error {
+	var err error
+	for range maxRetries {
+		err = f()
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+	}
+	return err
+}
+
+// ignore returns nil when err is one of the errnos.
+func ignore(err error, errnos ...error) error {
+	for _, e := range errnos {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
+}

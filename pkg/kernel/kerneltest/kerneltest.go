@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kerneltest is for tests that change the kernel: it runs a package's
+// tests in a sandbox, makes pods for them and checks that nothing is left.
+package kerneltest
+
+import (
+	"crypto/rand"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Main is what TestMain of a package calls whose tests change the kernel. The
+// tests run in namespaces of their own, and the process ends with their exit
+// code. Where namespaces cannot be had, the package is skipped loudly, or
+// fails with KERNELTEST=require in the environment.
+//
+// A process that tests start from their own binary comes through TestMain too:
+// it has to turn off before Main, or gets a sandbox of its own.
+func Main(m *testing.M) {
+	if slices.ContainsFunc(os.Args, fuzzWorker) {
+		os.Exit(m.Run()) // in the sandbox already, and talking over inherited pipes
+	}
+	inside, code, err := sandbox.Enter()
+	if err != nil {
+		os.Exit(unavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require"))
+	}
+	if inside {
+		code = m.Run()
+	}
+	os.Exit(code)
+}
+
+func fuzzWorker(arg string) bool {
+	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
+}
+
+// unavailable reports the skip in the form of a test, so that what reads the
+// output of tests counts it.
+func unavailable(w io.Writer, err error, required bool) int {
+	verdict, code := "SKIP", 0
+	if required {
+		verdict, code = "FAIL", 1
+	}
+	fmt.Fprintf(w, "=== RUN   KernelTests\n--- %s: KernelTests (0.00s)\n", verdict)
+	fmt.Fprintf(w, "    %s 1 package, which needs namespaces: %v\n%s\n", verdict, err, verdict)
+	return code
+}
+
+// NewPod makes a pod with a name of its own, closed at the end of the test.
+func NewPod(t testing.TB) *sandbox.Pod {
+	t.Helper()
+	pod, err := sandbox.NewPod(podName(t.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pod.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return pod
+}
+
+// podName is unique and tells the test.
+func podName(test string) string {
+	name := regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(test, "-")
+	return name[:min(len(name), 40)] + "-" + strings.ToLower(rand.Text()[:8])
+}
+
+// Clean takes a snapshot of the host, the pods and the state folders, and at
+// the end of the test reports each difference as an error. It comes after the
+// pods and before everything whose cleanup it shall see.
+func Clean(t testing.TB, pods ...*sandbox.Pod) {
+	t.Helper()
+	opt := sandbox.Options{Pods: pods, Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: leftOnPurpose()}
+	before, err := sandbox.Take(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { NoLeak(t, before, opt) })
+}
+
+// leftOnPurpose matches the files of the state folders which stay: locks, the
+// folders of networks, and where the next search for a free address begins.
+func leftOnPurpose() *regexp.Regexp {
+	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|last_reserved_ip\.\d+)|folder /run/podlace/[^/]+|folder /var/lib/cni/networks(/[^/]+)?)$`)
+}
+
+// NoLeak takes a snapshot with opt and reports each difference to before as an
+// error. The kernel tears namespaces down in its own time, so what differs gets
+// five seconds to go.
+func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
+	t.Helper()
+	var diff []string
+	for wait := 5 * time.Millisecond; wait < 3*time.Second; wait *= 2 {
+		after, err := sandbox.Take(opt)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if diff = sandbox.Diff(before, after); len(diff) == 0 {
+			return
+		}
+		time.Sleep(wait)
+	}
+	for _, line := range diff {
+		t.Errorf("leak: %s", line)
+	}
+}

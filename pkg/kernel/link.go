@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Link is what Observe tells of a network interface.
+type Link struct {
+	Index  int
+	Name   string
+	Kind   string // "veth", "bridge", "ifb", ...
+	MAC    net.HardwareAddr
+	MTU    int
+	Up     bool
+	Promis bool
+	Master int // ifindex of the bridge, or 0
+	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
+}
+
+// Link returns the interface name; ok is false when there is none.
+func (n *NS) Link(name string) (link Link, ok bool, err error) {
+	return observed(n.h.LinkByName(name))
+}
+
+// LinkByIndex returns the interface with an ifindex; ok is false when there is none.
+func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
+	return observed(n.h.LinkByIndex(index))
+}
+
+func observed(l netlink.Link, err error) (Link, bool, error) {
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		return Link{}, false, nil
+	}
+	if err != nil {
+		return Link{}, false, fmt.Errorf("link show: %w", err)
+	}
+	a := l.Attrs()
+	return Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
+		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex}, true, nil
+}
+
+// AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
+// change it. An existing interface of that name gives unix.EEXIST.
+func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int) error {
+	return change("link add "+name+" type bridge", func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, mtu
+		return n.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+	})
+}
+
+// Veth describes a veth pair between the host and a pod.
+type Veth struct {
+	Host, Pod       string // names of the host side and the pod side
+	HostMAC, PodMAC net.HardwareAddr
+	MTU             int      // 0 for the kernel's default
+	Netns           *os.File // where the pod side is born
+	Master          int      // ifindex of the bridge that the host side becomes a port of
+}
+
+// AddVeth makes a veth pair, both ends down, with names, MACs, MTU, namespace and master in one request (rtnetlink(7),
+// RTM_NEWLINK with VETH_INFO_PEER), so that nobody ever sees half of it. It returns the ifindex of the host side.
+// unix.EEXIST: one of the two names is taken.
+func (n *NS) AddVeth(v Veth) (int, error) {
+	var index int
+	err := change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
+		replies, err := v.request().Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		if err == nil && len(replies) > 0 {
+			index = int(nl.DeserializeIfInfomsg(replies[0]).Index)
+		}
+		return err
+	})
+	if err != nil || index != 0 {
+		return index, err
+	}
+	// Kernels before 6.2 do not echo the new link.
+	link, _, err := n.Link(v.Host)
+	return link.Index, err
+}
+
+func (v Veth) request() *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	for _, attr := range v.side(v.Host, v.HostMAC) {
+		req.AddData(attr)
+	}
+	if v.Master != 0 {
+		req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(v.Master))))
+	}
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
+	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
+	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
+	for _, attr := range v.side(v.Pod, v.PodMAC) {
+		peer.AddChild(attr)
+	}
+	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Netns.Fd())))
+	req.AddData(info)
+	return req
+}
+
+func (v Veth) side(name string, mac net.HardwareAddr) []*nl.RtAttr {
+	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name))}
+	if mac != nil {
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, mac))
+	}
+	if v.MTU != 0 {
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(v.MTU))))
+	}
+	return attrs
+}
+
+// SetUp brings a link up.
+func (n *NS) SetUp(link Link) error {
+	return change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
+}
+
+// SetDown brings a link down.
+func (n *NS) SetDown(link Link) error {
+	return change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
+}
+
+// SetPromisc switches promiscuous mode on.
+func (n *NS) SetPromisc(link Link) error {
+	return change("link set "+link.Name+" promisc on", func() error { return n.h.SetPromiscOn(byIndex(link.Index)) })
+}
+
+// SetHairpin lets a bridge port send a frame back out of the port that it came from, or not.
+func (n *NS) SetHairpin(link Link, on bool) error {
+	return change(fmt.Sprintf("bridge link set %s hairpin %t", link.Name, on), func() error { return n.h.LinkSetHairpin(byIndex(link.Index), on) })
+}
+
+// SetIsolated stops traffic between isolated ports of one bridge, or not.
+func (n *NS) SetIsolated(link Link, on bool) error {
+	return change(fmt.Sprintf("bridge link set %s isolated %t", link.Name, on), func() error { return n.h.LinkSetIsolated(byIndex(link.Index), on) })
+}
+
+// BridgePort is the state of a bridge port.
+type BridgePort struct{ Hairpin, Isolated bool }
+
+// BridgePort returns the port attributes of a link that is enslaved to a bridge.
+func (n *NS) BridgePort(link Link) (BridgePort, error) {
+	p, err := n.h.LinkGetProtinfo(byIndex(link.Index))
+	if err != nil {
+		return BridgePort{}, fmt.Errorf("bridge link show %s: %w", link.Name, err)
+	}
+	return BridgePort{Hairpin: p.Hairpin, Isolated: p.Isolated}, nil
+}
+
+// DelLink deletes the interface name; one that is not there is no error. For a veth both ends go.
+func (n *NS) DelLink(name string) error {
+	return change("link del "+name, func() error {
+		link, ok, err := n.Link(name)
+		if err != nil || !ok {
+			return err
+		}
+		return ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
+	})
+}
+
+func byIndex(index int) netlink.Link {
+	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}

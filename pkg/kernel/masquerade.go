@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// masqueradeTable holds, for each network, a base chain and four sets: for each family the sources that are masqueraded and the
+// destinations that never are. A packet costs one lookup for each network, however many pods there are, and a pod whose network's
+// subnets are in the set costs no change at all.
+const masqueradeTable = "podlace_masquerade"
+
+// Masquerade says what a network masquerades: traffic from Sources to anything but Local and multicast gets the node's
+// address.
+type Masquerade struct {
+	Network        string
+	Sources, Local []netip.Prefix
+}
+
+// multicast is never masqueraded: a receiver has no way to answer (RFC 1112, RFC 4291).
+var multicast = [...]string{"224.0.0.0/4", "ff00::/8"}
+
+func (m Masquerade) name() string {
+	sum := sha512.Sum512([]byte(m.Network))
+	return hex.EncodeToString(sum[:8])
+}
+
+func setName(kind, name string, is4 bool) string {
+	if is4 {
+		return kind + "4-" + name
+	}
+	return kind + "6-" + name
+}
+
+// EnsureMasquerade makes sure that every source is masqueraded. When it is, which is so for all but the first pod of a network,
+// nothing is changed.
+func (n *NS) EnsureMasquerade(m Masquerade) error {
+	missing, err := n.MissingMasquerade(m)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	op := "nft add masquerade for network " + m.Network
+	err = skeleton(op, func(c *nftables.Conn) error { return m.build(c, false) })
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
+		// The network's subnets have changed and overlap with what is there.
+		err = skeleton(op, func(c *nftables.Conn) error { return m.build(c, true) })
+	}
+	return err
+}
+
+// MissingMasquerade returns the sources that are not masqueraded.
+func (n *NS) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
+	t, err := openNFT(masqueradeTable)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	var missing []netip.Prefix
+	for _, p := range m.Sources {
+		_, ok, err := t.get(element{Set: setName("pods", m.name(), p.Addr().Is4()), Key: p.Masked().Addr().AsSlice()})
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			missing = append(missing, p)
+		}
+	}
+	return missing, nil
+}
+
+// DelMasquerade takes sources out of the network's set; those that are not in it are no error.
+func (n *NS) DelMasquerade(m Masquerade) error {
+	if len(m.Sources) == 0 {
+		return nil
+	}
+	t, err := openNFT(masqueradeTable)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	var errs []error
+	for _, p := range m.Sources {
+		err := t.delete(interval(setName("pods", m.name(), p.Addr().Is4()), p))
+		errs = append(errs, ignore(err, unix.ENOENT))
+	}
+	return errors.Join(errs...)
+}
+
+// DelMasqueradeNetwork removes the chain and the sets of a network that has no pods any more.
+func (n *NS) DelMasqueradeNetwork(network string) error {
+	m := Masquerade{Network: network}
+	err := skeleton("nft delete masquerade for network "+network, func(c *nftables.Conn) error {
+		table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
+		chain := m.chain(table)
+		c.FlushChain(chain)
+		c.DelChain(chain)
+		for _, is4 := range []bool{true, false} {
+			c.DelSet(m.set(table, "pods", is4))
+			c.DelSet(m.set(table, "local", is4))
+		}
+		return nil
+	})
+	return ignore(err, unix.ENOENT)
+}
+
+// interval returns the two elements that stand for a prefix in an interval set: its first address, and the first behind it.
+func interval(set string, p netip.Prefix) []element {
+	out := []element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
+	if end := after(p); end.IsValid() {
+		out = append(out, element{Set: set, Key: end.AsSlice(), KeyEnd: true})
+	}
+	return out
+}
+
+// after returns the address behind a prefix; invalid when the prefix reaches the end of the address space.
+func after(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits() - 1; bit >= 0; bit-- {
+		mask := byte(1) << (7 - bit%8)
+		b[bit/8] ^= mask
+		if b[bit/8]&mask != 0 {
+			addr, _ := netip.AddrFromSlice(b)
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+func (m Masquerade) chain(table *nftables.Table) *nftables.Chain {
+	policy := nftables.ChainPolicyAccept
+	return &nftables.Chain{Table: table, Name: "network-" + m.name(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+		Priority: nftables.ChainPriorityNATSource, Policy: &policy}
+}
+
+func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.Set {
+	s := &nftables.Set{Table: table, Name: setName(kind, m.name(), is4), KeyType: nftables.TypeIPAddr, Interval: true}
+	if !is4 {
+		s.KeyType = nftables.TypeIP6Addr
+	}
+	return s
+}
+
+// build writes everything of the network; reset empties its sets first.
+func (m Masquerade) build(c *nftables.Conn, reset bool) error {
+	table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
+	chain := c.AddChain(m.chain(table))
+	c.FlushChain(chain)
+	for _, is4 := range []bool{true, false} {
+		pods, local := m.set(table, "pods", is4), m.set(table, "local", is4)
+		for set, prefixes := range map[*nftables.Set][]netip.Prefix{pods: m.Sources, local: append(m.multicast(), m.Local...)} {
+			if err := c.AddSet(set, nil); err != nil {
+				return err
+			}
+			if reset {
+				c.FlushSet(set)
+			}
+			if err := c.SetAddElements(set, setElements(set.Name, is4, prefixes)); err != nil {
+				return err
+			}
+		}
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, pods, local),
+			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
+	}
+	return nil
+}
+
+func (m Masquerade) multicast() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix(multicast[0]), netip.MustParsePrefix(multicast[1])}
+}
+
+func setElements(set string, is4 bool, prefixes []netip.Prefix) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, p := range prefixes {
+		if p.Addr().Is4() != is4 {
+			continue
+		}
+		for _, e := range interval(set, p) {
+			out = append(out, nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd})
+		}
+	}
+	return out
+}
+
+// masqueradeRule is "saddr in pods, daddr not in local: masquerade".
+func masqueradeRule(is4 bool, pods, local *nftables.Set) []expr.Any {
+	proto, source, destination, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(16), uint32(4)
+	if !is4 {
+		proto, source, destination, length = unix.NFPROTO_IPV6, 8, 24, 16
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: length},
+		&expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: length},
+		&expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
+		&expr.Masq{},
+	}
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/userdata"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// nftTimeout bounds one answer of the kernel; transactions take microseconds.
+const nftTimeout = 10 * time.Second
+
+// element is one element of an nftables set or map. Comment is where its owner stands.
+type element struct {
+	Set     string
+	Key     []byte
+	KeyEnd  bool // the element ends an interval: Key is the first one behind it
+	Value   []byte
+	Comment string
+}
+
+// nft is a socket to nf_tables that works on the elements of one inet table. It does what google/nftables lacks: adding
+// exclusively, and getting one element by its key. Tables, chains and rules, made once a node, go through google/nftables.
+type nft struct {
+	conn  *mdl.Conn
+	table string
+}
+
+func openNFT(table string) (*nft, error) {
+	conn, err := mdl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open nftables socket: %w", err)
+	}
+	return &nft{conn, table}, nil
+}
+
+// close may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more (RCU), and closing
+// waits for that.
+func (t *nft) close() { t.conn.Close() }
+
+// get returns the element with the key of e; ok is false when the element, the set or the table is missing.
+func (t *nft) get(e element) (found element, ok bool, err error) {
+	msg, err := t.message(unix.NFT_MSG_GETSETELEM, 0, e.Set, []element{{Key: e.Key}})
+	if err != nil {
+		return element{}, false, err
+	}
+	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+	replies, err := t.conn.Execute(msg)
+	if errors.Is(err, unix.ENOENT) {
+		return element{}, false, nil
+	}
+	if err != nil {
+		return element{}, false, fmt.Errorf("nft get element %s %s: %w", t.table, e.Set, err)
+	}
+	for _, reply := range replies {
+		if found, ok := parseElement(reply.Data); ok {
+			found.Set = e.Set
+			return found, true, nil
+		}
+	}
+	return element{}, false, nil
+}
+
+// add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
+func (t *nft) add(elements []element) error {
+	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), unix.NFT_MSG_NEWSETELEM, mdl.Create|mdl.Excl, elements)
+}
+
+// delete takes the elements out, all or none. unix.ENOENT: one is missing.
+func (t *nft) delete(elements []element) error {
+	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.table), unix.NFT_MSG_DELSETELEM, 0, elements)
+}
+
+func (t *nft) apply(op string, kind int, flags mdl.HeaderFlags, elements []element) error {
+	if len(elements) == 0 {
+		return nil
+	}
+	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
+	for _, group := range bySet(elements) {
+		msg, err := t.message(kind, flags|mdl.Acknowledge, group[0].Set, group)
+		if err != nil {
+			return err
+		}
+		batch = append(batch, msg)
+	}
+	batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
+	return change(op, func() error { return t.send(batch) })
+}
+
+// send sends a transaction and reads one acknowledgement for each message between its marks.
+func (t *nft) send(batch []mdl.Message) error {
+	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+	if _, err := t.conn.SendMessages(batch); err != nil {
+		return err
+	}
+	var first error
+	for range len(batch) - 2 {
+		_, err := t.conn.Receive()
+		if first == nil {
+			first = err
+		}
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
+			break // the kernel answers the whole batch with one error
+		}
+	}
+	return first
+}
+
+func bySet(elements []element) [][]element {
+	var groups [][]element
+	at := map[string]int{}
+	for _, e := range elements {
+		i, ok := at[e.Set]
+		if !ok {
+			i = len(groups)
+			at[e.Set] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], e)
+	}
+	return groups
+}
+
+func batchMark(kind int) mdl.Message {
+	// struct nfgenmsg: family, version, res_id (big endian).
+	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
+}
+
+func (t *nft) message(kind int, flags mdl.HeaderFlags, set string, elements []element) (mdl.Message, error) {
+	enc := mdl.NewAttributeEncoder()
+	enc.ByteOrder = binary.BigEndian
+	enc.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
+	enc.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	enc.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list *mdl.AttributeEncoder) error {
+		for i, e := range elements {
+			list.Nested(uint16(i+1), e.encode)
+		}
+		return nil
+	})
+	data, err := enc.Encode()
+	if err != nil {
+		return mdl.Message{}, fmt.Errorf("encode nftables elements: %w", err)
+	}
+	return mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
+		Data:   append([]byte{unix.NFPROTO_INET, 0, 0, 0}, data...),
+	}, nil
+}
+
+func (e element) encode(enc *mdl.AttributeEncoder) error {
+	value := func(b []byte) func(*mdl.AttributeEncoder) error {
+		return func(n *mdl.AttributeEncoder) error {
+			n.Bytes(unix.NFTA_DATA_VALUE, b)
+			return nil
+		}
+	}
+	if e.KeyEnd {
+		enc.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	enc.Nested(unix.NFTA_SET_ELEM_KEY, value(e.Key))
+	if e.Value != nil {
+		enc.Nested(unix.NFTA_SET_ELEM_DATA, value(e.Value))
+	}
+	if e.Comment != "" {
+		enc.Bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment))
+	}
+	return nil
+}
+
+// parseElement reads the first element of a NFT_MSG_NEWSETELEM message.
+func parseElement(data []byte) (e element, ok bool) {
+	if len(data) < 4 {
+		return element{}, false
+	}
+	walk(data[4:], func(kind uint16, list []byte) {
+		if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return
+		}
+		walk(list, func(_ uint16, one []byte) {
+			if !ok {
+				e, ok = parseOne(one), true
+			}
+		})
+	})
+	return e, ok
+}
+
+func parseOne(data []byte) (e element) {
+	value := func(nested []byte) (b []byte) {
+		walk(nested, func(kind uint16, v []byte) {
+			if kind == unix.NFTA_DATA_VALUE {
+				b = v
+			}
+		})
+		return b
+	}
+	walk(data, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = value(v)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Value = value(v)
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment, _ = userdata.GetString(v, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
+		}
+	})
+	return e
+}
+
+func walk(data []byte, f func(kind uint16, value []byte)) {
+	dec, err := mdl.NewAttributeDecoder(data)
+	if err != nil {
+		return
+	}
+	for dec.Next() {
+		f(dec.Type(), dec.Bytes())
+	}
+}
+
+// skeleton makes tables, chains, sets and rules in one transaction. All that it adds may be there already.
+func skeleton(op string, build func(*nftables.Conn) error) error {
+	conn, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return fmt.Errorf("open nftables socket: %w", err)
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	return change(op, func() error {
+		if err := build(conn); err != nil {
+			return err
+		}
+		return conn.Flush()
+	})
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Shaper is a token bucket (tc-tbf(8)).
+type Shaper struct {
+	Rate  uint64 `json:"rate"`  // bits per second
+	Burst uint32 `json:"burst"` // bytes that pass at once after a pause
+	Limit uint32 `json:"limit"` // bytes that may wait
+}
+
+const (
+	rootHandle = 0x10000    // 1:
+	clsact     = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
+)
+
+// mutual priority and handle of the redirect: high enough to leave room for filters of others before it.
+const redirectPriority = 49152
+
+func (s Shaper) tbf(index int) *netlink.Tbf {
+	rate := s.Rate / 8
+	// The kernel keeps the burst as the time that it takes at the rate, in ticks, in 32 bits.
+	ticks := float64(netlink.TickInUsec()) * 1e6 * float64(s.Burst) / float64(rate)
+	return &netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: rootHandle, Parent: netlink.HANDLE_ROOT},
+		Rate:       rate,
+		Limit:      s.Limit,
+		Buffer:     uint32(min(math.Ceil(ticks), math.MaxUint32)),
+	}
+}
+
+// Shape limits what a link sends. It replaces a token bucket that is there.
+func (n *NS) Shape(link Link, s Shaper) error {
+	return change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, s.Rate), func() error {
+		return n.h.QdiscReplace(s.tbf(link.Index))
+	})
+}
+
+// Shaped returns the token bucket of a link; ok is false when its root qdisc is something else. The burst is as exact as ticks are.
+func (n *NS) Shaped(link Link) (s Shaper, ok bool, err error) {
+	list, err := n.qdiscs(link)
+	for _, q := range list {
+		if t, isTBF := q.(*netlink.Tbf); isTBF && t.Parent == netlink.HANDLE_ROOT {
+			burst := float64(t.Buffer) / (float64(netlink.TickInUsec()) * 1e6) * float64(t.Rate)
+			return Shaper{Rate: t.Rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: t.Limit}, true, nil
+		}
+	}
+	return Shaper{}, false, err
+}
+
+func (n *NS) qdiscs(link Link) (list []netlink.Qdisc, err error) {
+	err = retry(func() (err error) {
+		list, err = n.h.QdiscList(byIndex(link.Index))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("qdisc show dev %s: %w", link.Name, err)
+	}
+	return list, nil
+}
+
+// Unshape removes the token bucket of a link; a link without one is no error.
+func (n *NS) Unshape(link Link) error {
+	return change("qdisc del dev "+link.Name+" root", func() error {
+		return ignore(n.h.QdiscDel((Shaper{Rate: 8}).tbf(link.Index)), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+}
+
+// EnsureIFB makes the intermediate device name, up, with the MTU, or returns the one that is there. What is redirected to it passes
+// its qdisc and goes on where it came from (tc-mirred(8)).
+func (n *NS) EnsureIFB(name string, mtu int) (Link, error) {
+	err := change("link add "+name+" type ifb", func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU, attrs.Flags = name, mtu, net.FlagUp
+		attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
+		return ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
+	})
+	if err != nil {
+		return Link{}, err
+	}
+	link, ok, err := n.Link(name)
+	if err == nil && (!ok || link.Kind != "ifb") {
+		err = fmt.Errorf("link %s is no ifb", name)
+	}
+	if err == nil && !link.Up {
+		err = n.SetUp(link)
+	}
+	return link, err
+}
+
+// Redirect sends all that a link receives through another, with the ingress qdisc that it may have already.
+func (n *NS) Redirect(from, to Link) error {
+	err := change("qdisc add dev "+from.Name+" ingress", func() error {
+		return ignore(n.h.QdiscAdd(ingress(from)), unix.EEXIST)
+	})
+	if err != nil {
+		return err
+	}
+	return change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
+		return n.h.FilterAdd(&netlink.U32{
+			FilterAttrs: redirectAttrs(from),
+			ClassId:     netlink.MakeHandle(1, 1),
+			Actions:     []netlink.Action{netlink.NewMirredAction(to.Index)},
+		})
+	})
+}
+
+func ingress(link Link) netlink.Qdisc {
+	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
+}
+
+func redirectAttrs(link Link) netlink.FilterAttrs {
+	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
+}
+
+// Redirected tells whether the link's redirect leads to an ifindex.
+func (n *NS) Redirected(from, to Link) (bool, error) {
+	var list []netlink.Filter
+	err := retry(func() (err error) {
+		list, err = n.h.FilterList(byIndex(from.Index), netlink.HANDLE_MIN_INGRESS)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("filter show dev %s ingress: %w", from.Name, err)
+	}
+	for _, f := range list {
+		u32, ok := f.(*netlink.U32)
+		if !ok || u32.Priority != redirectPriority {
+			continue
+		}
+		for _, a := range u32.Actions {
+			if m, ok := a.(*netlink.MirredAction); ok && m.Ifindex == to.Index {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// DelRedirect removes the redirect of a link, and the ingress qdisc unless filters of others use it. Nothing to remove is no
+// error.
+func (n *NS) DelRedirect(from Link) error {
+	err := change("filter del dev "+from.Name+" ingress", func() error {
+		return ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+	if err != nil {
+		return err
+	}
+	if shared, err := n.hasFilters(from); err != nil || shared {
+		return err
+	}
+	return change("qdisc del dev "+from.Name+" ingress", func() error {
+		return ignore(n.h.QdiscDel(ingress(from)), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+}
+
+func (n *NS) hasFilters(link Link) (bool, error) {
+	list, err := n.qdiscs(link)
+	if err != nil {
+		return false, err
+	}
+	for _, q := range list {
+		if q.Type() == "clsact" {
+			return true, nil // somebody else's: ours is "ingress"
+		}
+	}
+	filters, err := n.h.FilterList(byIndex(link.Index), netlink.HANDLE_MIN_INGRESS)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return false, nil
+	}
+	return len(filters) > 0, err
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package loopback brings up lo in the pod. It has no configuration of its own and works on "lo" whatever CNI_IFNAME says.
+package loopback
+
+import (
+	"fmt"
+	"net/netip"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const lo = "lo"
+
+// addresses are what the kernel gives lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+var addresses = []string{"127.0.0.1/8", "::1/128"}
+
+// Plugin returns the loopback plugin.
+func Plugin() plugin.Plugin {
+	return plugin.Plugin{Name: "loopback", Add: add, Del: del, Check: check}
+}
+
+func add(r *plugin.Request) (*types100.Result, error) {
+	var raw struct{}
+	if err := r.Decode(&raw); err != nil {
+		return nil, err
+	}
+	pod, link, err := open(r)
+	if err != nil {
+		return nil, err
+	}
+	defer pod.Close()
+	if err := pod.SetUp(link); err != nil {
+		return nil, err
+	}
+	if r.Prev != nil {
+		return r.Prev, nil
+	}
+	return result(r, pod, link)
+}
+
+func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
+	pod, err := kernel.Open(r.Netns)
+	if err != nil {
+		return nil, kernel.Link{}, err
+	}
+	link, ok, err := pod.Link(lo)
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "the pod has no interface lo")
+	}
+	if err != nil {
+		pod.Close()
+		return nil, kernel.Link{}, err
+	}
+	return pod, link, nil
+}
+
+// result names the addresses that lo really has: a pod without IPv6 has no ::1.
+func result(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
+	has, err := pod.Addresses(link)
+	if err != nil {
+		return nil, err
+	}
+	res := &types100.Result{Interfaces: []*types100.Interface{{Name: lo, Mac: "00:00:00:00:00:00", Sandbox: r.NetnsPath, Mtu: link.MTU}}}
+	for _, s := range addresses {
+		want := netip.MustParsePrefix(s)
+		for _, p := range has {
+			if p == want {
+				res.IPs = append(res.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(p)})
+			}
+		}
+	}
+	for _, p := range has {
+		if !p.Addr().IsLoopback() {
+			return nil, plugin.Errorf(plugin.CodeStateDiffers, "lo has the address %s, which is no loopback address", p)
+		}
+	}
+	return res, nil
+}
+
+// del leaves lo as it is when the namespace is gone with it.
+func del(r *plugin.Request) error {
+	if r.Netns == nil {
+		return nil
+	}
+	pod, link, err := open(r)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	return pod.SetDown(link)
+}
+
+func check(r *plugin.Request) error {
+	pod, link, err := open(r)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	if !link.Up {
+		return plugin.Errorf(plugin.CodeStateDiffers, "lo is down")
+	}
+	for _, ip := range r.Prev.IPs {
+		if err := checkAddress(pod, link, ip); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkAddress(pod *kernel.NS, link kernel.Link, ip *types100.IPConfig) error {
+	want, ok := kernel.Prefix(&ip.Address)
+	if !ok || !want.Addr().IsLoopback() {
+		return nil
+	}
+	has, err := pod.Addresses(link)
+	if err != nil {
+		return err
+	}
+	for _, p := range has {
+		if p == want {
+			return nil
+		}
+	}
+	return plugin.Errorf(plugin.CodeStateDiffers, "lo lacks %s", fmt.Sprint(want))
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// envelope is what the frame itself reads of a network configuration.
+type envelope struct {
+	CNIVersion string          `json:"cniVersion"`
+	Name       string          `json:"name"`
+	PrevResult json.RawMessage `json:"prevResult"`
+}
+
+const validKey = "cni.dev/valid-attachments"
+
+// readConfig decodes stdin and applies the rules that hold for all plugins. envErr, found in the environment before, is reported
+// only after the version is known, so that the error has the right cniVersion.
+func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
+	var env envelope
+	decodeErr := decode(data, &env)
+	if decodeErr == nil && env.CNIVersion == "" {
+		env.CNIVersion = "0.1.0"
+	}
+	if p.supports(env.CNIVersion) {
+		r.CNIVersion = env.CNIVersion
+	}
+	if envErr != nil {
+		return envErr
+	}
+	if len(data) > maxConfig {
+		return Errorf(CodeDecode, "network configuration: larger than %d bytes", maxConfig)
+	}
+	if decodeErr != nil {
+		return decodeErr
+	}
+	r.Config = data
+	if err := validID(env.Name); err != nil {
+		return Errorf(CodeConfig, "network name %s: %w", quote(env.Name), err)
+	}
+	r.Network = env.Name
+	if r.Verb == "DEL" {
+		r.Prev, _ = prevResult(env)
+		return nil
+	}
+	if err := p.gate(r.Verb, env.CNIVersion); err != nil {
+		return err
+	}
+	if r.Verb == "GC" {
+		return r.readValid(data)
+	}
+	return p.readPrev(r, env)
+}
+
+func (p Plugin) supports(v string) bool {
+	for _, s := range p.versions().SupportedVersions() {
+		if s == v {
+			return true
+		}
+	}
+	return false
+}
+
+// gate refuses versions that the plugin does not serve, and verbs that the version does not have.
+func (p Plugin) gate(verb, v string) error {
+	if !p.supports(v) {
+		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
+	}
+	oldest := map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}[verb]
+	if oldest == "" {
+		return nil
+	}
+	if ok, err := version.GreaterThanOrEqualTo(v, oldest); err != nil || !ok {
+		return Errorf(CodeVersion, "cniVersion %s has no %s; the oldest that has is %s", v, verb, oldest)
+	}
+	return nil
+}
+
+func (p Plugin) readPrev(r *Request, env envelope) error {
+	prev, err := prevResult(env)
+	if err != nil && r.Verb != "STATUS" {
+		return Errorf(CodeDecode, "prevResult: %w", err)
+	}
+	r.Prev = prev
+	if prev == nil && (r.Verb == "CHECK" || r.Verb == "ADD" && p.Chained) {
+		return WithHint(Errorf(CodeConfig, "%s needs a prevResult", r.Verb), "%s is a chained plugin: name it after a main plugin", p.Name)
+	}
+	return nil
+}
+
+// prevResult reads the result of the plugins before. It is in the version of the configuration whatever it says itself; a
+// document that names its version differently is still read by that version.
+func prevResult(env envelope) (*types100.Result, error) {
+	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
+		return nil, nil
+	}
+	var own struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(env.PrevResult, &own); err != nil {
+		return nil, err
+	}
+	v := own.CNIVersion
+	if v == "" {
+		v = env.CNIVersion
+	}
+	res, err := version.NewResult(v, env.PrevResult)
+	if err != nil {
+		return nil, err
+	}
+	return types100.NewResultFromResult(res)
+}
+
+// readValid reads the list of attachments to keep. A list of null or [] keeps none; no list at all is an error, since then
+// nobody said that anything may be deleted.
+func (r *Request) readValid(data []byte) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return Errorf(CodeDecode, "network configuration: %w", err)
+	}
+	list, ok := keys[validKey]
+	if !ok {
+		return Errorf(CodeConfig, "%s is missing: nothing is deleted", validKey)
+	}
+	var valid []Attachment
+	if err := json.Unmarshal(list, &valid); err != nil {
+		return Errorf(CodeDecode, "%s: %w", validKey, err)
+	}
+	r.Valid = map[Attachment]bool{}
+	for _, a := range valid {
+		if a.ContainerID == "" || a.IfName == "" {
+			return Errorf(CodeConfig, "%s: an entry has no containerID or ifname", validKey)
+		}
+		r.Valid[a] = true
+	}
+	return nil
+}
+
+// Collect runs del for every owned attachment that is not in the list of valid ones, goes on after errors, and joins them.
+func (r *Request) Collect(owned []Attachment, del func(Attachment) error) error {
+	var errs []error
+	for _, a := range owned {
+		if !r.Valid[a] {
+			r.Log.Info("collecting attachment that is no longer valid", "of", a.ContainerID, "ifname", a.IfName)
+			errs = append(errs, del(a))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"sort"
+	"strings"
+)
+
+// maxConfig bounds stdin; libcni's documents, prevResult included, are some kilobytes.
+const maxConfig = 16 << 20
+
+// Decode reads the configuration into raw, a pointer to a struct that mirrors the JSON. Keys that raw does not have are logged
+// with the nearest key that it has: they are legal (other plugins may read them), but often a typing error.
+func (r *Request) Decode(raw any) error {
+	if err := decode(r.Config, raw); err != nil {
+		return err
+	}
+	r.logUnknown("", r.Config, reflect.TypeOf(raw).Elem())
+	return nil
+}
+
+// DecodeWithin is Decode for a plugin that shares the configuration with its caller, as IPAM plugins do: only the keys inside the
+// object key are its own.
+func (r *Request) DecodeWithin(key string, raw any) error {
+	if err := decode(r.Config, raw); err != nil {
+		return err
+	}
+	var object map[string]json.RawMessage
+	if f, ok := jsonFields(reflect.TypeOf(raw).Elem())[key]; ok && json.Unmarshal(r.Config, &object) == nil {
+		r.logUnknown(key+".", object[key], f.of)
+	}
+	return nil
+}
+
+func decode(data []byte, into any) error {
+	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) == 0 || trimmed[0] != '{' {
+		return Errorf(CodeDecode, "network configuration: want a JSON object, got %s", quote(string(trimmed)))
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return Errorf(CodeDecode, "network configuration: %w", err)
+	}
+	return nil
+}
+
+// commonKeys may stand in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin
+// configuration").
+var commonKeys = []string{"cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
+	"ipam", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
+
+// logUnknown walks the keys of a JSON object along the fields of t. Objects below "args" and "runtimeConfig" are shared with
+// others and not looked at.
+func (r *Request) logUnknown(path string, data []byte, t reflect.Type) {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(data, &object) != nil {
+		return
+	}
+	fields := jsonFields(t)
+	known := make([]string, 0, len(fields))
+	for _, f := range fields {
+		known = append(known, f.name)
+	}
+	if path == "" {
+		known = append(known, commonKeys...)
+	}
+	sort.Strings(known)
+	for key, value := range object {
+		if f, ok := fields[strings.ToLower(key)]; ok {
+			if f.of.Kind() == reflect.Struct && key != "args" && key != "runtimeConfig" {
+				r.logUnknown(path+key+".", value, f.of)
+			}
+			continue
+		}
+		if strings.HasPrefix(key, "cni.dev/") || containsFold(known, key) {
+			continue
+		}
+		r.Log.Warn("unknown key is ignored", "key", quote(path+key), "nearest", Nearest(key, known))
+	}
+}
+
+// field is a field of a struct that mirrors JSON.
+type field struct {
+	name string
+	of   reflect.Type
+}
+
+// jsonFields returns the fields of struct t, embedded ones included, by their JSON names in lower case.
+func jsonFields(t reflect.Type) map[string]field {
+	fields := map[string]field{}
+	for f := range t.Fields() {
+		ft := f.Type
+		if ft.Kind() == reflect.Pointer {
+			ft = ft.Elem()
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" {
+			for k, v := range jsonFields(ft) {
+				fields[k] = v
+			}
+		} else if name != "" && name != "-" {
+			fields[strings.ToLower(name)] = field{name, ft}
+		}
+	}
+	return fields
+}
+
+func containsFold(list []string, s string) bool {
+	for _, e := range list {
+		if strings.EqualFold(e, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// Nearest returns the word that is most like key by edit distance, or "" when none is near.
+func Nearest(key string, words []string) string {
+	best, at := len(key)/2+1, ""
+	for _, w := range words {
+		if d := distance(strings.ToLower(key), strings.ToLower(w)); d < best {
+			best, at = d, w
+		}
+	}
+	return at
+}
+
+// distance is the Levenshtein distance of a and b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"unicode"
+)
+
+// maxID bounds container IDs and network names: each becomes part of a file name of at most 255 bytes.
+const maxID = 255
+
+// required names the variables that each verb cannot do without (SPEC.md section 2 "CNI operations"); CNI_PATH is needed only
+// where a delegate must be found, and GC has no other use for the environment.
+func required(verb string) []string {
+	switch verb {
+	case "ADD", "CHECK":
+		return []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
+	case "DEL":
+		return []string{"CNI_CONTAINERID", "CNI_IFNAME"}
+	case "GC":
+		return []string{"CNI_PATH"}
+	}
+	return nil
+}
+
+func (r *Request) readEnvironment(getenv func(string) string) error {
+	var missing []string
+	for _, name := range required(r.Verb) {
+		if getenv(name) == "" {
+			missing = append(missing, name)
+		}
+	}
+	r.ContainerID, r.IfName, r.NetnsPath = getenv("CNI_CONTAINERID"), getenv("CNI_IFNAME"), getenv("CNI_NETNS")
+	r.Path = searchPath(getenv("CNI_PATH"))
+	r.Args = parseArgs(getenv("CNI_ARGS"))
+	r.Pod = Pod{Namespace: r.Args["K8S_POD_NAMESPACE"], Name: r.Args["K8S_POD_NAME"], UID: r.Args["K8S_POD_UID"]}
+	if len(missing) > 0 {
+		return Errorf(CodeEnvironment, "required environment variables missing: %s", strings.Join(missing, ", "))
+	}
+	if r.Verb == "GC" || r.Verb == "STATUS" {
+		return nil
+	}
+	if err := validID(r.ContainerID); err != nil {
+		return Errorf(CodeEnvironment, "CNI_CONTAINERID %s: %w", quote(r.ContainerID), err)
+	}
+	if err := ValidIfName(r.IfName); err != nil {
+		return Errorf(CodeEnvironment, "CNI_IFNAME %s: %w", quote(r.IfName), err)
+	}
+	if r.Verb == "DEL" {
+		return nil
+	}
+	return checkArgs(getenv("CNI_ARGS"), r.Args)
+}
+
+func searchPath(s string) []string {
+	var dirs []string
+	for _, dir := range filepath.SplitList(s) {
+		if dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// validID applies the rule of SPEC.md for container IDs and network names.
+func validID(s string) error {
+	switch {
+	case s == "":
+		return fmt.Errorf("must not be empty")
+	case len(s) > maxID:
+		return fmt.Errorf("%d characters, want at most %d", len(s), maxID)
+	}
+	for i := range len(s) {
+		if !isAlnum(s[i]) && (i == 0 || !strings.ContainsRune("_.-", rune(s[i]))) {
+			return fmt.Errorf("want a letter or digit, then letters, digits, '_', '.' or '-'")
+		}
+	}
+	return nil
+}
+
+func isAlnum(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+}
+
+// ValidIfName refuses what the kernel refuses (net/core/dev.c dev_valid_name), what it would expand (%), and the names that
+// mean something else as a folder below /proc/sys/net/ipv4/conf.
+func ValidIfName(s string) error {
+	switch {
+	case s == "":
+		return fmt.Errorf("must not be empty")
+	case len(s) > 15:
+		return fmt.Errorf("%d bytes, want at most 15", len(s))
+	case s == "." || s == ".." || s == "all" || s == "default":
+		return fmt.Errorf("the name is reserved")
+	case s[0] == '-':
+		return fmt.Errorf("must not begin with '-'")
+	}
+	for _, c := range s {
+		if c == '/' || c == ':' || c == '%' || unicode.IsSpace(c) || !unicode.IsPrint(c) {
+			return fmt.Errorf("character %q is not allowed", c)
+		}
+	}
+	return nil
+}
+
+// parseArgs reads CNI_ARGS, "K=V;K=V"; a value may hold '='. What is malformed is left to checkArgs, since DEL must not fail
+// on it.
+func parseArgs(s string) map[string]string {
+	args := map[string]string{}
+	for pair := range strings.SplitSeq(s, ";") {
+		if k, v, ok := strings.Cut(pair, "="); ok {
+			args[k] = v
+		}
+	}
+	return args
+}
+
+// checkArgs refuses keys that nobody here knows, unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
+func checkArgs(s string, args map[string]string) error {
+	switch strings.ToLower(args["IgnoreUnknown"]) {
+	case "1", "true", "t":
+		return nil
+	}
+	for pair := range strings.SplitSeq(s, ";") {
+		k, _, ok := strings.Cut(pair, "=")
+		switch {
+		case pair == "":
+		case !ok:
+			return Errorf(CodeEnvironment, "CNI_ARGS: %s: want KEY=VALUE", quote(pair))
+		case k != "IgnoreUnknown" && k != "MAC" && k != "IP" && !strings.HasPrefix(k, "K8S_POD_"):
+			return WithHint(Errorf(CodeEnvironment, "CNI_ARGS: unknown key %s", quote(k)), "add IgnoreUnknown=1 to accept it")
+		}
+	}
+	return nil
+}
+
+// quote makes a string from outside safe to print: escaped, and cut to a length that fits a log line.
+func quote(s string) string {
+	const most = 80
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return fmt.Sprintf("%+q", s)
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Error codes of the CNI specification (SPEC.md, "Error"), the code that libraries use for a bad network namespace, and from
+// 100 on our own.
+const (
+	CodeVersion       uint = 1  // incompatible cniVersion
+	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
+	CodeUnknown       uint = 3  // container unknown; the runtime need not call DEL
+	CodeEnvironment   uint = 4  // invalid or missing CNI_* variable
+	CodeIO            uint = 5  // a system call or file operation failed
+	CodeDecode        uint = 6  // stdin is not the JSON that was expected
+	CodeConfig        uint = 7  // the network configuration is invalid
+	CodeNetns         uint = 8  // CNI_NETNS is not a network namespace that may be used
+	CodeTryAgain      uint = 11 // transient: try again later
+	CodeNotAvailable  uint = 50 // STATUS: no ADD can be served
+	CodeLimited       uint = 51 // STATUS: no ADD can be served, and existing containers are affected
+	CodeStateDiffers  uint = 100
+	CodeExhausted     uint = 101 // the address pool is exhausted
+	CodeAddressTaken  uint = 102 // an address or an interface name is taken
+	CodeDevice        uint = 103 // a device is gone or busy
+	CodePortConflict  uint = 104 // a hostPort belongs to another pod
+	CodeKernelFeature uint = 105 // the kernel lacks a feature
+	CodeInternal      uint = 999 // a defect in the plugin
+)
+
+// Error is an error with the code that the runtime gets and an optional hint for the admin.
+type Error struct {
+	Code uint
+	Hint string
+	Err  error
+}
+
+// Error returns the text of the wrapped error.
+func (e *Error) Error() string { return e.Err.Error() }
+
+// Unwrap returns the wrapped error.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errorf makes an Error with code from a format; %w wraps as in fmt.Errorf.
+func Errorf(code uint, format string, args ...any) error {
+	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
+}
+
+// WithHint adds a hint, what to do about it, which reaches the admin in the details of the error. It keeps the code of err.
+func WithHint(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
+}
+
+// Code returns the CNI error code of err: that of the outermost Error in its tree, else one derived from the errno.
+func Code(err error) uint {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		return CodeTryAgain
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT):
+		return CodeKernelFeature
+	}
+	return CodeIO
+}
+
+func hint(err error) string {
+	var hints []string
+	for err != nil {
+		var e *Error
+		if !errors.As(err, &e) {
+			break
+		}
+		if e.Hint != "" {
+			hints = append(hints, e.Hint)
+		}
+		err = e.Err
+	}
+	return strings.Join(hints, "; ")
+}
+
+// Undo collects the steps that take back the changes of a verb. Use it on a named result:
+//
+//	var undo plugin.Undo
+//	defer undo.OnError(&err)
+type Undo struct{ steps []func() error }
+
+// Push adds the step that takes back the change that was just made.
+func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
+
+// OnError runs the steps, newest first, when *err is not nil. It never stops at a failing step; what failed is joined to *err.
+func (u *Undo) OnError(err *error) {
+	if *err == nil {
+		return
+	}
+	code := Code(*err)
+	for i := len(u.steps) - 1; i >= 0; i-- {
+		if e := u.steps[i](); e != nil {
+			*err = &Error{Code: code, Err: errors.Join(*err, fmt.Errorf("undo: %w", e))}
+		}
+	}
+}

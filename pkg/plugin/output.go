@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// encodeResult renders a result in the shape of a cniVersion.
+func encodeResult(result *types100.Result, v string) ([]byte, error) {
+	result.CNIVersion = types100.ImplementedSpecVersion
+	if v == "1.0.0" {
+		dropNewFields(result)
+	}
+	converted, err := result.GetAsVersion(v)
+	if err != nil {
+		return nil, Errorf(CodeVersion, "the result cannot be expressed in cniVersion %s: %w", v, err)
+	}
+	return json.MarshalIndent(converted, "", "    ")
+}
+
+// dropNewFields removes what only version 1.1.0 has; the conversion to 1.0.0 by the library leaves it in.
+func dropNewFields(result *types100.Result) {
+	for _, i := range result.Interfaces {
+		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
+	}
+	routes := make([]*types.Route, len(result.Routes))
+	for i, r := range result.Routes {
+		routes[i] = &types.Route{Dst: r.Dst, GW: r.GW}
+	}
+	result.Routes = routes
+}
+
+// version answers the verb VERSION. The answer repeats the cniVersion of the question (SPEC.md, "VERSION").
+func (p Plugin) version(stdin []byte) ([]byte, error) {
+	var question struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	answer := struct {
+		CNIVersion        string   `json:"cniVersion"`
+		SupportedVersions []string `json:"supportedVersions"`
+	}{version.Current(), p.versions().SupportedVersions()}
+	if json.Unmarshal(stdin, &question) == nil && question.CNIVersion != "" && len(question.CNIVersion) < 32 {
+		answer.CNIVersion = question.CNIVersion
+	}
+	out, err := json.Marshal(answer)
+	return append(out, '\n'), err
+}
+
+// errorJSON renders an error as SPEC.md section "Error" wants it, with everything that an admin needs: runtimes show msg and
+// details and drop stderr.
+func (r *Request) errorJSON(err error) []byte {
+	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
+	if r.Verb == "DEL" {
+		msg = notReadAsSuccess(msg)
+	}
+	details := r.identity()
+	if h := hint(err); h != "" {
+		details += "; " + h
+	}
+	out, _ := json.MarshalIndent(struct {
+		CNIVersion string `json:"cniVersion"`
+		Code       uint   `json:"code"`
+		Msg        string `json:"msg"`
+		Details    string `json:"details,omitempty"`
+	}{r.CNIVersion, Code(err), msg, details}, "", "    ")
+	return append(out, '\n')
+}
+
+// notReadAsSuccess rewords what go-cni takes for "already gone" and answers with success (go-cni cni.go, Remove).
+func notReadAsSuccess(msg string) string {
+	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing").Replace(msg)
+}
+
+func (r *Request) identity() string {
+	var b strings.Builder
+	for _, f := range [][2]string{{"pod", r.Pod.String()}, {"container", r.ContainerID}, {"ifname", r.IfName},
+		{"netns", r.NetnsPath}, {"network", r.Network}} {
+		if f[1] == "" {
+			continue
+		}
+		if b.Len() > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(f[0] + "=" + printable(f[1], 300))
+	}
+	return b.String()
+}
+
+// printable keeps the visible characters of s, so that nothing that a pod controls can forge log lines, and cuts it at most
+// bytes.
+func printable(s string, most int) string {
+	s = strings.Map(func(c rune) rune {
+		switch {
+		case c == '\n':
+			return ' '
+		case c < ' ' || c == 0x7f || c > 0x7e:
+			return '?'
+		}
+		return c
+	}, s)
+	if len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}
+
+func (r *Request) logger(w io.Writer) *slog.Logger {
+	log := slog.New(slog.NewTextHandler(w, nil)).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
+	if id := r.identity(); id != "" {
+		log = log.With("attachment", id)
+	}
+	return log
+}
+
+func join(versions []string) string { return strings.Join(versions, ", ") }

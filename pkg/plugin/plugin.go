@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plugin is the frame that every CNI plugin runs in. It reads the environment and stdin, refuses what is wrong before
+// anything is changed, gives the verb a validated Request, turns a result into the shape of the configuration's cniVersion and an
+// error into the JSON of the CNI specification, with the pod's name in it.
+//
+// A plugin is a value of type Plugin; its main function is one call of Main.
+package plugin
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// Plugin describes one CNI plugin to the frame. A nil verb succeeds without doing anything.
+type Plugin struct {
+	Name       string // the "type" in a configuration
+	MinVersion string // oldest cniVersion that it serves; "" for 0.1.0
+	Chained    bool   // ADD and CHECK need a prevResult
+
+	Add    func(*Request) (*types100.Result, error)
+	Del    func(*Request) error
+	Check  func(*Request) error
+	GC     func(*Request) error
+	Status func(*Request) error
+}
+
+// Version is the version of this build; release builds set it with -ldflags -X.
+var Version = ""
+
+// Main runs the plugin as the process that a container runtime started and returns the exit status, 0 or 1.
+func (p Plugin) Main() int {
+	// One short-lived process: collecting garbage would only cost.
+	debug.SetGCPercent(-1)
+	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+}
+
+// Run runs the plugin with the given environment and streams and returns the exit status. All output to stdout is one write
+// at the very end.
+func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+	verb := getenv("CNI_COMMAND")
+	if verb == "" {
+		fmt.Fprintf(stderr, "CNI %s plugin of Podlace %s\nCNI protocol versions supported: %s\n",
+			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
+		return 0
+	}
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current()}
+	r.Log = r.logger(stderr)
+	output, err := p.serve(r, getenv, stdin, stderr)
+	if err != nil {
+		output = r.errorJSON(err)
+	}
+	if len(output) > 0 {
+		if _, werr := stdout.Write(output); werr != nil && err == nil {
+			return 1
+		}
+	}
+	if err != nil {
+		return 1
+	}
+	return 0
+}
+
+// BuildVersion returns Version, or what the Go tool recorded of the source.
+func BuildVersion() string {
+	if Version != "" {
+		return Version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+func (p Plugin) versions() version.PluginInfo {
+	if p.MinVersion == "" {
+		return version.All
+	}
+	return version.VersionsStartingFrom(p.MinVersion)
+}
+
+// serve runs one verb and returns what goes to stdout when it succeeds.
+func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, stderr io.Writer) (out []byte, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			fmt.Fprintf(stderr, "%v\n%s", v, debug.Stack())
+			out, err = nil, Errorf(CodeInternal, "internal error: %v", v)
+		}
+	}()
+	data, err := io.ReadAll(io.LimitReader(stdin, maxConfig+1))
+	if err != nil {
+		return nil, Errorf(CodeIO, "read stdin: %w", err)
+	}
+	switch r.Verb {
+	case "VERSION":
+		return p.version(data)
+	case "ADD", "DEL", "CHECK", "GC", "STATUS":
+	default:
+		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
+	}
+	envErr := r.readEnvironment(getenv)
+	r.Log = r.logger(stderr)
+	if err := p.readConfig(r, data, envErr); err != nil {
+		return nil, err
+	}
+	r.Log = r.logger(stderr)
+	if r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL" {
+		if err := r.openNetns(getenv); err != nil {
+			return nil, err
+		}
+	}
+	if r.Netns != nil {
+		defer r.Netns.Close()
+	}
+	return p.call(r)
+}
+
+func (p Plugin) call(r *Request) ([]byte, error) {
+	var verb func(*Request) error
+	switch r.Verb {
+	case "ADD":
+		return p.add(r)
+	case "DEL":
+		verb = p.Del
+	case "CHECK":
+		verb = p.Check
+	case "GC":
+		verb = p.GC
+	case "STATUS":
+		verb = p.Status
+	}
+	if verb == nil {
+		return nil, nil
+	}
+	return nil, verb(r)
+}
+
+// add runs ADD and takes it back when its result cannot be expressed in the version of the configuration.
+func (p Plugin) add(r *Request) ([]byte, error) {
+	result, err := p.Add(r)
+	if err != nil {
+		return nil, err
+	}
+	out, err := encodeResult(result, r.CNIVersion)
+	if err != nil {
+		var undo Undo
+		if p.Del != nil {
+			undo.Push(func() error { return p.Del(r) })
+		}
+		undo.OnError(&err)
+	}
+	return out, err
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"log/slog"
+	"os"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// Pod is the identity of the pod as Kubernetes runtimes pass it in CNI_ARGS; all fields may be empty.
+type Pod struct{ Namespace, Name, UID string }
+
+// String returns namespace/name, or "" when the runtime named no pod.
+func (p Pod) String() string {
+	if p.Name == "" {
+		return ""
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// Attachment names one interface of one container (SPEC.md, "cni.dev/valid-attachments").
+type Attachment struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}
+
+// Request is one call of a plugin, validated: what a verb gets to work on.
+type Request struct {
+	Plugin string // name of the plugin, as in the configuration's "type"
+	Verb   string // ADD, DEL, CHECK, GC or STATUS
+
+	Network     string            // "name" of the network configuration
+	ContainerID string            // CNI_CONTAINERID
+	IfName      string            // CNI_IFNAME
+	NetnsPath   string            // CNI_NETNS, verbatim
+	Netns       *os.File          // the open namespace; nil on DEL when there is none any more
+	Args        map[string]string // CNI_ARGS
+	Path        []string          // CNI_PATH
+	Pod         Pod
+
+	CNIVersion string              // version of the configuration, and so of the result
+	Config     []byte              // the configuration as it came on stdin
+	Prev       *types100.Result    // prevResult; nil when there is none
+	Valid      map[Attachment]bool // GC: the attachments to keep
+
+	Log *slog.Logger // carries the identity of the pod
+}
+
+// Attachment returns the interface that this request is about.
+func (r *Request) Attachment() Attachment {
+	return Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// ifaProto says who made an address; kernelLinkLocal is its value for the
+// addresses that the kernel derives when a link comes up.
+const (
+	ifaProto        = 11
+	kernelLinkLocal = 3
+)
+
+// addressFlags leaves out the stages of duplicate address detection.
+func addressFlags() map[uint32]string {
+	return map[uint32]string{
+		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
+		unix.IFA_F_HOMEADDRESS: "home", unix.IFA_F_DEPRECATED: "deprecated", unix.IFA_F_PERMANENT: "permanent",
+		unix.IFA_F_MANAGETEMPADDR: "mngtmpaddr", unix.IFA_F_NOPREFIXROUTE: "noprefixroute",
+		unix.IFA_F_MCAUTOJOIN: "autojoin", unix.IFA_F_STABLE_PRIVACY: "stable-privacy",
+	}
+}
+
+func addressSchema() schema {
+	return schema{
+		unix.IFA_ADDRESS:     omit(), // shown by address
+		unix.IFA_LOCAL:       omit(),
+		unix.IFA_LABEL:       {"label", str},
+		unix.IFA_BROADCAST:   {"broadcast", ip},
+		unix.IFA_CACHEINFO:   {"lifetime", lifetime},
+		unix.IFA_FLAGS:       omit(),
+		unix.IFA_RT_PRIORITY: {"metric", number},
+		ifaProto:             {"proto", number},
+	}
+}
+
+func (c *collector) collectAddresses(s *socket) error {
+	messages, err := s.dump("addresses", unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg))
+	if err != nil {
+		return err
+	}
+	by := addressSchema()
+	for _, m := range messages {
+		list, _ := parseAttrs(m[unix.SizeofIfAddrmsg:])
+		link := c.links[native.Uint32(m[4:])]
+		flags := uint32(m[2])
+		if f := find(list, unix.IFA_FLAGS); len(f) == 4 {
+			flags = native.Uint32(f)
+		}
+		if madeByKernel(list, flags, link.mac) {
+			continue
+		}
+		fields := append(c.fields(list, by),
+			field{"flags", names(flags, addressFlags())},
+			field{"scope", fmt.Sprint(m[3])})
+		c.add(fmt.Sprintf("address %s/%d dev %s", addressText(c, list), m[1], c.linkName(native.Uint32(m[4:]))), fields...)
+	}
+	return nil
+}
+
+func addressText(c *collector, list []attr) string {
+	local, peer := find(list, unix.IFA_LOCAL), find(list, unix.IFA_ADDRESS)
+	if local == nil || ip(c, local) == ip(c, peer) {
+		return ip(c, peer)
+	}
+	return ip(c, local) + " peer " + ip(c, peer)
+}
+
+// madeByKernel tells the link-local addresses that appear by themselves some
+// time after a link is up. Kernels before 5.18 do not say who made an address;
+// there it shows in its last half.
+func madeByKernel(list []attr, flags uint32, hardware string) bool {
+	addr, ok := netip.AddrFromSlice(find(list, unix.IFA_ADDRESS))
+	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {
+		return false
+	}
+	if proto := find(list, ifaProto); len(proto) == 1 {
+		return proto[0] == kernelLinkLocal
+	}
+	return flags&unix.IFA_F_STABLE_PRIVACY != 0 || addr == eui64(hardware)
+}
+
+// eui64 is the link-local address that belongs to a MAC.
+func eui64(hardware string) netip.Addr {
+	var m [6]byte
+	if _, err := fmt.Sscanf(hardware, "%02x:%02x:%02x:%02x:%02x:%02x", &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]); err != nil {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
+}
+
+// lifetime tells only whether an address will expire.
+func lifetime(_ *collector, b []byte) string {
+	const forever = ^uint32(0)
+	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {
+		return "forever"
+	}
+	return "limited"
+}

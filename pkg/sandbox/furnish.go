@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// covered lists the folders that get an empty tmpfs: the ones where runtimes
+// and plugins keep their state.
+func covered() []string { return []string{"/run", "/var/lib"} }
+
+// furnish prepares the fresh namespaces.
+func furnish(parent string) error {
+	self, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return fmt.Errorf("own network namespace: %w", err)
+	}
+	if self == parent {
+		return fmt.Errorf("%s is set, yet the network namespace is still the parent's", mark)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make all mounts private: %w", err)
+	}
+	for _, dir := range covered() {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
+		}
+	}
+	for _, dir := range []string{netnsDir, "/run/lock"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	freshSysfs()
+	return loopbackUp()
+}
+
+// freshSysfs makes /sys/class/net the sandbox's own. It is not always
+// permitted, for instance below a container's masked /sys, and few need it.
+func freshSysfs() {
+	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
+	if os.Mkdir(kept, 0o700) != nil {
+		return
+	}
+	defer os.Remove(kept)
+	haveCgroups := unix.Mount(cgroups, kept, "", unix.MS_BIND|unix.MS_REC, "") == nil
+	if haveCgroups {
+		defer unix.Unmount(kept, unix.MNT_DETACH) //nolint:errcheck // goes with the namespace at the latest
+	}
+	if unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "") == nil && haveCgroups {
+		_ = unix.Mount(kept, cgroups, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+}
+
+func loopbackUp() error {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	lo, err := handle.LinkByName("lo")
+	if err == nil {
+		err = handle.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	return nil
+}
+
+// checkVisible refuses to start where the sandbox would hide what the program
+// still needs.
+func checkVisible() error {
+	var errs []error
+	for what, path := range needed() {
+		errs = append(errs, visible(what, path))
+	}
+	return errors.Join(errs...)
+}
+
+// needed lists the places in use; those that do not exist cannot be hidden.
+func needed() map[string]string {
+	paths := map[string]string{"temporary folder": os.TempDir()}
+	if wd, err := os.Getwd(); err == nil {
+		paths["working directory"] = wd
+	}
+	if exe, err := os.Executable(); err == nil {
+		paths["executable"] = exe
+	}
+	if cache := os.Getenv("GOCACHE"); cache != "" {
+		paths["Go build cache"] = cache
+	} else if dir, err := os.UserCacheDir(); err == nil {
+		paths["Go build cache"] = filepath.Join(dir, "go-build")
+	}
+	return paths
+}
+
+func visible(what, path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil
+	}
+	for _, dir := range covered() {
+		if real == dir || strings.HasPrefix(real, dir+"/") {
+			return fmt.Errorf("the %s %s lies below %s, which the sandbox covers with an empty folder: "+
+				"move it elsewhere (TMPDIR, GOCACHE)", what, path, dir)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// userNamespace describes the namespaces of the copy. Root keeps every id it
+// has, an ordinary user becomes root alone.
+func userNamespace() (*syscall.SysProcAttr, error) {
+	attr := &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
+	}
+	if os.Geteuid() != 0 {
+		return attr, nil
+	}
+	var err error
+	if attr.UidMappings, err = ownMap("/proc/self/uid_map"); err != nil {
+		return nil, err
+	}
+	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
+		return nil, err
+	}
+	// A namespace can only hand on what it has: "allow" below a parent that
+	// says "deny" is refused.
+	groups, err := os.ReadFile("/proc/self/setgroups")
+	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
+	return attr, nil
+}
+
+// ownMap maps every id that exists here to itself.
+func ownMap(file string) ([]syscall.SysProcIDMap, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the id map: %w", err)
+	}
+	return parseIDMap(string(text))
+}
+
+func parseIDMap(text string) ([]syscall.SysProcIDMap, error) {
+	var out []syscall.SysProcIDMap
+	for line := range strings.Lines(text) {
+		var first, outside, size int
+		if _, err := fmt.Sscan(line, &first, &outside, &size); err != nil {
+			return nil, fmt.Errorf("id map line %q: %w", line, err)
+		}
+		out = append(out, syscall.SysProcIDMap{ContainerID: first, HostID: first, Size: size})
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("the id map is empty: this process has no ids to hand on")
+	}
+	return out, nil
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where ip-netns(8) and the container runtimes keep namespaces.
+const netnsDir = "/run/netns"
+
+// Pod is a network namespace bind-mounted at /run/netns/<name>, as a
+// container runtime makes it. Nothing else holds it: it dies with the mount.
+type Pod struct {
+	Name string
+	Path string
+
+	closed atomic.Bool
+}
+
+// NewPod makes a network namespace. Its lo stays down, as runtimes leave it.
+func NewPod(name string) (*Pod, error) {
+	if name == "" || filepath.Base(name) != name || name == "." || name == ".." {
+		return nil, fmt.Errorf("pod name %q: want a plain file name", name)
+	}
+	pod := &Pod{Name: name, Path: filepath.Join(netnsDir, name)}
+	file, err := os.OpenFile(pod.Path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return nil, fmt.Errorf("new pod %s: %w", name, err)
+	}
+	_ = file.Close() // nothing was written
+	if err := onThread(pod.create); err != nil {
+		_ = os.Remove(pod.Path)
+		return nil, fmt.Errorf("new pod %s: %w", name, err)
+	}
+	return pod, nil
+}
+
+func (p *Pod) create() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Mount("/proc/thread-self/ns/net", p.Path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on %s: %w", p.Path, err)
+	}
+	return nil
+}
+
+// Do runs f inside the namespace, on an operating system thread that is thrown
+// away afterwards. Sockets made in f stay in the namespace, as do processes
+// started there; goroutines started in f run outside. f must not call
+// t.FailNow: it runs on another goroutine.
+func (p *Pod) Do(f func() error) error {
+	if p.closed.Load() {
+		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)
+	}
+	return onThread(func() error {
+		if err := setns(p.Path); err != nil {
+			return fmt.Errorf("enter pod %s: %w", p.Name, err)
+		}
+		return f()
+	})
+}
+
+// Close unmounts and removes the file, after which the kernel destroys the
+// namespace unless a process or a socket still holds it. Closing again, or
+// after someone else removed the file, is fine.
+func (p *Pod) Close() error {
+	p.closed.Store(true)
+	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("close pod %s: unmount: %w", p.Name, err)
+	}
+	if err := os.Remove(p.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("close pod %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// gone reports whether the namespace can no longer be entered.
+func (p *Pod) gone() bool {
+	var stat unix.Statfs_t
+	return p.closed.Load() || unix.Statfs(p.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
+}
+
+func setns(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("setns %s: %w", path, err)
+	}
+	return nil
+}
+
+// onThread runs f on a thread of its own. The goroutine ends without
+// unlocking, by which the runtime drops the thread and its namespace with it.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// /proc/<pid>/ns shows the main thread's namespaces: keep it out
+			// of this, and hold it so that the next try gets another one.
+			defer runtime.UnlockOSThread()
+			done <- onThread(f)
+			return
+		}
+		err := errors.New("the function never returned (runtime.Goexit, as t.FailNow does)")
+		defer func() { done <- err }()
+		err = f()
+	}()
+	return <-done
+}

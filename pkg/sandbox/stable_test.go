@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox_test
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// laced makes two pods like a node and a container on it: bridge, veth, both
+// families, a firewall and shaping. Nothing is waited for.
+func laced(t *testing.T) (node, pod *sandbox.Pod) {
+	node, pod = kerneltest.NewPod(t), kerneltest.NewPod(t)
+	must(t, node.Do(func() error {
+		up(t, "lo")
+		bridge(t)
+		must(t, netlink.LinkSetMaster(get(t, "v0"), get(t, "br0")))
+		moveTo(t, "v1", pod)
+		up(t, "v0")
+		up(t, "br0")
+		addressOn(t, "br0", "10.8.0.1/24", "fd08::1/64")
+		tbf(0, 10_000_000)(t)
+		build(t)
+		edit(rule("counted", expr.VerdictAccept))(t)
+		edit(func(r *ruleset) error {
+			r.AddObj(&nftables.QuotaObj{Table: r.table, Name: "quota", Bytes: 1 << 40})
+			return r.SetAddElements(r.set, element("pod A"))
+		})(t)
+		return nil
+	}))
+	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
+	return node, pod
+}
+
+func moveTo(t *testing.T, link string, pod *sandbox.Pod) {
+	fd, err := unix.Open(pod.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, netlink.LinkSetNsFd(get(t, link), fd))
+}
+
+func addressOn(t *testing.T, link string, addrs ...string) {
+	for _, a := range addrs {
+		must(t, netlink.AddrAdd(get(t, link), &netlink.Addr{IPNet: prefix(t, a)}))
+	}
+}
+
+func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
+	t.Helper()
+	s, err := sandbox.Take(sandbox.Options{Pods: pods})
+	must(t, err)
+	return s
+}
+
+// TestStableWhileTheKernelSettles compares from the first moment on: carrier,
+// duplicate address detection, link-local addresses and multicast groups come
+// later, and are nobody's change.
+func TestStableWhileTheKernelSettles(t *testing.T) {
+	node, pod := laced(t)
+	first := takeAll(t, node, pod)
+	for range 25 {
+		time.Sleep(100 * time.Millisecond)
+		if diff := sandbox.Diff(first, takeAll(t, node, pod)); len(diff) > 0 {
+			t.Fatalf("%q", diff)
+		}
+	}
+}
+
+func TestStableUnderTraffic(t *testing.T) {
+	node, pod := laced(t)
+	must(t, node.Do(func() error {
+		must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}}))
+		up(t, "ifb0")
+		ingress(t)
+		mirror(unix.ETH_P_ALL, netlink.MakeHandle(0xffff, 0), "ifb0")(t)
+		return nil
+	}))
+	before := takeAll(t, node, pod)
+	must(t, pod.Do(func() error { return send("10.8.0.1:9", 50) }))
+	must(t, node.Do(func() error { return send("10.8.0.2:9", 50) }))
+	if diff := sandbox.Diff(before, takeAll(t, node, pod)); len(diff) > 0 {
+		t.Errorf("%q", diff)
+	}
+}
+
+// send sends datagrams, whether somebody listens or not.
+func send(to string, n int) error {
+	conn, err := net.Dial("udp", to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for range n {
+		_, _ = conn.Write(make([]byte, 100))
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// TestEqualAfterChurn makes and removes everything once: indexes and handles
+// have moved on, yet the state is the same.
+func TestEqualAfterChurn(t *testing.T) {
+	node, pod := laced(t)
+	time.Sleep(100 * time.Millisecond)
+	before := takeAll(t, node, pod)
+	for range 3 {
+		other := kerneltest.NewPod(t)
+		must(t, node.Do(func() error {
+			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v2"}, PeerName: "v3"}))
+			must(t, netlink.LinkSetMaster(get(t, "v2"), get(t, "br0")))
+			moveTo(t, "v3", other)
+			up(t, "v2")
+			edit(func(r *ruleset) error {
+				return r.SetAddElements(r.set, []nftables.SetElement{{Key: net.IP{10, 9, 9, 9}, Comment: "pod B"}})
+			})(t)
+			return nil
+		}))
+		if len(sandbox.Diff(before, takeAll(t, node, pod))) == 0 {
+			t.Error("the oracle saw nothing of the churn")
+		}
+		must(t, other.Close())
+		must(t, node.Do(func() error {
+			edit(func(r *ruleset) error {
+				return r.SetDeleteElements(r.set, []nftables.SetElement{{Key: net.IP{10, 9, 9, 9}}})
+			})(t)
+			must(t, netlink.QdiscDel(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index(t, "v0"), Parent: netlink.HANDLE_ROOT}}))
+			tbf(0, 10_000_000)(t)
+			return nil
+		}))
+	}
+	kerneltest.NoLeak(t, before, sandbox.Options{Pods: []*sandbox.Pod{node, pod}})
+}
+
+// TestTakeDuringChurn dumps tables that change all the time.
+func TestTakeDuringChurn(t *testing.T) {
+	node := kerneltest.NewPod(t)
+	must(t, node.Do(func() error {
+		build(t)
+		for range 16 { // more than fits into one datagram
+			edit(func(r *ruleset) error {
+				for range 50 {
+					_ = rule("some rule", expr.VerdictAccept)(r)
+				}
+				return nil
+			})(t)
+		}
+		return nil
+	}))
+	stop := make(chan struct{})
+	var churn sync.WaitGroup
+	churn.Go(func() {
+		_ = node.Do(func() error {
+			for {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				edit(rule("extra", expr.VerdictAccept))(t)
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	})
+	for range 20 {
+		takeAll(t, node)
+	}
+	close(stop)
+	churn.Wait()
+}
+
+// TestPodThatDied is left out of the comparison, the host is not.
+func TestPodThatDied(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	before := takeAll(t, pod)
+	must(t, pod.Close())
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left"}}))
+	defer func() { must(t, netlink.LinkDel(get(t, "left"))) }()
+	if got := sandbox.Diff(before, takeAll(t, pod)); len(got) != 1 || got[0] != "host: link left appeared" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store keeps small files below a state folder: atomic writes, exclusive creation with content, locks with a deadline.
+// All access goes through os.Root, so that no name and no symbolic link leads out of the folder.
+package store
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// tempPrefix begins the names of files that are being written; List leaves them out.
+const tempPrefix = ".tmp-"
+
+// LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
+const LockTimeout = 10 * time.Second
+
+// Dir is an open state folder.
+type Dir struct {
+	root *os.Root
+	path string
+}
+
+// Open opens the folder path; it must exist (errors.Is fs.ErrNotExist).
+func Open(path string) (*Dir, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Dir{root, path}, nil
+}
+
+// Make opens the folder path and makes it with all its parents when it is missing.
+func Make(path string, mode fs.FileMode) (*Dir, error) {
+	d, err := Open(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return d, err
+	}
+	if err := fault.Point("mkdir " + path); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(path, mode); err != nil {
+		return nil, err
+	}
+	return Open(path)
+}
+
+// Close releases the folder, not its locks.
+func (d *Dir) Close() error { return d.root.Close() }
+
+// Path returns the path that the folder was opened with.
+func (d *Dir) Path() string { return d.path }
+
+// Read returns the content of the file name, at most 64 KiB of it.
+func (d *Dir) Read(name string) ([]byte, error) {
+	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	buf := make([]byte, 64<<10)
+	n, err := f.Read(buf)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// Write puts data under name in one step: a reader sees the old content or the new, never a part.
+func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
+	return d.place(name, data, mode, d.root.Rename)
+}
+
+// Create is Write for a name that must not exist yet (errors.Is fs.ErrExist): content and exclusiveness in one step, by link(2).
+func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
+	return d.place(name, data, mode, func(temp, name string) error {
+		err := d.root.Link(temp, name)
+		return errors.Join(err, d.root.Remove(temp))
+	})
+}
+
+func (d *Dir) place(name string, data []byte, mode fs.FileMode, move func(temp, name string) error) error {
+	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
+		return err
+	}
+	temp := tempName()
+	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Close())
+	if err != nil {
+		return errors.Join(err, d.root.Remove(temp))
+	}
+	if err := move(temp, name); err != nil {
+		_ = d.root.Remove(temp)
+		return err
+	}
+	return nil
+}
+
+func tempName() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return tempPrefix + hex.EncodeToString(b[:])
+}
+
+// Remove deletes the file name; a file that is not there is no error.
+func (d *Dir) Remove(name string) error {
+	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
+		return err
+	}
+	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// List returns the names of the files, without the temporary files of writers that were killed, which it removes once they are
+// a minute old.
+func (d *Dir) List() ([]string, error) {
+	f, err := d.root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	all, err := f.Readdirnames(-1)
+	names := all[:0]
+	for _, name := range all {
+		if strings.HasPrefix(name, tempPrefix) {
+			d.removeStale(name)
+			continue
+		}
+		names = append(names, name)
+	}
+	return names, err
+}
+
+func (d *Dir) removeStale(name string) {
+	if info, err := d.root.Lstat(name); err == nil && time.Since(info.ModTime()).Abs() > time.Minute {
+		_ = d.root.Remove(name)
+	}
+}
+
+// Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error has code 11.
+// The lock ends with Unlock, or with the process.
+func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
+	return d.lock(name, mode, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+}
+
+// LockAt is Lock for one of 2^63 locks that share the file name: the byte at offset (fcntl(2), open file description locks). Lock
+// files of their own would have to be removed one day, which cannot be done safely.
+func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
+	return d.lock(name, mode, func(fd int) error {
+		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: offset, Len: 1})
+	})
+}
+
+func (d *Dir) lock(name string, mode fs.FileMode, try func(fd int) error) (*Lock, error) {
+	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
+	if err != nil {
+		return nil, err
+	}
+	path, deadline := filepath.Join(d.path, name), time.Now().Add(LockTimeout)
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		err := try(int(f.Fd()))
+		if err == nil {
+			return &Lock{f}, nil
+		}
+		if err != unix.EAGAIN && err != unix.EACCES && err != unix.EINTR {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if time.Now().After(deadline) {
+			f.Close()
+			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, LockTimeout)
+		}
+		time.Sleep(wait)
+	}
+}
+
+// Lock is a held lock.
+type Lock struct{ f *os.File }
+
+// Unlock gives the lock up.
+func (l *Lock) Unlock() error { return l.f.Close() }

@@ -1,0 +1,21 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# ci-install.sh: installs, on Debian as root, the real parts that the tests use beside Go and the kernel.
+set -euo pipefail
+packages=(nftables iptables iproute2 containerd runc busybox-static util-linux)
+missing=()
+for p in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+done
+[ "${#missing[@]}" -gt 0 ] || exit 0
+echo "installing ${missing[*]}"
+# Services must not start: the tests run their own, in namespaces of their own.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod +x "$policy"
+  trap 'rm -f "$policy"' EXIT
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null

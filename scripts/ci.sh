@@ -1,0 +1,46 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# ci.sh: every check of the project. As root on Debian it installs what the checks use; elsewhere it takes what is there, and the tests
+# name what they skip.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
+step() { printf '\n=== %s (%d s)\n' "$*" "$SECONDS"; }
+
+root() { [ "$(id -u)" -eq 0 ]; }
+
+# As root everything can be had, so a skip for want of a tool is an error.
+if root; then
+  step install tools
+  scripts/ci-install.sh
+  export KERNELTEST=require
+fi
+
+step lint
+make lint
+
+step test as "$(id -un)"
+make test
+
+step demo as "$(id -un)"
+make demo
+
+step install into a folder
+folder=$(mktemp -d)
+make install DESTDIR="$folder" >/dev/null
+ls "$folder/opt/cni/bin" "$folder/usr/local/bin"
+rm -rf "$folder"
+
+if root; then
+  step test and demo as an ordinary user
+  scripts/as-user.sh make test
+  scripts/as-user.sh make demo
+
+  step real containerd
+  (cd integration/containerd && go vet ./... && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
+fi
+
+step benchmark, a few rounds to see that it runs
+make bench ARGS='-rounds 5'
+
+step done

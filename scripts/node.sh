@@ -1,0 +1,240 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# node.sh starts a throw-away Kubernetes-like node: containerd in mount, network,
+# pid and cgroup namespaces of its own, with its own /run, /var/lib and /sys.
+# Whatever happens in there ends with it and the machine keeps nothing.
+#
+#   node.sh check               exit 0 if a node can be had here, else say why not
+#   node.sh run DIR             start the node, print "ready", stay in the foreground;
+#                               the end of standard input, TERM or Ctrl-C ends the node
+#   node.sh exec DIR CMD ARG..  run a command inside the node
+#
+# DIR is a folder of the caller. Read from it: net.d/*.conflist and images/*.tar
+# (the image of the sandboxes is podlace.test/busybox:1). Written to it:
+# containerd.log and pid.
+#
+# CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
+# CONTAINERD   containerd to run instead of the one in PATH; ctr and
+#              containerd-shim-runc-v2 are looked for beside it first
+#
+# The node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
+# eth0 stands the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
+set -eu
+
+die() {
+	echo "node.sh: $*" >&2
+	exit 1
+}
+
+# hierarchies lists the mounted cgroup hierarchies as "type folder".
+hierarchies() {
+	while read -r _ at type _; do
+		case $type in cgroup | cgroup2) echo "$type $at" ;; esac
+	done </proc/self/mounts
+}
+
+# remove NAME removes the cgroup NAME and all below it, as soon as its processes are gone.
+remove() {
+	hierarchies | while read -r _ at; do
+		for _ in $(seq "${2:-100}"); do
+			[ -d "$at/$1" ] || break
+			find "$at/$1" -depth -type d -exec rmdir {} + 2>/dev/null && break
+			sleep 0.1
+		done
+		[ ! -d "$at/$1" ] || echo "node.sh: cannot remove the cgroup $at/$1" >&2
+	done
+}
+
+# sweep removes the cgroups of nodes that were killed before they could do so.
+sweep() {
+	hierarchies | while read -r _ at; do
+		find "$at" -maxdepth 1 -name 'podlace-node-*'
+	done | while read -r stale; do
+		[ -d "/proc/${stale##*-}" ] || remove "${stale##*/}" 1
+	done
+}
+
+check() {
+	[ "$(id -u)" = 0 ] || die "needs root: containerd mounts and makes cgroups"
+	missing=
+	for program in "$containerd" ctr runc ip unshare nsenter setpriv; do
+		command -v "$program" >/dev/null || missing="$missing $program"
+	done
+	[ -z "$missing" ] || die "missing:$missing"
+	unshare --mount --net --pid --cgroup --fork true || die "cannot make namespaces"
+	[ -n "$(hierarchies)" ] || die "no cgroup hierarchy is mounted"
+	for at in $(hierarchies | cut -d' ' -f2); do
+		mkdir "$at/podlace-node-$$" && rmdir "$at/podlace-node-$$" || die "cannot make a cgroup in $at"
+	done
+}
+
+run() {
+	check
+	case $dir in
+	/run/* | /var/run/* | /sys/* | /proc/*) die "$dir is hidden inside the node; use another folder" ;;
+	esac
+	sweep
+	group=podlace-node-$$
+	# The node's first process ends at the end of input. Should this script be killed,
+	# unshare(1) dies with it and the first process with unshare(1). Either way the
+	# kernel then ends everything in the node's pid namespace.
+	exec 3<&0
+	setpriv --pdeathsig KILL "$0" join "$dir" "$group" <&3 3<&- &
+	node=$!
+	echo "$node" >"$dir/pid"
+	trap finish EXIT
+	trap 'exit 0' TERM INT HUP
+	wait "$node" || die "the node failed; see $dir/containerd.log"
+}
+
+finish() {
+	kill -KILL "$node" 2>/dev/null || :
+	wait "$node" 2>/dev/null || :
+	remove "$group" 100
+	rm -f "$dir/pid"
+}
+
+# join moves this process into a new cgroup of every hierarchy.
+join() {
+	for at in $(hierarchies | cut -d' ' -f2); do
+		mkdir "$at/$group"
+		for f in cpuset.cpus cpuset.mems; do # empty in a new v1 group, and then nobody can join
+			if [ -e "$at/$f" ]; then cat "$at/$f" >"$at/$group/$f"; fi
+		done
+		echo $$ >"$at/$group/cgroup.procs"
+	done
+	exec unshare --cgroup "$0" split "$dir" "$group"
+}
+
+# split runs in the new cgroup namespace. A v2 group with processes of its own
+# cannot hand controllers down, so the node's own processes go into a leaf.
+split() {
+	for at in $(hierarchies | sed -n 's/^cgroup2 //p'); do
+		mkdir "$at/$group/init"
+		echo $$ >"$at/$group/init/cgroup.procs"
+		for c in $(cat "$at/$group/cgroup.controllers"); do
+			echo "+$c" >"$at/$group/cgroup.subtree_control"
+		done
+	done
+	exec unshare --mount --net --pid --fork --kill-child --propagation private "$0" init "$dir" "$group"
+}
+
+# init is the first process of the node.
+init() {
+	exec 3<&0 4>>"$dir/containerd.log" # opened here: below /var/lib the node sees a copy
+	trap 'exit 0' TERM INT HUP
+	(
+		while read -r _; do :; done
+		kill -TERM 1
+	) <&3 &
+	mounts
+	network
+	configure
+	supervise &
+	for _ in $(seq 200); do
+		ctr version >/dev/null 2>&1 && break
+		sleep 0.05
+	done
+	local=
+	if ctr images import --help | grep -q -e --local; then local=--local; fi
+	for image in "$dir"/images/*.tar; do
+		ctr --namespace k8s.io images import $local "$image" >/dev/null
+	done
+	echo ready
+	wait
+}
+
+# mounts replaces what the machine and the node must not share.
+mounts() {
+	mount -t proc proc /proc
+	mkdir -p "$dir/cgroup"
+	mount -t tmpfs tmpfs "$dir/cgroup"
+	for at in $(hierarchies | cut -d' ' -f2); do
+		to=$dir/cgroup${at#/sys/fs/cgroup}
+		mkdir -p "$to"
+		mount --bind "$at/$group" "$to"
+	done
+	mount -t sysfs sysfs /sys
+	mount --move "$dir/cgroup" /sys/fs/cgroup
+	umount "$dir/cgroup" 2>/dev/null || : # a lone v2 hierarchy was bound over the tmpfs
+	rmdir "$dir/cgroup"
+	mount -t tmpfs -o mode=755 tmpfs /run
+	mkdir -p /run/lock /run/node/lib /run/node/work /run/node/tmp
+	mount -t overlay -o lowerdir=/var/lib,upperdir=/run/node/lib,workdir=/run/node/work overlay /var/lib
+	for d in cni containerd kubelet; do # what the machine's own containerd keeps there is none of the node's
+		mkdir -p "/var/lib/$d"
+		mount -t tmpfs -o mode=755 tmpfs "/var/lib/$d"
+	done
+}
+
+network() {
+	ip link set lo up
+	ip netns add outside
+	ip link add eth0 type veth peer name eth0 netns outside
+	ip address add 192.0.2.1/24 dev eth0
+	ip address add 2001:db8::1/64 dev eth0 nodad
+	ip link set eth0 up
+	ip -n outside link set lo up
+	ip -n outside address add 192.0.2.2/24 dev eth0
+	ip -n outside address add 2001:db8::2/64 dev eth0 nodad
+	ip -n outside link set eth0 up
+	ip route add default via 192.0.2.2
+	ip -6 route add default via 2001:db8::2
+}
+
+configure() {
+	cat >/run/node/config.toml <<-EOF
+		version = 2
+		oom_score = 0
+		[plugins."io.containerd.internal.v1.opt"]
+		  path = "/var/lib/containerd/opt"
+		[plugins."io.containerd.grpc.v1.cri"]
+		  sandbox_image = "podlace.test/busybox:1"
+		  disable_apparmor = true
+		  disable_tcp_service = true
+		  stream_server_address = "127.0.0.1"
+		  stream_server_port = "0"
+		  restrict_oom_score_adj = true
+		  [plugins."io.containerd.grpc.v1.cri".cni]
+		    bin_dir = "${CNI_BIN:-/opt/cni/bin}"
+		    conf_dir = "$dir/net.d"
+		  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+		    runtime_type = "io.containerd.runc.v2"
+	EOF
+}
+
+# supervise keeps containerd running, as a service manager would.
+supervise() {
+	while :; do
+		TMPDIR=/run/node/tmp "$containerd" --config /run/node/config.toml >&4 2>&1 3<&- 4>&- &
+		echo $! >/run/node/containerd.pid
+		wait $! || :
+		sleep 0.1
+	done
+}
+
+inside() {
+	pid=$(cat "$dir/pid") || die "no node runs in $dir"
+	ns=/proc/$pid/ns
+	exec nsenter --mount="$ns/mnt" --net="$ns/net" --cgroup="$ns/cgroup" --pid="$ns/pid_for_children" \
+		-- env --chdir="$PWD" "$@"
+}
+
+verb=${1-} dir=${2-} group=${3-}
+case $verb$dir in
+check | [a-z]*/*) ;;
+*) die "usage: node.sh check | node.sh run DIR | node.sh exec DIR COMMAND [ARGUMENT..] (DIR is absolute)" ;;
+esac
+containerd=${CONTAINERD:-containerd}
+case $containerd in
+*/*) PATH=$(dirname "$containerd"):$PATH ;;
+esac
+case $verb in
+check | run | join | split | init) "$verb" ;;
+exec)
+	shift 2
+	inside "$@"
+	;;
+*) die "unknown verb $verb" ;;
+esac

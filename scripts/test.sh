@@ -1,0 +1,26 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# test.sh [go test flags]: runs all tests of the main module and counts what was skipped, with the reasons. The tests make their own
+# namespaces; no root and no network is needed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
+status=0
+# -p 1: the packages measure traffic and must not disturb one another.
+go test -buildvcs=false -p 1 -v -timeout 20m "$@" ./... >"$log" 2>&1 || status=$?
+if [ "$status" -ne 0 ]; then
+  grep -vE '^(=== (RUN|PAUSE|CONT|NAME)|    *--- PASS|--- PASS|PASS$)' "$log" || true
+else
+  grep -E '^(ok|FAIL|---? ?FAIL)' "$log" || true
+fi
+passed=$(grep -cE '^ *--- PASS' "$log" || true)
+failed=$(grep -cE '^ *--- FAIL' "$log" || true)
+skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
+if [ "$skipped" -gt 0 ]; then
+  echo "skipped, with the reason:"
+  grep -hE -A2 '^ *--- SKIP|^SKIP ' "$log" | grep -vE '^(--|=== )' | sed 's/^ */  /'
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+exit "$status"
