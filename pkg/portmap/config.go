@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// defaultMarkBit is 13, as in the reference: 14 and 15 are kube-proxy's and the kubelet's.
+const defaultMarkBit = 13
+
+// Config is the validated configuration of an ADD or CHECK.
+type Config struct {
+	Backend    string // "nftables" or "iptables"
+	SNAT       bool
+	MasqAll    bool
+	MarkBit    int
+	MarkChain  string // externalSetMarkChain
+	Conditions map[bool][]string
+	Mappings   []Mapping
+}
+
+// Mapping is one entry of the portMappings capability.
+type Mapping struct {
+	Protocol      string
+	HostIP        netip.Addr // invalid for any address
+	only4, only6  bool       // 0.0.0.0 and :: stand for every address of their family
+	HostPort      uint16
+	ContainerPort uint16
+}
+
+type rawMapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP"`
+}
+
+type rawConfig struct {
+	Backend              *string   `json:"backend"`
+	SNAT                 *bool     `json:"snat"`
+	MasqAll              bool      `json:"masqAll"`
+	MarkMasqBit          *int      `json:"markMasqBit"`
+	ExternalSetMarkChain *string   `json:"externalSetMarkChain"`
+	ConditionsV4         *[]string `json:"conditionsV4"`
+	ConditionsV6         *[]string `json:"conditionsV6"`
+	RuntimeConfig        struct {
+		PortMaps []rawMapping `json:"portMappings"`
+	} `json:"runtimeConfig"`
+}
+
+// Parse reads the configuration of an ADD, CHECK or STATUS.
+func Parse(r *plugin.Request) (Config, error) {
+	var raw rawConfig
+	if err := r.Decode(&raw); err != nil {
+		return Config{}, err
+	}
+	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit}
+	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMappings} {
+		if err := step(&c, raw); err != nil {
+			return Config{}, err
+		}
+	}
+	return c, nil
+}
+
+// parseBackend: unset means iptables when a key is present that only iptables has, else nftables.
+func parseBackend(c *Config, raw rawConfig) error {
+	only := iptablesOnly(raw)
+	switch {
+	case raw.Backend != nil && *raw.Backend != "":
+		c.Backend = *raw.Backend
+	case len(only) > 0:
+		c.Backend = "iptables"
+	default:
+		c.Backend = "nftables"
+	}
+	if c.Backend != "nftables" && c.Backend != "iptables" {
+		return plugin.Errorf(plugin.CodeConfig, "backend %q: want nftables or iptables", c.Backend)
+	}
+	if c.Backend == "nftables" && len(only) > 0 {
+		return plugin.Errorf(plugin.CodeConfig, "backend nftables was requested, but configuration contains options of iptables: %s", strings.Join(only, ", "))
+	}
+	return nil
+}
+
+func iptablesOnly(raw rawConfig) []string {
+	var keys []string
+	if raw.ExternalSetMarkChain != nil {
+		keys = append(keys, "externalSetMarkChain")
+	}
+	if raw.MarkMasqBit != nil {
+		keys = append(keys, "markMasqBit")
+	}
+	for key, list := range map[string]*[]string{"conditionsV4": raw.ConditionsV4, "conditionsV6": raw.ConditionsV6} {
+		if list != nil && len(*list) > 0 && isIPTables(*list) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// isIPTables tells the syntax of conditions by the first character, as the reference does.
+func isIPTables(conditions []string) bool {
+	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
+}
+
+func parseIPTables(c *Config, raw rawConfig) error {
+	if raw.MarkMasqBit != nil {
+		c.MarkBit = *raw.MarkMasqBit
+	}
+	if c.MarkBit < 0 || c.MarkBit > 31 {
+		return plugin.Errorf(plugin.CodeConfig, "markMasqBit %d: want 0-31", c.MarkBit)
+	}
+	if raw.ExternalSetMarkChain == nil {
+		return nil
+	}
+	if raw.MarkMasqBit != nil {
+		return plugin.Errorf(plugin.CodeConfig, "markMasqBit and externalSetMarkChain exclude each other")
+	}
+	c.MarkChain = *raw.ExternalSetMarkChain
+	// The kernel takes chain names of at most 28 characters (XT_EXTENSION_MAXNAMELEN).
+	if c.MarkChain == "" || len(c.MarkChain) > 28 || strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
+		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %q: want the name of an iptables chain", c.MarkChain)
+	}
+	return nil
+}
+
+func nameRune(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_'
+}
+
+func parseConditions(c *Config, raw rawConfig) error {
+	c.Conditions = map[bool][]string{}
+	for _, f := range []struct {
+		key  string
+		is4  bool
+		list *[]string
+	}{{"conditionsV4", true, raw.ConditionsV4}, {"conditionsV6", false, raw.ConditionsV6}} {
+		if f.list == nil || len(*f.list) == 0 {
+			continue
+		}
+		if !isIPTables(*f.list) {
+			if c.Backend == "iptables" {
+				return plugin.Errorf(plugin.CodeConfig, "backend iptables was requested, but configuration contains options of nftables: %s", f.key)
+			}
+			return plugin.WithHint(plugin.Errorf(plugin.CodeUnsupported, "%s %q: this version of portmap does not support conditions of nftables", f.key, *f.list),
+				"use the iptables backend with conditions such as [\"-d\", \"192.0.2.0/24\"]")
+		}
+		for _, word := range *f.list {
+			if strings.ContainsAny(word, "\"\\\n\r") || word == "-j" || word == "--jump" || word == "-g" || word == "--goto" || word == "" {
+				return plugin.Errorf(plugin.CodeConfig, "%s: %q is not allowed", f.key, word)
+			}
+		}
+		c.Conditions[f.is4] = *f.list
+	}
+	return nil
+}
+
+func parseMappings(c *Config, raw rawConfig) error {
+	for i, m := range raw.RuntimeConfig.PortMaps {
+		parsed, err := parseMapping(m)
+		if err != nil {
+			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: %w", i, err)
+		}
+		c.Mappings = append(c.Mappings, parsed)
+	}
+	return nil
+}
+
+func parseMapping(raw rawMapping) (Mapping, error) {
+	m := Mapping{Protocol: strings.ToLower(raw.Protocol)}
+	if raw.HostPort < 1 || raw.HostPort > 65535 {
+		return m, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
+	}
+	if raw.ContainerPort < 1 || raw.ContainerPort > 65535 {
+		return m, plugin.Errorf(plugin.CodeConfig, "Invalid container port number: %d, want 1-65535", raw.ContainerPort)
+	}
+	if m.Protocol == "" {
+		m.Protocol = "tcp" // the default of Kubernetes
+	}
+	if m.Protocol != "tcp" && m.Protocol != "udp" && m.Protocol != "sctp" {
+		return m, plugin.Errorf(plugin.CodeConfig, "protocol %q: want tcp, udp or sctp", raw.Protocol)
+	}
+	m.HostPort, m.ContainerPort = uint16(raw.HostPort), uint16(raw.ContainerPort)
+	if raw.HostIP == "" {
+		return m, nil
+	}
+	addr, err := netip.ParseAddr(raw.HostIP)
+	if err != nil || addr.Zone() != "" {
+		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address", raw.HostIP)
+	}
+	addr = addr.Unmap()
+	if addr.IsUnspecified() {
+		m.only4, m.only6 = addr.Is4(), addr.Is6()
+		return m, nil
+	}
+	m.HostIP = addr
+	return m, nil
+}
+
+// hostPorts combines the mappings with the pod's addresses: one entry for each family that the pod has and the mapping wants.
+func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
+	var out []kernel.HostPort
+	for _, m := range c.Mappings {
+		for _, p := range pod {
+			is4 := p.Addr().Is4()
+			if m.HostIP.IsValid() && m.HostIP.Is4() != is4 || m.only4 && !is4 || m.only6 && is4 {
+				continue
+			}
+			hp := kernel.HostPort{Protocol: m.Protocol, HostIP: m.HostIP, Port: m.HostPort, To: netip.AddrPortFrom(p.Addr(), m.ContainerPort),
+				SNAT: c.SNAT, MasqAll: c.SNAT && c.MasqAll}
+			if !slices.Contains(out, hp) {
+				out = append(out, hp)
+			}
+		}
+	}
+	return out
+}
+
+// podAddresses returns the first IPv4 and the first IPv6 address that prevResult gives to the interface. An address that names no
+// interface counts as well.
+func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
+	byFamily := map[bool]netip.Prefix{}
+	for _, ip := range prev.IPs {
+		p, ok := kernel.Prefix(&ip.Address)
+		if _, seen := byFamily[p.Addr().Is4()]; !ok || seen {
+			continue
+		}
+		if i := ip.Interface; i != nil {
+			if *i < 0 || *i >= len(prev.Interfaces) || prev.Interfaces[*i].Name != ifname || prev.Interfaces[*i].Sandbox == "" {
+				continue
+			}
+		}
+		byFamily[p.Addr().Is4()] = p
+	}
+	var out []netip.Prefix
+	for _, is4 := range []bool{true, false} {
+		if p, ok := byFamily[is4]; ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}

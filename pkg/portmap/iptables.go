@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// The chains and rules are the reference's, by name and text, so that either plugin can remove what the other made.
+const (
+	dnatChain = "CNI-HOSTPORT-DNAT"
+	markChain = "CNI-HOSTPORT-SETMARK"
+	masqChain = "CNI-HOSTPORT-MASQ"
+
+	// maxMultiport is how many ports one multiport match holds (iptables-extensions(8)).
+	maxMultiport = 15
+)
+
+func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash()[:21] }
+
+// addByIPTables takes two processes for each family: one that reads, one that changes.
+func addByIPTables(host *kernel.NS, key attachment.Key, cfg Config, ports []kernel.HostPort, pod []netip.Prefix) error {
+	for _, p := range pod {
+		is4 := p.Addr().Is4()
+		own := ofFamily(ports, is4)
+		if len(own) == 0 {
+			continue
+		}
+		nat, err := host.ReadNAT(is4)
+		if err != nil {
+			return err
+		}
+		if cfg.MarkChain != "" && cfg.SNAT && !nat.HasChain(cfg.MarkChain) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", cfg.MarkChain),
+				"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
+		}
+		lines := append(sharedLines(nat, cfg), podLines(key, cfg, own, p)...)
+		lines = append(lines, entryLines(nat, key, cfg, own)...)
+		if err := host.ChangeNAT(is4, lines...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ofFamily(ports []kernel.HostPort, is4 bool) []kernel.HostPort {
+	var out []kernel.HostPort
+	for _, p := range ports {
+		if p.To.Addr().Is4() == is4 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// sharedLines makes what all pods share, as far as it is missing.
+func sharedLines(nat kernel.NAT, cfg Config) []string {
+	var chains, rules []string
+	need := func(chain, rule string, parts ...string) {
+		if len(nat.Rules(chain, parts...)) == 0 {
+			rules = append(rules, rule)
+		}
+	}
+	make := func(chain string) {
+		if !nat.HasChain(chain) {
+			chains = append(chains, ":"+chain+" - [0:0]")
+		}
+	}
+	make(dnatChain)
+	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
+		need(hook, "-A "+hook+" -m addrtype --dst-type LOCAL -j "+dnatChain, "-j "+dnatChain+" ")
+	}
+	if cfg.SNAT && cfg.MarkChain == "" {
+		mark := fmt.Sprintf("0x%x/0x%x", 1<<cfg.MarkBit, 1<<cfg.MarkBit)
+		make(markChain)
+		make(masqChain)
+		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
+		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
+		need("POSTROUTING", `-I POSTROUTING 1 -m comment --comment "CNI portfwd requiring masquerade" -j `+masqChain, "-j "+masqChain+" ")
+	}
+	return append(chains, rules...)
+}
+
+// podLines fills the pod's own chain: for each port the marks for masquerade, then the translation.
+func podLines(key attachment.Key, cfg Config, ports []kernel.HostPort, pod netip.Prefix) []string {
+	chain := podChain(key)
+	lines := []string{":" + chain + " - [0:0]"}
+	mark := markChain
+	if cfg.MarkChain != "" {
+		mark = cfg.MarkChain
+	}
+	for _, p := range ports {
+		match := "-p " + p.Protocol
+		if p.HostIP.IsValid() {
+			match = "-d " + p.HostIP.String() + " " + match
+		}
+		match += fmt.Sprintf(" -m %s --dport %d", p.Protocol, p.Port)
+		for _, source := range markedSources(cfg, pod) {
+			lines = append(lines, fmt.Sprintf("-A %s %s%s -j %s", chain, source, match, mark))
+		}
+		lines = append(lines, fmt.Sprintf("-A %s %s -j DNAT --to-destination %s", chain, match, p.To))
+	}
+	return lines
+}
+
+func markedSources(cfg Config, pod netip.Prefix) []string {
+	switch {
+	case !cfg.SNAT:
+		return nil
+	case cfg.MasqAll:
+		return []string{""}
+	case pod.Addr().Is4():
+		return []string{"-s " + pod.Masked().String() + " ", "-s 127.0.0.1/32 "}
+	}
+	return []string{"-s " + pod.Masked().String() + " "}
+}
+
+// entryLines leads the ports to the pod's chain. Entries that are left from before are removed.
+func entryLines(nat kernel.NAT, key attachment.Key, cfg Config, ports []kernel.HostPort) []string {
+	chain := podChain(key)
+	var lines []string
+	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
+		lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
+	}
+	is4 := ports[0].To.Addr().Is4()
+	var conditions strings.Builder
+	for _, word := range cfg.Conditions[is4] {
+		fmt.Fprintf(&conditions, "\"%s\" ", word)
+	}
+	byProtocol := map[string][]string{}
+	for _, p := range ports {
+		byProtocol[p.Protocol] = append(byProtocol[p.Protocol], fmt.Sprint(p.Port))
+	}
+	for _, protocol := range []string{"tcp", "udp", "sctp"} {
+		for list := byProtocol[protocol]; len(list) > 0; list = list[min(maxMultiport, len(list)):] {
+			lines = append(lines, fmt.Sprintf(`-A %s -p %s -m comment --comment "dnat name: \"%s\" id: \"%s\"" -m multiport --dports %s %s-j %s`,
+				dnatChain, protocol, key.Network, key.ContainerID, strings.Join(list[:min(maxMultiport, len(list))], ","), conditions.String(), chain))
+		}
+	}
+	return lines
+}
+
+func delByIPTables(host *kernel.NS, key attachment.Key, ports []kernel.HostPort) error {
+	for _, is4 := range []bool{true, false} {
+		if len(ofFamily(ports, is4)) == 0 {
+			continue
+		}
+		if err := host.RemoveChains(is4, []string{dnatChain}, podChain(key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkIPTables(host *kernel.NS, key attachment.Key, ports []kernel.HostPort) error {
+	for _, is4 := range []bool{true, false} {
+		own := ofFamily(ports, is4)
+		if len(own) == 0 {
+			continue
+		}
+		nat, err := host.ReadNAT(is4)
+		if err != nil {
+			return err
+		}
+		if err := checkRules(nat, podChain(key), own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
+	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
+		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
+			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
+		}
+	}
+	if len(nat.Rules(dnatChain, "-j "+chain+" ")) == 0 {
+		return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", dnatChain, chain)
+	}
+	for _, p := range ports {
+		if len(nat.Rules(chain, fmt.Sprintf("--dport %d ", p.Port), "-p "+p.Protocol, "--to-destination "+p.To.String()+" ")) == 0 {
+			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
+		}
+	}
+	return nil
+}

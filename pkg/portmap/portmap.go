@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package portmap forwards ports of the node to the pod: the hostPort of Kubernetes, which runtimes pass as the portMappings
+// capability. It is chained after any plugin that gives the pod an address.
+package portmap
+
+import (
+	"errors"
+	"net/netip"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// state is what the record of an attachment holds; attachments without ports have no record.
+type state struct {
+	Backend string            `json:"backend"`
+	Ports   []kernel.HostPort `json:"ports"`
+}
+
+// Plugin returns the portmap plugin.
+func Plugin() plugin.Plugin {
+	return plugin.Plugin{Name: "portmap", MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
+}
+
+// owner begins the comment of what belongs to an attachment with its hash, and ends with what an admin knows it by.
+func owner(a *attachment.Attachment, pod plugin.Pod) string {
+	name := pod.String()
+	if name == "" {
+		name = a.ContainerID
+	}
+	return a.Hash() + " " + name
+}
+
+func add(r *plugin.Request) (result *types100.Result, err error) {
+	cfg, err := Parse(r)
+	if err != nil || len(cfg.Mappings) == 0 {
+		return r.Prev, err
+	}
+	pod := podAddresses(r.Prev, r.IfName)
+	if len(pod) == 0 {
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName), "name portmap after the main plugin")
+	}
+	st := state{Backend: cfg.Backend, Ports: cfg.hostPorts(pod)}
+	if len(st.Ports) == 0 {
+		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
+		return r.Prev, nil
+	}
+	att, err := attachment.Open(r)
+	if err != nil {
+		return nil, err
+	}
+	defer att.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	var old state
+	if ok, err := att.Load(&old); err != nil {
+		return nil, err
+	} else if ok {
+		if err := remove(host, att, old); err != nil {
+			return nil, err
+		}
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	if err := att.Save(st); err != nil {
+		return nil, err
+	}
+	undo.Push(func() error { return remove(host, att, st) })
+	return r.Prev, forward(r, cfg, att, host, st, pod)
+}
+
+// forward programs the node. The table that protects the node's loopback exists before the sysctl that would expose it.
+func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.NS, st state, pod []netip.Prefix) error {
+	link, err := linkTo(host, pod[0].Addr())
+	if err != nil {
+		return err
+	}
+	if st.Backend == "iptables" {
+		err = addByIPTables(host, att.Key, cfg, st.Ports, pod)
+	} else {
+		err = host.AddHostPorts(owner(att, r.Pod), link, st.Ports)
+	}
+	if err != nil {
+		return err
+	}
+	if cfg.SNAT && pod[0].Addr().Is4() {
+		if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "1"}); err != nil {
+			return err
+		}
+	}
+	return host.DelFlows(st.Ports)
+}
+
+// linkTo returns the name of the interface behind which the pod is.
+func linkTo(host *kernel.NS, addr netip.Addr) (string, error) {
+	index, err := host.RouteTo(addr)
+	if err != nil {
+		return "", err
+	}
+	link, ok, err := host.LinkByIndex(index)
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", addr)
+	}
+	return link.Name, err
+}
+
+func del(r *plugin.Request) error {
+	att, err := attachment.Open(r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	var st state
+	if ok, err := att.Load(&st); err != nil || !ok {
+		return err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return remove(host, att, st)
+}
+
+// remove ends the forwarding, whatever the configuration says by now. The record goes last.
+func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
+	var err error
+	if st.Backend == "iptables" {
+		err = delByIPTables(host, att.Key, st.Ports)
+	} else {
+		err = host.DelHostPorts(att.Hash(), st.Ports)
+	}
+	if err := errors.Join(err, host.DelFlows(st.Ports)); err != nil {
+		return err
+	}
+	return att.Remove()
+}
+
+func gc(r *plugin.Request) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return attachment.Collect(r, func(att *attachment.Attachment) error {
+		var st state
+		if ok, err := att.Load(&st); err != nil || !ok {
+			return err
+		}
+		return remove(host, att, st)
+	})
+}
+
+func check(r *plugin.Request) error {
+	cfg, err := Parse(r)
+	if err != nil || len(cfg.Mappings) == 0 {
+		return err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	pod := podAddresses(r.Prev, r.IfName)
+	ports := cfg.hostPorts(pod)
+	if cfg.Backend == "iptables" {
+		return checkIPTables(host, attachment.KeyOf(r), ports)
+	}
+	return host.CheckHostPorts(attachment.KeyOf(r).Hash(), ports)
+}
+
+// status fails only when no ADD can work: the configuration is wrong, or the backend's tools are missing.
+func status(r *plugin.Request) error {
+	cfg, err := Parse(r)
+	if err == nil && cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
+		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
+	}
+	return err
+}
