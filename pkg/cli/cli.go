@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is the operator's command line.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses.
+const (
+	exitOK      = 0
+	exitMissed  = 1 // it ran, and something is not as wanted
+	exitFailed  = 2 // it could not run
+	exitRefused = 3 // the kernel refused the sandbox
+)
+
+// exitError ends the program with a status and no further words.
+type exitError int
+
+// Error gives the status.
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// Run runs the command line and returns the exit status.
+func Run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var exit exitError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &exit):
+		return int(exit)
+	}
+	fmt.Fprintln(stderr, "podlace:", err)
+	return exitFailed
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "podlace",
+		Short:         "Pod networking on one node: look at it, try it",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.AddCommand(newDemo(), newVersion())
+	return root
+}

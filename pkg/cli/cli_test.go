@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/demo"
+)
+
+// The test binary plays the programs that the command starts: sudo, by its
+// name, and itself, by its first argument.
+func TestMain(m *testing.M) {
+	switch {
+	case filepath.Base(os.Args[0]) == "sudo":
+		os.Exit(playSudo(os.Args[1:]))
+	case len(os.Args) > 1 && os.Args[1] == "demo":
+		os.Exit(playDemo(os.Args))
+	}
+	os.Exit(m.Run())
+}
+
+// needsNoPassword names the variable that lets the played sudo run.
+const (
+	needsNoPassword = "PLAY_SUDO"
+	playedStatus    = 7
+)
+
+func playSudo(args []string) int {
+	if os.Getenv(needsNoPassword) == "" {
+		return 1
+	}
+	if slices.Equal(args, []string{"-n", "true"}) {
+		return 0
+	}
+	fmt.Println(args)
+	return playedStatus
+}
+
+// playDemo answers for a plugin folder with one row that holds the arguments;
+// it misses in the folder that has a file "miss".
+func playDemo(args []string) int {
+	dir := args[3]
+	row, status := demo.Row{Step: "step", Measured: strings.Join(args[4:], " "), Result: demo.OK}, 0
+	r := demo.Report{Plugins: dir, OK: 1}
+	if _, err := os.Stat(filepath.Join(dir, "miss")); err == nil {
+		row.Result, r.OK, r.Missed, status = demo.Miss, 0, 1, 1
+	}
+	if _, err := os.Stat(filepath.Join(dir, "broken")); err == nil {
+		return 2
+	}
+	r.Rows = []demo.Row{row}
+	_ = json.NewEncoder(os.Stdout).Encode(r)
+	return status
+}
+
+func run(args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	status = Run(args, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func TestVersion(t *testing.T) {
+	status, stdout, _ := run("version")
+	if status != 0 || !strings.Contains(stdout, runtime.Version()) || !strings.Contains(stdout, "kernel  "+demo.Kernel()) {
+		t.Errorf("status %d:\n%s", status, stdout)
+	}
+	status, stdout, _ = run("version", "-o", "json")
+	var got build
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 {
+		t.Fatalf("status %d, %v:\n%s", status, err, stdout)
+	}
+	if got != thisBuild() || got.Commit == "" || got.Version == "" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestRevision(t *testing.T) {
+	for want, settings := range map[string][]debug.BuildSetting{
+		"unknown":        nil,
+		"abc":            {{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "false"}},
+		"abc (modified)": {{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}},
+	} {
+		if got := revision(&debug.BuildInfo{Settings: settings}); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestRefusedCommands(t *testing.T) {
+	dir := t.TempDir()
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"unknown command":   {[]string{"dance"}, "unknown command"},
+		"unknown output":    {[]string{"version", "-o", "xml"}, `--output "xml"`},
+		"demo's output":     {[]string{"demo", "-o", "xml"}, `--output "xml"`},
+		"no plugins":        {[]string{"demo", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap, loopback"},
+		"no reference":      {[]string{"demo", "--plugins", plugins(t), "--reference", dir}, "plugin folder " + dir},
+		"no such conflist":  {[]string{"demo", "--conflist", filepath.Join(dir, "none")}, "no such file"},
+		"surplus arguments": {[]string{"demo", "now"}, `"now"`},
+	} {
+		status, stdout, stderr := run(test.args...)
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
+			t.Errorf("%s: status %d, stderr %q", name, status, stderr)
+		}
+	}
+}
+
+// plugins is a folder with all that the shipped conflist names, and the given
+// files besides.
+func plugins(t *testing.T, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range append(files, "bridge", "host-local", "loopback", "portmap", "bandwidth") {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestReference(t *testing.T) {
+	good, bad, broken := plugins(t), plugins(t, "miss"), plugins(t, "broken")
+	conflist := filepath.Join("..", "..", "conf", "10-podlace.conflist")
+	for name, test := range map[string]struct {
+		ours, theirs string
+		status       int
+	}{
+		"only the reference misses": {good, bad, exitOK},
+		"we miss":                   {bad, good, exitMissed},
+		"we cannot run":             {broken, good, exitFailed},
+		"the reference cannot run":  {good, broken, exitFailed},
+	} {
+		status, stdout, stderr := run("demo", "--plugins", test.ours, "--reference", test.theirs, "--conflist", conflist, "-o", "json")
+		if status != test.status {
+			t.Errorf("%s: status %d, want %d: %s", name, status, test.status, stderr)
+		}
+		if test.status == exitFailed {
+			continue
+		}
+		var got demo.Comparison
+		if err := json.Unmarshal([]byte(stdout), &got); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got.Podlace.Plugins != test.ours || got.Reference.Plugins != test.theirs {
+			t.Errorf("%s: ran on %s and %s", name, got.Podlace.Plugins, got.Reference.Plugins)
+		}
+		if want := "--output json --conflist " + conflist; got.Podlace.Rows[0].Measured != want {
+			t.Errorf("%s: arguments %q, want %q", name, got.Podlace.Rows[0].Measured, want)
+		}
+	}
+	_, stdout, _ := run("demo", "--plugins", good, "--reference", bad)
+	if !strings.Contains(stdout, "MISS") || !strings.Contains(stdout, "podlace: "+good) {
+		t.Errorf("table:\n%s", stdout)
+	}
+}
+
+func TestAsRoot(t *testing.T) {
+	var out, errs bytes.Buffer
+	if os.Geteuid() == 0 {
+		if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) {
+			t.Errorf("as root: %v", err)
+		}
+		t.Skip("the rest needs an ordinary user: root does not ask sudo")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || !strings.Contains(errs.String(), "as root") {
+		t.Errorf("without sudo: %v, %s", err, &errs)
+	}
+	if err := os.Symlink(exe, filepath.Join(dir, "sudo")); err != nil {
+		t.Fatal(err)
+	}
+	command, err := sudoCommand("sudo")
+	if err != nil || command[0] != "sudo" || command[1] != exe || len(command) != len(os.Args)+1 {
+		t.Errorf("command %q, %v", command, err)
+	}
+	errs.Reset()
+	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || !strings.Contains(errs.String(), "run: "+dir+"/sudo "+exe) {
+		t.Errorf("with a sudo that wants a password: %v, %s", err, &errs)
+	}
+	t.Setenv(needsNoPassword, "1")
+	errs.Reset()
+	if err := asRoot(t.Context(), &out, &errs); err != exitError(playedStatus) || !strings.Contains(out.String(), exe) {
+		t.Errorf("with a sudo that wants none: %v, %s, %s", err, &out, &errs)
+	}
+	t.Setenv("SUDO_UID", "1000")
+	errs.Reset()
+	if err := asRoot(t.Context(), &out, &errs); err != exitError(exitRefused) || errs.Len() != 0 {
+		t.Errorf("below sudo: %v, %s", err, &errs)
+	}
+}

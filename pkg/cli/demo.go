@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/pkg/demo"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+const demoHelp = `Run a conflist on two pods in namespaces of its own and show what they get:
+times, reachability, hostPorts, limits, and what is left when they are gone.
+
+Nothing of this machine's network is touched, and no root is needed where the
+kernel lets users make namespaces; where it does not, sudo is asked. The exit
+status is 0 when everything is as wanted, 1 when something is not, 2 when the
+demo could not run, 3 when there are no namespaces for it.`
+
+// demoFlags are the flags of podlace demo.
+type demoFlags struct {
+	plugins   string
+	reference string
+	conflist  string
+	output    string
+}
+
+func newDemo() *cobra.Command {
+	var flags demoFlags
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Run the plugin chain on two pods and measure what they get",
+		Long:  demoHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().StringVar(&flags.plugins, "plugins", "", "folder with the plugins (default: where podlace is)")
+	cmd.Flags().StringVar(&flags.reference, "reference", "", "folder with other plugins to run the same script on")
+	cmd.Flags().StringVar(&flags.conflist, "conflist", "", "configuration to run (default: the shipped "+conf.Default+")")
+	addOutput(cmd, &flags.output)
+	return cmd
+}
+
+func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+	if err := checkOutput(f.output); err != nil {
+		return err
+	}
+	opts, err := f.options(f.plugins)
+	if err != nil {
+		return err
+	}
+	if f.reference == "" {
+		return f.one(ctx, opts, stdout, stderr)
+	}
+	reference, err := f.options(f.reference)
+	if err != nil {
+		return err
+	}
+	return f.both(ctx, opts, reference, stdout, stderr)
+}
+
+// options reads everything that may lie where the sandbox hides it.
+func (f demoFlags) options(dir string) (opts demo.Options, err error) {
+	if dir == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return opts, err
+		}
+		dir = filepath.Dir(exe)
+	}
+	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
+	if opts.Plugins, err = filepath.Abs(dir); err != nil {
+		return opts, err
+	}
+	if f.conflist == "" {
+		opts.Conflist, err = conf.Conflist(conf.Default)
+	} else {
+		opts.Source = f.conflist
+		opts.Conflist, err = os.ReadFile(f.conflist)
+	}
+	if err != nil {
+		return opts, err
+	}
+	names, err := demo.PluginsOf(opts.Conflist)
+	if err != nil {
+		return opts, err
+	}
+	return opts, demo.CheckPlugins(opts.Plugins, append(names, "loopback"))
+}
+
+// one runs the script once, in a sandbox that this process moves into.
+func (f demoFlags) one(ctx context.Context, opts demo.Options, stdout, stderr io.Writer) error {
+	inside, code, err := sandbox.Enter()
+	if err != nil {
+		fmt.Fprintln(stderr, "podlace: no sandbox:", err)
+		code = exitRefused
+	}
+	switch {
+	case inside:
+	case code == exitRefused:
+		return asRoot(ctx, stdout, stderr)
+	default:
+		return status(code)
+	}
+	if f.output == outputJSON {
+		return f.oneJSON(ctx, opts, stdout)
+	}
+	demo.PrintHead(stdout, opts, namespace())
+	table, err := demo.NewTable(stdout, opts.Conflist)
+	if err != nil {
+		return err
+	}
+	report, err := demo.Run(ctx, opts, table.Row)
+	if err != nil {
+		return err
+	}
+	demo.PrintSummary(stdout, report)
+	return verdict(report)
+}
+
+// namespace describes the sandbox: who owns it outside.
+func namespace() string {
+	var inside, outside uint32
+	data, err := os.ReadFile("/proc/self/uid_map")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &inside, &outside)
+	}
+	if err != nil || outside == 0 {
+		return "made by root"
+	}
+	return fmt.Sprintf("made by user %d, without root", outside)
+}
+
+func (f demoFlags) oneJSON(ctx context.Context, opts demo.Options, stdout io.Writer) error {
+	report, err := demo.Run(ctx, opts, func(demo.Row) {})
+	if err != nil {
+		return err
+	}
+	if err := printJSON(stdout, report); err != nil {
+		return err
+	}
+	return verdict(report)
+}
+
+// both runs the script once for each folder, each time in a process and a
+// sandbox of its own, so that neither finds what the other left.
+func (f demoFlags) both(ctx context.Context, ours, theirs demo.Options, stdout, stderr io.Writer) (err error) {
+	var c demo.Comparison
+	fmt.Fprintln(stderr, "running", ours.Plugins)
+	if c.Podlace, err = f.child(ctx, ours, stderr); err != nil {
+		return err
+	}
+	fmt.Fprintln(stderr, "running", theirs.Plugins)
+	if c.Reference, err = f.child(ctx, theirs, stderr); err != nil {
+		return err
+	}
+	if f.output == outputJSON {
+		err = printJSON(stdout, c)
+	} else {
+		demo.PrintComparison(stdout, c)
+	}
+	if err != nil {
+		return err
+	}
+	return verdict(c.Podlace)
+}
+
+func (f demoFlags) child(ctx context.Context, opts demo.Options, stderr io.Writer) (report demo.Report, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return report, err
+	}
+	args := []string{"demo", "--plugins", opts.Plugins, "--output", outputJSON}
+	if f.conflist != "" {
+		args = append(args, "--conflist", f.conflist)
+	}
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, &out, stderr
+	err = cmd.Run()
+	// A run that missed something has a status of its own and a report.
+	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
+		return report, fmt.Errorf("run on %s: %w", opts.Plugins, errors.Join(err, decodeErr))
+	}
+	return report, nil
+}
+
+func verdict(r demo.Report) error {
+	if r.Failed() {
+		return exitError(exitMissed)
+	}
+	return nil
+}
+
+func status(code int) error {
+	if code == exitOK {
+		return nil
+	}
+	return exitError(code)
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// asRoot runs the program again under sudo, because the kernel refused the
+// sandbox to this user, here or in the copy that was to live in it. The reason
+// has been given.
+func asRoot(ctx context.Context, stdout, stderr io.Writer) error {
+	if os.Geteuid() == 0 || os.Getenv("SUDO_UID") != "" {
+		return exitError(exitRefused)
+	}
+	sudo, err := exec.LookPath("sudo")
+	if err != nil {
+		fmt.Fprintln(stderr, "podlace: run it as root")
+		return exitError(exitRefused)
+	}
+	command, err := sudoCommand(sudo)
+	if err != nil {
+		return err
+	}
+	if !mayAsk(ctx, sudo) {
+		fmt.Fprintln(stderr, "podlace: run:", strings.Join(command, " "))
+		return exitError(exitRefused)
+	}
+	fmt.Fprintln(stderr, "podlace: running:", strings.Join(command, " "))
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return status(exit.ExitCode())
+	}
+	return err
+}
+
+func sudoCommand(sudo string) ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return append([]string{sudo, exe}, os.Args[1:]...), nil
+}
+
+// mayAsk tells whether sudo works without a password or there is somebody to
+// type one.
+func mayAsk(ctx context.Context, sudo string) bool {
+	if exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil {
+		return true
+	}
+	return isTerminal(os.Stdin)
+}
+
+// isTerminal tells a terminal from the other character devices, such as
+// /dev/null.
+func isTerminal(f *os.File) bool {
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && (strings.HasPrefix(target, "/dev/pts/") || strings.HasPrefix(target, "/dev/tty"))
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/demo"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Release builds set it with -ldflags -X.
+var commit string
+
+// build is what is known of this binary and the kernel under it.
+type build struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Go      string `json:"go"`
+	Kernel  string `json:"kernel"`
+}
+
+func thisBuild() build {
+	b := build{
+		Version: plugin.BuildVersion(),
+		Commit:  commit,
+		Go:      runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH,
+		Kernel:  demo.Kernel(),
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
+		b.Commit = revision(info)
+	}
+	return b
+}
+
+// revision is what the Go tool recorded of the source.
+func revision(info *debug.BuildInfo) string {
+	found, modified := "unknown", false
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			found = s.Value
+		case "vcs.modified":
+			modified = s.Value == "true"
+		}
+	}
+	if modified {
+		found += " (modified)"
+	}
+	return found
+}
+
+func newVersion() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program, of Go and of the kernel",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			return thisBuild().print(cmd.OutOrStdout(), output)
+		},
+	}
+	addOutput(cmd, &output)
+	return cmd
+}
+
+func (b build) print(w io.Writer, output string) error {
+	if output == outputJSON {
+		return printJSON(w, b)
+	}
+	_, err := fmt.Fprintf(w, "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
+	return err
+}
+
+// The forms of output.
+const (
+	outputTable = "table"
+	outputJSON  = "json"
+)
+
+func addOutput(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVarP(output, "output", "o", outputTable, "form of the output: table or json")
+}
+
+func checkOutput(output string) error {
+	if output != outputTable && output != outputJSON {
+		return fmt.Errorf("--output %q: want %s or %s", output, outputTable, outputJSON)
+	}
+	return nil
+}
+
+func printJSON(w io.Writer, v any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// A call is one plugin process.
+type call struct {
+	plugin  string
+	command string
+	took    time.Duration
+}
+
+// timedExec runs plugins as libcni does and writes down how long each took.
+type timedExec struct {
+	invoke.RawExec
+	version.PluginDecoder
+
+	mu    sync.Mutex
+	calls []call
+}
+
+// ExecPlugin runs one plugin process.
+func (e *timedExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	start := time.Now()
+	out, err := e.RawExec.ExecPlugin(ctx, path, stdin, environ)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls = append(e.calls, call{plugin: filepath.Base(path), command: command(environ), took: time.Since(start)})
+	return out, err
+}
+
+func command(environ []string) string {
+	for _, v := range environ {
+		if c, ok := strings.CutPrefix(v, "CNI_COMMAND="); ok {
+			return c
+		}
+	}
+	return ""
+}
+
+// take returns the calls since it was last asked.
+func (e *timedExec) take() []call {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	calls := e.calls
+	e.calls = nil
+	return calls
+}
+
+// A chain runs the verbs of one conflist as a container runtime does.
+type chain struct {
+	list *libcni.NetworkConfigList
+	raw  []byte
+	cni  *libcni.CNIConfig
+	exec *timedExec
+}
+
+func newChain(dir, cache string, conflist []byte) (*chain, error) {
+	list, err := libcni.NetworkConfFromBytes(conflist)
+	if err != nil {
+		return nil, fmt.Errorf("conflist: %w", err)
+	}
+	exec := &timedExec{}
+	return &chain{
+		list: list, raw: conflist, exec: exec,
+		cni: libcni.NewCNIConfigWithCacheDir([]string{dir}, cache, exec),
+	}, nil
+}
+
+// plugins lists the types of the chain in order.
+func (c *chain) plugins() []string {
+	var names []string
+	for _, p := range c.list.Plugins {
+		names = append(names, p.Network.Type)
+	}
+	return names
+}
+
+// PluginsOf lists every binary that a conflist needs, IPAM plugins included.
+func PluginsOf(conflist []byte) ([]string, error) {
+	list, err := libcni.NetworkConfFromBytes(conflist)
+	if err != nil {
+		return nil, fmt.Errorf("conflist: %w", err)
+	}
+	var names []string
+	for _, p := range list.Plugins {
+		names = append(names, p.Network.Type)
+		if p.Network.IPAM.Type != "" {
+			names = append(names, p.Network.IPAM.Type)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// without returns the chain with one plugin left out.
+func (c *chain) without(plugin string) error {
+	var conf map[string]any
+	if err := json.Unmarshal(c.raw, &conf); err != nil {
+		return err
+	}
+	plugins, _ := conf["plugins"].([]any)
+	conf["plugins"] = slices.DeleteFunc(plugins, func(p any) bool {
+		m, _ := p.(map[string]any)
+		return m["type"] == plugin
+	})
+	raw, err := json.Marshal(conf)
+	if err != nil {
+		return err
+	}
+	list, err := libcni.NetworkConfFromBytes(raw)
+	if err != nil {
+		return err
+	}
+	c.raw, c.list = raw, list
+	return nil
+}
+
+func (c *chain) add(ctx context.Context, a attachment) (*types100.Result, []call, error) {
+	got, err := c.cni.AddNetworkList(ctx, c.list, a.runtimeConf())
+	calls := c.exec.take()
+	if err != nil {
+		return nil, calls, fmt.Errorf("ADD: %w", err)
+	}
+	result, err := types100.NewResultFromResult(got)
+	return result, calls, err
+}
+
+func (c *chain) del(ctx context.Context, a attachment) ([]call, error) {
+	err := c.cni.DelNetworkList(ctx, c.list, a.runtimeConf())
+	if err != nil {
+		err = fmt.Errorf("DEL: %w", err)
+	}
+	return c.exec.take(), err
+}
+
+func (c *chain) check(ctx context.Context, a attachment) ([]call, error) {
+	err := c.cni.CheckNetworkList(ctx, c.list, a.runtimeConf())
+	if err != nil {
+		err = fmt.Errorf("CHECK: %w", err)
+	}
+	return c.exec.take(), err
+}
+
+// An attachment is one pod on the network, as a runtime describes it.
+type attachment struct {
+	container string
+	netns     string
+	ifname    string
+	podName   string
+	ports     []portMapping
+	limit     uint64 // bit/s in each direction; 0 for none
+}
+
+type portMapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+}
+
+// runtimeBurst is what containerd sends with every limit: "unlimited".
+const runtimeBurst = 1<<32 - 1
+
+func (a attachment) runtimeConf() *libcni.RuntimeConf {
+	capabilities := map[string]any{}
+	if len(a.ports) > 0 {
+		capabilities["portMappings"] = a.ports
+	}
+	if a.limit > 0 {
+		capabilities["bandwidth"] = map[string]uint64{
+			"ingressRate": a.limit, "ingressBurst": runtimeBurst,
+			"egressRate": a.limit, "egressBurst": runtimeBurst,
+		}
+	}
+	return &libcni.RuntimeConf{
+		ContainerID: a.container, NetNS: a.netns, IfName: a.ifname, CapabilityArgs: capabilities,
+		Args: [][2]string{
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", podNamespace},
+			{"K8S_POD_NAME", a.podName},
+			{"K8S_POD_INFRA_CONTAINER_ID", a.container},
+		},
+	}
+}
+
+// coded returns the CNI error in err, when there is one.
+func coded(err error) (types.Error, bool) {
+	var e *types.Error
+	if errors.As(err, &e) {
+		return *e, true
+	}
+	return types.Error{}, false
+}

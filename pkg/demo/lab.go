@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+const (
+	podNamespace = "demo"
+	limit        = 20_000_000 // bit/s of each pod in each direction
+	httpPort     = 80         // where pods serve TCP
+	dnsPort      = 53         // where pods serve UDP
+	hostHTTP     = 18080      // the hostPort that leads to pod-a's httpPort
+	hostDNS      = 18053      // the hostPort that leads to pod-a's dnsPort
+
+	loopbackConflist = `{"cniVersion":"1.0.0","name":"cni-loopback","plugins":[{"type":"loopback"}]}`
+	cacheDir         = "/var/lib/cni" // as container runtimes have it
+)
+
+// kept matches what a node may keep: host-local goes on from the last address
+// that it gave, and a lock file cannot be removed without a race.
+const kept = `/last_reserved_ip\.|/\.lock(-[0-9a-f]+)?$|/lock$`
+
+// stateDirs are the folders that plugins and libcni keep files in.
+func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
+
+// A pod is a namespace and, once added, its attachment.
+type pod struct {
+	*sandbox.Pod
+	attachment
+	v4, v6 netip.Addr // zero until ADD
+	server *server
+}
+
+// A lab is everything the script runs on.
+type lab struct {
+	chain    *chain
+	loopback *chain
+	a, b     *pod
+	warm     *pod // comes and goes first, so that what a node keeps is there
+	bad      *pod // never gets a network
+	client   *sandbox.Pod
+	lacks    map[string]string // what this machine cannot do, and why
+	adds     []call            // of the ADD before
+	flows    map[string]measured
+	before   *sandbox.Snapshot
+	closers  []func()
+}
+
+// measured is a flow that several rows look at.
+type measured struct {
+	meter.Result
+	err error
+}
+
+func openLab(opts Options) (*lab, error) {
+	l := &lab{flows: map[string]measured{}}
+	err := l.open(opts)
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *lab) open(opts Options) (err error) {
+	if l.chain, err = newChain(opts.Plugins, cacheDir, opts.Conflist); err != nil {
+		return err
+	}
+	l.lacks = notPromised(l.chain.list)
+	if l.loopback, err = newChain(opts.Plugins, cacheDir, []byte(loopbackConflist)); err != nil {
+		return err
+	}
+	for name, p := range map[string]**pod{"pod-a": &l.a, "pod-b": &l.b, "warm-up": &l.warm, "bad": &l.bad} {
+		if *p, err = l.newPod(name); err != nil {
+			return err
+		}
+	}
+	http := portMapping{HostPort: hostHTTP, ContainerPort: httpPort, Protocol: "tcp"}
+	dns := portMapping{HostPort: hostDNS, ContainerPort: dnsPort, Protocol: "udp"}
+	l.a.ports = []portMapping{http, dns}
+	l.warm.ports = []portMapping{http, dns}
+	l.b.ports = []portMapping{{HostPort: hostHTTP + 1, ContainerPort: httpPort, Protocol: "tcp"}}
+	l.bad.ports = []portMapping{{HostPort: 70000, ContainerPort: httpPort, Protocol: "tcp"}}
+	if l.client, err = sandbox.NewPod("client"); err != nil {
+		return fmt.Errorf("namespace for the client: %w", err)
+	}
+	l.closers = append(l.closers, func() { _ = l.client.Close() })
+	l.probe()
+	if err := connect(l.client, l.lacks[ipv6] == ""); err != nil {
+		return fmt.Errorf("connect the client: %w", err)
+	}
+	return nil
+}
+
+func (l *lab) newPod(name string) (*pod, error) {
+	space, err := sandbox.NewPod(name)
+	if err != nil {
+		return nil, fmt.Errorf("namespace for %s: %w", name, err)
+	}
+	id := sha256.Sum256([]byte("podlace demo " + name))
+	p := &pod{Pod: space, attachment: attachment{
+		container: hex.EncodeToString(id[:]), netns: space.Path, ifname: "eth0", podName: name, limit: limit,
+	}}
+	l.closers = append(l.closers, func() {
+		p.silence()
+		_ = p.Close()
+	})
+	return p, nil
+}
+
+func (l *lab) close() {
+	for _, c := range l.closers {
+		c()
+	}
+}
+
+// probe notes what the machine lacks, whichever plugins run.
+func (l *lab) probe() {
+	if ipv6Error() != nil {
+		l.lacks[ipv6] = "IPv6 is switched off in this kernel"
+	}
+	if err := bridgeNetfilter(false); err != nil {
+		l.lacks[brNetfilter] = "br_netfilter is not loaded"
+	}
+}
+
+func ipv6Error() error {
+	_, err := os.Stat("/proc/net/if_inet6")
+	return err
+}
+
+// bridgeNetfilter decides whether bridged packets pass the IP rules, which is
+// the case on nodes prepared for Kubernetes and on no others.
+func bridgeNetfilter(on bool) error {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	for _, name := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables"} {
+		if err := os.WriteFile("/proc/sys/net/bridge/"+name, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// learn keeps the addresses that ADD gave.
+func (p *pod) learn(result *types100.Result) {
+	for _, ip := range result.IPs {
+		addr, ok := netip.AddrFromSlice(ip.Address.IP)
+		switch addr = addr.Unmap(); {
+		case !ok:
+		case addr.Is4():
+			p.v4 = addr
+		default:
+			p.v6 = addr
+		}
+	}
+}
+
+// serve starts the pod's own server.
+func (p *pod) serve() (err error) {
+	p.server, err = serve(p.Do, p.Name)
+	return err
+}
+
+// silence stops it.
+func (p *pod) silence() {
+	if p.server != nil {
+		p.server.close()
+		p.server = nil
+	}
+}
+
+// remember takes the state to which the node must come back.
+func (l *lab) remember() (err error) {
+	l.before, err = sandbox.Take(l.watched())
+	return err
+}
+
+// watched is what the leak oracle looks at. Pods are left out: their
+// namespaces go with them.
+func (l *lab) watched() sandbox.Options {
+	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(kept)}
+}
+
+// leftovers compares the node with what it was. The kernel takes a vanished
+// namespace down in its own time, so the first look need not be the last.
+func (l *lab) leftovers(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		now, err := sandbox.Take(l.watched())
+		if err != nil {
+			return nil, err
+		}
+		diff := sandbox.Diff(l.before, now)
+		if len(diff) == 0 {
+			return nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return diff, nil
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// firstLines shortens a list to a note.
+func firstLines(lines []string, n int) string {
+	if len(lines) > n {
+		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))
+	}
+	return strings.Join(lines, "; ")
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// The test binary plays the plugins as well: a link with a plugin's name
+// leads to it.
+func TestMain(m *testing.M) {
+	if os.Getenv("CNI_COMMAND") != "" {
+		os.Exit(playPlugin(filepath.Base(os.Args[0])))
+	}
+	inside, code, err := sandbox.Enter()
+	switch {
+	case err != nil && os.Getenv("KERNELTEST") == "require":
+		fmt.Fprintln(os.Stderr, "no sandbox:", err)
+		os.Exit(1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "SKIP pkg/demo: no sandbox:", err)
+		os.Exit(0)
+	case !inside:
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+// failsWith names the variable with the CNI error that a played plugin gives
+// to ADD.
+func failsWith(plugin string) string { return "PLAY_" + plugin }
+
+func playPlugin(name string) int {
+	var conf struct {
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	stdin, err := io.ReadAll(os.Stdin)
+	if err != nil || json.Unmarshal(stdin, &conf) != nil {
+		return 2
+	}
+	switch e := os.Getenv(failsWith(name)); {
+	case os.Getenv("CNI_COMMAND") != "ADD":
+	case e != "":
+		fmt.Print(e)
+		return 1
+	case conf.PrevResult != nil:
+		fmt.Print(string(conf.PrevResult))
+	default:
+		fmt.Print(`{"cniVersion":"1.0.0","ips":[{"address":"10.88.0.9/16"},{"address":"fd00:88::9/64"}]}`)
+	}
+	return 0
+}
+
+// playedPlugins makes a folder of plugins that succeed and do nothing.
+func playedPlugins(t *testing.T) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // each played plugin would wait a second
+	dir := t.TempDir()
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"} {
+		if err := os.Symlink(exe, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func shipped(t *testing.T) []byte {
+	t.Helper()
+	conflist, err := conf.Conflist(conf.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conflist
+}
+
+// playedLab has the pods and the chain, but no client and no server.
+func playedLab(t *testing.T) *lab {
+	t.Helper()
+	c, err := newChain(playedPlugins(t), t.TempDir(), shipped(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{chain: c, lacks: map[string]string{}, flows: map[string]measured{}}
+	t.Cleanup(l.close)
+	for name, p := range map[string]**pod{"pod-a": &l.a, "warm-up": &l.warm, "bad": &l.bad} {
+		if *p, err = l.newPod(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.client = l.a.Pod
+	return l
+}

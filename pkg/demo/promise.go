@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// bridgeConf is what the script wants to know of the first plugin.
+type bridgeConf struct {
+	IsGateway        bool            `json:"isGateway"`
+	IsDefaultGateway bool            `json:"isDefaultGateway"`
+	IPMasq           bool            `json:"ipMasq"`
+	IPAM             json.RawMessage `json:"ipam"`
+}
+
+// notPromised tells what a configuration does not ask for, and steps therefore
+// cannot want of it.
+func notPromised(list *libcni.NetworkConfigList) map[string]string {
+	lacks := map[string]string{}
+	for _, plugin := range []string{portmap, bandwidth} {
+		if !slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == plugin }) {
+			lacks[plugin] = "the conflist has no " + plugin
+		}
+	}
+	first := list.Plugins[0]
+	var conf bridgeConf
+	if first.Network.Type != "bridge" || json.Unmarshal(first.Bytes, &conf) != nil {
+		return lacks
+	}
+	if !conf.IsGateway && !conf.IsDefaultGateway {
+		lacks[gateway] = "the conflist has no isGateway"
+	}
+	if !conf.IPMasq {
+		lacks[masquerading] = "the conflist has no ipMasq"
+	}
+	for family, found := range families(conf.IPAM) {
+		if !found {
+			lacks[family] = "the conflist gives no " + family + " addresses"
+		}
+	}
+	return lacks
+}
+
+// families looks for subnets in an IPAM configuration.
+func families(ipam json.RawMessage) map[string]bool {
+	found := map[string]bool{ipv4: false, ipv6: false}
+	var conf any
+	if json.Unmarshal(ipam, &conf) == nil {
+		walk(conf, func(text string) {
+			prefix, err := netip.ParsePrefix(text)
+			switch {
+			case err != nil:
+			case prefix.Addr().Is4():
+				found[ipv4] = true
+			default:
+				found[ipv6] = true
+			}
+		})
+	}
+	return found
+}
+
+// walk visits every string of a JSON value but those of routes.
+func walk(value any, visit func(string)) {
+	switch v := value.(type) {
+	case string:
+		visit(v)
+	case []any:
+		for _, item := range v {
+			walk(item, visit)
+		}
+	case map[string]any:
+		for key, item := range v {
+			if key != "routes" {
+				walk(item, visit)
+			}
+		}
+	}
+}

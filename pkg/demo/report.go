@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import "slices"
+
+// A Verdict says how a step ended.
+type Verdict string
+
+// The ways a step can end. Info rows show a figure that nothing is wanted of.
+const (
+	OK   Verdict = "ok"
+	Miss Verdict = "miss"
+	Skip Verdict = "skip"
+	Info Verdict = "info"
+)
+
+// A Row is the outcome of one step.
+type Row struct {
+	Step     string  `json:"step"`
+	Wanted   string  `json:"wanted,omitempty"`
+	Measured string  `json:"measured"`
+	Value    float64 `json:"value,omitempty"` // Measured as a number, where it is one
+	Unit     string  `json:"unit,omitempty"`
+	Result   Verdict `json:"result"`
+	Note     string  `json:"note,omitempty"`
+}
+
+// A Report is one run of the script.
+type Report struct {
+	Plugins  string  `json:"plugins"`
+	Conflist string  `json:"conflist"`
+	Kernel   string  `json:"kernel"`
+	Version  string  `json:"version"`
+	Rows     []Row   `json:"rows"`
+	OK       int     `json:"ok"`
+	Missed   int     `json:"missed"`
+	Skipped  int     `json:"skipped"`
+	Seconds  float64 `json:"seconds"`
+}
+
+func (r *Report) add(row Row) {
+	r.Rows = append(r.Rows, row)
+	switch row.Result {
+	case OK:
+		r.OK++
+	case Miss:
+		r.Missed++
+	case Skip:
+		r.Skipped++
+	}
+}
+
+// Failed tells whether anything missed.
+func (r Report) Failed() bool { return r.Missed > 0 }
+
+// Row returns the row of a step.
+func (r Report) Row(step string) (Row, bool) {
+	i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Step == step })
+	if i < 0 {
+		return Row{}, false
+	}
+	return r.Rows[i], true
+}
+
+// A Comparison is the same script on two plugin folders.
+type Comparison struct {
+	Podlace   Report `json:"podlace"`
+	Reference Report `json:"reference"`
+}

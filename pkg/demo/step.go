@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A step is one line of the script.
+type step struct {
+	name string
+	want string
+	// needs names what may be lacking on this machine: a plugin type whose
+	// kernel feature is missing, "ipv6", "br_netfilter".
+	needs []string
+	run   func(context.Context, *lab) outcome
+}
+
+// An outcome is what a step measured.
+type outcome struct {
+	verdict  Verdict
+	measured string
+	value    float64
+	unit     string
+	note     string
+}
+
+func (s step) row(ctx context.Context, l *lab) Row {
+	row := Row{Step: s.name, Wanted: s.want}
+	for _, need := range s.needs {
+		if reason, lacking := l.lacks[need]; lacking {
+			row.Result, row.Measured, row.Note = Skip, "-", reason
+			return row
+		}
+	}
+	o := s.run(ctx, l)
+	row.Result, row.Measured, row.Value, row.Unit, row.Note = o.verdict, o.measured, o.value, o.unit, o.note
+	return row
+}
+
+func (o outcome) withNote(format string, args ...any) outcome {
+	o.note = fmt.Sprintf(format, args...)
+	return o
+}
+
+// failed is the outcome of a step that could not measure anything.
+func failed(err error) outcome {
+	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
+}
+
+// judged is ok or miss.
+func judged(good bool, measured string) outcome {
+	if good {
+		return outcome{verdict: OK, measured: measured}
+	}
+	return outcome{verdict: Miss, measured: measured}
+}
+
+func milliseconds(took time.Duration) outcome {
+	ms := float64(took) / float64(time.Millisecond)
+	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
+}
+
+func milli(took, most time.Duration) outcome {
+	o := milliseconds(took)
+	o.verdict = judged(took <= most, "").verdict
+	return o
+}
+
+func megabits(bitsPerSecond, low, high float64) outcome {
+	m := bitsPerSecond / 1e6
+	o := judged(bitsPerSecond >= low && bitsPerSecond <= high, fmt.Sprintf("%.1f Mbit/s", m))
+	o.value, o.unit = m, "Mbit/s"
+	return o
+}

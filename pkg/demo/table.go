@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// A Table prints rows as they come, in columns whose width is known before.
+type Table struct {
+	w      io.Writer
+	widths []int
+}
+
+const (
+	measuredWidth = 22
+	noteWidth     = 140
+)
+
+// NewTable prints the head of a table for one run of a conflist.
+func NewTable(w io.Writer, conflist []byte) (*Table, error) {
+	c, err := newChain("", "", conflist)
+	if err != nil {
+		return nil, err
+	}
+	t := &Table{w: w, widths: []int{len("step"), len("wanted"), measuredWidth, len("result")}}
+	for _, s := range script(c.plugins()) {
+		t.widths[0] = max(t.widths[0], utf8.RuneCountInString(s.name))
+		t.widths[1] = max(t.widths[1], utf8.RuneCountInString(s.want))
+	}
+	t.line("step", "wanted", "measured", "result", "")
+	return t, nil
+}
+
+// Row prints one row.
+func (t *Table) Row(r Row) {
+	t.line(r.Step, r.Wanted, r.Measured, r.Result.text(), clip(r.Note))
+}
+
+func (v Verdict) text() string {
+	switch v {
+	case Info:
+		return ""
+	case Miss:
+		return "MISS"
+	}
+	return string(v)
+}
+
+func (t *Table) line(cells ...string) { writeLine(t.w, t.widths, cells) }
+
+func writeLine(w io.Writer, widths []int, cells []string) {
+	var b strings.Builder
+	for i, cell := range cells {
+		b.WriteString(cell)
+		if i < len(widths) {
+			b.WriteString(strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))+2))
+		}
+	}
+	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
+}
+
+// PrintHead says what is about to run.
+func PrintHead(w io.Writer, opts Options, namespace string) {
+	fmt.Fprintf(w, "plugins    %s\nconflist   %s\nnamespace  %s: the network of this machine is not touched\n\n",
+		opts.Plugins, opts.Source, namespace)
+}
+
+// PrintSummary counts the rows and names what was skipped.
+func PrintSummary(w io.Writer, r Report) {
+	fmt.Fprintln(w)
+	printCounts(w, r)
+}
+
+func printCounts(w io.Writer, r Report) {
+	fmt.Fprintf(w, "%d ok, %d missed, %d skipped in %.1f s (kernel %s)\n", r.OK, r.Missed, r.Skipped, r.Seconds, r.Kernel)
+	reasons := map[string][]string{}
+	var order []string
+	for _, row := range r.Rows {
+		if row.Result != Skip {
+			continue
+		}
+		if len(reasons[row.Note]) == 0 {
+			order = append(order, row.Note)
+		}
+		reasons[row.Note] = append(reasons[row.Note], strings.TrimSpace(row.Step))
+	}
+	for _, reason := range order {
+		fmt.Fprintf(w, "skipped: %s (%s)\n", strings.Join(reasons[reason], "; "), reason)
+	}
+}
+
+// PrintComparison prints two runs of the script side by side. Rows belong
+// together by their step.
+func PrintComparison(w io.Writer, c Comparison) {
+	lines := [][]string{{"step", "wanted", "podlace", "", "reference", ""}}
+	for _, ours := range c.Podlace.Rows {
+		theirs, ok := c.Reference.Row(ours.Step)
+		if !ok {
+			theirs.Measured = "-"
+		}
+		lines = append(lines, []string{
+			ours.Step, ours.Wanted, ours.Measured, ours.Result.text(), theirs.Measured, theirs.Result.text(),
+		})
+	}
+	widths := make([]int, len(lines[0]))
+	for _, cells := range lines {
+		for i, cell := range cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, cells := range lines {
+		writeLine(w, widths, cells)
+	}
+	printMisses(w, "podlace", c.Podlace)
+	printMisses(w, "reference", c.Reference)
+}
+
+func printMisses(w io.Writer, name string, r Report) {
+	fmt.Fprintf(w, "\n%s: %s\n", name, r.Plugins)
+	for _, row := range r.Rows {
+		if row.Result == Miss && row.Note != "" {
+			fmt.Fprintf(w, "  %s: %s\n", strings.TrimSpace(row.Step), clip(row.Note))
+		}
+	}
+	printCounts(w, r)
+}
+
+// clip makes a note fit beside a row; the whole of it is in the JSON output.
+func clip(note string) string {
+	text := []rune(strings.Join(strings.Fields(note), " "))
+	if len(text) > noteWidth {
+		return string(text[:noteWidth-3]) + "..."
+	}
+	return string(text)
+}

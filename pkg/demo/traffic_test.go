@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// outside is a client on a veth, as in the lab.
+func outside(t *testing.T) *sandbox.Pod {
+	t.Helper()
+	client, err := sandbox.NewPod("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// The kernel would take it down with the namespace, but later.
+		if host, err := kernel.Host(); err == nil {
+			_ = host.DelLink(nodeSide)
+			host.Close()
+		}
+		_ = client.Close()
+	})
+	if err := connect(client, ipv6Error() == nil); err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func addresses() []netip.Addr {
+	if ipv6Error() != nil {
+		return []netip.Addr{nodeV4()}
+	}
+	return []netip.Addr{nodeV4(), nodeV6()}
+}
+
+func TestTrafficWithTheClient(t *testing.T) {
+	client := outside(t)
+	s, err := serve(meter.Here, "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	sources := map[netip.Addr]netip.Addr{nodeV4(): clientV4(), nodeV6(): clientV6()}
+	for _, addr := range addresses() {
+		for network, port := range map[string]uint16{"tcp": httpPort, "udp": dnsPort} {
+			got, err := ask(t.Context(), client.Do, network, netip.AddrPortFrom(addr, port))
+			if err != nil {
+				t.Errorf("%s to %s: %v", network, addr, err)
+				continue
+			}
+			if got.name != "node" || got.seen != sources[addr] {
+				t.Errorf("%s to %s: got %+v", network, addr, got)
+			}
+		}
+		got, err := ping(t.Context(), client.Do, addr, 3)
+		if err != nil || got.received != 3 || got.fastest <= 0 {
+			t.Errorf("ping %s: %+v, %v", addr, got, err)
+		}
+	}
+	silent := nodeV4().Next().Next()
+	if got, err := ping(t.Context(), client.Do, silent, 1); err == nil && (got.sent != 1 || got.received != 0) {
+		t.Errorf("ping of nobody: %+v", got)
+	}
+	if got, err := ask(t.Context(), client.Do, "tcp", netip.AddrPortFrom(nodeV4(), hostHTTP)); err == nil {
+		t.Errorf("a port without a server answered: %+v", got)
+	}
+}
+
+func TestReachAndMasqueradeMiss(t *testing.T) {
+	l := playedLab(t)
+	l.client = outside(t)
+	s, err := serve(meter.Here, "pod-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	target := netip.AddrPortFrom(nodeV4(), httpPort)
+	for name, test := range map[string]struct {
+		run  outcome
+		want Verdict
+	}{
+		"right pod, right source": {reachA(fromClient, "tcp", target, clientV4)(t.Context(), l), OK},
+		"right pod, wrong source": {reachA(fromClient, "tcp", target, nodeV4)(t.Context(), l), Miss},
+		"any source":              {reachA(fromHost, "tcp", target, nobody)(t.Context(), l), OK},
+		"no way":                  {reachA(fromA, "tcp", target, nobody)(t.Context(), l), Miss},
+		"no way out":              {masquerade(clientV4, nodeV4)(t.Context(), l), Miss},
+		"no address":              {pingA(func(p *pod) netip.Addr { return p.v4 })(t.Context(), l), Miss},
+	} {
+		if test.run.verdict != test.want {
+			t.Errorf("%s: got %+v, want %s", name, test.run, test.want)
+		}
+	}
+	l.a.Name = "pod-z"
+	if got := reachA(fromClient, "tcp", target, clientV4)(t.Context(), l); got.verdict != Miss {
+		t.Errorf("another pod: %+v", got)
+	}
+}
+
+func TestLimitsMissOnAnOpenLink(t *testing.T) {
+	l := playedLab(t)
+	p := path{
+		protocol: meter.TCP, took: 200 * time.Millisecond, from: fromHost, to: fromHost,
+		listen: func(*lab) netip.Addr { return netip.MustParseAddr("127.0.0.1") },
+	}
+	flow := p.measure(t.Context(), l)
+	if got := flow.judge(firstSecond, 0, mostAtFirst); got.verdict != Miss {
+		t.Errorf("first second: %+v", got)
+	}
+	if got := flow.judge(afterwards, leastLater, mostLater); got.verdict != Miss {
+		t.Errorf("afterwards: %+v", got)
+	}
+	p.listen = func(*lab) netip.Addr { return netip.Addr{} }
+	if got := p.measure(t.Context(), l).judge(firstSecond, 0, mostAtFirst); got.verdict != Miss {
+		t.Errorf("no address: %+v", got)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	for _, test := range []struct {
+		first, later float64
+		want         [2]Verdict
+	}{
+		{24e6, 20e6, [2]Verdict{OK, OK}},
+		{24.1e6, 21.1e6, [2]Verdict{Miss, Miss}},
+		{1e6, 17.9e6, [2]Verdict{OK, Miss}},
+	} {
+		m := measured{Result: meter.Result{FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}}}
+		got := [2]Verdict{m.judge(firstSecond, 0, mostAtFirst).verdict, m.judge(afterwards, leastLater, mostLater).verdict}
+		if got != test.want {
+			t.Errorf("%.1f then %.1f Mbit/s: got %v, want %v", test.first/1e6, test.later/1e6, got, test.want)
+		}
+	}
+}
+
+func TestEchoRequest(t *testing.T) {
+	request := echoRequest(true, 7, 3)
+	if checksum(request) != 0 {
+		t.Error("the checksum of a whole message is not zero")
+	}
+	reply := append([]byte{reply4}, request[1:]...)
+	if !isReply(request, reply, true) {
+		t.Error("a reply is not known as one")
+	}
+	for name, other := range map[string][]byte{
+		"the request": request, "short": reply[:7], "another sequence": echoRequest(true, 7, 4), "another family": append([]byte{reply6}, request[1:]...),
+	} {
+		if isReply(request, other, true) {
+			t.Errorf("%s passes for a reply", name)
+		}
+	}
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Codes that say nothing: none, and the one for errors without a code.
+const (
+	codeNone    = 0
+	codeUnknown = 999
+	// codeLacking is the code of a plugin that needs what the kernel lacks.
+	codeLacking = 105
+)
+
+var errNoAddress = errors.New("the pod has no such address")
+
+// warmUp adds and deletes one pod, so that the baseline has what a node keeps:
+// the bridge, the static rules. A plugin that says that the kernel lacks what
+// it needs is left out from here on, and so are its steps.
+func warmUp(ctx context.Context, l *lab) outcome {
+	for {
+		err := l.warmUpOnce(ctx)
+		if err == nil {
+			break
+		}
+		if !l.leaveOut(err) {
+			return failed(err)
+		}
+	}
+	if err := l.remember(); err != nil {
+		return failed(err)
+	}
+	return outcome{verdict: OK, measured: "both work"}
+}
+
+func (l *lab) warmUpOnce(ctx context.Context) error {
+	_, calls, err := l.chain.add(ctx, l.warm.attachment)
+	if err != nil {
+		_, _ = l.chain.del(ctx, l.warm.attachment)
+		return pluginError{plugin: last(calls), error: err}
+	}
+	_, err = l.chain.del(ctx, l.warm.attachment)
+	return err
+}
+
+// pluginError tells which plugin of the chain failed.
+type pluginError struct {
+	plugin string
+	error
+}
+
+// Unwrap returns the error of the chain.
+func (e pluginError) Unwrap() error { return e.error }
+
+func last(calls []call) string {
+	if len(calls) == 0 {
+		return ""
+	}
+	return calls[len(calls)-1].plugin
+}
+
+func (l *lab) leaveOut(err error) bool {
+	var failing pluginError
+	e, isCNI := coded(err)
+	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) || len(l.chain.list.Plugins) < 2 {
+		return false
+	}
+	l.lacks[failing.plugin] = e.Msg
+	return l.chain.without(failing.plugin) == nil
+}
+
+func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
+	return func(ctx context.Context, l *lab) outcome {
+		p := which(l)
+		start := time.Now()
+		result, calls, err := l.chain.add(ctx, p.attachment)
+		took := time.Since(start)
+		l.adds = calls
+		if err != nil {
+			return failed(err)
+		}
+		p.learn(result)
+		if err := p.serve(); err != nil {
+			return failed(err)
+		}
+		return milli(took, addTime).withNote("%s, %s", plural(len(calls), "process", "processes"), p.addresses())
+	}
+}
+
+func (p *pod) addresses() string {
+	var list []string
+	if p.v4.IsValid() {
+		list = append(list, p.v4.String())
+	}
+	if p.v6.IsValid() {
+		list = append(list, p.v6.String())
+	}
+	return strings.Join(list, " ")
+}
+
+// timeOf shows one plugin's share of the ADD before it.
+func timeOf(plugin string) func(context.Context, *lab) outcome {
+	return func(_ context.Context, l *lab) outcome {
+		for _, c := range l.adds {
+			if c.plugin == plugin {
+				return milliseconds(c.took)
+			}
+		}
+		return outcome{verdict: Info, measured: "did not run"}
+	}
+}
+
+func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
+	return func(ctx context.Context, l *lab) outcome {
+		start := time.Now()
+		if _, err := l.chain.check(ctx, which(l).attachment); err != nil {
+			return failed(err)
+		}
+		return outcome{verdict: OK, measured: "clean"}.withNote("%.1f ms", float64(time.Since(start))/float64(time.Millisecond))
+	}
+}
+
+// refuse sends a port that does not exist. The error must have a code that
+// says more than "failed" and the name of the pod.
+func refuse(ctx context.Context, l *lab) outcome {
+	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
+	_, _, err := l.chain.add(ctx, l.bad.attachment)
+	if err == nil {
+		return outcome{verdict: Miss, measured: "accepted"}
+	}
+	e, isCNI := coded(err)
+	if !isCNI {
+		return failed(err)
+	}
+	named := strings.Contains(e.Msg+e.Details, podNamespace+"/"+l.bad.podName)
+	measured := fmt.Sprintf("code %d, pod named", e.Code)
+	if !named {
+		measured = fmt.Sprintf("code %d, no pod named", e.Code)
+	}
+	return judged(named && e.Code != codeNone && e.Code != codeUnknown, measured).withNote("%s", e.Msg)
+}
+
+func delPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
+	return func(ctx context.Context, l *lab) outcome {
+		p := which(l)
+		p.silence()
+		lo := p.attachment
+		lo.ifname = "lo"
+		if _, err := l.loopback.del(ctx, lo); err != nil {
+			return failed(err)
+		}
+		start := time.Now()
+		calls, err := l.chain.del(ctx, p.attachment)
+		took := time.Since(start)
+		if err != nil {
+			return failed(err)
+		}
+		return milli(took, delTime).withNote("%s", shares(calls))
+	}
+}
+
+func shares(calls []call) string {
+	var list []string
+	for _, c := range calls {
+		list = append(list, fmt.Sprintf("%s %.1f", c.plugin, float64(c.took)/float64(time.Millisecond)))
+	}
+	return strings.Join(list, ", ")
+}
+
+func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
+	return func(ctx context.Context, l *lab) outcome {
+		if _, err := l.chain.del(ctx, which(l).attachment); err != nil {
+			return failed(err)
+		}
+		return outcome{verdict: OK, measured: "succeeds"}
+	}
+}
+
+// delGone is what a node sees after a crash: the namespace is gone, and the
+// runtime deletes with what it remembers.
+func delGone(ctx context.Context, l *lab) outcome {
+	l.b.silence()
+	if err := l.b.Close(); err != nil {
+		return failed(err)
+	}
+	gone := l.b.attachment
+	gone.netns = ""
+	if _, err := l.chain.del(ctx, gone); err != nil {
+		return failed(err)
+	}
+	return outcome{verdict: OK, measured: "succeeds"}
+}
+
+func leftovers(ctx context.Context, l *lab) outcome {
+	if l.before == nil {
+		return failed(errors.New("no baseline: the first pod failed"))
+	}
+	diff, err := l.leftovers(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	o := judged(len(diff) == 0, fmt.Sprint(len(diff)))
+	o.value, o.unit = float64(len(diff)), "leftovers"
+	o.note = firstLines(diff, 6)
+	return o
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

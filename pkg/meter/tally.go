@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package meter
+
+import (
+	"sync"
+	"time"
+)
+
+// Bytes around the payload of one packet. A shaper on a veth counts the
+// Ethernet header; TCP carries the timestamp option.
+const (
+	ethernetHeader = 14
+	ipv4Header     = 20
+	ipv6Header     = 40
+	udpHeader      = 8
+	tcpHeader      = 32
+)
+
+func ipHeader(is4 bool) int {
+	if is4 {
+		return ipv4Header
+	}
+	return ipv6Header
+}
+
+// A tally counts what arrives by interval. Several receivers may share one.
+type tally struct {
+	window time.Duration
+
+	mu      sync.Mutex
+	first   time.Time
+	bytes   []uint64
+	packets []uint64
+}
+
+func newTally(window time.Duration) *tally {
+	n := int((window + Interval - 1) / Interval)
+	return &tally{window: window, bytes: make([]uint64, n), packets: make([]uint64, n)}
+}
+
+// add counts n bytes read at now and reports the end of the window; bytes
+// after the end are not counted.
+func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.first.IsZero() {
+		t.first = now
+	}
+	since := now.Sub(t.first)
+	end = t.first.Add(t.window)
+	if since >= t.window {
+		return end, false
+	}
+	t.bytes[since/Interval] += uint64(n)
+	t.packets[since/Interval]++
+	return end, true
+}
+
+// span sums the samples from up to, not including, to. When the window ends
+// inside the last sample, the time is cut there.
+func (t *tally) span(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
+	from, to = min(from, t.window), min(to, t.window)
+	for i := range t.bytes {
+		if at := time.Duration(i) * Interval; at >= from && at < to {
+			bytes += t.bytes[i]
+			packets += t.packets[i]
+		}
+	}
+	return bytes, packets, to - from
+}
+
+// wireBytes turns payload and reads into bytes on the link.
+type wireBytes func(bytes, packets uint64) float64
+
+// perPacket fits UDP, where one read is one packet.
+func perPacket(header int) wireBytes {
+	return func(bytes, packets uint64) float64 {
+		return float64(bytes) + float64(packets)*float64(header)
+	}
+}
+
+// perSegment fits TCP, where a read says nothing about packets but the segment
+// size is known.
+func perSegment(mss, header int) wireBytes {
+	return func(bytes, _ uint64) float64 {
+		return float64(bytes) * float64(mss+header) / float64(mss)
+	}
+}
+
+func (t *tally) result(wire wireBytes) Result {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rate := func(from, to time.Duration) Rate {
+		bytes, packets, took := t.span(from, to)
+		if took <= 0 {
+			return Rate{}
+		}
+		return Rate{
+			Payload: 8 * float64(bytes) / took.Seconds(),
+			Wire:    8 * wire(bytes, packets) / took.Seconds(),
+		}
+	}
+	bytes, packets, took := t.span(0, t.window)
+	r := Result{Bytes: bytes, Packets: packets, Duration: took, Samples: t.bytes}
+	r.FirstSecond = rate(0, time.Second)
+	r.Mean = rate(0, t.window)
+	r.Steady = r.Mean
+	if t.window > time.Second {
+		r.Steady = rate(time.Second, t.window)
+	}
+	return r
+}
+
+// silent reports that nothing was counted.
+func (t *tally) silent() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.first.IsZero()
+}

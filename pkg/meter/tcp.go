@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package meter
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Large enough that the cost of a call vanishes at tens of Gbit/s.
+const tcpBuffer = 256 << 10
+
+func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
+	listener, err := listenTCP(ctx, flow)
+	if err != nil {
+		return Result{}, err
+	}
+	defer listener.Close()
+	senders, err := dialTCP(ctx, flow, flow.target(addrPort(listener.Addr())))
+	defer closeAll(senders)
+	if err != nil {
+		return Result{}, err
+	}
+	receivers, err := acceptTCP(listener, len(senders), flow.Patience)
+	defer closeAll(receivers)
+	if err != nil {
+		return Result{}, err
+	}
+	segment := segmentSize(senders[0])
+
+	var sent atomic.Uint64
+	counts := newTally(flow.Duration)
+	stop := context.AfterFunc(ctx, func() {
+		closeAll(senders)
+		closeAll(receivers)
+	})
+	defer stop()
+	var sending, receiving sync.WaitGroup
+	for i := range senders {
+		sending.Go(func() { sendTCP(senders[i], &sent) })
+		receiving.Go(func() { receiveTCP(receivers[i], counts, flow.Patience) })
+	}
+	receiving.Wait()
+	stopped := context.Cause(ctx)
+	cancel()
+	sending.Wait()
+	return finish(counts, perSegment(segment, ethernetHeader+ipHeader(is4(flow))+tcpHeader), &sent, stopped)
+}
+
+func listenTCP(ctx context.Context, flow Flow) (listener *net.TCPListener, err error) {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	err = flow.To(func() error {
+		l, err := config.Listen(ctx, network(TCP, flow.Listen), flow.Listen.String())
+		if err == nil {
+			listener = l.(*net.TCPListener)
+		}
+		return err
+	})
+	return listener, err
+}
+
+func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*net.TCPConn, err error) {
+	dialer := net.Dialer{Timeout: flow.Patience}
+	dialer.SetMultipathTCP(false)
+	err = flow.From(func() error {
+		for range flow.Streams {
+			conn, err := dialer.DialContext(ctx, network(TCP, target), target.String())
+			if err != nil {
+				return err
+			}
+			tcp := conn.(*net.TCPConn)
+			// What still waits in the send buffer must not disturb the next flow.
+			_ = tcp.SetLinger(0)
+			conns = append(conns, tcp)
+		}
+		return nil
+	})
+	return conns, err
+}
+
+func acceptTCP(listener *net.TCPListener, n int, patience time.Duration) (conns []*net.TCPConn, err error) {
+	if err := listener.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, err
+	}
+	for range n {
+		conn, err := listener.AcceptTCP()
+		if err != nil {
+			return conns, err
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
+}
+
+func sendTCP(conn *net.TCPConn, sent *atomic.Uint64) {
+	buffer := make([]byte, tcpBuffer)
+	for {
+		n, err := conn.Write(buffer)
+		sent.Add(uint64(n))
+		if err != nil {
+			return
+		}
+	}
+}
+
+func receiveTCP(conn *net.TCPConn, counts *tally, patience time.Duration) {
+	buffer := make([]byte, tcpBuffer)
+	deadline := time.Now().Add(patience)
+	_ = conn.SetReadDeadline(deadline)
+	for {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return
+		}
+		end, open := counts.add(time.Now(), n)
+		if !open {
+			return
+		}
+		if end != deadline {
+			deadline = end
+			_ = conn.SetReadDeadline(deadline)
+		}
+	}
+}
+
+// segmentSize is the payload of a full segment, timestamps already taken off.
+func segmentSize(conn *net.TCPConn) int {
+	const ethernetMTU = 1500
+	size := ethernetMTU - ipv4Header - tcpHeader
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return size
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if n, err := syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_MAXSEG); err == nil && n > 0 {
+			size = n
+		}
+	})
+	return size
+}
+
+func finish(counts *tally, wire wireBytes, sent *atomic.Uint64, stopped error) (Result, error) {
+	if stopped != nil {
+		return Result{}, stopped
+	}
+	if counts.silent() {
+		return Result{}, fmt.Errorf("%w (%d bytes sent)", ErrSilent, sent.Load())
+	}
+	result := counts.result(wire)
+	result.Sent = sent.Load()
+	return result, nil
+}
+
+func closeAll[C interface{ Close() error }](conns []C) {
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+func addrPort(addr net.Addr) netip.AddrPort {
+	switch a := addr.(type) {
+	case *net.TCPAddr:
+		return unmap(a.AddrPort())
+	case *net.UDPAddr:
+		return unmap(a.AddrPort())
+	}
+	return netip.AddrPort{}
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// network names the family too: package net looks only once whether there is
+// IPv6, in whichever namespace comes first.
+func network(p Protocol, addr netip.AddrPort) string {
+	if addr.Addr().Unmap().Is4() {
+		return string(p) + "4"
+	}
+	return string(p) + "6"
+}
+
+func is4(flow Flow) bool { return flow.Listen.Addr().Unmap().Is4() }

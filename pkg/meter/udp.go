@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package meter
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	headerSize  = 8 // the mark of the flow
+	maxDatagram = 65000
+	udpBuffer   = 4 << 20
+	// The sender wakes this often to send what is due.
+	udpTick = time.Millisecond
+)
+
+func runUDP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
+	receiver, err := listenUDP(flow)
+	if err != nil {
+		return Result{}, err
+	}
+	defer receiver.Close()
+	sender, err := dialUDP(flow, flow.target(addrPort(receiver.LocalAddr())))
+	if err != nil {
+		return Result{}, err
+	}
+	defer sender.Close()
+
+	var sent atomic.Uint64
+	counts := newTally(flow.Duration)
+	mark := rand.Uint64()
+	stop := context.AfterFunc(ctx, func() { closeAll([]*net.UDPConn{sender, receiver}) })
+	defer stop()
+	var sending sync.WaitGroup
+	sending.Go(func() { sendUDP(ctx, sender, flow, mark, &sent) })
+	receiveUDP(receiver, counts, mark, flow.Patience)
+	stopped := context.Cause(ctx)
+	cancel()
+	sending.Wait()
+	return finish(counts, perPacket(ethernetHeader+ipHeader(is4(flow))+udpHeader), &sent, stopped)
+}
+
+func listenUDP(flow Flow) (conn *net.UDPConn, err error) {
+	err = flow.To(func() (err error) {
+		conn, err = net.ListenUDP(network(UDP, flow.Listen), net.UDPAddrFromAddrPort(flow.Listen))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.SetReadBuffer(udpBuffer) // the kernel may allow less
+	return conn, nil
+}
+
+func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
+	err = flow.From(func() (err error) {
+		conn, err = net.DialUDP(network(UDP, target), nil, net.UDPAddrFromAddrPort(target))
+		return err
+	})
+	return conn, err
+}
+
+// sendUDP offers datagrams until ctx is done. A refused or dropped datagram is
+// one that was not sent: the receiver's count is the one that matters.
+func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
+	packet := make([]byte, flow.Size)
+	binary.BigEndian.PutUint64(packet, mark)
+	tick := time.NewTicker(udpTick)
+	defer tick.Stop()
+	start, offered := time.Now(), 0.0
+	for ctx.Err() == nil {
+		due := flow.Rate / 8 * time.Since(start).Seconds()
+		for ctx.Err() == nil && (flow.Rate == 0 || offered < due) {
+			n, _ := conn.Write(packet)
+			sent.Add(uint64(n))
+			offered += float64(len(packet))
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// receiveUDP counts the datagrams that carry the mark; what an earlier flow
+// left on its way does not.
+func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
+	buffer := make([]byte, maxDatagram)
+	deadline := time.Now().Add(patience)
+	_ = conn.SetReadDeadline(deadline)
+	for {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return
+		}
+		if n < headerSize || binary.BigEndian.Uint64(buffer) != mark {
+			continue
+		}
+		end, open := counts.add(time.Now(), n)
+		if !open {
+			return
+		}
+		if end != deadline {
+			deadline = end
+			_ = conn.SetReadDeadline(deadline)
+		}
+	}
+}
