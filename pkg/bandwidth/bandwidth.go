@@ -95,7 +95,7 @@ func apply(r *plugin.Request, host *kernel.NS, link kernel.Link, st state) (*typ
 	if st.Egress == nil {
 		return r.Prev, nil
 	}
-	ifb, err := host.EnsureIFB(st.IFB, link.MTU)
+	ifb, err := host.EnsureIFB(st.IFB, link)
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +146,11 @@ func del(r *plugin.Request) error {
 		return err
 	}
 	defer host.Close()
+	link, ok, err := host.Link(st.Link)
+	if err == nil && ok && r.Netns != nil && link.Index == st.Index && link.LeadsGroup() {
+		// The main plugin, whose DEL comes next, deletes the device with the link.
+		return att.Remove()
+	}
 	return remove(host, att, st)
 }
 

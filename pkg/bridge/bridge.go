@@ -22,6 +22,7 @@ import (
 // state is what the record of an attachment holds.
 type state struct {
 	Bridge     string         `json:"bridge"`
+	Index      int            `json:"index,omitempty"` // of the host side
 	IPAM       string         `json:"ipam,omitempty"`
 	Masquerade string         `json:"masquerade,omitempty"`
 	Addresses  []netip.Prefix `json:"addresses,omitempty"` // with the length of their subnet
@@ -84,14 +85,14 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := b.clearResidue(j); err != nil {
 		return nil, err
 	}
+	st := state{Bridge: j.cfg.Bridge, IPAM: j.cfg.IPAM, Masquerade: j.cfg.Masquerade, Shared: j.shared}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	st := state{Bridge: j.cfg.Bridge, IPAM: j.cfg.IPAM, Masquerade: j.cfg.Masquerade, Shared: j.shared}
-	undo.Push(j.att.Remove)
+	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
-	w, err := j.wire(&undo)
+	w, err := j.wire()
 	if err != nil {
 		return nil, err
 	}
@@ -100,20 +101,18 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		if addresses, err = b.ipam.Add(r, j.cfg.IPAM); err != nil {
 			return nil, err
 		}
-		undo.Push(func() error { return b.ipam.Del(r, j.cfg.IPAM) })
 	}
 	layer3, err := planLayer3(j.cfg, addresses)
 	if err != nil {
 		return nil, err
 	}
-	st.Addresses = layer3.addresses
+	st.Index, st.Addresses = w.host.Index, layer3.addresses
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
 	if err := j.configure(w, layer3); err != nil {
 		return nil, err
 	}
-	undo.Push(func() error { return unmasquerade(j.host, j.att.Key, st) })
 	if err := j.masquerade(layer3); err != nil {
 		return nil, err
 	}
@@ -162,7 +161,7 @@ func (b bridge) del(r *plugin.Request) error {
 
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.NS, st state) error {
-	errs := []error{host.DelLink(att.HostVeth())}
+	errs := []error{host.DelGroup(att.HostVeth(), st.Index)}
 	if st.IPAM != "" {
 		errs = append(errs, b.ipam.Del(r, st.IPAM))
 	}

@@ -138,11 +138,18 @@ func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result
 // masquerade makes traffic of the pod that leaves the network carry the node's address. With an IPAM plugin in process the
 // subnets are known and shared by all pods, so that only the first pod of a network changes anything.
 func (j *job) masquerade(l layer3) error {
-	switch j.cfg.Masquerade {
-	case "iptables":
+	m := nftMasquerade(j.att.Network, l.addresses, j.shared)
+	if j.cfg.Masquerade == "nftables" {
+		return j.host.EnsureMasquerade(m)
+	}
+	if j.shared {
+		// The subnets are masqueraded as a whole, so the newest configuration decides for the network.
+		if err := j.host.EndMasquerade(m); err != nil {
+			return err
+		}
+	}
+	if j.cfg.Masquerade == "iptables" {
 		return masqueradeByIPTables(j.host, j.att.Key, l.addresses)
-	case "nftables":
-		return j.host.EnsureMasquerade(nftMasquerade(j.att.Network, l.addresses, j.shared))
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ const dadTimeout = 10 * time.Second
 type wiring struct{ bridge, host, pod kernel.Link }
 
 // wire makes the bridge when it is missing, and the veth pair, still down.
-func (j *job) wire(undo *plugin.Undo) (w wiring, err error) {
+func (j *job) wire() (w wiring, err error) {
 	if w.bridge, err = j.ensureBridge(); err != nil {
 		return w, err
 	}
@@ -29,7 +29,6 @@ func (j *job) wire(undo *plugin.Undo) (w wiring, err error) {
 	if veth.PodMAC == nil {
 		veth.PodMAC = j.att.MAC("pod")
 	}
-	undo.Push(func() error { return j.host.DelLink(veth.Host) })
 	index, err := j.host.AddVeth(veth)
 	if isExist(err) {
 		// The interface is not in the pod (clearResidue), so the host side is left from an attachment that lost its pod side.
@@ -157,6 +156,9 @@ func (j *job) configurePort(w wiring) error {
 		if err := j.host.SetIsolated(w.host, true); err != nil {
 			return err
 		}
+	}
+	if err := j.host.LeadGroup(w.host); err != nil {
+		return err
 	}
 	return j.host.SetUp(w.host)
 }

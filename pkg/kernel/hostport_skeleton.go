@@ -123,15 +123,15 @@ func (h hostports) set(name string, value []nftables.SetDatatype, key ...nftable
 }
 
 func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
-	to := []nftables.SetDatatype{f.address, nftables.TypeInetService}
+	target := []nftables.SetDatatype{f.address, nftables.TypeInetService}
 	sets := map[string]*nftables.Set{}
 	for _, s := range []struct {
 		name  string
 		value []nftables.SetDatatype
 		key   []nftables.SetDatatype
 	}{
-		{"hostip_ports", to, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
-		{"ports", to, []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}},
+		{"hostip_ports", target, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
+		{"ports", target, []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}},
 		{"snat", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
 		{"masqall", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
 	} {
@@ -147,16 +147,20 @@ func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nfta
 	h.rule(forward, join(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, port(9), find(sets["ports"]), dnat})...)
 
 	masquerade := &expr.Masq{}
-	mapped := func(set *nftables.Set) []expr.Any {
-		return join(f.only(), translated(), []expr.Any{network(1, f.destination, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
-			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}})
+	// mapped matches when the address at the offset is that of a pod, and the port that the client used is one of that pod's.
+	mapped := func(offset uint32, set *nftables.Set) []expr.Any {
+		return []expr.Any{network(1, offset, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
+			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
 	}
+	to := func(set *nftables.Set) []expr.Any { return join(f.only(), translated(), mapped(f.destination, set)) }
 	if f.digit == ipv4.digit {
-		h.rule(back, join(mapped(sets["snat"]), loopback(f.source), []expr.Any{masquerade})...)
+		h.rule(back, join(to(sets["snat"]), loopback(f.source), []expr.Any{masquerade})...)
 	}
-	h.rule(back, join(mapped(sets["snat"]), []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+	h.rule(back, join(to(sets["snat"]), []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade})...)
-	h.rule(back, join(mapped(sets["masqall"]), []expr.Any{masquerade})...)
+	// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
+	h.rule(back, join(to(sets["snat"]), mapped(f.source, sets["snat"]), []expr.Any{masquerade})...)
+	h.rule(back, join(to(sets["masqall"]), []expr.Any{masquerade})...)
 	return nil
 }
 

@@ -96,10 +96,13 @@ func (n *NS) DelMasquerade(m Masquerade) error {
 	return errors.Join(errs...)
 }
 
-// DelMasqueradeNetwork removes the chain and the sets of a network that has no pods any more.
-func (n *NS) DelMasqueradeNetwork(network string) error {
-	m := Masquerade{Network: network}
-	err := skeleton("nft delete masquerade for network "+network, func(c *nftables.Conn) error {
+// EndMasquerade removes the chain and the sets of a network if any of its sources is masqueraded.
+func (n *NS) EndMasquerade(m Masquerade) error {
+	missing, err := n.MissingMasquerade(m)
+	if err != nil || len(missing) == len(m.Sources) {
+		return err
+	}
+	err = skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
 		table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
 		chain := m.chain(table)
 		c.FlushChain(chain)

@@ -76,13 +76,16 @@ func (n *NS) Unshape(link Link) error {
 	})
 }
 
-// EnsureIFB makes the intermediate device name, up, with the MTU, or returns the one that is there. What is redirected to it passes
-// its qdisc and goes on where it came from (tc-mirred(8)).
-func (n *NS) EnsureIFB(name string, mtu int) (Link, error) {
+// EnsureIFB makes the intermediate device name for a link, up and with its MTU, or returns the one that is there. What is redirected to
+// it passes its qdisc and goes on where it came from (tc-mirred(8)). It joins the group of a link that leads one.
+func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.Flags = name, mtu, net.FlagUp
+		attrs.Name, attrs.MTU, attrs.Flags = name, of.MTU, net.FlagUp
 		attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
+		if of.LeadsGroup() {
+			attrs.Group = of.group
+		}
 		return ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
 	})
 	if err != nil {

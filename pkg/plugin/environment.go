@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // maxID bounds container IDs and network names: each becomes part of a file name of at most 255 bytes.
@@ -97,6 +98,8 @@ func ValidIfName(s string) error {
 		return fmt.Errorf("the name is reserved")
 	case s[0] == '-':
 		return fmt.Errorf("must not begin with '-'")
+	case !utf8.ValidString(s):
+		return fmt.Errorf("want UTF-8, as in the result")
 	}
 	for _, c := range s {
 		if c == '/' || c == ':' || c == '%' || unicode.IsSpace(c) || !unicode.IsPrint(c) {

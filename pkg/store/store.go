@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,6 +32,7 @@ const LockTimeout = 10 * time.Second
 // Dir is an open state folder.
 type Dir struct {
 	root *os.Root
+	self *os.File // the folder itself
 	path string
 }
 
@@ -40,7 +42,12 @@ func Open(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Dir{root, path}, nil
+	self, err := root.Open(".")
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	return &Dir{root, self, path}, nil
 }
 
 // Make opens the folder path and makes it with all its parents when it is missing.
@@ -59,7 +66,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 }
 
 // Close releases the folder, not its locks.
-func (d *Dir) Close() error { return d.root.Close() }
+func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
 // Path returns the path that the folder was opened with.
 func (d *Dir) Path() string { return d.path }
@@ -79,44 +86,69 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// Write puts data under name in one step: a reader sees the old content or the new, never a part.
+// Write puts data under name in one step: a reader sees the old content or the new, never a part. Two writers of one name must
+// exclude each other by a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
-	return d.place(name, data, mode, d.root.Rename)
-}
-
-// Create is Write for a name that must not exist yet (errors.Is fs.ErrExist): content and exclusiveness in one step, by link(2).
-func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
-	return d.place(name, data, mode, func(temp, name string) error {
-		err := d.root.Link(temp, name)
-		return errors.Join(err, d.root.Remove(temp))
-	})
-}
-
-func (d *Dir) place(name string, data []byte, mode fs.FileMode, move func(temp, name string) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	temp := tempName()
+	temp := tempPrefix + name
+	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = d.root.Rename(temp, name)
+	}
+	if err != nil {
+		_ = d.root.Remove(temp)
+	}
+	return err
+}
+
+// Create is Write for a name that must not exist yet (errors.Is fs.ErrExist). Content and exclusiveness come in one step, by link(2)
+// of a file that has no name before: whoever is killed in between leaves nothing.
+func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
+	path := filepath.Join(d.path, name)
+	if err := fault.Point("create " + path); err != nil {
+		return err
+	}
+	if !fs.ValidPath(name) || strings.Contains(name, "/") {
+		return &fs.PathError{Op: "create", Path: path, Err: fs.ErrInvalid}
+	}
+	fd, err := unix.Openat(int(d.self.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(mode))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return d.createNamed(name, data, mode)
+	}
+	if err != nil {
+		return &fs.PathError{Op: "create", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), int(d.self.Fd()), name, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return &fs.PathError{Op: "link", Path: path, Err: err}
+	}
+	return nil
+}
+
+// createNamed serves file systems without O_TMPFILE.
+func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
+	var random [8]byte
+	_, _ = rand.Read(random[:])
+	temp := tempPrefix + hex.EncodeToString(random[:])
 	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	err = errors.Join(err, f.Close())
-	if err != nil {
-		return errors.Join(err, d.root.Remove(temp))
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = d.root.Link(temp, name)
 	}
-	if err := move(temp, name); err != nil {
-		_ = d.root.Remove(temp)
-		return err
-	}
-	return nil
-}
-
-func tempName() string {
-	var b [8]byte
-	_, _ = rand.Read(b[:])
-	return tempPrefix + hex.EncodeToString(b[:])
+	return errors.Join(err, d.root.Remove(temp))
 }
 
 // Remove deletes the file name; a file that is not there is no error.
@@ -124,7 +156,12 @@ func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := d.root.Remove(name)
+	if temp := d.root.Remove(tempPrefix + name); temp == nil {
+		// A writer of this name was killed.
+		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
