@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	image = "podlace.test/busybox:1"
+
+	typeIndex    = "application/vnd.oci.image.index.v1+json"
+	typeManifest = "application/vnd.oci.image.manifest.v1+json"
+	typeConfig   = "application/vnd.oci.image.config.v1+json"
+	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
+)
+
+// idle is what a sandbox runs: nothing, until it is told to end.
+var idle = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// archive is an OCI image layout as one tar file.
+type archive struct {
+	tar *tar.Writer
+}
+
+// writeImage writes the image with nothing but busybox in it; it serves the
+// sandboxes and the containers.
+func writeImage(path, busybox string) error {
+	layer, err := busyboxLayer(busybox)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	a := archive{tar.NewWriter(&out)}
+	if err := a.image(layer); err != nil {
+		return fmt.Errorf("image %s: %w", image, err)
+	}
+	if err := a.tar.Close(); err != nil {
+		return fmt.Errorf("image %s: %w", image, err)
+	}
+	return os.WriteFile(path, out.Bytes(), 0o600)
+}
+
+func busyboxLayer(busybox string) ([]byte, error) {
+	program, err := os.ReadFile(busybox)
+	if err != nil {
+		return nil, err
+	}
+	applets, err := exec.Command(busybox, "--list").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --list: %w", busybox, err)
+	}
+	var layer bytes.Buffer
+	t := tar.NewWriter(&layer)
+	entries := []tar.Header{
+		{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o777},
+	}
+	for name := range strings.FieldsSeq(string(applets)) {
+		if name != "busybox" {
+			entries = append(entries, tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox"})
+		}
+	}
+	for _, h := range entries {
+		if err := t.WriteHeader(&h); err != nil {
+			return nil, fmt.Errorf("layer: %s: %w", h.Name, err)
+		}
+	}
+	if err := writeFile(t, "bin/busybox", program, 0o755); err != nil {
+		return nil, err
+	}
+	return layer.Bytes(), t.Close()
+}
+
+func writeFile(t *tar.Writer, name string, data []byte, mode int64) error {
+	if err := t.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(data))}); err != nil {
+		return fmt.Errorf("tar: %s: %w", name, err)
+	}
+	_, err := t.Write(data)
+	return err
+}
+
+func (a archive) image(layer []byte) error {
+	rootfs, err := a.blob(typeLayer, layer)
+	if err != nil {
+		return err
+	}
+	config, err := a.json(typeConfig, map[string]any{
+		"architecture": arch(),
+		"os":           "linux",
+		"config":       map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{rootfs.Digest}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := a.json(typeManifest, map[string]any{
+		"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{rootfs},
+	})
+	if err != nil {
+		return err
+	}
+	manifest.Annotations = map[string]string{"io.containerd.image.name": image}
+	index, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest},
+	})
+	if err != nil {
+		return err
+	}
+	if err := writeFile(a.tar, "index.json", index, 0o644); err != nil {
+		return err
+	}
+	return writeFile(a.tar, "oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
+}
+
+func (a archive) json(mediaType string, v any) (descriptor, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return descriptor{}, err
+	}
+	return a.blob(mediaType, data)
+}
+
+func (a archive) blob(mediaType string, data []byte) (descriptor, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(data))
+	d := descriptor{MediaType: mediaType, Digest: "sha256:" + sum, Size: len(data)}
+	return d, writeFile(a.tar, filepath.Join("blobs", "sha256", sum), data, 0o644)
+}
