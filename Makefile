@@ -15,7 +15,8 @@ PREFIX      ?= /usr/local
 CNI_BIN_DIR ?= /opt/cni/bin
 
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS     := -s -w -X github.com/podlace/podlace/pkg/plugin.Version=$(VERSION)
+COMMIT      ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X github.com/podlace/podlace/pkg/plugin.Version=$(VERSION) -X github.com/podlace/podlace/pkg/cli.commit=$(COMMIT)
 GOBUILD     := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 GOLANGCI    := v2.15.0
 

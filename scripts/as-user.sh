@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# as-user.sh COMMAND...: runs a command as the user nobody in a copy of what git tracks here, with a home and Go caches of its own.
+# as-user.sh COMMAND...: runs a command as the user nobody in a copy of this tree (what git ignores left out), with a home and Go caches of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=/var/tmp/podlace-user
 mkdir -p "$work/home"
 rm -rf "$work/source"
 mkdir "$work/source"
-git ls-files -z | xargs -0 cp --parents -t "$work/source"
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$work/source"
 chown -R nobody "$work"
 cd "$work/source"
 exec runuser -u nobody -- env -i PATH="$PATH" HOME="$work/home" TMPDIR=/tmp LANG=C.UTF-8 GOFLAGS="${GOFLAGS:-}" GOPROXY="$(go env GOPROXY)" \

@@ -4,7 +4,6 @@ package demo
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -108,29 +107,6 @@ func PluginsOf(conflist []byte) ([]string, error) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
-}
-
-// without returns the chain with one plugin left out.
-func (c *chain) without(plugin string) error {
-	var conf map[string]any
-	if err := json.Unmarshal(c.raw, &conf); err != nil {
-		return err
-	}
-	plugins, _ := conf["plugins"].([]any)
-	conf["plugins"] = slices.DeleteFunc(plugins, func(p any) bool {
-		m, _ := p.(map[string]any)
-		return m["type"] == plugin
-	})
-	raw, err := json.Marshal(conf)
-	if err != nil {
-		return err
-	}
-	list, err := libcni.NetworkConfFromBytes(raw)
-	if err != nil {
-		return err
-	}
-	c.raw, c.list = raw, list
-	return nil
 }
 
 func (c *chain) add(ctx context.Context, a attachment) (*types100.Result, []call, error) {

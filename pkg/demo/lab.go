@@ -100,8 +100,10 @@ func (l *lab) open(opts Options) (err error) {
 		return fmt.Errorf("namespace for the client: %w", err)
 	}
 	l.closers = append(l.closers, func() { _ = l.client.Close() })
-	l.probe()
-	if err := connect(l.client, l.lacks[ipv6] == ""); err != nil {
+	if err := l.probe(); err != nil {
+		return err
+	}
+	if err := connect(l.client, ipv6Error() == nil); err != nil {
 		return fmt.Errorf("connect the client: %w", err)
 	}
 	return nil
@@ -130,13 +132,15 @@ func (l *lab) close() {
 }
 
 // probe notes what the machine lacks, whichever plugins run.
-func (l *lab) probe() {
-	if ipv6Error() != nil {
-		l.lacks[ipv6] = "IPv6 is switched off in this kernel"
-	}
+func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
 	}
+	if ipv6Error() == nil {
+		return nil
+	}
+	l.lacks[ipv6] = "IPv6 is switched off in this kernel"
+	return l.chain.withoutIPv6()
 }
 
 func ipv6Error() error {

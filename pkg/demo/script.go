@@ -81,17 +81,22 @@ func stepsOfHostPort() []step {
 		{name: "hostPort udp from outside, IPv6", want: preserved, needs: six, run: reachA(fromClient, "udp", dns6, clientV6)},
 		{name: "hostPort tcp from pod-b, IPv6", want: reply, needs: six, run: reachA(fromB, "tcp", http6, nobody)},
 	}
-	bridged := withBridgeNetfilter(reachA(fromB, "tcp", http4, nobody))
-	return append(steps, step{
-		name: "hostPort tcp from pod-b, br_netfilter on", want: reply, needs: append(four, brNetfilter), run: bridged,
-	})
+	return append(steps,
+		step{
+			name: "hostPort tcp from pod-a itself, br_netfilter on", want: reply, needs: append(four, brNetfilter),
+			run: withBridgeNetfilter(reachA(fromA, "tcp", http4, nobody)),
+		},
+		step{
+			name: "hostPort tcp from pod-b, br_netfilter on", want: reply, needs: append(four, brNetfilter),
+			run: withBridgeNetfilter(reachA(fromB, "tcp", http4, nobody)),
+		})
 }
 
 func stepsOfMasquerade() []step {
 	four, six := []string{masquerading, gateway, ipv4}, []string{masquerading, gateway, ipv6}
 	return []step{
-		{name: "pod-a to outside, IPv4", want: "seen as " + nodeV4().String(), needs: four, run: masquerade(clientV4, nodeV4)},
-		{name: "pod-a to outside, IPv6", want: "seen as " + nodeV6().String(), needs: six, run: masquerade(clientV6, nodeV6)},
+		{name: "pod-a to outside, IPv4", want: "seen as " + nodeV4().String(), needs: four, run: masquerade(fromA, clientV4, nodeV4)},
+		{name: "pod-a to outside, IPv6", want: "seen as " + nodeV6().String(), needs: six, run: masquerade(fromA, clientV6, nodeV6)},
 	}
 }
 
@@ -164,15 +169,15 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade calls a server outside, which must see the node and not the pod.
-func masquerade(target, source func() netip.Addr) func(context.Context, *lab) outcome {
+// masquerade calls a server outside, which must see the caller under the address of the node.
+func masquerade(from outOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")
 		if err != nil {
 			return failed(err)
 		}
 		defer outside.close()
-		got, err := ask(ctx, l.a.Do, "tcp", netip.AddrPortFrom(target(), httpPort))
+		got, err := ask(ctx, from(l), "tcp", netip.AddrPortFrom(target(), httpPort))
 		if err != nil {
 			return outcome{verdict: Miss, measured: "no reply", note: err.Error()}
 		}

@@ -90,11 +90,17 @@ func TestReachAndMasqueradeMiss(t *testing.T) {
 		"right pod, wrong source": {reachA(fromClient, "tcp", target, nodeV4)(t.Context(), l), Miss},
 		"any source":              {reachA(fromHost, "tcp", target, nobody)(t.Context(), l), OK},
 		"no way":                  {reachA(fromA, "tcp", target, nobody)(t.Context(), l), Miss},
-		"no way out":              {masquerade(clientV4, nodeV4)(t.Context(), l), Miss},
+		"no way out":              {masquerade(fromA, clientV4, nodeV4)(t.Context(), l), Miss},
 		"no address":              {pingA(func(p *pod) netip.Addr { return p.v4 })(t.Context(), l), Miss},
 	} {
 		if test.run.verdict != test.want {
 			t.Errorf("%s: got %+v, want %s", name, test.run, test.want)
+		}
+	}
+	for source, want := range map[netip.Addr]Verdict{nodeV4(): OK, clientV4(): Miss} {
+		got := masquerade(fromHost, clientV4, func() netip.Addr { return source })(t.Context(), l)
+		if got.verdict != want {
+			t.Errorf("seen as %s: %+v", source, got)
 		}
 	}
 	l.a.Name = "pod-z"
@@ -149,7 +155,10 @@ func TestEchoRequest(t *testing.T) {
 		t.Error("a reply is not known as one")
 	}
 	for name, other := range map[string][]byte{
-		"the request": request, "short": reply[:7], "another sequence": echoRequest(true, 7, 4), "another family": append([]byte{reply6}, request[1:]...),
+		"the request":      request,
+		"short":            reply[:7],
+		"another sequence": append([]byte{reply4}, echoRequest(true, 7, 4)[1:]...),
+		"another family":   append([]byte{reply6}, request[1:]...),
 	} {
 		if isReply(request, other, true) {
 			t.Errorf("%s passes for a reply", name)

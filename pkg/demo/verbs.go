@@ -65,14 +65,23 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
+// leaveOut takes the failing plugin out of the chain, or what the first one
+// can do without, when the kernel is to blame.
 func (l *lab) leaveOut(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
-	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) || len(l.chain.list.Plugins) < 2 {
+	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) {
 		return false
 	}
-	l.lacks[failing.plugin] = e.Msg
-	return l.chain.without(failing.plugin) == nil
+	if failing.plugin != l.chain.plugins()[0] {
+		l.lacks[failing.plugin] = e.Msg
+		return l.chain.without(failing.plugin) == nil
+	}
+	if _, lacking := l.lacks[masquerading]; lacking {
+		return false
+	}
+	l.lacks[masquerading] = e.Msg
+	return l.chain.withoutMasquerade() == nil
 }
 
 func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {

@@ -4,6 +4,7 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"strings"
 	"testing"
@@ -25,6 +26,41 @@ func TestWarmUpLeavesOutWhatTheKernelLacks(t *testing.T) {
 	}
 	row := step{name: "limit", needs: []string{portmap, bandwidth}}.row(t.Context(), l)
 	if diff := cmp.Diff(Row{Step: "limit", Measured: "-", Result: Skip, Note: "no ifb"}, row); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWarmUpWithoutMasquerading(t *testing.T) {
+	t.Setenv(failsWith("bridge"), `{"code":105,"msg":"no nf_tables"}`)
+	l := playedLab(t)
+	if got := warmUp(t.Context(), l); got.verdict != Miss {
+		t.Errorf("a bridge that never works: %+v", got)
+	}
+	if diff := cmp.Diff(map[string]string{masquerading: "no nf_tables"}, l.lacks); diff != "" {
+		t.Error(diff)
+	}
+	if got := notPromised(l.chain.list); got[masquerading] == "" || len(l.chain.plugins()) != 3 {
+		t.Errorf("not promised: %v by %v", got, l.chain.plugins())
+	}
+}
+
+func TestWithoutIPv6(t *testing.T) {
+	l := playedLab(t)
+	if err := l.chain.withoutIPv6(); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		IPAM map[string]any `json:"ipam"`
+	}
+	if err := json.Unmarshal(l.chain.list.Plugins[0].Bytes, &got); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"type":   "host-local",
+		"ranges": []any{[]any{map[string]any{"subnet": "10.88.0.0/16"}}},
+		"routes": []any{map[string]any{"dst": "0.0.0.0/0"}},
+	}
+	if diff := cmp.Diff(want, got.IPAM); diff != "" {
 		t.Error(diff)
 	}
 }

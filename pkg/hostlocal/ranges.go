@@ -61,9 +61,10 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 		return nil
 	}
 	addr, err := netip.ParseAddr(value)
-	if err != nil {
+	if err != nil || addr.Zone() != "" {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %q: want an IP address", key, value)
 	}
+	addr = addr.Unmap()
 	if !subnet.Contains(addr) && key != "gateway" {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: not in subnet %s", key, addr, subnet)
 	}
@@ -154,11 +155,10 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 // walk calls try for each address of the set but the gateways, from the one after begin on and round to begin, until try returns
 // true. A begin outside the set starts at the first address.
 func (s RangeSet) walk(begin netip.Addr, try func(netip.Addr, Range) (bool, error)) error {
-	at := 0
-	first := s[0].Start
+	at, first, stop := 0, s[0].Start, netip.Addr{}
 	for i, r := range s {
 		if r.Contains(begin) {
-			at, first = i, begin.Next()
+			at, first, stop = i, begin.Next(), begin // first is invalid behind the last address of all
 		}
 	}
 	for turn := 0; turn <= len(s); turn++ {
@@ -168,7 +168,7 @@ func (s RangeSet) walk(begin netip.Addr, try func(netip.Addr, Range) (bool, erro
 		case 0:
 			from = first
 		case len(s):
-			to = first.Prev()
+			to = stop
 		}
 		for addr := from; addr.IsValid() && r.Contains(addr) && !to.Less(addr); addr = addr.Next() {
 			if addr == r.Gateway {
@@ -190,7 +190,7 @@ func (s RangeSet) size() string {
 		for i := 8; i < 16; i++ {
 			n = n<<8 + uint64(b[i]) - uint64(a[i])
 		}
-		if a[7] != b[7] || n > 1<<32 {
+		if [8]byte(a[:8]) != [8]byte(b[:8]) || n > 1<<32 {
 			return "more than 2^32"
 		}
 		total += n + 1

@@ -52,7 +52,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 	out, err := delegate(r, name, "ADD")
 	if err == nil {
 		var result *types100.Result
-		if result, err = parse(r, name, out); err == nil {
+		if result, err = parse(r, out); err == nil {
 			return result, nil
 		}
 	}
@@ -62,7 +62,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 	return nil, wrap(name, err)
 }
 
-func parse(r *plugin.Request, name string, out []byte) (*types100.Result, error) {
+func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	res, err := version.NewResult(r.CNIVersion, out)
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)

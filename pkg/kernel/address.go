@@ -134,7 +134,7 @@ func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 		family = netlink.FAMILY_V6
 	}
 	filter := r.netlink(link.Index)
-	mask := uint64(netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE)
+	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE
 	if filter.Table == 0 {
 		filter.Table = unix.RT_TABLE_MAIN
 	}

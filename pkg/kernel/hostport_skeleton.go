@@ -76,10 +76,10 @@ func (h hostports) rule(chain *nftables.Chain, exprs ...expr.Any) {
 // route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
 func (h hostports) protect() {
 	chain := h.chain("protect_loopback", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}}
 	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
-		h.rule(chain, join(ipv4.only(),
-			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}},
-			loopback(offset), []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})...)
+		// Every packet comes here: what nearly none has is looked at first.
+		h.rule(chain, join(ipv4.only(), loopback(offset), notLo, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})...)
 	}
 }
 

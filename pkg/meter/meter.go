@@ -92,7 +92,7 @@ func Run(ctx context.Context, flow Flow) (Result, error) {
 	}
 	result, err := run(ctx, cancel, flow)
 	if err != nil {
-		return Result{}, fmt.Errorf("%s flow to %s: %w", flow.Protocol, flow.Dial, err)
+		return Result{}, fmt.Errorf("%s flow to %s: %w", flow.Protocol, flow.target(flow.Listen), err)
 	}
 	return result, nil
 }

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
@@ -96,7 +98,12 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 
 // prevResult reads the result of the plugins before. It is in the version of the configuration whatever it says itself; a
 // document that names its version differently is still read by that version.
-func prevResult(env envelope) (*types100.Result, error) {
+func prevResult(env envelope) (result *types100.Result, err error) {
+	defer func() { // the library does not expect an entry that is null
+		if v := recover(); v != nil {
+			result, err = nil, fmt.Errorf("malformed: %v", v)
+		}
+	}()
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, nil
 	}
@@ -106,15 +113,24 @@ func prevResult(env envelope) (*types100.Result, error) {
 	if err := json.Unmarshal(env.PrevResult, &own); err != nil {
 		return nil, err
 	}
-	v := own.CNIVersion
-	if v == "" {
-		v = env.CNIVersion
+	if own.CNIVersion == "" {
+		own.CNIVersion = env.CNIVersion
 	}
-	res, err := version.NewResult(v, env.PrevResult)
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(env.PrevResult, &keys); err != nil {
+		return nil, err
+	}
+	keys["cniVersion"], _ = json.Marshal(own.CNIVersion)
+	raw, _ := json.Marshal(keys)
+	res, err := version.NewResult(own.CNIVersion, raw)
 	if err != nil {
 		return nil, err
 	}
-	return types100.NewResultFromResult(res)
+	result, err = types100.NewResultFromResult(res)
+	if err == nil && (slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil)) {
+		return nil, errors.New("an entry of interfaces, ips or routes is null")
+	}
+	return result, err
 }
 
 // readValid reads the list of attachments to keep. A list of null or [] keeps none; no list at all is an error, since then

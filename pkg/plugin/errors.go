@@ -99,7 +99,14 @@ type Undo struct{ steps []func() error }
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
 // OnError runs the steps, newest first, when *err is not nil. It never stops at a failing step; what failed is joined to *err.
+// A panic passes on after the steps.
 func (u *Undo) OnError(err *error) {
+	if v := recover(); v != nil {
+		for i := len(u.steps) - 1; i >= 0; i-- {
+			_ = u.steps[i]()
+		}
+		panic(v)
+	}
 	if *err == nil {
 		return
 	}

@@ -17,7 +17,7 @@ import (
 // encodeResult renders a result in the shape of a cniVersion.
 func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
-	if v == "1.0.0" {
+	if v != types100.ImplementedSpecVersion {
 		dropNewFields(result)
 	}
 	converted, err := result.GetAsVersion(v)
@@ -27,7 +27,7 @@ func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// dropNewFields removes what only version 1.1.0 has; the conversion to 1.0.0 by the library leaves it in.
+// dropNewFields removes what only version 1.1.0 has; the conversion by the library leaves it in.
 func dropNewFields(result *types100.Result) {
 	for _, i := range result.Interfaces {
 		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
@@ -59,12 +59,12 @@ func (p Plugin) version(stdin []byte) ([]byte, error) {
 // details and drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
-	if r.Verb == "DEL" {
-		msg = notReadAsSuccess(msg)
-	}
 	details := r.identity()
 	if h := hint(err); h != "" {
-		details += "; " + h
+		details += "; " + printable(h, 900)
+	}
+	if r.Verb == "DEL" {
+		msg, details = notReadAsSuccess(msg), notReadAsSuccess(details)
 	}
 	out, _ := json.MarshalIndent(struct {
 		CNIVersion string `json:"cniVersion"`
@@ -77,7 +77,7 @@ func (r *Request) errorJSON(err error) []byte {
 
 // notReadAsSuccess rewords what go-cni takes for "already gone" and answers with success (go-cni cni.go, Remove).
 func notReadAsSuccess(msg string) string {
-	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing").Replace(msg)
+	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file", "missing file").Replace(msg)
 }
 
 func (r *Request) identity() string {
@@ -114,7 +114,11 @@ func printable(s string, most int) string {
 }
 
 func (r *Request) logger(w io.Writer) *slog.Logger {
-	log := slog.New(slog.NewTextHandler(w, nil)).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
+	level := slog.LevelInfo
+	if r.debug {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
 	if id := r.identity(); id != "" {
 		log = log.With("attachment", id)
 	}

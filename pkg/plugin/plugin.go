@@ -10,6 +10,7 @@ package plugin
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"runtime/debug"
 
@@ -49,7 +50,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
 		return 0
 	}
-	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current()}
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), debug: getenv("PODLACE_LOG") == "debug"}
 	r.Log = r.logger(stderr)
 	output, err := p.serve(r, getenv, stdin, stderr)
 	if err != nil {
@@ -109,6 +110,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, s
 		return nil, err
 	}
 	r.Log = r.logger(stderr)
+	slog.SetDefault(r.Log)
 	if r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL" {
 		if err := r.openNetns(getenv); err != nil {
 			return nil, err

@@ -45,7 +45,8 @@ type Request struct {
 	Prev       *types100.Result    // prevResult; nil when there is none
 	Valid      map[Attachment]bool // GC: the attachments to keep
 
-	Log *slog.Logger // carries the identity of the pod
+	Log   *slog.Logger // carries the identity of the pod
+	debug bool         // PODLACE_LOG=debug: every change of the system is logged
 }
 
 // Attachment returns the interface that this request is about.

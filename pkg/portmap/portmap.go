@@ -5,8 +5,9 @@
 package portmap
 
 import (
-	"errors"
+	"log/slog"
 	"net/netip"
+	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -32,7 +33,14 @@ func owner(a *attachment.Attachment, pod plugin.Pod) string {
 	if name == "" {
 		name = a.ContainerID
 	}
-	return a.Hash() + " " + name
+	// nft(8) prints comments as they are: only what names in Kubernetes consist of gets there.
+	safe := strings.Map(func(c rune) rune {
+		if nameRune(c) || c == '.' || c == '/' {
+			return c
+		}
+		return '_'
+	}, name)
+	return a.Hash() + " " + safe
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
@@ -95,7 +103,16 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 			return err
 		}
 	}
-	return host.DelFlows(st.Ports)
+	delFlows(host, st.Ports)
+	return nil
+}
+
+// delFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
+// longer.
+func delFlows(host *kernel.NS, ports []kernel.HostPort) {
+	if err := host.DelFlows(ports); err != nil {
+		slog.Warn("stale UDP connections could not be removed", "error", err)
+	}
 }
 
 // linkTo returns the name of the interface behind which the pod is.
@@ -137,9 +154,10 @@ func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
 	} else {
 		err = host.DelHostPorts(att.Hash(), st.Ports)
 	}
-	if err := errors.Join(err, host.DelFlows(st.Ports)); err != nil {
+	if err != nil {
 		return err
 	}
+	delFlows(host, st.Ports)
 	return att.Remove()
 }
 

@@ -50,7 +50,7 @@ func freshSysfs() {
 	if os.Mkdir(kept, 0o700) != nil {
 		return
 	}
-	defer os.Remove(kept)
+	defer func() { _ = os.Remove(kept) }() // empty, and on a tmpfs
 	haveCgroups := unix.Mount(cgroups, kept, "", unix.MS_BIND|unix.MS_REC, "") == nil
 	if haveCgroups {
 		defer unix.Unmount(kept, unix.MNT_DETACH) //nolint:errcheck // goes with the namespace at the latest

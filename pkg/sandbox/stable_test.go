@@ -4,6 +4,7 @@ package sandbox_test
 
 import (
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +21,17 @@ import (
 // laced makes two pods like a node and a container on it: bridge, veth, both
 // families, a firewall and shaping. Nothing is waited for.
 func laced(t *testing.T) (node, pod *sandbox.Pod) {
+	node, pod = unconnected(t)
+	connect(t, pod)
+	return node, pod
+}
+
+// connect sets the container's end up, by which the node's gets its carrier.
+func connect(t *testing.T, pod *sandbox.Pod) {
+	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
+}
+
+func unconnected(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = kerneltest.NewPod(t), kerneltest.NewPod(t)
 	must(t, node.Do(func() error {
 		up(t, "lo")
@@ -30,16 +42,19 @@ func laced(t *testing.T) (node, pod *sandbox.Pod) {
 		up(t, "br0")
 		addressOn(t, "br0", "10.8.0.1/24", "fd08::1/64")
 		tbf(0, 10_000_000)(t)
-		build(t)
-		edit(rule("counted", expr.VerdictAccept))(t)
-		edit(func(r *ruleset) error {
-			r.AddObj(&nftables.QuotaObj{Table: r.table, Name: "quota", Bytes: 1 << 40})
-			return r.SetAddElements(r.set, element("pod A"))
-		})(t)
+		firewall(t)
 		return nil
 	}))
-	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 	return node, pod
+}
+
+func firewall(t *testing.T) {
+	build(t)
+	edit(rule("counted", expr.VerdictAccept))(t)
+	edit(func(r *ruleset) error {
+		r.AddObj(&nftables.QuotaObj{Table: r.table, Name: "quota", Bytes: 1 << 40})
+		return r.SetAddElements(r.set, element("pod A"))
+	})(t)
 }
 
 func moveTo(t *testing.T, link string, pod *sandbox.Pod) {
@@ -66,11 +81,28 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 // duplicate address detection, link-local addresses and multicast groups come
 // later, and are nobody's change.
 func TestStableWhileTheKernelSettles(t *testing.T) {
-	node, pod := laced(t)
-	first := takeAll(t, node, pod)
+	node, pod := unconnected(t)
+	first := takeAll(t, node)
+	connect(t, pod)
+	firstOfPod := takeAll(t, pod)
 	for range 25 {
 		time.Sleep(100 * time.Millisecond)
-		if diff := sandbox.Diff(first, takeAll(t, node, pod)); len(diff) > 0 {
+		now := takeAll(t, node, pod)
+		if diff := append(sandbox.Diff(first, now), sandbox.Diff(firstOfPod, now)...); len(diff) > 0 {
+			t.Fatalf("%q", diff)
+		}
+	}
+}
+
+// TestStableWithoutCarrier takes the other end of the node's only port down.
+func TestStableWithoutCarrier(t *testing.T) {
+	node, pod := laced(t)
+	time.Sleep(100 * time.Millisecond)
+	before := takeAll(t, node)
+	must(t, pod.Do(func() error { return netlink.LinkSetDown(get(t, "v1")) }))
+	for range 12 {
+		time.Sleep(100 * time.Millisecond)
+		if diff := sandbox.Diff(before, takeAll(t, node)); len(diff) > 0 {
 			t.Fatalf("%q", diff)
 		}
 	}
@@ -113,13 +145,13 @@ func TestEqualAfterChurn(t *testing.T) {
 	node, pod := laced(t)
 	time.Sleep(100 * time.Millisecond)
 	before := takeAll(t, node, pod)
-	for range 3 {
+	for _, link := range []string{"w0", "w1", "w2"} { // the last one may take a while to go
 		other := kerneltest.NewPod(t)
 		must(t, node.Do(func() error {
-			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v2"}, PeerName: "v3"}))
-			must(t, netlink.LinkSetMaster(get(t, "v2"), get(t, "br0")))
-			moveTo(t, "v3", other)
-			up(t, "v2")
+			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: "v1"}))
+			must(t, netlink.LinkSetMaster(get(t, link), get(t, "br0")))
+			moveTo(t, "v1", other)
+			up(t, link)
 			edit(func(r *ruleset) error {
 				return r.SetAddElements(r.set, []nftables.SetElement{{Key: net.IP{10, 9, 9, 9}, Comment: "pod B"}})
 			})(t)
@@ -135,6 +167,16 @@ func TestEqualAfterChurn(t *testing.T) {
 			})(t)
 			must(t, netlink.QdiscDel(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index(t, "v0"), Parent: netlink.HANDLE_ROOT}}))
 			tbf(0, 10_000_000)(t)
+			edit(func(r *ruleset) error { r.DelTable(r.table); return nil })(t)
+			firewall(t)
+			edit(func(r *ruleset) error { // once more, in the same table
+				r.FlushChain(r.chain)
+				r.DelChain(r.chain)
+				r.DelSet(r.set)
+				r.DeleteObject(&nftables.QuotaObj{Table: r.table, Name: "quota"})
+				return nil
+			})(t)
+			firewall(t)
 			return nil
 		}))
 	}
@@ -172,7 +214,9 @@ func TestTakeDuringChurn(t *testing.T) {
 		})
 	})
 	for range 20 {
-		takeAll(t, node)
+		if text := takeAll(t, node).String(); !strings.Contains(text, ` userdata "some rule" (800)`) {
+			t.Error("a dump is not complete")
+		}
 	}
 	close(stop)
 	churn.Wait()

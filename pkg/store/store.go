@@ -26,6 +26,9 @@ import (
 // tempPrefix begins the names of files that are being written; List leaves them out.
 const tempPrefix = ".tmp-"
 
+// maxFile bounds what is read: a record with some thousand ports has a few hundred kilobytes.
+const maxFile = 4 << 20
+
 // LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
 const LockTimeout = 10 * time.Second
 
@@ -71,19 +74,21 @@ func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close())
 // Path returns the path that the folder was opened with.
 func (d *Dir) Path() string { return d.path }
 
-// Read returns the content of the file name, at most 64 KiB of it.
+// Read returns the content of the file name, of at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	buf := make([]byte, 64<<10)
-	n, err := f.Read(buf)
-	if err != nil && err != io.EOF {
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("read %s: larger than %d bytes", filepath.Join(d.path, name), maxFile)
+	}
+	if err != nil {
 		return nil, err
 	}
-	return buf[:n], nil
+	return data, nil
 }
 
 // Write puts data under name in one step: a reader sees the old content or the new, never a part. Two writers of one name must
@@ -218,7 +223,7 @@ func (d *Dir) lock(name string, mode fs.FileMode, try func(fd int) error) (*Lock
 		if err == nil {
 			return &Lock{f}, nil
 		}
-		if err != unix.EAGAIN && err != unix.EACCES && err != unix.EINTR {
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}

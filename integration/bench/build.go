@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+//go:embed testdata/floor.c
+var floorSource []byte
+
+const floorPackage = "github.com/podlace/podlace/integration/bench/floor"
+
+// buildFloors builds both flavours of the floor program. What cannot be built is left out, and named.
+func (f *folders) buildFloors(folder string) (skipped []string) {
+	source, program := filepath.Join(folder, "floor.c"), filepath.Join(folder, "floor-c")
+	err := os.WriteFile(source, floorSource, 0o600)
+	if err == nil {
+		err = build("cc", "-O2", "-static", "-o", program, source)
+	}
+	if err != nil {
+		skipped = append(skipped, fmt.Sprintf("floor (C): %v", err))
+	} else {
+		f.floorC = program
+	}
+	program = filepath.Join(folder, "floor-go")
+	if err := build("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, floorPackage); err != nil {
+		skipped = append(skipped, fmt.Sprintf("floor (Go): %v", err))
+	} else {
+		f.floorGo = program
+	}
+	if f.floorGo == "" && f.floorC == "" {
+		skipped = append(skipped, "bare veth pair: it is laid by a floor program")
+	}
+	return skipped
+}
+
+func build(name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w %s", name, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// side is one plugin folder under its name in the report.
+type side struct{ name, folder string }
+
+// sides gives the folders that can run a scenario here, and names those that lack a program they need.
+func (f folders) sides(s scenario) (usable []side, missing []string) {
+	for _, each := range []side{{sideOurs, f.plugins}, {sideReference, f.reference}} {
+		tool := neededTool(each.name, s)
+		if _, err := exec.LookPath(tool); tool != "" && err != nil {
+			missing = append(missing, fmt.Sprintf("%s, %s: %s is not installed", s.name, each.name, tool))
+			continue
+		}
+		usable = append(usable, each)
+	}
+	return usable, missing
+}
+
+// neededTool is the program that a scenario takes. With the nftables backend only the reference starts one.
+func neededTool(side string, s scenario) string {
+	switch {
+	case s.backend == "iptables":
+		return "iptables"
+	case s.backend == "nftables" && side == sideReference:
+		return "nft"
+	default:
+		return ""
+	}
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+const (
+	verbAdd   = "ADD"
+	verbCheck = "CHECK"
+	verbDel   = "DEL"
+
+	scenarioPlain    = "plain"
+	scenarioNftables = "full nftables"
+	scenarioIptables = "full iptables"
+
+	cniVersion    = "1.0.0"
+	podInterface  = "eth0"
+	podPort       = 80
+	podRate       = 20_000_000 // bit/s
+	runtimeBurst  = 1<<32 - 1  // what containerd sends when an annotation names a rate alone
+	resultsFolder = "/var/lib/cni/networks"
+)
+
+// scenario is one chain that every side runs.
+type scenario struct {
+	name    string
+	backend string // of portmap and of the masquerade; empty: bridge and host-local alone
+	subnet  string
+	port    int
+}
+
+func scenarios() []scenario {
+	return []scenario{
+		{name: scenarioPlain, subnet: "10.88.0.0/16"},
+		nftables(),
+		{name: scenarioIptables, backend: "iptables", subnet: "10.90.0.0/16", port: 18081},
+	}
+}
+
+func nftables() scenario {
+	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
+}
+
+// slug is the scenario's name as a part of other names.
+func (s scenario) slug() string {
+	if s.backend == "" {
+		return "plain"
+	}
+	return s.backend
+}
+
+func (s scenario) bridge() string { return "br-" + s.slug() }
+
+// pluginConf is one entry of a conflist.
+type pluginConf map[string]any
+
+// plugins gives the entries of the conflist. Both plugin folders get the same ones.
+func (s scenario) plugins() []pluginConf {
+	bridge := pluginConf{
+		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
+		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": s.subnet}}}},
+	}
+	if s.backend == "" {
+		return []pluginConf{bridge}
+	}
+	bridge["ipMasq"], bridge["ipMasqBackend"] = true, s.backend
+	return []pluginConf{
+		bridge,
+		{"type": "portmap", "backend": s.backend, "snat": true, "capabilities": map[string]bool{"portMappings": true}},
+		{"type": "bandwidth", "capabilities": map[string]bool{"bandwidth": true}},
+	}
+}
+
+// capabilities is what a runtime would pass for a pod with one port and, if limited, two bandwidth annotations.
+func (s scenario) capabilities(limited bool) map[string]any {
+	args := map[string]any{
+		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
+	}
+	if limited {
+		args["bandwidth"] = map[string]uint64{
+			"ingressRate": podRate, "ingressBurst": runtimeBurst,
+			"egressRate": podRate, "egressBurst": runtimeBurst,
+		}
+	}
+	return args
+}
+
+// chain runs the plugins of one folder in order, as libcni does, for one attachment.
+type chain struct {
+	folder  string
+	network string
+	id      string
+	node    *sandbox.Pod
+	pod     *sandbox.Pod
+	plugins []pluginConf
+	args    map[string]any
+	result  json.RawMessage
+}
+
+// invocation is one process of a chain.
+type invocation struct {
+	name  string
+	path  string
+	env   []string
+	stdin []byte
+}
+
+// runner executes an invocation and gives what it wrote to stdout.
+type runner func(invocation) ([]byte, error)
+
+// run executes one verb of the chain inside the node's network namespace.
+func (c *chain) run(verb string, exec runner) error {
+	return c.node.Do(func() error {
+		if verb == verbAdd {
+			c.result = nil
+		}
+		for _, p := range c.order(verb) {
+			if err := c.one(verb, p, exec); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// order gives the plugins as listed, or the last one first for DEL.
+func (c *chain) order(verb string) []pluginConf {
+	plugins := slices.Clone(c.plugins)
+	if verb == verbDel {
+		slices.Reverse(plugins)
+	}
+	return plugins
+}
+
+func (c *chain) one(verb string, p pluginConf, exec runner) error {
+	inv, err := c.invocation(verb, p)
+	if err != nil {
+		return err
+	}
+	out, err := exec(inv)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", inv.path, verb, err)
+	}
+	if verb == verbAdd {
+		c.result = out
+	}
+	return nil
+}
+
+func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
+	stdin, err := json.Marshal(c.stdin(p))
+	if err != nil {
+		return invocation{}, fmt.Errorf("encode configuration: %w", err)
+	}
+	kind, _ := p["type"].(string)
+	return invocation{
+		name:  kind,
+		path:  filepath.Join(c.folder, kind),
+		stdin: stdin,
+		env: append(os.Environ(),
+			"CNI_COMMAND="+verb, "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.pod.Path, "CNI_IFNAME="+podInterface,
+			"CNI_PATH="+c.folder,
+			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME="+c.pod.Name),
+	}, nil
+}
+
+// stdin is the plugin's configuration with what libcni injects: identity, prevResult, and of the capability
+// arguments those that the plugin declares.
+func (c *chain) stdin(p pluginConf) pluginConf {
+	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
+	for key, value := range p {
+		conf[key] = value
+	}
+	if c.result != nil {
+		conf["prevResult"] = c.result
+	}
+	declared, _ := p["capabilities"].(map[string]bool)
+	runtime := map[string]any{}
+	for key, value := range c.args {
+		if declared[key] {
+			runtime[key] = value
+		}
+	}
+	if len(runtime) > 0 {
+		conf["runtimeConfig"] = runtime
+	}
+	return conf
+}
+
+// address gives the pod's first address and its gateway.
+func (c *chain) address() (pod, gateway netip.Addr, err error) {
+	var result struct {
+		IPs []struct {
+			Address netip.Prefix
+			Gateway netip.Addr
+		}
+	}
+	if err := json.Unmarshal(c.result, &result); err != nil {
+		return pod, gateway, fmt.Errorf("decode the chain's result: %w", err)
+	}
+	if len(result.IPs) == 0 {
+		return pod, gateway, errors.New("the chain's result has no address")
+	}
+	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
+}
+
+// execute runs an invocation without looking at the clock.
+func execute(inv invocation) ([]byte, error) {
+	out, _, err := inv.timed()
+	return out, err
+}
+
+// timed runs an invocation and gives its wall time, from fork to reaped.
+func (inv invocation) timed() ([]byte, time.Duration, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(inv.path)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = inv.env, bytes.NewReader(inv.stdin), &stdout, &stderr
+	start := time.Now()
+	err := cmd.Run()
+	took := time.Since(start)
+	if err != nil {
+		return nil, took, fmt.Errorf("%w: %s %s", err, bytes.TrimSpace(stdout.Bytes()), bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.Bytes(), took, nil
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// measureChain runs the rounds of one scenario and adds its rows.
+func (r *report) measureChain(o options, n nodes, s scenario) {
+	sides, missing := o.sides(s)
+	r.skip(missing...)
+	entries, err := n.entries(o.folders, sides, s)
+	if err != nil {
+		r.fail(s.name, err)
+		return
+	}
+	race(entries, o.rounds)
+	entries = slices.DeleteFunc(entries, func(e *entry) bool {
+		if e.err != nil {
+			r.fail(s.name+", "+e.side, e.err)
+		}
+		return e.err != nil
+	})
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		r.addChain(s, verb, entries)
+	}
+	r.addProcesses(s, entries)
+}
+
+func summary(samples []time.Duration) times {
+	ms := func(p int) float64 { return percentile(samples, p).Seconds() * 1000 }
+	return times{P50: ms(50), P95: ms(95)}
+}
+
+// addChain adds the row of the whole chain and, where it has more than one plugin, one row for each.
+func (r *report) addChain(s scenario, verb string, entries []*entry) {
+	row := chainRow{Chain: s.name, Verb: verb, Sides: map[string]times{}}
+	var plugins []chainRow
+	for _, e := range entries {
+		row.Sides[e.side] = summary(e.samples[verb].chain)
+		for i, plugin := range e.samples[verb].order {
+			if i == len(plugins) {
+				plugins = append(plugins, chainRow{Chain: s.name, Verb: verb, Plugin: plugin, Sides: map[string]times{}})
+			}
+			plugins[i].Sides[e.side] = summary(e.samples[verb].processes[plugin])
+		}
+	}
+	row.judge(chainBar(s.name, verb), floorBar(s.name, verb))
+	r.Chains = append(r.Chains, row)
+	if len(plugins) < 2 {
+		return
+	}
+	for i := range plugins {
+		plugins[i].judge(0, 0)
+	}
+	r.Plugins = append(r.Plugins, plugins...)
+}
+
+// judge compares medians.
+func (row *chainRow) judge(bar, aim float64) {
+	ours := row.Sides[sideOurs].P50
+	row.target = atMost(ours, row.Sides[sideReference].P50, bar)
+	row.Floor = atMost(ours, row.Sides[sideFloorGo].P50, aim)
+}
+
+func (r *report) addProcesses(s scenario, entries []*entry) {
+	rows := map[string]processRow{}
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]started{}}
+	}
+	for _, e := range entries {
+		if e.side != sideOurs && e.side != sideReference {
+			continue
+		}
+		counts, err := e.startedBy()
+		if err != nil {
+			r.fail(s.name+", counting processes", err)
+			continue
+		}
+		for verb, count := range counts {
+			rows[verb].Sides[e.side] = count
+		}
+	}
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		row := rows[verb]
+		if ours, ok := row.Sides[sideOurs]; ok && verb != verbCheck && s.backend != "iptables" {
+			row.target = target{Bar: "0", Verdict: verdict(ours.Processes == 0 && len(ours.Programs) == 0)}
+		}
+		r.Processes = append(r.Processes, row)
+	}
+}
+
+func (r *report) addSizes(f folders) {
+	total := sizeRow{Plugin: "all five", Bytes: map[string]int64{}}
+	for _, plugin := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"} {
+		row := sizeRow{Plugin: plugin, Bytes: map[string]int64{}}
+		for side, folder := range map[string]string{sideOurs: f.plugins, sideReference: f.reference} {
+			info, err := os.Stat(filepath.Join(folder, plugin))
+			if err != nil {
+				r.fail("size of "+plugin, err)
+				continue
+			}
+			row.Bytes[side] = info.Size()
+			total.Bytes[side] += info.Size()
+		}
+		r.Sizes = append(r.Sizes, row)
+	}
+	r.Sizes = append(r.Sizes, total)
+	for i, row := range r.Sizes {
+		r.Sizes[i].target = atMost(float64(row.Bytes[sideOurs]), float64(row.Bytes[sideReference]), 0)
+	}
+}
+
+func (r *report) measureDatapath(o options, n nodes) {
+	sides, missing := o.sides(nftables())
+	for _, reason := range missing {
+		r.skip("throughput and first second, " + reason)
+	}
+	tracks, err := datapath(o.folders, sides, n, time.Duration(o.seconds/datapathRepeats*float64(time.Second)))
+	if err != nil {
+		r.fail("throughput", err)
+		return
+	}
+	for _, path := range []string{pathPod, pathHost} {
+		r.addPath(path, tracks)
+	}
+}
+
+func (r *report) addPath(path string, tracks []*track) {
+	row := pathRow{Path: path, Gigabits: map[string]float64{}, CPU: map[string]float64{}}
+	sides := map[string]*track{}
+	for _, t := range tracks {
+		switch {
+		case t.path != path:
+		case t.err != nil:
+			r.fail("throughput, "+t.side, t.err)
+		default:
+			m := t.medians()
+			row.Gigabits[t.side], row.CPU[t.side] = m.gigabits, m.cpuPerGbit
+			sides[t.side] = t
+		}
+	}
+	ours, reference := sides[sideOurs], sides[sideReference]
+	if ours != nil && reference != nil {
+		row.Ratio = ours.ratioOver(reference)
+		row.Bar, row.Verdict = fmt.Sprintf(">= %.2f", datapathBar), datapathVerdict(row.Ratio)
+	}
+	r.Datapath = append(r.Datapath, row)
+}
+
+func (r *report) measureFirstSecond(o options, n nodes) {
+	rows := map[string]burstRow{}
+	sides, _ := o.sides(nftables())
+	for _, b := range firstSecond(sides, n) {
+		row, ok := rows[b.direction]
+		if !ok {
+			row = burstRow{Direction: b.direction, Megabits: map[string]float64{}}
+		}
+		if b.err != nil {
+			r.fail("first second", b.err)
+		} else {
+			row.Megabits[b.side] = median(b.megabits)
+		}
+		if b.side == sideOurs && b.err == nil {
+			row.Bar = fmt.Sprintf("<= %.0f Mbit", firstSecondBar)
+			row.Verdict = verdict(row.Megabits[sideOurs] <= firstSecondBar)
+		}
+		rows[b.direction] = row
+	}
+	for _, direction := range slices.Sorted(maps.Keys(rows)) {
+		r.FirstSecond = append(r.FirstSecond, rows[direction])
+	}
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	sideBare = "bare veth"
+
+	pathPod  = "pod to pod"
+	pathHost = "pod to host"
+
+	datapathRepeats = 12 // many short ones: load and the placement on processors change from second to second
+	firstRepeats    = 3
+)
+
+// throughput is what one flow moved and what it cost.
+type throughput struct {
+	gigabits   float64 // per second
+	cpuPerGbit float64 // seconds
+}
+
+// track is one side's flow along one path, with what was measured of it.
+type track struct {
+	side, path string
+	flow       meter.Flow
+	measured   []throughput
+	err        error
+}
+
+// datapath measures pod to pod and pod to host for both plugin folders, without limits, and for a bare veth pair.
+func datapath(f folders, sides []side, n nodes, each time.Duration) ([]*track, error) {
+	var tracks []*track
+	for _, side := range sides {
+		t, err := n.pluginTracks(side)
+		if err != nil {
+			t = failedTracks(side.name, err)
+		}
+		tracks = append(tracks, t...)
+	}
+	if program := cmp.Or(f.floorGo, f.floorC); program != "" {
+		t, err := n.bareTracks(program)
+		if err != nil {
+			return nil, err
+		}
+		tracks = append(tracks, t...)
+	}
+	// Flows that are compared with one another run one after the other.
+	slices.SortStableFunc(tracks, func(a, b *track) int { return strings.Compare(b.path, a.path) })
+	for range datapathRepeats {
+		for _, t := range tracks {
+			t.measure(each)
+		}
+		slices.Reverse(tracks)
+	}
+	return tracks, nil
+}
+
+func failedTracks(side string, err error) []*track {
+	return []*track{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
+}
+
+// pluginTracks attaches two pods, one with a port, and leaves them attached.
+func (n nodes) pluginTracks(side side) ([]*track, error) {
+	var addresses []netip.Addr
+	var gateway netip.Addr
+	var pods []*sandbox.Pod
+	nodeName := "datapath-" + side.name
+	for i := range 2 {
+		c, err := n.pluginChain(side, nodeName, nftables(), false)
+		if err != nil {
+			return nil, err
+		}
+		if c.pod, err = n.open(fmt.Sprintf("%s-%d", nodeName, i)); err != nil {
+			return nil, err
+		}
+		c.id = c.pod.Name
+		if i > 0 {
+			c.args = nil // the port is taken by the first pod
+		}
+		if err := c.run(verbAdd, execute); err != nil {
+			return nil, err
+		}
+		address, gw, err := c.address()
+		if err != nil {
+			return nil, err
+		}
+		gateway, addresses, pods = gw, append(addresses, address), append(pods, c.pod)
+	}
+	return []*track{
+		newTrack(side.name, pathPod, pods[0], pods[1], addresses[1]),
+		newTrack(side.name, pathHost, pods[0], n[nodeName], gateway),
+	}, nil
+}
+
+func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *track {
+	return &track{side: side, path: path, flow: meter.Flow{
+		Protocol: meter.TCP, From: from.Do, To: to.Do, Listen: netip.AddrPortFrom(address, 0),
+	}}
+}
+
+// bareTracks lays one veth pair between two pods and one between a pod and a host, with nothing else in the way.
+func (n nodes) bareTracks(program string) ([]*track, error) {
+	var tracks []*track
+	for i, path := range []string{pathPod, pathHost} {
+		receiver := netip.MustParsePrefix(fmt.Sprintf("10.91.%d.1/24", i))
+		sender := netip.PrefixFrom(receiver.Addr().Next(), receiver.Bits())
+		to, err := n.open(fmt.Sprintf("bare-receiver-%d", i))
+		if err != nil {
+			return nil, err
+		}
+		from, err := n.open(fmt.Sprintf("bare-sender-%d", i))
+		if err != nil {
+			return nil, err
+		}
+		if err := layBareLink(program, to, from, receiver, sender); err != nil {
+			return nil, fmt.Errorf("bare veth: %w", err)
+		}
+		tracks = append(tracks, newTrack(sideBare, path, from, to, receiver.Addr()))
+	}
+	return tracks, nil
+}
+
+func layBareLink(program string, here, there *sandbox.Pod, hereAddress, thereAddress netip.Prefix) error {
+	var s script
+	s.step(opNetns, 0, []byte(there.Path))
+	s.step(opSocket, unix.NETLINK_ROUTE, nil)
+	s.send(
+		newLink(floorHost, true).attr(unix.IFLA_IFNAME, text("veth0")).
+			nest(unix.IFLA_LINKINFO, vethToPod()...),
+		newAddress(floorHost, hereAddress),
+	)
+	s.step(opEnter, 0, nil)
+	s.step(opSocket, unix.NETLINK_ROUTE, nil)
+	s.send(
+		newAddress(floorPod, thereAddress),
+		newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, linkHeader(floorPod, true)),
+	)
+	return here.Do(func() error {
+		_, err := execute(invocation{path: program, stdin: s})
+		return err
+	})
+}
+
+// measure runs the flow once. The processor's time is that of this process, which sends, receives and carries the
+// packets through the kernel on the way, plus that of the kernel's softirq threads.
+func (t *track) measure(each time.Duration) {
+	if t.err != nil {
+		return
+	}
+	flow := t.flow
+	flow.Duration = each
+	before, err := cpuTime()
+	if err != nil {
+		t.err = err
+		return
+	}
+	result, err := meter.Run(context.Background(), flow)
+	if err != nil {
+		t.err = fmt.Errorf("%s, %s: %w", t.side, t.path, err)
+		return
+	}
+	after, err := cpuTime()
+	if err != nil {
+		t.err = err
+		return
+	}
+	gigabits := float64(result.Bytes) * 8 / 1e9
+	t.measured = append(t.measured, throughput{
+		gigabits:   result.Mean.Payload / 1e9,
+		cpuPerGbit: (after - before).Seconds() / gigabits,
+	})
+}
+
+// medians takes throughput and cost each by itself.
+func (t *track) medians() throughput {
+	var rate, cost []float64
+	for _, m := range t.measured {
+		rate, cost = append(rate, m.gigabits), append(cost, m.cpuPerGbit)
+	}
+	return throughput{median(rate), median(cost)}
+}
+
+// ratioOver is the median of what both tracks did in the same repeat.
+func (t *track) ratioOver(base *track) float64 {
+	var ratios []float64
+	for i := range min(len(t.measured), len(base.measured)) {
+		ratios = append(ratios, t.measured[i].gigabits/base.measured[i].gigabits)
+	}
+	return median(ratios)
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	mid := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[mid]
+	}
+	return (sorted[mid-1] + sorted[mid]) / 2
+}
+
+// burst is what limited pods of one side moved in their first second, in Mbit, at the receiver.
+type burst struct {
+	side, direction string
+	megabits        []float64
+	err             error
+}
+
+const (
+	intoPod  = "into the pod"
+	outOfPod = "out of the pod"
+)
+
+// firstSecond attaches a fresh pod for each repeat, since a token bucket is full but once.
+func firstSecond(sides []side, n nodes) []*burst {
+	var bursts []*burst
+	for _, side := range sides {
+		bursts = append(bursts, &burst{side: side.name, direction: intoPod}, &burst{side: side.name, direction: outOfPod})
+	}
+	for range firstRepeats {
+		for i, side := range sides {
+			in, out := bursts[2*i], bursts[2*i+1]
+			if in.err != nil {
+				continue
+			}
+			if err := n.burst(side, in, out); err != nil {
+				in.err, out.err = err, err
+			}
+		}
+	}
+	return bursts
+}
+
+func (n nodes) burst(side side, in, out *burst) (err error) {
+	c, err := n.pluginChain(side, "first-"+side.name, nftables(), true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.run(verbDel, execute)) }()
+	if err := c.run(verbAdd, execute); err != nil {
+		return err
+	}
+	address, gateway, err := c.address()
+	if err != nil {
+		return err
+	}
+	for _, direction := range []struct {
+		into    *burst
+		flow    meter.Flow
+		address netip.Addr
+	}{
+		{in, meter.Flow{From: c.node.Do, To: c.pod.Do}, address},
+		{out, meter.Flow{From: c.pod.Do, To: c.node.Do}, gateway},
+	} {
+		flow := direction.flow
+		flow.Protocol, flow.Listen, flow.Duration = meter.TCP, netip.AddrPortFrom(direction.address, 0), time.Second
+		result, err := meter.Run(context.Background(), flow)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", side.name, direction.into.direction, err)
+		}
+		direction.into.megabits = append(direction.into.megabits, float64(result.Bytes)*8/1e6)
+	}
+	return nil
+}

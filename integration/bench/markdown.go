@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+const absent = "-"
+
+// table collects the lines of one Markdown table.
+type table struct{ strings.Builder }
+
+func newTable(title string, columns ...string) *table {
+	t := &table{}
+	fmt.Fprintf(t, "## %s\n\n", title)
+	t.row(columns...)
+	t.row(slices.Repeat([]string{"---"}, len(columns))...)
+	return t
+}
+
+func (t *table) row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
+
+func (r *report) markdown() string {
+	tables := []*table{r.chainTable(), r.pluginTable(), r.processTable(), r.sizeTable(), r.pathTable(), r.burstTable()}
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Side by side with the reference plugins\n\nKernel %s, %d processors, load before %s, "+
+		"%d rounds, %.0f s in all. Times are milliseconds, p50 / p95; ratios are of p50.\n",
+		r.Kernel, r.CPUs, r.Load, r.Rounds, r.Seconds)
+	for _, t := range tables {
+		fmt.Fprintf(&out, "\n%s", t.String())
+	}
+	list(&out, "Skipped", r.Skipped)
+	list(&out, "Failed", r.Failed)
+	return out.String()
+}
+
+func list(out *strings.Builder, title string, items []string) {
+	fmt.Fprintf(out, "\n%s: %d\n", title, len(items))
+	for _, item := range items {
+		fmt.Fprintf(out, "- %s\n", item)
+	}
+}
+
+func (r *report) chainTable() *table {
+	t := newTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "", sideFloorGo, sideFloorC,
+		"ours / floor (Go)", "aim", "")
+	for _, row := range r.Chains {
+		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference),
+			ratio(row.Ratio), or(row.Bar), or(row.Verdict), row.cell(sideFloorGo), row.cell(sideFloorC),
+			ratio(row.Floor.Ratio), or(row.Floor.Bar), or(row.Floor.Verdict))
+	}
+	return t
+}
+
+func (r *report) pluginTable() *table {
+	t := newTable("Plugin by plugin", "chain", "verb", "plugin", sideOurs, sideReference, "ratio", sideFloorGo,
+		sideFloorC, "ours / floor (Go)")
+	for _, row := range r.Plugins {
+		t.row(row.Chain, row.Verb, row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio),
+			row.cell(sideFloorGo), row.cell(sideFloorC), ratio(row.Floor.Ratio))
+	}
+	return t
+}
+
+func (r *report) processTable() *table {
+	t := newTable("Processes started by the plugins of the chain", "chain", "verb", sideOurs, sideReference, "bar", "")
+	for _, row := range r.Processes {
+		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
+	}
+	return t
+}
+
+func (r *report) sizeTable() *table {
+	t := newTable("Binary sizes (KiB)", "plugin", sideOurs, sideReference, "ratio")
+	for _, row := range r.Sizes {
+		t.row(row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
+	}
+	return t
+}
+
+func (r *report) pathTable() *table {
+	t := newTable("Throughput (TCP, one stream, no limits): Gbit/s, and CPU milliseconds per Gbit",
+		"path", sideOurs, sideReference, sideBare, "ours / reference", "bar", "")
+	for _, row := range r.Datapath {
+		t.row(row.Path, row.cell(sideOurs), row.cell(sideReference), row.cell(sideBare),
+			ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+	}
+	return t
+}
+
+func (r *report) burstTable() *table {
+	t := newTable(fmt.Sprintf("First second of a %d Mbit/s pod with the runtime's burst (Mbit at the receiver)",
+		podRate/1_000_000), "direction", sideOurs, sideReference, "bar", "")
+	for _, row := range r.FirstSecond {
+		t.row(row.Direction, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
+	}
+	return t
+}
+
+func (row chainRow) cell(side string) string {
+	v, ok := row.Sides[side]
+	if !ok {
+		return absent
+	}
+	return fmt.Sprintf("%.1f / %.1f", v.P50, v.P95)
+}
+
+// cell shows how many programs were executed, which, and the forks where there were more of them than programs.
+func (row processRow) cell(side string) string {
+	v, ok := row.Sides[side]
+	if !ok {
+		return absent
+	}
+	programs, names := 0, []string{}
+	for _, name := range slices.Sorted(maps.Keys(v.Programs)) {
+		programs += v.Programs[name]
+		names = append(names, fmt.Sprintf("%s %d", name, v.Programs[name]))
+	}
+	out := fmt.Sprint(programs)
+	if len(names) > 0 {
+		out += ": " + strings.Join(names, ", ")
+	}
+	if v.Processes > programs {
+		out += fmt.Sprintf(" (%d forks)", v.Processes)
+	}
+	return out
+}
+
+func (row sizeRow) cell(side string) string {
+	if v, ok := row.Bytes[side]; ok {
+		return fmt.Sprint(v >> 10)
+	}
+	return absent
+}
+
+func (row pathRow) cell(side string) string {
+	if v, ok := row.Gigabits[side]; ok {
+		return fmt.Sprintf("%.1f, %.0f", v, row.CPU[side]*1000)
+	}
+	return absent
+}
+
+func (row burstRow) cell(side string) string {
+	if v, ok := row.Megabits[side]; ok {
+		return fmt.Sprintf("%.1f", v)
+	}
+	return absent
+}
+
+func ratio(v float64) string {
+	if v == 0 {
+		return absent
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+func or(s string) string {
+	if s == "" {
+		return absent
+	}
+	return s
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// report is everything one run found out. A side that was not measured is absent from the maps.
+type report struct {
+	Kernel      string       `json:"kernel"`
+	CPUs        int          `json:"cpus"`
+	Load        string       `json:"load"` // of the minute before
+	Rounds      int          `json:"rounds"`
+	Seconds     float64      `json:"seconds"`
+	Chains      []chainRow   `json:"chains"`
+	Plugins     []chainRow   `json:"plugins"`
+	Processes   []processRow `json:"processes"`
+	Sizes       []sizeRow    `json:"sizes"`
+	Datapath    []pathRow    `json:"datapath"`
+	FirstSecond []burstRow   `json:"firstSecond"`
+	Skipped     []string     `json:"skipped"`
+	Failed      []string     `json:"failed"`
+}
+
+// times are milliseconds.
+type times struct {
+	P50 float64 `json:"p50"`
+	P95 float64 `json:"p95"`
+}
+
+// target is a bar and how it was met. Bar and verdict are empty where there is none.
+type target struct {
+	Ratio   float64 `json:"ratio,omitempty"`
+	Bar     string  `json:"bar,omitempty"`
+	Verdict string  `json:"verdict,omitempty"`
+}
+
+type chainRow struct {
+	Chain  string           `json:"chain"`
+	Verb   string           `json:"verb"`
+	Plugin string           `json:"plugin,omitempty"`
+	Sides  map[string]times `json:"sides"`
+	target
+	Floor target `json:"floor"`
+}
+
+type processRow struct {
+	Chain string             `json:"chain"`
+	Verb  string             `json:"verb"`
+	Sides map[string]started `json:"sides"`
+	target
+}
+
+type sizeRow struct {
+	Plugin string           `json:"plugin"`
+	Bytes  map[string]int64 `json:"bytes"`
+	target
+}
+
+type pathRow struct {
+	Path     string             `json:"path"`
+	Gigabits map[string]float64 `json:"gigabitsPerSecond"`
+	CPU      map[string]float64 `json:"cpuSecondsPerGigabit"`
+	target
+}
+
+type burstRow struct {
+	Direction string             `json:"direction"`
+	Megabits  map[string]float64 `json:"megabits"`
+	target
+}
+
+func newReport(o options) *report {
+	var name unix.Utsname
+	_ = unix.Uname(&name) // decoration only
+	load, _ := os.ReadFile("/proc/loadavg")
+	minute, _, _ := strings.Cut(string(load), " ")
+	return &report{
+		Kernel: unix.ByteSliceToString(name.Release[:]), CPUs: runtime.NumCPU(), Load: minute, Rounds: o.rounds,
+		Skipped: []string{}, Failed: []string{},
+	}
+}
+
+func (r *report) skip(reasons ...string) { r.Skipped = append(r.Skipped, reasons...) }
+
+func (r *report) fail(what string, err error) {
+	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
+}
+
+// chainBar is the most that a verb may take, in units of the reference; 0 is no bar.
+func chainBar(chain, verb string) float64 {
+	return map[string]float64{
+		scenarioPlain + verbAdd: 0.6, scenarioPlain + verbDel: 0.9,
+		scenarioNftables + verbAdd: 0.2, scenarioNftables + verbDel: 0.25,
+		scenarioIptables + verbAdd: 0.7, scenarioIptables + verbDel: 0.7,
+	}[chain+verb]
+}
+
+// floorBar is the most that a verb should take, in units of the floor; 0 is no aim.
+func floorBar(chain, verb string) float64 {
+	if chain == scenarioNftables && verb != verbCheck {
+		return 1.3
+	}
+	return 0
+}
+
+const (
+	datapathBar    = 1.0
+	datapathMargin = 0.05 // what two equal sides differ by on a quiet machine
+	firstSecondBar = 24.0 // Mbit
+
+	met         = "met"
+	missed      = "missed"
+	withinNoise = "within noise"
+)
+
+func verdict(ok bool) string {
+	if ok {
+		return met
+	}
+	return missed
+}
+
+// datapathVerdict does not call a ratio missed that two equal sides show as well.
+func datapathVerdict(ratio float64) string {
+	if ratio < datapathBar && ratio >= datapathBar-datapathMargin {
+		return withinNoise
+	}
+	return verdict(ratio >= datapathBar)
+}
+
+// atMost judges value/base against a bar; a bar of 0 is none.
+func atMost(value, base, bar float64) target {
+	if value == 0 || base == 0 {
+		return target{}
+	}
+	t := target{Ratio: value / base}
+	if bar > 0 {
+		t.Bar, t.Verdict = fmt.Sprintf("<= %.2f", bar), verdict(t.Ratio <= bar)
+	}
+	return t
+}
+
+func (r *report) write(out io.Writer, format string) error {
+	if format == "json" {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(r); err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+		return nil
+	}
+	if _, err := io.WriteString(out, r.markdown()); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestAtMost(t *testing.T) {
+	for _, c := range []struct {
+		value, base, bar float64
+		want             target
+	}{
+		{2, 10, 0.2, target{0.2, "<= 0.20", met}},
+		{3, 10, 0.2, target{0.3, "<= 0.20", missed}},
+		{3, 10, 0, target{Ratio: 0.3}},
+		{3, 0, 0.2, target{}},
+		{0, 10, 0.2, target{}},
+	} {
+		if diff := cmp.Diff(c.want, atMost(c.value, c.base, c.bar)); diff != "" {
+			t.Errorf("atMost(%v, %v, %v) (-want +got):\n%s", c.value, c.base, c.bar, diff)
+		}
+	}
+}
+
+func TestDatapathVerdict(t *testing.T) {
+	for ratio, want := range map[float64]string{1.2: met, 1: met, 0.97: withinNoise, 0.95: withinNoise, 0.94: missed} {
+		if got := datapathVerdict(ratio); got != want {
+			t.Errorf("%v: %s, want %s", ratio, got, want)
+		}
+	}
+}
+
+func TestBars(t *testing.T) {
+	for _, s := range scenarios() {
+		for _, verb := range []string{verbAdd, verbDel} {
+			if chainBar(s.name, verb) == 0 {
+				t.Errorf("%s %s has no bar", s.name, verb)
+			}
+		}
+		if chainBar(s.name, verbCheck) != 0 {
+			t.Errorf("%s CHECK has a bar", s.name)
+		}
+	}
+	if floorBar(scenarioNftables, verbDel) == 0 || floorBar(scenarioPlain, verbDel) != 0 {
+		t.Error("the floor is an aim of the full nftables chain, and of no other")
+	}
+}
+
+func sampleReport() *report {
+	row := chainRow{Chain: scenarioNftables, Verb: verbAdd, Sides: map[string]times{
+		sideOurs: {12, 14}, sideReference: {100, 120}, sideFloorGo: {6, 7},
+	}}
+	row.judge(chainBar(scenarioNftables, verbAdd), floorBar(scenarioNftables, verbAdd))
+	return &report{
+		Kernel: "6.1", CPUs: 2, Load: "0.1", Rounds: 30, Chains: []chainRow{row},
+		Processes: []processRow{{Chain: scenarioNftables, Verb: verbAdd, target: target{Bar: "0", Verdict: met},
+			Sides: map[string]started{
+				sideOurs:      {Programs: map[string]int{}},
+				sideReference: {Processes: 4, Programs: map[string]int{"nft": 2, "host-local": 1}},
+			}}},
+		Datapath: []pathRow{{Path: pathPod, Gigabits: map[string]float64{sideOurs: 20, sideBare: 25},
+			CPU: map[string]float64{sideOurs: 0.05, sideBare: 0.04}}},
+		Skipped: []string{"floor (C): no cc"}, Failed: []string{},
+	}
+}
+
+func TestMarkdown(t *testing.T) {
+	got := sampleReport().markdown()
+	for _, line := range []string{
+		"| full nftables | ADD | 12.0 / 14.0 | 100.0 / 120.0 | 0.12 | <= 0.20 | met | 6.0 / 7.0 | - | 2.00 | <= 1.30 | missed |",
+		"| full nftables | ADD | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
+		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
+		"Skipped: 1\n- floor (C): no cc\n",
+		"Failed: 0\n",
+	} {
+		if !strings.Contains(got, line) {
+			t.Errorf("no line %q in:\n%s", line, got)
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	var out strings.Builder
+	if err := sampleReport().write(&out, "json"); err != nil {
+		t.Fatal(err)
+	}
+	var got report
+	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{})); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+}
+
+func TestFail(t *testing.T) {
+	r := newReport(options{rounds: 3})
+	r.fail("plain", errors.New("one\n  two"))
+	if diff := cmp.Diff([]string{"plain: one two"}, r.Failed); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestParse(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "bridge"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := []string{"-plugins", folder, "-reference", folder}
+	if _, err := parse(good); err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"more"}, {"-plugins", t.TempDir()}} {
+		if _, err := parse(append(slices.Clone(good), more...)); err == nil {
+			t.Errorf("%v is accepted", more)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// What follows fits a chain to a machine that lacks something.
+
+// rewrite changes the configurations of the plugins.
+func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
+	var conf map[string]any
+	var list struct {
+		Plugins []map[string]any `json:"plugins"`
+	}
+	for _, into := range []any{&conf, &list} {
+		if err := json.Unmarshal(c.raw, into); err != nil {
+			return fmt.Errorf("conflist: %w", err)
+		}
+	}
+	conf["plugins"] = change(list.Plugins)
+	raw, err := json.Marshal(conf)
+	if err != nil {
+		return fmt.Errorf("conflist: %w", err)
+	}
+	changed, err := libcni.NetworkConfFromBytes(raw)
+	if err != nil {
+		return fmt.Errorf("conflist: %w", err)
+	}
+	c.raw, c.list = raw, changed
+	return nil
+}
+
+// without takes one plugin out of the chain.
+func (c *chain) without(plugin string) error {
+	return c.rewrite(func(plugins []map[string]any) []map[string]any {
+		return slices.DeleteFunc(plugins, func(p map[string]any) bool { return p["type"] == plugin })
+	})
+}
+
+// withoutMasquerade leaves pods their own address towards the outside.
+func (c *chain) withoutMasquerade() error {
+	return c.rewrite(func(plugins []map[string]any) []map[string]any {
+		plugins[0]["ipMasq"] = false
+		return plugins
+	})
+}
+
+// withoutIPv6 takes out the subnets and routes of IPv6.
+func (c *chain) withoutIPv6() error {
+	return c.rewrite(func(plugins []map[string]any) []map[string]any {
+		for _, p := range plugins {
+			dropIPv6(p["ipam"])
+		}
+		return plugins
+	})
+}
+
+// dropIPv6 returns value without what belongs to IPv6; ok is false when
+// nothing is left of it.
+func dropIPv6(value any) (rest any, ok bool) {
+	switch v := value.(type) {
+	case map[string]any:
+		if isIPv6(v["subnet"]) || isIPv6(v["dst"]) {
+			return nil, false
+		}
+		for key, item := range v {
+			if v[key], ok = dropIPv6(item); !ok {
+				delete(v, key)
+			}
+		}
+	case []any:
+		var kept []any
+		for _, item := range v {
+			if item, ok := dropIPv6(item); ok {
+				kept = append(kept, item)
+			}
+		}
+		return kept, len(kept) > 0 || len(v) == 0
+	}
+	return value, true
+}
+
+func isIPv6(value any) bool {
+	text, _ := value.(string)
+	prefix, err := netip.ParsePrefix(text)
+	return err == nil && prefix.Addr().Is6()
+}
