@@ -85,11 +85,13 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := b.clearResidue(j); err != nil {
 		return nil, err
 	}
-	st := state{Bridge: j.cfg.Bridge, IPAM: j.cfg.IPAM, Masquerade: j.cfg.Masquerade, Shared: j.shared}
+	st := state{Bridge: j.cfg.Bridge, Masquerade: j.cfg.Masquerade, Shared: j.shared}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
-	if err := j.att.Save(st); err != nil {
+	planned := st
+	planned.IPAM = j.cfg.IPAM // for the DEL after a kill; an IPAM plugin that fails gives back by itself
+	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
 	w, err := j.wire()
@@ -102,6 +104,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
+	st.IPAM = j.cfg.IPAM
 	layer3, err := planLayer3(j.cfg, addresses)
 	if err != nil {
 		return nil, err
@@ -161,11 +164,11 @@ func (b bridge) del(r *plugin.Request) error {
 
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.NS, st state) error {
-	errs := []error{host.DelGroup(att.HostVeth(), st.Index)}
+	// The addresses go back last: the next pod that gets one must not lose its masquerade by this.
+	errs := []error{host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att.Key, st)}
 	if st.IPAM != "" {
 		errs = append(errs, b.ipam.Del(r, st.IPAM))
 	}
-	errs = append(errs, unmasquerade(host, att.Key, st))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

@@ -48,6 +48,9 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 		if !hasGW && cfg.Gateway {
 			gw, hasGW = p.Masked().Addr().Next(), true
 		}
+		if hasGW && (!gw.IsValid() || gw.Is4() != p.Addr().Is4()) {
+			return layer3{}, plugin.Errorf(plugin.CodeConfig, "gateway %s of address %s: want an address of the same family", gw, p)
+		}
 		shown := &types100.IPConfig{Address: ip.Address}
 		if hasGW {
 			shown.Gateway = gw.AsSlice()

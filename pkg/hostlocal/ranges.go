@@ -65,7 +65,7 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %q: want an IP address", key, value)
 	}
 	addr = addr.Unmap()
-	if !subnet.Contains(addr) && key != "gateway" {
+	if !subnet.Contains(addr) && (key != "gateway" || addr.Is4() != subnet.Addr().Is4()) {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: not in subnet %s", key, addr, subnet)
 	}
 	*into = addr

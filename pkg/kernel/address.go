@@ -28,7 +28,11 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if !ok || bits == 0 {
 		return netip.Prefix{}, false
 	}
-	return netip.PrefixFrom(addr.Unmap(), ones), true
+	if addr = addr.Unmap(); addr.Is4() && bits == 128 {
+		ones -= 96
+	}
+	p := netip.PrefixFrom(addr, ones)
+	return p, p.IsValid()
 }
 
 // AddAddress adds an address with its prefix length. Unless dad asks for duplicate address detection, an IPv6 address is usable

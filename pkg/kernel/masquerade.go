@@ -3,11 +3,13 @@
 package kernel
 
 import (
+	"bytes"
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -51,11 +53,15 @@ func (n *NS) EnsureMasquerade(m Masquerade) error {
 	}
 	op := "nft add masquerade for network " + m.Network
 	err = skeleton(op, func(c *nftables.Conn) error { return m.build(c, false) })
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) {
-		// The network's subnets have changed and overlap with what is there.
-		err = skeleton(op, func(c *nftables.Conn) error { return m.build(c, true) })
+	if err == nil {
+		missing, err = n.MissingMasquerade(m) // intervals that share an end overlap without an error
 	}
-	return err
+	overlap := err == nil && len(missing) > 0 || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY)
+	if !overlap {
+		return err
+	}
+	// The network's subnets have changed and overlap with what is there.
+	return skeleton(op, func(c *nftables.Conn) error { return m.build(c, true) })
 }
 
 // MissingMasquerade returns the sources that are not masqueraded.
@@ -67,7 +73,7 @@ func (n *NS) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
 	defer t.close()
 	var missing []netip.Prefix
 	for _, p := range m.Sources {
-		_, ok, err := t.get(element{Set: setName("pods", m.name(), p.Addr().Is4()), Key: p.Masked().Addr().AsSlice()})
+		ok, err := t.covers(setName("pods", m.name(), p.Addr().Is4()), p)
 		if err != nil {
 			return nil, err
 		}
@@ -76,6 +82,21 @@ func (n *NS) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
 		}
 	}
 	return missing, nil
+}
+
+// covers tells whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
+// around it.
+func (t *nft) covers(set string, p netip.Prefix) (bool, error) {
+	last := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(last)*8; bit++ {
+		last[bit/8] |= 1 << (7 - bit%8)
+	}
+	begin, ok, err := t.get(element{Set: set, Key: p.Masked().Addr().AsSlice()})
+	if err != nil || !ok {
+		return false, err
+	}
+	end, ok, err := t.get(element{Set: set, Key: last})
+	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
 // DelMasquerade takes sources out of the network's set; those that are not in it are no error.
@@ -153,7 +174,7 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 	return s
 }
 
-// build writes everything of the network; reset empties its sets first.
+// build writes everything of the network; reset empties first those of its sets in which prefixes may overlap.
 func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 	table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
 	chain := c.AddChain(m.chain(table))
@@ -164,7 +185,7 @@ func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 			if err := c.AddSet(set, nil); err != nil {
 				return err
 			}
-			if reset {
+			if reset && (set == local || !m.addressWise()) {
 				c.FlushSet(set)
 			}
 			if err := c.SetAddElements(set, setElements(set.Name, is4, prefixes)); err != nil {
@@ -175,6 +196,11 @@ func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
 	}
 	return nil
+}
+
+// addressWise tells that the sources are single addresses, which other pods' sources never overlap.
+func (m Masquerade) addressWise() bool {
+	return !slices.ContainsFunc(m.Sources, func(p netip.Prefix) bool { return !p.IsSingleIP() })
 }
 
 func (m Masquerade) multicast() []netip.Prefix {

@@ -97,6 +97,10 @@ func (t *nft) apply(op string, kind int, flags mdl.HeaderFlags, elements []eleme
 // send sends a transaction and reads one acknowledgement for each message between its marks.
 func (t *nft) send(batch []mdl.Message) error {
 	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+	if len(batch) > 6 {
+		_ = t.conn.SetWriteBuffer(len(batch) << 17)    // a transaction is one datagram
+		_ = t.conn.SetOption(mdl.CapAcknowledge, true) // errors would repeat the message, and overrun the socket
+	}
 	if _, err := t.conn.SendMessages(batch); err != nil {
 		return err
 	}
@@ -113,12 +117,15 @@ func (t *nft) send(batch []mdl.Message) error {
 	return first
 }
 
+// maxElements is how many elements one message holds: together with their comments they must fit an attribute of 64 KiB.
+const maxElements = 200
+
 func bySet(elements []element) [][]element {
 	var groups [][]element
 	at := map[string]int{}
 	for _, e := range elements {
 		i, ok := at[e.Set]
-		if !ok {
+		if !ok || len(groups[i]) == maxElements {
 			i = len(groups)
 			at[e.Set] = i
 			groups = append(groups, nil)

@@ -24,8 +24,8 @@ const (
 	clsact     = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 )
 
-// mutual priority and handle of the redirect: high enough to leave room for filters of others before it.
-const redirectPriority = 49152
+// redirectPriority is the last there is: filters of others come before the redirect. Those that name none get 49152 or less.
+const redirectPriority = 65535
 
 func (s Shaper) tbf(index int) *netlink.Tbf {
 	rate := s.Rate / 8
@@ -104,7 +104,12 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 // Redirect sends all that a link receives through another, with the ingress qdisc that it may have already.
 func (n *NS) Redirect(from, to Link) error {
 	err := change("qdisc add dev "+from.Name+" ingress", func() error {
-		return ignore(n.h.QdiscAdd(ingress(from)), unix.EEXIST)
+		err := n.h.QdiscAdd(ingress(from))
+		if errors.Is(err, unix.EEXIST) {
+			// So may a redirect of ours be.
+			err = ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL)
+		}
+		return err
 	})
 	if err != nil {
 		return err
