@@ -7,7 +7,7 @@
 // before the first change. DEL and CHECK work from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then the lease folder of host-local, then the nftables lock.
+// Order of locks, everywhere: attachment, then the lease folder of host-local, then iptables.
 package attachment
 
 import (
@@ -19,15 +19,13 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
-
-// Root is the folder of all records.
-const Root = "/run/podlace"
 
 const (
 	format   = 1
@@ -84,32 +82,32 @@ type Attachment struct {
 	lock   *store.Lock
 }
 
-// Open locks the attachment that r is about against other calls of the same plugin. The folder for its record is made only by
-// Save.
+// Open locks the attachment that r is about, against all plugins, and makes the folder for its record.
 func Open(r *plugin.Request) (*Attachment, error) {
-	return open(KeyOf(r), r.Plugin, r.Pod.String(), r.NetnsPath)
-}
-
-// OpenKey is Open for another attachment of the same network, as GC needs it.
-func OpenKey(r *plugin.Request, a plugin.Attachment) (*Attachment, error) {
-	return open(Key{r.Network, a.ContainerID, a.IfName}, r.Plugin, "", "")
-}
-
-func open(k Key, plugin, pod, netns string) (*Attachment, error) {
-	dir, err := store.Make(filepath.Join(Root, k.Network), 0o700)
+	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
 		return nil, err
 	}
+	return lock(dir, KeyOf(r), r)
+}
+
+func folder(network string) string { return filepath.Join(store.Root, network) }
+
+func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	lock, err := dir.LockAt(lockFile, 0o600, k.offset())
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	return &Attachment{Key: k, plugin: plugin, pod: pod, netns: netns, dir: dir, lock: lock}, nil
+	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
 // Close gives the lock up.
 func (a *Attachment) Close() { a.lock.Unlock(); a.dir.Close() }
+
+// LockFile returns the file that carries the lock, for a child process to inherit: a DEL then waits for the child even when this
+// process was killed.
+func (a *Attachment) LockFile() *os.File { return a.lock.File() }
 
 func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
 
@@ -123,7 +121,12 @@ func (a *Attachment) Save(state any) error {
 	if err != nil {
 		return err
 	}
-	if err := a.dir.Write(a.file(), append(data, '\n'), 0o600); err != nil {
+	data = append(data, '\n')
+	err = a.dir.Create(a.file(), data, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		err = a.dir.Write(a.file(), data, 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
 	return nil
@@ -149,20 +152,74 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 // Remove deletes the record.
 func (a *Attachment) Remove() error { return a.dir.Remove(a.file()) }
 
-func parse(data []byte) (Record, error) {
-	var rec Record
-	if err := json.Unmarshal(data, &rec); err != nil {
-		return Record{}, err
-	}
-	if rec.Format != format {
-		return Record{}, fmt.Errorf("record format %d: want %d", rec.Format, format)
-	}
-	return rec, nil
+// Forget deletes the record that another plugin has of the attachment, once all that it names is gone.
+func (a *Attachment) Forget(plugin string) error { return a.dir.Remove(plugin + "-" + a.Hash()) }
+
+// Note leaves a mark that holds for the whole network.
+func (a *Attachment) Note(mark string) error { return a.dir.Overwrite("."+mark, nil, 0o600) }
+
+// Noted tells whether the network has the mark.
+func (a *Attachment) Noted(mark string) bool {
+	_, err := a.dir.Read("." + mark)
+	return err == nil
 }
 
-// List returns the records that a plugin has in a network; "" stands for all plugins.
+// Unnote removes the mark.
+func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
+
+// Recorded tells whether the plugin of r has a record of the attachment.
+func Recorded(r *plugin.Request) bool {
+	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
+	return err == nil
+}
+
+// Drop serves DEL: under the attachment's lock, remove is called with the recorded state; it removes the record last. found is false
+// when there is no record, and then nothing is made either.
+func Drop[T any](r *plugin.Request, remove func(*Attachment, T) error) (found bool, err error) {
+	return drop(r, KeyOf(r), remove)
+}
+
+func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error) (found bool, err error) {
+	dir, err := store.Open(folder(k.Network))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	a, err := lock(dir, k, r)
+	if err != nil {
+		return false, err
+	}
+	defer a.Close()
+	var state T
+	if ok, err := a.Load(&state); err != nil {
+		return false, err
+	} else if !ok {
+		return false, a.Remove() // what a writer left that was killed
+	}
+	return true, remove(a, state)
+}
+
+// Collect serves GC: Drop for each record of the plugin whose attachment is not valid any more.
+func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error {
+	records, err := List(r.Network, r.Plugin)
+	if err != nil {
+		return err
+	}
+	var owned []plugin.Attachment
+	for _, rec := range records {
+		owned = append(owned, plugin.Attachment{ContainerID: rec.ContainerID, IfName: rec.IfName})
+	}
+	return r.Collect(owned, func(p plugin.Attachment) error {
+		_, err := drop(r, Key{r.Network, p.ContainerID, p.IfName}, remove)
+		return err
+	})
+}
+
+// List returns the records that a plugin has in a network.
 func List(network, plugin string) ([]Record, error) {
-	dir, err := store.Open(filepath.Join(Root, network))
+	dir, err := store.Open(folder(network))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -176,7 +233,7 @@ func List(network, plugin string) ([]Record, error) {
 	}
 	var records []Record
 	for _, name := range names {
-		if strings.HasPrefix(name, ".") || plugin != "" && !strings.HasPrefix(name, plugin+"-") {
+		if !strings.HasPrefix(name, plugin+"-") {
 			continue
 		}
 		if data, err := dir.Read(name); err == nil {
@@ -188,25 +245,15 @@ func List(network, plugin string) ([]Record, error) {
 	return records, nil
 }
 
-// Collect serves GC: del is called, under the attachment's lock, for each record of this plugin whose attachment is not valid any
-// more.
-func Collect(r *plugin.Request, del func(*Attachment) error) error {
-	records, err := List(r.Network, r.Plugin)
-	if err != nil {
-		return err
+func parse(data []byte) (Record, error) {
+	var rec Record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return Record{}, err
 	}
-	var owned []plugin.Attachment
-	for _, rec := range records {
-		owned = append(owned, plugin.Attachment{ContainerID: rec.ContainerID, IfName: rec.IfName})
+	if rec.Format != format {
+		return Record{}, fmt.Errorf("record format %d: want %d", rec.Format, format)
 	}
-	return r.Collect(owned, func(p plugin.Attachment) error {
-		a, err := OpenKey(r, p)
-		if err != nil {
-			return err
-		}
-		defer a.Close()
-		return del(a)
-	})
+	return rec, nil
 }
 
 // ReferenceHash returns the hexadecimal hash from which the reference plugins make the names of chains and devices:

@@ -32,12 +32,18 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "bandwidth", MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// ifbName is the reference's, so that either plugin can remove what the other made.
+// ifbName is the reference's, so that the reference plugin removes the device after a rollback.
 func ifbName(key attachment.Key) string { return "bwp" + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
-	if err != nil || cfg.none() {
+	if err != nil {
+		return nil, err
+	}
+	if cfg.none() {
+		if attachment.Recorded(r) { // the limits were lifted
+			_, err = attachment.Drop(r, removeFromNode)
+		}
 		return r.Prev, err
 	}
 	att, err := attachment.Open(r)
@@ -65,10 +71,10 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	st := cfg.plan(att.Key, link)
 	var undo plugin.Undo
 	defer undo.OnError(&err)
+	undo.Push(func() error { return remove(host, att, st) })
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
-	undo.Push(func() error { return remove(host, att, st) })
 	return apply(r, host, link, st)
 }
 
@@ -86,7 +92,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link) state {
 	return st
 }
 
-func apply(r *plugin.Request, host *kernel.NS, link kernel.Link, st state) (*types100.Result, error) {
+func apply(r *plugin.Request, host *kernel.Node, link kernel.Link, st state) (*types100.Result, error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
 			return nil, err
@@ -107,7 +113,7 @@ func apply(r *plugin.Request, host *kernel.NS, link kernel.Link, st state) (*typ
 }
 
 // hostSide finds the host side of the pod's veth pair, by what the kernel says of its peer.
-func hostSide(r *plugin.Request, host *kernel.NS) (kernel.Link, error) {
+func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
 		return kernel.Link{}, err
@@ -120,9 +126,11 @@ func hostSide(r *plugin.Request, host *kernel.NS) (kernel.Link, error) {
 	if !ok {
 		return kernel.Link{}, plugin.Errorf(plugin.CodeDevice, "interface %s is missing in the pod", r.IfName)
 	}
-	link, ok, err := host.LinkByIndex(inPod.Peer)
-	if err != nil {
-		return kernel.Link{}, err
+	var link kernel.Link
+	if ok = inPod.Peer != 0; ok {
+		if link, ok, err = host.LinkByIndex(inPod.Peer); err != nil {
+			return kernel.Link{}, err
+		}
 	}
 	if !ok || inPod.Kind != "veth" || link.Kind != "veth" || link.Peer != inPod.Index {
 		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth peer on the node", r.IfName),
@@ -132,31 +140,36 @@ func hostSide(r *plugin.Request, host *kernel.NS) (kernel.Link, error) {
 }
 
 func del(r *plugin.Request) error {
-	att, err := attachment.Open(r)
-	if err != nil {
-		return err
-	}
-	defer att.Close()
-	var st state
-	if ok, err := att.Load(&st); err != nil || !ok {
-		return err
-	}
+	_, err := attachment.Drop(r, func(att *attachment.Attachment, st state) error {
+		host, err := kernel.Host()
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		link, ok, err := host.Link(st.Link)
+		if err == nil && ok && r.Netns != nil && link.Index == st.Index && link.LeadsGroup() {
+			// The main plugin, whose DEL comes next, deletes the limits with the link, and then the record.
+			return nil
+		}
+		return remove(host, att, st)
+	})
+	return err
+}
+
+func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
+
+func removeFromNode(att *attachment.Attachment, st state) error {
 	host, err := kernel.Host()
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	link, ok, err := host.Link(st.Link)
-	if err == nil && ok && r.Netns != nil && link.Index == st.Index && link.LeadsGroup() {
-		// The main plugin, whose DEL comes next, deletes the device with the link.
-		return att.Remove()
-	}
 	return remove(host, att, st)
 }
 
 // remove takes the limits away. The redirect goes before the device that it leads to: a pod that lives on must not lose its traffic.
 // The record goes last.
-func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
+func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	link, ok, err := host.Link(st.Link)
 	errs := []error{err}
 	if ok && link.Index == st.Index {
@@ -174,21 +187,6 @@ func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
 		return err
 	}
 	return att.Remove()
-}
-
-func gc(r *plugin.Request) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return attachment.Collect(r, func(att *attachment.Attachment) error {
-		var st state
-		if ok, err := att.Load(&st); err != nil || !ok {
-			return err
-		}
-		return remove(host, att, st)
-	})
 }
 
 // status fails only when the configuration is wrong.
@@ -239,7 +237,7 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-func checkShaper(host *kernel.NS, link kernel.Link, want kernel.Shaper) error {
+func checkShaper(host *kernel.Node, link kernel.Link, want kernel.Shaper) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {
 		return err

@@ -144,6 +144,9 @@ const (
 	minFrames  = 8
 	queueFrame = 20
 	overhead   = 18 // Ethernet header and VLAN tag
+
+	// longest is the time in seconds that a burst may take at the rate: the kernel keeps it in 2^32 ticks of 64 ns.
+	longest = 274
 )
 
 // shaper turns a limit into a token bucket for a link with the MTU.
@@ -153,7 +156,7 @@ func (l Limit) shaper(mtu int) kernel.Shaper {
 	if burst == 0 {
 		burst = l.Rate / 8 * burstTime / 1000
 	}
-	burst = min(max(burst, minFrames*frame), maxBytes)
+	burst = min(max(burst, minFrames*frame), l.Rate/8*longest, maxBytes)
 	queue := max(l.Rate/8*queueTime/1000, queueFrame*frame)
 	return kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
 }

@@ -21,12 +21,13 @@ import (
 
 // state is what the record of an attachment holds.
 type state struct {
-	Bridge     string         `json:"bridge"`
-	Index      int            `json:"index,omitempty"` // of the host side
-	IPAM       string         `json:"ipam,omitempty"`
-	Masquerade string         `json:"masquerade,omitempty"`
-	Addresses  []netip.Prefix `json:"addresses,omitempty"` // with the length of their subnet
-	Shared     bool           `json:"shared,omitempty"`    // masqueraded by subnets that all pods share
+	Bridge     string          `json:"bridge"`
+	Index      int             `json:"index,omitempty"` // of the host side
+	IPAM       json.RawMessage `json:"ipam,omitempty"`  // the object of the configuration, for a DEL after it was edited
+	Masquerade string          `json:"masquerade,omitempty"`
+	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
+	Routes     []kernel.Route  `json:"routes,omitempty"`
+	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
 }
 
 type bridge struct{ ipam ipam.Runner }
@@ -42,7 +43,7 @@ type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
-	host *kernel.NS
+	host *kernel.Node
 	pod  *kernel.NS
 	// shared: the subnets of the IPAM plugin are known, and masqueraded as a whole
 	shared bool
@@ -57,6 +58,7 @@ func (b bridge) open(r *plugin.Request) (j *job, err error) {
 	if j.att, err = attachment.Open(r); err != nil {
 		return nil, err
 	}
+	r.Hold = j.att.LockFile()
 	if j.host, err = kernel.Host(); err == nil {
 		j.pod, err = kernel.Open(r.Netns)
 	}
@@ -69,10 +71,11 @@ func (b bridge) open(r *plugin.Request) (j *job, err error) {
 
 func (j *job) close() {
 	j.att.Close()
-	for _, n := range []*kernel.NS{j.host, j.pod} {
-		if n != nil {
-			n.Close()
-		}
+	if j.host != nil {
+		j.host.Close()
+	}
+	if j.pod != nil {
+		j.pod.Close()
 	}
 }
 
@@ -90,7 +93,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
 	planned := st
-	planned.IPAM = j.cfg.IPAM // for the DEL after a kill; an IPAM plugin that fails gives back by itself
+	planned.IPAM = j.cfg.rawIPAM // for the DEL after a kill; an IPAM plugin that fails gives back by itself
 	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
@@ -104,12 +107,12 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
-	st.IPAM = j.cfg.IPAM
+	st.IPAM = j.cfg.rawIPAM
 	layer3, err := planLayer3(j.cfg, addresses)
 	if err != nil {
 		return nil, err
 	}
-	st.Index, st.Addresses = w.host.Index, layer3.addresses
+	st.Index, st.Addresses, st.Routes = w.host.Index, layer3.addresses, layer3.routes
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
@@ -122,7 +125,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.result(w, layer3, addresses), nil
 }
 
-// clearResidue refuses an interface that exists already, and removes what an attachment of the same key left that was cut off.
+// clearResidue refuses an attachment that exists already, here or in another namespace, and removes what one of the same key left that
+// was cut off.
 func (b bridge) clearResidue(j *job) error {
 	_, exists, err := j.pod.Link(j.r.IfName)
 	if err != nil {
@@ -131,6 +135,13 @@ func (b bridge) clearResidue(j *job) error {
 	if exists {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", j.r.IfName),
 			"it is left as it is; another plugin or an earlier ADD made it")
+	}
+	if _, exists, err = j.host.Link(j.att.HostVeth()); err != nil {
+		return err
+	}
+	if exists {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the container is attached already, by %s, in another namespace", j.att.HostVeth()),
+			"call DEL first")
 	}
 	var st state
 	if ok, err := j.att.Load(&st); err != nil || !ok {
@@ -141,59 +152,81 @@ func (b bridge) clearResidue(j *job) error {
 }
 
 func (b bridge) del(r *plugin.Request) error {
-	att, err := attachment.Open(r)
-	if err != nil {
+	found, err := attachment.Drop(r, func(att *attachment.Attachment, st state) error { return b.removeFromNode(r, att, st) })
+	if err != nil || found {
 		return err
 	}
-	defer att.Close()
+	return b.delUnrecorded(r)
+}
+
+func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
 	host, err := kernel.Host()
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	var st state
-	ok, err := att.Load(&st)
-	if err != nil {
-		return err
-	}
-	if !ok {
-		return b.delUnrecorded(r, att, host)
-	}
 	return b.remove(r, att, host, st)
 }
 
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone.
-func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.NS, st state) error {
-	// The addresses go back last: the next pod that gets one must not lose its masquerade by this.
-	errs := []error{host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att.Key, st)}
-	if st.IPAM != "" {
-		errs = append(errs, b.ipam.Del(r, st.IPAM))
-	}
-	if err := errors.Join(errs...); err != nil {
+func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
+	err := b.removeAll(r, att.Key, host, st)
+	if err != nil {
 		return err
 	}
-	return att.Remove()
+	// The limits went with the link.
+	return errors.Join(att.Forget("bandwidth"), att.Remove())
+}
+
+func (b bridge) removeAll(r *plugin.Request, key attachment.Key, host *kernel.Node, st state) error {
+	// The addresses go back last: the next pod that gets one must not lose its masquerade by this.
+	errs := []error{host.DelGroup(key.HostVeth(), st.Index), unmasquerade(host, key, st)}
+	if name := ipamType(st.IPAM); name != "" {
+		as := *r
+		as.Config = withIPAM(r.Config, st.IPAM)
+		errs = append(errs, b.ipam.Del(&as, name))
+	}
+	return errors.Join(errs...)
+}
+
+// withIPAM returns the configuration with another object under "ipam".
+func withIPAM(config []byte, ipam json.RawMessage) []byte {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(config, &keys) != nil {
+		return config
+	}
+	keys["ipam"] = ipam
+	out, err := json.Marshal(keys)
+	if err != nil {
+		return config
+	}
+	return out
 }
 
 // delUnrecorded is DEL for an attachment that this plugin did not make, or whose record is lost: the configuration says what to
-// look for. The pod's interface is deleted only when it is proven to be this attachment's, by prevResult or by a lease.
-func (b bridge) delUnrecorded(r *plugin.Request, att *attachment.Attachment, host *kernel.NS) error {
+// look for. The pod's interface is deleted only when prevResult proves it to be this attachment's.
+func (b bridge) delUnrecorded(r *plugin.Request) error {
 	var raw struct {
 		IPAM          json.RawMessage `json:"ipam"`
 		IPMasq        any             `json:"ipMasq"`
 		IPMasqBackend any             `json:"ipMasqBackend"`
 	}
 	_ = json.Unmarshal(r.Config, &raw)
-	st := state{IPAM: ipamType(raw.IPAM)}
+	st := state{}
+	if ipam.ValidType(ipamType(raw.IPAM)) == nil {
+		st.IPAM = raw.IPAM
+	}
 	if raw.IPMasq == true && raw.IPMasqBackend == "iptables" {
 		st.Masquerade = "iptables"
 		st.Addresses = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 	}
-	if st.IPAM != "" && ipam.ValidType(st.IPAM) != nil {
-		st.IPAM = ""
+	host, err := kernel.Host()
+	if err != nil {
+		return err
 	}
-	err := deleteProven(r)
-	return errors.Join(err, b.remove(r, att, host, st))
+	defer host.Close()
+	err = deleteProven(r)
+	return errors.Join(err, b.removeAll(r, attachment.KeyOf(r), host, st))
 }
 
 // deleteProven deletes the pod's interface when prevResult names it with its MAC.
@@ -219,19 +252,10 @@ func deleteProven(r *plugin.Request) error {
 }
 
 func (b bridge) gc(r *plugin.Request) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	errs := []error{attachment.Collect(r, func(att *attachment.Attachment) error {
-		var st state
-		if ok, err := att.Load(&st); err != nil || !ok {
-			return err
-		}
+	errs := []error{attachment.Collect(r, func(att *attachment.Attachment, st state) error {
 		of := *r
 		of.Verb, of.ContainerID, of.IfName = "DEL", att.ContainerID, att.IfName
-		return b.remove(&of, att, host, st)
+		return b.removeFromNode(&of, att, st)
 	})}
 	var raw struct {
 		IPAM json.RawMessage `json:"ipam"`

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -39,6 +40,9 @@ func (b bridge) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := j.recordedRoutes(&l); err != nil {
+		return err
+	}
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
@@ -54,6 +58,23 @@ func (j *job) own(prev *types100.Result) *types100.Result {
 		}
 	}
 	return own
+}
+
+// recordedRoutes replaces the routes of prevResult by those of the record: prevResult has also those of other plugins, and of ours not
+// all attributes in every version. A route that a later plugin took out of prevResult is not missed.
+func (j *job) recordedRoutes(l *layer3) error {
+	var st state
+	ok, err := j.att.Load(&st)
+	if !ok || err != nil {
+		return err
+	}
+	l.routes = slices.DeleteFunc(st.Routes, func(route kernel.Route) bool {
+		return !slices.ContainsFunc(j.r.Prev.Routes, func(r *types.Route) bool {
+			dst, ok := kernel.Prefix(&r.Dst)
+			return ok && dst == route.Dst
+		})
+	})
+	return nil
 }
 
 // observe finds the three links. The host side is the peer of the pod side, by ifindex, whatever its name.

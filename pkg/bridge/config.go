@@ -20,6 +20,7 @@ type Config struct {
 	MTU            int // 0 for the kernel's default
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for L2 only
+	rawIPAM        json.RawMessage
 	DNS            *types.DNS
 	Masquerade     string // "", "nftables" or "iptables"
 	Gateway        bool
@@ -93,7 +94,7 @@ func Parse(r *plugin.Request) (Config, error) {
 }
 
 func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
-	c.IPAM = ipamType(raw.IPAM)
+	c.IPAM, c.rawIPAM = ipamType(raw.IPAM), raw.IPAM
 	if c.IPAM == "" {
 		if r.CNIVersion == "0.1.0" || r.CNIVersion == "0.2.0" {
 			return plugin.Errorf(plugin.CodeConfig, "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -102,7 +103,7 @@ func (l *layer3) planRoutes(gateways map[bool]netip.Addr) error {
 		route := kernel.Route{Dst: dst, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority, Table: r.Table, Scope: r.Scope}
 		if gw, ok := netip.AddrFromSlice(r.GW); ok {
 			route.Gateway = gw.Unmap()
-		} else if r.Scope == nil {
+		} else if r.Scope == nil || *r.Scope == 0 {
 			route.Gateway = gateways[dst.Addr().Is4()]
 		}
 		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
@@ -116,8 +117,11 @@ func (l *layer3) planRoutes(gateways map[bool]netip.Addr) error {
 // result lists what the attachment consists of. What plugins before it made stays in front.
 func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result {
 	result := &types100.Result{DNS: from.DNS}
-	if j.r.Prev != nil {
-		result.Interfaces, result.IPs, result.Routes = j.r.Prev.Interfaces, j.r.Prev.IPs, j.r.Prev.Routes
+	if prev := j.r.Prev; prev != nil {
+		result.Interfaces, result.IPs, result.Routes = prev.Interfaces, prev.IPs, prev.Routes
+		if from.DNS.IsEmpty() {
+			result.DNS = prev.DNS
+		}
 	}
 	podIndex := len(result.Interfaces) + 2
 	for _, i := range []struct {
@@ -143,11 +147,16 @@ func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result
 func (j *job) masquerade(l layer3) error {
 	m := nftMasquerade(j.att.Network, l.addresses, j.shared)
 	if j.cfg.Masquerade == "nftables" {
+		if !j.att.Noted(masqueraded) {
+			if err := j.att.Note(masqueraded); err != nil {
+				return err
+			}
+		}
 		return j.host.EnsureMasquerade(m)
 	}
-	if j.shared {
+	if j.att.Noted(masqueraded) {
 		// The subnets are masqueraded as a whole, so the newest configuration decides for the network.
-		if err := j.host.EndMasquerade(m); err != nil {
+		if err := errors.Join(j.host.EndMasquerade(m), j.att.Unnote(masqueraded)); err != nil {
 			return err
 		}
 	}
@@ -156,6 +165,9 @@ func (j *job) masquerade(l layer3) error {
 	}
 	return nil
 }
+
+// masqueraded notes that the network has a chain and sets in nftables.
+const masqueraded = "masqueraded"
 
 func nftMasquerade(network string, addresses []netip.Prefix, shared bool) kernel.Masquerade {
 	m := kernel.Masquerade{Network: network}
@@ -171,54 +183,50 @@ func nftMasquerade(network string, addresses []netip.Prefix, shared bool) kernel
 }
 
 // unmasquerade takes back what masquerade made for one attachment. Shared subnets stay for the other pods.
-func unmasquerade(host *kernel.NS, key attachment.Key, st state) error {
+func unmasquerade(host *kernel.Node, key attachment.Key, st state) error {
 	switch {
 	case st.Masquerade == "iptables":
-		return unmasqueradeByIPTables(host, key, st.Addresses)
+		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(key))
 	case st.Masquerade == "nftables" && !st.Shared:
 		return host.DelMasquerade(nftMasquerade(key.Network, st.Addresses, false))
 	}
 	return nil
 }
 
-// The chain and rules are the reference's, by name and text, so that either plugin can remove what the other made.
+// The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
 func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
 
-func masqueradeByIPTables(host *kernel.NS, key attachment.Key, addresses []netip.Prefix) error {
-	chain := masqueradeChain(key)
-	comment := fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, key.Network, key.ContainerID)
+func masqueradeByIPTables(host *kernel.Node, key attachment.Key, addresses []netip.Prefix) error {
 	for _, is4 := range []bool{true, false} {
-		lines := []string{":" + chain + " - [0:0]"}
-		everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
-		var jumps []string
-		for _, a := range addresses {
-			if a.Addr().Is4() == is4 {
-				lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
-				jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
-			}
-		}
-		if len(jumps) == 0 {
+		lines := masqueradeLines(key, is4, addresses)
+		if len(lines) == 0 {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
-		if err := host.ChangeNAT(is4, append(lines, jumps...)...); err != nil {
+		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+			return append(nat.Deletions("POSTROUTING", masqueradeChain(key)), lines...), nil
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func unmasqueradeByIPTables(host *kernel.NS, key attachment.Key, addresses []netip.Prefix) error {
+func masqueradeLines(key attachment.Key, is4 bool, addresses []netip.Prefix) []string {
 	chain := masqueradeChain(key)
-	for _, is4 := range []bool{true, false} {
-		for _, a := range addresses {
-			if a.Addr().Is4() == is4 {
-				if err := host.RemoveChains(is4, []string{"POSTROUTING"}, chain); err != nil {
-					return err
-				}
-				break
-			}
+	comment := `-m comment --comment ` + kernel.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
+	lines := []string{":" + chain + " - [0:0]"}
+	var jumps []string
+	for _, a := range addresses {
+		if a.Addr().Is4() == is4 {
+			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
+			jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
 		}
 	}
-	return nil
+	if len(jumps) == 0 {
+		return nil
+	}
+	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
+	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
+	return append(lines, jumps...)
 }

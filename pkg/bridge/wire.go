@@ -4,7 +4,6 @@ package bridge
 
 import (
 	"crypto/rand"
-	"fmt"
 	"net"
 	"net/netip"
 	"time"
@@ -30,12 +29,6 @@ func (j *job) wire() (w wiring, err error) {
 		veth.PodMAC = j.att.MAC("pod")
 	}
 	index, err := j.host.AddVeth(veth)
-	if isExist(err) {
-		// The interface is not in the pod (clearResidue), so the host side is left from an attachment that lost its pod side.
-		if err = j.host.DelLink(veth.Host); err == nil {
-			index, err = j.host.AddVeth(veth)
-		}
-	}
 	if err != nil {
 		return w, err
 	}
@@ -174,22 +167,32 @@ func (j *job) gateway(bridge kernel.Link, l layer3) error {
 		if err := j.host.Set(settings...); err != nil {
 			return err
 		}
-		err := j.host.AddAddress(bridge, gw, j.cfg.DAD)
-		if isExist(err) {
-			continue
-		}
-		if err == nil {
-			err = j.soleGateway(bridge, gw)
-		}
-		if err != nil {
+		if err := j.gatewayAddress(bridge, gw); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// soleGateway runs when a gateway address is new to the bridge, which is at the first pod of a network. Another IPv4 address, or an
-// IPv6 address whose subnet overlaps, is from another configuration.
+// gatewayAddress puts one gateway address on the bridge. Only when the node does not have it yet, which is so at the first pod of a
+// network, the other addresses of the bridge are looked at: another IPv4 address, or an IPv6 address whose subnet overlaps, is from
+// another configuration.
+func (j *job) gatewayAddress(bridge kernel.Link, gw netip.Prefix) error {
+	local, err := j.host.IsLocal(gw.Addr())
+	if err != nil {
+		return err
+	}
+	if !local {
+		if err := j.soleGateway(bridge, gw); err != nil {
+			return err
+		}
+	}
+	if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
+		return err
+	}
+	return nil
+}
+
 func (j *job) soleGateway(bridge kernel.Link, gw netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -200,12 +203,8 @@ func (j *job) soleGateway(bridge kernel.Link, gw netip.Prefix) error {
 			continue
 		}
 		if !j.cfg.ForceAddress {
-			err := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, other, gw)
-			if e := j.host.DelAddress(bridge, gw); e != nil {
-				err = fmt.Errorf("%w (and %w)", err, e)
-			}
-			return plugin.WithHint(err, "another subnet was configured for this bridge: remove the address with "+
-				"'ip addr del %s dev %s', or set forceAddress", other, bridge.Name)
+			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, other, gw),
+				"another subnet was configured for this bridge: remove the address with 'ip addr del %s dev %s', or set forceAddress", other, bridge.Name)
 		}
 		if err := j.host.DelAddress(bridge, other); err != nil {
 			return err

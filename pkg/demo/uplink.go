@@ -55,7 +55,7 @@ func connect(client *sandbox.Pod, ipv6 bool) error {
 	if err := configure(outside, clientSide, clientPrefixes(), ipv6); err != nil {
 		return err
 	}
-	return configure(host, nodeSide, nodePrefixes(), ipv6)
+	return configure(&host.NS, nodeSide, nodePrefixes(), ipv6)
 }
 
 func configure(n *kernel.NS, name string, prefixes []netip.Prefix, ipv6 bool) error {

@@ -107,5 +107,5 @@ func (l *leases) last(set int) netip.Addr {
 }
 
 func (l *leases) setLast(set int, addr netip.Addr) error {
-	return l.dir.Write(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600)
+	return l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600) // only a preference is lost by a kill
 }

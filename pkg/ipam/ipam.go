@@ -6,21 +6,19 @@ package ipam
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/podlace/podlace/pkg/child"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -63,11 +61,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 }
 
 func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
-	res, err := version.NewResult(r.CNIVersion, out)
-	if err != nil {
-		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)
-	}
-	result, err := types100.NewResultFromResult(res)
+	result, err := plugin.ReadResult(r.CNIVersion, out)
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)
 	}
@@ -136,22 +130,15 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	var stdout bytes.Buffer
-	cmd := exec.CommandContext(ctx, path)
-	cmd.Env = environment(verb)
+	var stdout child.Buffer
+	cmd := exec.Command(path)
+	cmd.Env = environment(r, verb)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(r.Config), &stdout, os.Stderr
-	// The child must not outlive this process: an allocation after the runtime's DEL would never be given back. The signal is bound
-	// to the thread that starts the child.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err = cmd.Run()
+	err = child.Run(cmd, timeout, r.Hold)
 	switch {
 	case err == nil:
 		return stdout.Bytes(), nil
-	case ctx.Err() != nil:
+	case errors.Is(err, child.ErrTimeout):
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)
 	}
 	return nil, delegateError(stdout.Bytes(), err)
@@ -167,14 +154,16 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-func environment(verb string) []string {
-	var env []string
-	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "CNI_COMMAND=") {
-			env = append(env, kv)
-		}
+// environment is this process's own, with the verb and the attachment of the request: those that GC deletes are not in the environment.
+func environment(r *plugin.Request, verb string) []string {
+	own := []string{"CNI_COMMAND=" + verb}
+	if r.ContainerID != "" {
+		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
 	}
-	return append(env, "CNI_COMMAND="+verb)
+	return append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.ContainsFunc(own, func(o string) bool { return strings.HasPrefix(o, name+"=") })
+	}), own...)
 }
 
 // delegateError passes the code of the plugin's own error on.

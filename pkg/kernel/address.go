@@ -97,13 +97,13 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 
 // Route is a route through one link.
 type Route struct {
-	Dst      netip.Prefix
-	Gateway  netip.Addr // zero for a destination on the link
-	MTU      int
-	AdvMSS   int
-	Priority int
-	Table    *int
-	Scope    *int
+	Dst      netip.Prefix `json:"dst"`
+	Gateway  netip.Addr   `json:"gateway,omitzero"` // zero for a destination on the link
+	MTU      int          `json:"mtu,omitempty"`
+	AdvMSS   int          `json:"advmss,omitempty"`
+	Priority int          `json:"priority,omitempty"`
+	Table    *int         `json:"table,omitempty"`
+	Scope    *int         `json:"scope,omitempty"`
 }
 
 func (r Route) netlink(index int) *netlink.Route {
@@ -176,6 +176,19 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 		}
 	}
 	return false
+}
+
+// IsLocal tells whether the node itself has the address.
+func (n *NS) IsLocal(addr netip.Addr) (bool, error) {
+	var routes []netlink.Route
+	err := retry(func() (err error) {
+		routes, err = n.h.RouteGet(addr.AsSlice())
+		return err
+	})
+	if err := ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL); err != nil {
+		return false, fmt.Errorf("route get %s: %w", addr, err)
+	}
+	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
 }
 
 // RouteTo returns the ifindex of the link through which an address is reached.

@@ -12,7 +12,7 @@ import (
 
 // DelFlows removes the connection tracking entries of the UDP ports among ports: a client that keeps sending from one port would
 // otherwise stay with the pod that had the port before, or with none. One walk of the table for each family, none without UDP ports.
-func (n *NS) DelFlows(ports []HostPort) error {
+func (n *Node) DelFlows(ports []HostPort) error {
 	filters := map[netlink.InetFamily][]netlink.CustomConntrackFilter{}
 	var local map[netip.Addr]bool
 	for _, p := range ports {

@@ -99,27 +99,48 @@ func elementsOf(ports []HostPort, owner string) []element {
 }
 
 // AddHostPorts forwards the ports, all or none, in one transaction. owner names who has them; its first word, a hash, decides who
-// may delete them. link is the interface behind which the pod is. A port that another owner has gives code 104.
-func (n *NS) AddHostPorts(owner, link string, ports []HostPort) error {
+// may delete them. bridge is the bridge behind which the pod is, "" when it is alone behind its link. A port that another owner has
+// gives code 104.
+func (n *Node) AddHostPorts(owner, bridge string, ports []HostPort) error {
 	t, err := openNFT(hostportTable)
 	if err != nil {
 		return err
 	}
 	defer t.close()
+	if err := t.ensureHostports(); err != nil {
+		return err
+	}
 	elements := elementsOf(ports, owner)
 	err = t.add(elements)
-	if errors.Is(err, unix.ENOENT) {
-		if err = skeleton("nft add table "+hostportTable, buildHostports); err == nil {
-			err = t.add(elements)
-		}
-	}
 	if isExist(err) {
 		err = t.replaceOwn(elements)
 	}
 	if err != nil {
 		return err
 	}
-	return t.ensureHairpin(link)
+	if bridge == "" {
+		return nil
+	}
+	return t.ensureHairpin(bridge)
+}
+
+// ProtectLoopback drops what comes from elsewhere for 127.0.0.0/8. It must be called before route_localnet is set on a link.
+func (n *Node) ProtectLoopback() error {
+	t, err := openNFT(hostportTable)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	return t.ensureHostports()
+}
+
+// ensureHostports makes the table unless it has the mark of this version of it.
+func (t *nft) ensureHostports() error {
+	_, ok, err := t.get(element{Set: schemaSet, Key: be16(schema)})
+	if ok || err != nil {
+		return err
+	}
+	return skeleton("nft add table "+hostportTable, buildHostports)
 }
 
 // replaceOwn adds elements of which some exist: those of the same owner are replaced, others are a clash.
@@ -138,10 +159,7 @@ func (t *nft) replaceOwn(elements []element) error {
 		}
 		own = append(own, element{Set: e.Set, Key: e.Key})
 	}
-	if err := t.delete(own); err != nil {
-		return err
-	}
-	return t.add(elements)
+	return t.replace(own, elements)
 }
 
 // keyText renders the protocol and port that end the key of a map.
@@ -187,20 +205,20 @@ func ifname(name string) []byte {
 }
 
 // DelHostPorts ends the forwarding of ports that the owner still has, in one transaction.
-func (n *NS) DelHostPorts(owner string, ports []HostPort) error {
+func (n *Node) DelHostPorts(owner string, ports []HostPort) error {
 	if len(ports) == 0 {
 		return nil
 	}
 	t, err := openNFT(hostportTable)
 	if err != nil {
-		return err
+		return ignore(err, noNFT[:]...)
 	}
 	defer t.close()
 	var own []element
 	for _, e := range elementsOf(ports, owner) {
 		found, ok, err := t.get(e)
 		if err != nil {
-			return err
+			return ignore(err, noNFT[:]...)
 		}
 		if ok && ownerHash(found.Comment) == ownerHash(owner) {
 			own = append(own, element{Set: e.Set, Key: e.Key})
@@ -210,7 +228,7 @@ func (n *NS) DelHostPorts(owner string, ports []HostPort) error {
 }
 
 // CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, else an error with code 100.
-func (n *NS) CheckHostPorts(owner string, ports []HostPort) error {
+func (n *Node) CheckHostPorts(owner string, ports []HostPort) error {
 	t, err := openNFT(hostportTable)
 	if err != nil {
 		return err

@@ -14,6 +14,13 @@ import (
 // same however many pods there are.
 const hostportTable = "podlace_hostport"
 
+// schema is the version of the table; its number is the element of a set, so that a newer plugin sees that it has to write the rules
+// anew. It is raised with every change of them.
+const (
+	schema    = 1
+	schemaSet = "schema"
+)
+
 // hostportPriority lets Services, whose translation kube-proxy hooks at -100, win over hostPorts (CVE-2019-9946).
 const hostportPriority = -99
 
@@ -34,6 +41,14 @@ func buildHostports(c *nftables.Conn) error {
 	}
 	hairpin := &nftables.Set{Table: h.table, Name: "hairpin", KeyType: ifnames}
 	if err := c.AddSet(hairpin, nil); err != nil {
+		return err
+	}
+	mark := &nftables.Set{Table: h.table, Name: schemaSet, KeyType: nftables.TypeInetService}
+	if err := c.AddSet(mark, nil); err != nil {
+		return err
+	}
+	c.FlushSet(mark)
+	if err := c.SetAddElements(mark, []nftables.SetElement{{Key: be16(schema), Comment: "version of the rules"}}); err != nil {
 		return err
 	}
 	h.protect()

@@ -3,22 +3,26 @@
 package kernel
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/child"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // iptablesTimeout is how long a process may take, and iptablesWait (seconds) how much of that it waits for the xtables lock.
 const (
 	iptablesTimeout = 20 * time.Second
 	iptablesWait    = "10"
+	iptablesLock    = ".iptables"
 )
 
 // iptablesFolders are searched for the binaries, not PATH: a runtime's PATH may be empty or hostile.
@@ -28,8 +32,10 @@ var iptablesFolders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr
 type NAT struct{ lines []string }
 
 // ReadNAT reads the nat table: one process.
-func (n *NS) ReadNAT(is4 bool) (NAT, error) {
-	out, err := iptables(is4, "-save", "", "-t", "nat")
+func (n *Node) ReadNAT(is4 bool) (NAT, error) { return readNAT(is4, nil) }
+
+func readNAT(is4 bool, hold *os.File) (NAT, error) {
+	out, err := iptables(is4, "-save", "", hold, "-t", "nat")
 	return NAT{strings.Split(out, "\n")}, err
 }
 
@@ -61,40 +67,69 @@ next:
 	return found
 }
 
-// ChangeNAT applies lines in the form of iptables-restore to the nat table, all or none: one process. ":CHAIN - [0:0]" makes a
-// chain or empties it.
-func (n *NS) ChangeNAT(is4 bool, lines ...string) error {
-	if len(lines) == 0 {
-		return nil
+// EditNAT reads the nat table, and applies what edit returns: lines in the form of iptables-restore, all or none. ":CHAIN - [0:0]"
+// makes a chain or empties it. Two processes, one when there is nothing to change, under a lock of the node: what was read still holds when
+// it is changed, and a process that outlived its killed plugin is waited for.
+func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	lock, err := dir.Lock(iptablesLock, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock()
+	nat, err := readNAT(is4, lock.File())
+	if err != nil {
+		return err
+	}
+	lines, err := edit(nat)
+	if err != nil || len(lines) == 0 {
+		return err
 	}
 	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 	return change(fmt.Sprintf("%s-restore with %d lines", iptablesName(is4), len(lines)), func() error {
-		_, err := iptables(is4, "-restore", input, "--noflush", "-w", iptablesWait)
+		_, err := iptables(is4, "-restore", input, lock.File(), "--noflush", "-w", iptablesWait)
 		return err
 	})
 }
 
-// RemoveChains removes chains and every rule elsewhere that jumps to them. What is missing is no error; when nothing is there,
-// nothing is changed.
-func (n *NS) RemoveChains(is4 bool, parents []string, chains ...string) error {
-	nat, err := n.ReadNAT(is4)
-	if err != nil {
-		return err
-	}
-	var lines, last []string
-	for _, chain := range chains {
-		if !nat.HasChain(chain) {
+// RemoveChain removes a chain and every rule of parent that jumps to it, for each family that has an address among the prefixes.
+// What is missing is no error, and without the tools there is nothing to remove.
+func (n *Node) RemoveChain(addresses []netip.Prefix, parent, chain string) error {
+	var errs []error
+	for _, is4 := range []bool{true, false} {
+		if !slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }) {
 			continue
 		}
-		for _, parent := range parents {
-			for _, rule := range nat.Rules(parent, "-j "+chain+" ") {
-				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
-			}
+		if !HasIPTables(is4) {
+			slog.Warn("iptables is not installed, so its rules cannot be removed", "program", iptablesName(is4), "chain", chain)
+			continue
 		}
-		lines = append(lines, "-F "+chain)
-		last = append(last, "-X "+chain)
+		errs = append(errs, n.EditNAT(is4, func(nat NAT) ([]string, error) {
+			if !nat.HasChain(chain) {
+				return nil, nil
+			}
+			return append(nat.Deletions(parent, chain), "-F "+chain, "-X "+chain), nil
+		}))
 	}
-	return n.ChangeNAT(is4, append(lines, last...)...)
+	return errors.Join(errs...)
+}
+
+// Comment quotes a text for iptables-restore, cut to what the kernel holds (XT_MAX_COMMENT_LEN, 256 with the final zero).
+func Comment(text string) string {
+	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
+}
+
+// Deletions returns the lines that delete the rules of parent that jump to chain.
+func (t NAT) Deletions(parent, chain string) []string {
+	var lines []string
+	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
+		lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
+	}
+	return lines
 }
 
 func iptablesName(is4 bool) string {
@@ -121,25 +156,23 @@ func iptablesBinary(name string) (string, error) {
 		"install iptables, or use the nftables backend, which needs no program")
 }
 
-func iptables(is4 bool, tool, stdin string, args ...string) (string, error) {
+func iptables(is4 bool, tool, stdin string, hold *os.File, args ...string) (string, error) {
 	path, err := iptablesBinary(iptablesName(is4) + tool)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), iptablesTimeout)
-	defer cancel()
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, args...)
+	var stdout, stderr child.Buffer
+	cmd := exec.Command(path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/sbin:/usr/bin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	err = cmd.Run()
+	err = child.Run(cmd, iptablesTimeout, hold)
 	if err == nil {
 		return stdout.String(), nil
 	}
 	text := strings.Join(strings.Fields(stderr.String()), " ")
 	var exit *exec.ExitError
 	// Exit status 4 is a resource problem (iptables(8)): the xtables lock was not to be had.
-	if ctx.Err() != nil || errors.As(err, &exit) && exit.ExitCode() == 4 {
+	if errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == 4 {
 		return "", plugin.Errorf(plugin.CodeTryAgain, "%s%s: %w: %s", iptablesName(is4), tool, err, text)
 	}
 	return "", fmt.Errorf("%s%s: %w: %s", iptablesName(is4), tool, err, text)

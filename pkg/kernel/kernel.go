@@ -27,14 +27,17 @@ type NS struct {
 	work chan func() // runs on a thread inside the namespace; nil for the own namespace
 }
 
+// Node is the namespace of the process itself, with what is done there alone.
+type Node struct{ NS }
+
 // Host opens the namespace that the process is in.
-func Host() (*NS, error) {
+func Host() (*Node, error) {
 	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &NS{h: h}, nil
+	return &Node{NS{h: h}}, nil
 }
 
 // Open opens the namespace of a pod by its file, as the frame validated it (plugin.Request.Netns).

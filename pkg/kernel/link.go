@@ -81,7 +81,7 @@ type Veth struct {
 // AddVeth makes a veth pair, both ends down, with names, MACs, MTU, namespace and master in one request (rtnetlink(7),
 // RTM_NEWLINK with VETH_INFO_PEER), so that nobody ever sees half of it. It returns the ifindex of the host side.
 // unix.EEXIST: one of the two names is taken.
-func (n *NS) AddVeth(v Veth) (int, error) {
+func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
 		replies, err := v.request().Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
@@ -186,14 +186,18 @@ func (n *NS) LeadGroup(link Link) error {
 
 // DelGroup deletes the interface name and the device group that the interface with the ifindex leads or led. What is not there is no
 // error. index is 0 when it is not known.
-func (n *NS) DelGroup(name string, index int) error {
+func (n *Node) DelGroup(name string, index int) error {
 	return change("link del "+name+" and its group", func() error {
 		link, ok, err := n.Link(name)
 		if err != nil {
 			return err
 		}
-		if ok && index == 0 {
+		if ok {
 			index = link.Index
+		} else if index != 0 {
+			if _, live, err := n.LinkByIndex(index); err != nil || live {
+				return err // the index is another link's by now
+			}
 		}
 		if index != 0 {
 			if err := ignore(delByGroup(groupOf(index)), unix.ENODEV); err != nil {

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
@@ -46,7 +47,7 @@ func setName(kind, name string, is4 bool) string {
 
 // EnsureMasquerade makes sure that every source is masqueraded. When it is, which is so for all but the first pod of a network,
 // nothing is changed.
-func (n *NS) EnsureMasquerade(m Masquerade) error {
+func (n *Node) EnsureMasquerade(m Masquerade) error {
 	missing, err := n.MissingMasquerade(m)
 	if err != nil || len(missing) == 0 {
 		return err
@@ -65,7 +66,7 @@ func (n *NS) EnsureMasquerade(m Masquerade) error {
 }
 
 // MissingMasquerade returns the sources that are not masqueraded.
-func (n *NS) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
+func (n *Node) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
 	t, err := openNFT(masqueradeTable)
 	if err != nil {
 		return nil, err
@@ -100,30 +101,30 @@ func (t *nft) covers(set string, p netip.Prefix) (bool, error) {
 }
 
 // DelMasquerade takes sources out of the network's set; those that are not in it are no error.
-func (n *NS) DelMasquerade(m Masquerade) error {
+func (n *Node) DelMasquerade(m Masquerade) error {
 	if len(m.Sources) == 0 {
 		return nil
 	}
 	t, err := openNFT(masqueradeTable)
 	if err != nil {
-		return err
+		return ignore(err, noNFT[:]...)
 	}
 	defer t.close()
 	var errs []error
 	for _, p := range m.Sources {
-		err := t.delete(interval(setName("pods", m.name(), p.Addr().Is4()), p))
-		errs = append(errs, ignore(err, unix.ENOENT))
+		elements := interval(setName("pods", m.name(), p.Addr().Is4()), p)
+		_, ok, err := t.get(elements[0])
+		if ok && err == nil {
+			err = t.delete(elements)
+		}
+		errs = append(errs, ignore(err, append(noNFT[:], unix.ENOENT)...))
 	}
 	return errors.Join(errs...)
 }
 
-// EndMasquerade removes the chain and the sets of a network if any of its sources is masqueraded.
-func (n *NS) EndMasquerade(m Masquerade) error {
-	missing, err := n.MissingMasquerade(m)
-	if err != nil || len(missing) == len(m.Sources) {
-		return err
-	}
-	err = skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
+// EndMasquerade removes the chain and the sets of a network; what is missing is no error.
+func (n *Node) EndMasquerade(m Masquerade) error {
+	err := skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
 		table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
 		chain := m.chain(table)
 		c.FlushChain(chain)
@@ -174,7 +175,7 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 	return s
 }
 
-// build writes everything of the network; reset empties first those of its sets in which prefixes may overlap.
+// build writes everything of the network; reset takes out of its sets what overlaps with the prefixes.
 func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 	table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
 	chain := c.AddChain(m.chain(table))
@@ -185,10 +186,16 @@ func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 			if err := c.AddSet(set, nil); err != nil {
 				return err
 			}
-			if reset && (set == local || !m.addressWise()) {
+			elements := setElements(set.Name, is4, prefixes)
+			if reset {
+				kept, err := apart(c, set, is4, prefixes)
+				if err != nil {
+					return err
+				}
 				c.FlushSet(set)
+				elements = append(elements, kept...)
 			}
-			if err := c.SetAddElements(set, setElements(set.Name, is4, prefixes)); err != nil {
+			if err := c.SetAddElements(set, elements); err != nil {
 				return err
 			}
 		}
@@ -198,9 +205,37 @@ func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 	return nil
 }
 
-// addressWise tells that the sources are single addresses, which other pods' sources never overlap.
-func (m Masquerade) addressWise() bool {
-	return !slices.ContainsFunc(m.Sources, func(p netip.Prefix) bool { return !p.IsSingleIP() })
+// apart returns the elements of those intervals of a set that none of the prefixes overlaps.
+func apart(c *nftables.Conn, set *nftables.Set, is4 bool, prefixes []netip.Prefix) ([]nftables.SetElement, error) {
+	elements, err := c.GetSetElements(set)
+	if err != nil {
+		return nil, ignore(err, unix.ENOENT)
+	}
+	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
+		return cmp.Or(bytes.Compare(a.Key, b.Key), map[bool]int{true: -1}[a.IntervalEnd])
+	})
+	var kept []nftables.SetElement
+	for i, begin := range elements {
+		if begin.IntervalEnd {
+			continue
+		}
+		one := []nftables.SetElement{{Key: begin.Key}}
+		var end []byte // nil: up to the end of the address space
+		if i+1 < len(elements) && elements[i+1].IntervalEnd {
+			end = elements[i+1].Key
+			one = append(one, nftables.SetElement{Key: end, IntervalEnd: true})
+		}
+		if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 && overlaps(p, begin.Key, end) }) {
+			kept = append(kept, one...)
+		}
+	}
+	return kept, nil
+}
+
+// overlaps tells whether a prefix has an address from begin on and before end.
+func overlaps(p netip.Prefix, begin, end []byte) bool {
+	behind := after(p)
+	return (!behind.IsValid() || bytes.Compare(begin, behind.AsSlice()) < 0) && (end == nil || bytes.Compare(p.Masked().Addr().AsSlice(), end) < 0)
 }
 
 func (m Masquerade) multicast() []netip.Prefix {

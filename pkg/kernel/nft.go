@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// noNFT is what a kernel without nf_tables answers: there is nothing to delete then.
+var noNFT = [...]error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL}
+
 // nftTimeout bounds one answer of the kernel; transactions take microseconds.
 const nftTimeout = 10 * time.Second
 
@@ -70,25 +73,40 @@ func (t *nft) get(e element) (found element, ok bool, err error) {
 
 // add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
 func (t *nft) add(elements []element) error {
-	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), unix.NFT_MSG_NEWSETELEM, mdl.Create|mdl.Excl, elements)
+	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), edit{unix.NFT_MSG_NEWSETELEM, mdl.Create | mdl.Excl, elements})
 }
 
 // delete takes the elements out, all or none. unix.ENOENT: one is missing.
 func (t *nft) delete(elements []element) error {
-	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.table), unix.NFT_MSG_DELSETELEM, 0, elements)
+	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.table), edit{unix.NFT_MSG_DELSETELEM, 0, elements})
 }
 
-func (t *nft) apply(op string, kind int, flags mdl.HeaderFlags, elements []element) error {
-	if len(elements) == 0 {
-		return nil
-	}
+// replace takes the elements old out and puts the elements in, all or none.
+func (t *nft) replace(old, elements []element) error {
+	return t.apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.table),
+		edit{unix.NFT_MSG_DELSETELEM, 0, old}, edit{unix.NFT_MSG_NEWSETELEM, mdl.Create | mdl.Excl, elements})
+}
+
+// edit is one step of a transaction.
+type edit struct {
+	kind     int
+	flags    mdl.HeaderFlags
+	elements []element
+}
+
+func (t *nft) apply(op string, edits ...edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
-	for _, group := range bySet(elements) {
-		msg, err := t.message(kind, flags|mdl.Acknowledge, group[0].Set, group)
-		if err != nil {
-			return err
+	for _, e := range edits {
+		for _, group := range bySet(e.elements) {
+			msg, err := t.message(e.kind, e.flags|mdl.Acknowledge, group[0].Set, group)
+			if err != nil {
+				return err
+			}
+			batch = append(batch, msg)
 		}
-		batch = append(batch, msg)
+	}
+	if len(batch) == 1 {
+		return nil
 	}
 	batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
 	return change(op, func() error { return t.send(batch) })

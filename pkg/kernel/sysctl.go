@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Sysctl is a setting below /proc/sys/net.
@@ -48,7 +50,7 @@ func (s Sysctl) set() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, os.ErrPermission) {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
 		f, err = os.OpenFile(path, os.O_RDONLY, 0)
 	}
 	if err != nil {

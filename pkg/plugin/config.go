@@ -96,39 +96,43 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult reads the result of the plugins before. It is in the version of the configuration whatever it says itself; a
-// document that names its version differently is still read by that version.
-func prevResult(env envelope) (result *types100.Result, err error) {
-	defer func() { // the library does not expect an entry that is null
-		if v := recover(); v != nil {
-			result, err = nil, fmt.Errorf("malformed: %v", v)
-		}
-	}()
+// prevResult reads the result of the plugins before; nil when there is none.
+func prevResult(env envelope) (*types100.Result, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, nil
 	}
-	var own struct {
+	return ReadResult(env.CNIVersion, env.PrevResult)
+}
+
+// ReadResult reads a result of any version. It is in the version that it names, else in v, that of the configuration.
+func ReadResult(v string, raw []byte) (result *types100.Result, err error) {
+	defer func() { // the library does not expect an entry that is null
+		if p := recover(); p != nil {
+			result, err = nil, fmt.Errorf("malformed: %v", p)
+		}
+	}()
+	own := struct {
 		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(env.PrevResult, &own); err != nil {
+	}{}
+	keys := map[string]json.RawMessage{}
+	if err := errors.Join(json.Unmarshal(raw, &own), json.Unmarshal(raw, &keys)); err != nil {
 		return nil, err
+	}
+	if keys == nil {
+		return nil, errors.New("malformed: null")
 	}
 	if own.CNIVersion == "" {
-		own.CNIVersion = env.CNIVersion
-	}
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(env.PrevResult, &keys); err != nil {
-		return nil, err
+		own.CNIVersion = v
 	}
 	keys["cniVersion"], _ = json.Marshal(own.CNIVersion)
-	raw, _ := json.Marshal(keys)
+	raw, _ = json.Marshal(keys)
 	res, err := version.NewResult(own.CNIVersion, raw)
 	if err != nil {
 		return nil, err
 	}
 	result, err = types100.NewResultFromResult(res)
 	if err == nil && (slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil)) {
-		return nil, errors.New("an entry of interfaces, ips or routes is null")
+		return nil, errors.New("malformed: an entry of interfaces, ips or routes is null")
 	}
 	return result, err
 }

@@ -45,6 +45,8 @@ type Request struct {
 	Prev       *types100.Result    // prevResult; nil when there is none
 	Valid      map[Attachment]bool // GC: the attachments to keep
 
+	Hold *os.File // the lock of the attachment, which child processes inherit; nil when there is none
+
 	Log   *slog.Logger // carries the identity of the pod
 	debug bool         // PODLACE_LOG=debug: every change of the system is logged
 }

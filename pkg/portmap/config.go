@@ -171,9 +171,19 @@ func parseMappings(c *Config, raw rawConfig) error {
 		if err != nil {
 			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: %w", i, err)
 		}
+		if j := slices.IndexFunc(c.Mappings, parsed.clashes); j >= 0 {
+			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: hostPort %d leads to containerPort %d already", i, parsed.HostPort, c.Mappings[j].ContainerPort)
+		}
 		c.Mappings = append(c.Mappings, parsed)
 	}
 	return nil
+}
+
+// clashes tells that two mappings lead the same port of the node to different ports of the pod.
+func (m Mapping) clashes(o Mapping) bool {
+	ports := m.ContainerPort != o.ContainerPort
+	m.ContainerPort, o.ContainerPort = 0, 0
+	return ports && m == o
 }
 
 func parseMapping(raw rawMapping) (Mapping, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The chains and rules are the reference's, by name and text, so that either plugin can remove what the other made.
+// The chains and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
 const (
 	dnatChain = "CNI-HOSTPORT-DNAT"
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -24,25 +24,23 @@ const (
 
 func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash()[:21] }
 
-// addByIPTables takes two processes for each family: one that reads, one that changes.
-func addByIPTables(host *kernel.NS, key attachment.Key, cfg Config, ports []kernel.HostPort, pod []netip.Prefix) error {
+// addByIPTables takes two processes for each family that has ports.
+func addByIPTables(host *kernel.Node, key attachment.Key, cfg Config, ports []kernel.HostPort, pod []netip.Prefix) error {
 	for _, p := range pod {
 		is4 := p.Addr().Is4()
 		own := ofFamily(ports, is4)
 		if len(own) == 0 {
 			continue
 		}
-		nat, err := host.ReadNAT(is4)
+		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+			if cfg.MarkChain != "" && cfg.SNAT && !nat.HasChain(cfg.MarkChain) {
+				return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", cfg.MarkChain),
+					"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
+			}
+			lines := append(sharedLines(nat, cfg), podLines(key, cfg, own, p)...)
+			return append(lines, entryLines(nat, key, cfg, own)...), nil
+		})
 		if err != nil {
-			return err
-		}
-		if cfg.MarkChain != "" && cfg.SNAT && !nat.HasChain(cfg.MarkChain) {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", cfg.MarkChain),
-				"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
-		}
-		lines := append(sharedLines(nat, cfg), podLines(key, cfg, own, p)...)
-		lines = append(lines, entryLines(nat, key, cfg, own)...)
-		if err := host.ChangeNAT(is4, lines...); err != nil {
 			return err
 		}
 	}
@@ -124,10 +122,7 @@ func markedSources(cfg Config, pod netip.Prefix) []string {
 // entryLines leads the ports to the pod's chain. Entries that are left from before are removed.
 func entryLines(nat kernel.NAT, key attachment.Key, cfg Config, ports []kernel.HostPort) []string {
 	chain := podChain(key)
-	var lines []string
-	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
-		lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
-	}
+	lines := nat.Deletions(dnatChain, chain)
 	is4 := ports[0].To.Addr().Is4()
 	var conditions strings.Builder
 	for _, word := range cfg.Conditions[is4] {
@@ -139,26 +134,22 @@ func entryLines(nat kernel.NAT, key attachment.Key, cfg Config, ports []kernel.H
 	}
 	for _, protocol := range []string{"tcp", "udp", "sctp"} {
 		for list := byProtocol[protocol]; len(list) > 0; list = list[min(maxMultiport, len(list)):] {
-			lines = append(lines, fmt.Sprintf(`-A %s -p %s -m comment --comment "dnat name: \"%s\" id: \"%s\"" -m multiport --dports %s %s-j %s`,
-				dnatChain, protocol, key.Network, key.ContainerID, strings.Join(list[:min(maxMultiport, len(list))], ","), conditions.String(), chain))
+			lines = append(lines, fmt.Sprintf(`-A %s -p %s -m comment --comment %s -m multiport --dports %s %s-j %s`,
+				dnatChain, protocol, kernel.Comment(fmt.Sprintf("dnat name: %q id: %q", key.Network, key.ContainerID)), strings.Join(list[:min(maxMultiport, len(list))], ","), conditions.String(), chain))
 		}
 	}
 	return lines
 }
 
-func delByIPTables(host *kernel.NS, key attachment.Key, ports []kernel.HostPort) error {
-	for _, is4 := range []bool{true, false} {
-		if len(ofFamily(ports, is4)) == 0 {
-			continue
-		}
-		if err := host.RemoveChains(is4, []string{dnatChain}, podChain(key)); err != nil {
-			return err
-		}
+func delByIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPort) error {
+	var pods []netip.Prefix
+	for _, p := range ports {
+		pods = append(pods, netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen()))
 	}
-	return nil
+	return host.RemoveChain(pods, dnatChain, podChain(key))
 }
 
-func checkIPTables(host *kernel.NS, key attachment.Key, ports []kernel.HostPort) error {
+func checkIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPort) error {
 	for _, is4 := range []bool{true, false} {
 		own := ofFamily(ports, is4)
 		if len(own) == 0 {

@@ -7,6 +7,7 @@ package portmap
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -57,6 +58,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
 		return r.Prev, nil
 	}
+	if err := cfg.checkTools(pod); err != nil {
+		return nil, err
+	}
 	att, err := attachment.Open(r)
 	if err != nil {
 		return nil, err
@@ -77,15 +81,26 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
+	undo.Push(func() error { return remove(host, att, st) })
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
-	undo.Push(func() error { return remove(host, att, st) })
 	return r.Prev, forward(r, cfg, att, host, st, pod)
 }
 
-// forward programs the node. The table that protects the node's loopback exists before the sysctl that would expose it.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.NS, st state, pod []netip.Prefix) error {
+// checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
+func (c Config) checkTools(pod []netip.Prefix) error {
+	for _, p := range pod {
+		if c.Backend == "iptables" && !kernel.HasIPTables(p.Addr().Is4()) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
+				"install iptables, or use backend nftables, which needs no program")
+		}
+	}
+	return nil
+}
+
+// forward programs the node.
+func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st state, pod []netip.Prefix) error {
 	link, err := linkTo(host, pod[0].Addr())
 	if err != nil {
 		return err
@@ -93,51 +108,66 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if st.Backend == "iptables" {
 		err = addByIPTables(host, att.Key, cfg, st.Ports, pod)
 	} else {
-		err = host.AddHostPorts(owner(att, r.Pod), link, st.Ports)
+		bridge := ""
+		if link.Kind == "bridge" {
+			bridge = link.Name
+		}
+		err = host.AddHostPorts(owner(att, r.Pod), bridge, st.Ports)
 	}
 	if err != nil {
 		return err
 	}
-	if cfg.SNAT && pod[0].Addr().Is4() {
-		if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "1"}); err != nil {
-			return err
-		}
+	if err := openLoopback(host, link, st.Ports); err != nil {
+		return err
 	}
 	delFlows(host, st.Ports)
 	return nil
 }
 
+// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that. The node's own loopback is protected from the pods
+// first, which otherwise could reach all that listens there.
+func openLoopback(host *kernel.Node, link kernel.Link, ports []kernel.HostPort) error {
+	if !slices.ContainsFunc(ports, func(p kernel.HostPort) bool {
+		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
+	}) {
+		return nil
+	}
+	if err := host.ProtectLoopback(); err != nil {
+		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
+		return nil
+	}
+	return host.Set(kernel.Sysctl{Path: "ipv4/conf/" + link.Name + "/route_localnet", Value: "1"})
+}
+
 // delFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
 // longer.
-func delFlows(host *kernel.NS, ports []kernel.HostPort) {
+func delFlows(host *kernel.Node, ports []kernel.HostPort) {
 	if err := host.DelFlows(ports); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)
 	}
 }
 
-// linkTo returns the name of the interface behind which the pod is.
-func linkTo(host *kernel.NS, addr netip.Addr) (string, error) {
+// linkTo returns the interface behind which the pod is.
+func linkTo(host *kernel.Node, addr netip.Addr) (kernel.Link, error) {
 	index, err := host.RouteTo(addr)
 	if err != nil {
-		return "", err
+		return kernel.Link{}, err
 	}
 	link, ok, err := host.LinkByIndex(index)
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", addr)
 	}
-	return link.Name, err
+	return link, err
 }
 
 func del(r *plugin.Request) error {
-	att, err := attachment.Open(r)
-	if err != nil {
-		return err
-	}
-	defer att.Close()
-	var st state
-	if ok, err := att.Load(&st); err != nil || !ok {
-		return err
-	}
+	_, err := attachment.Drop(r, removeFromNode)
+	return err
+}
+
+func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
+
+func removeFromNode(att *attachment.Attachment, st state) error {
 	host, err := kernel.Host()
 	if err != nil {
 		return err
@@ -147,7 +177,7 @@ func del(r *plugin.Request) error {
 }
 
 // remove ends the forwarding, whatever the configuration says by now. The record goes last.
-func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
+func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	var err error
 	if st.Backend == "iptables" {
 		err = delByIPTables(host, att.Key, st.Ports)
@@ -159,21 +189,6 @@ func remove(host *kernel.NS, att *attachment.Attachment, st state) error {
 	}
 	delFlows(host, st.Ports)
 	return att.Remove()
-}
-
-func gc(r *plugin.Request) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return attachment.Collect(r, func(att *attachment.Attachment) error {
-		var st state
-		if ok, err := att.Load(&st); err != nil || !ok {
-			return err
-		}
-		return remove(host, att, st)
-	})
 }
 
 func check(r *plugin.Request) error {

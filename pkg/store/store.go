@@ -29,6 +29,9 @@ const tempPrefix = ".tmp-"
 // maxFile bounds what is read: a record with some thousand ports has a few hundred kilobytes.
 const maxFile = 4 << 20
 
+// Root is the folder of what must not survive a boot; it is on tmpfs (file-hierarchy(7)).
+const Root = "/run/podlace"
+
 // LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
 const LockTimeout = 10 * time.Second
 
@@ -110,6 +113,14 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 		_ = d.root.Remove(temp)
 	}
 	return err
+}
+
+// Overwrite writes data over the file name. Whoever is killed meanwhile leaves an empty file, or a part.
+func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
+	if err := fault.Point("overwrite " + filepath.Join(d.path, name)); err != nil {
+		return err
+	}
+	return d.root.WriteFile(name, data, mode)
 }
 
 // Create is Write for a name that must not exist yet (errors.Is fs.ErrExist). Content and exclusiveness come in one step, by link(2)
@@ -201,27 +212,33 @@ func (d *Dir) removeStale(name string) {
 // Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error has code 11.
 // The lock ends with Unlock, or with the process.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
-	return d.lock(name, mode, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	return d.lock(name, mode, func(fd int, on bool) error {
+		if !on {
+			return unix.Flock(fd, unix.LOCK_UN)
+		}
+		return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	})
 }
 
 // LockAt is Lock for one of 2^63 locks that share the file name: the byte at offset (fcntl(2), open file description locks). Lock
 // files of their own would have to be removed one day, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
-	return d.lock(name, mode, func(fd int) error {
-		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: offset, Len: 1})
+	return d.lock(name, mode, func(fd int, on bool) error {
+		kind := map[bool]int16{true: unix.F_WRLCK, false: unix.F_UNLCK}[on]
+		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: offset, Len: 1})
 	})
 }
 
-func (d *Dir) lock(name string, mode fs.FileMode, try func(fd int) error) (*Lock, error) {
+func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) error) (*Lock, error) {
 	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 	if err != nil {
 		return nil, err
 	}
 	path, deadline := filepath.Join(d.path, name), time.Now().Add(LockTimeout)
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		err := try(int(f.Fd()))
+		err := set(int(f.Fd()), true)
 		if err == nil {
-			return &Lock{f}, nil
+			return &Lock{f, func(fd int) error { return set(fd, false) }}, nil
 		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
 			f.Close()
@@ -236,7 +253,14 @@ func (d *Dir) lock(name string, mode fs.FileMode, try func(fd int) error) (*Lock
 }
 
 // Lock is a held lock.
-type Lock struct{ f *os.File }
+type Lock struct {
+	f    *os.File
+	free func(fd int) error
+}
 
-// Unlock gives the lock up.
-func (l *Lock) Unlock() error { return l.f.Close() }
+// File returns the open file that carries the lock. A child process that inherits it holds the lock until it ends, even when this
+// process was killed before.
+func (l *Lock) File() *os.File { return l.f }
+
+// Unlock gives the lock up, also for children that inherited it.
+func (l *Lock) Unlock() error { return errors.Join(l.free(int(l.f.Fd())), l.f.Close()) }
