@@ -93,7 +93,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
 	planned := st
-	planned.IPAM = j.cfg.rawIPAM // for the DEL after a kill; an IPAM plugin that fails gives back by itself
+	planned.IPAM = ipamObject(r.Config) // for the DEL after a kill; an IPAM plugin that fails gives back by itself
 	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
-	st.IPAM = j.cfg.rawIPAM
+	st.IPAM = planned.IPAM
 	layer3, err := planLayer3(j.cfg, addresses)
 	if err != nil {
 		return nil, err
@@ -207,14 +207,13 @@ func withIPAM(config []byte, ipam json.RawMessage) []byte {
 // look for. The pod's interface is deleted only when prevResult proves it to be this attachment's.
 func (b bridge) delUnrecorded(r *plugin.Request) error {
 	var raw struct {
-		IPAM          json.RawMessage `json:"ipam"`
-		IPMasq        any             `json:"ipMasq"`
-		IPMasqBackend any             `json:"ipMasqBackend"`
+		IPMasq        any `json:"ipMasq"`
+		IPMasqBackend any `json:"ipMasqBackend"`
 	}
 	_ = json.Unmarshal(r.Config, &raw)
 	st := state{}
-	if ipam.ValidType(ipamType(raw.IPAM)) == nil {
-		st.IPAM = raw.IPAM
+	if object := ipamObject(r.Config); ipam.ValidType(ipamType(object)) == nil {
+		st.IPAM = object
 	}
 	if raw.IPMasq == true && raw.IPMasqBackend == "iptables" {
 		st.Masquerade = "iptables"
@@ -257,11 +256,7 @@ func (b bridge) gc(r *plugin.Request) error {
 		of.Verb, of.ContainerID, of.IfName = "DEL", att.ContainerID, att.IfName
 		return b.removeFromNode(&of, att, st)
 	})}
-	var raw struct {
-		IPAM json.RawMessage `json:"ipam"`
-	}
-	_ = json.Unmarshal(r.Config, &raw)
-	if t := ipamType(raw.IPAM); t != "" {
+	if t := ipamType(ipamObject(r.Config)); t != "" {
 		errs = append(errs, b.ipam.GC(r, t))
 	}
 	return errors.Join(errs...)

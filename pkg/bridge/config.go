@@ -20,7 +20,6 @@ type Config struct {
 	MTU            int // 0 for the kernel's default
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for L2 only
-	rawIPAM        json.RawMessage
 	DNS            *types.DNS
 	Masquerade     string // "", "nftables" or "iptables"
 	Gateway        bool
@@ -94,7 +93,7 @@ func Parse(r *plugin.Request) (Config, error) {
 }
 
 func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
-	c.IPAM, c.rawIPAM = ipamType(raw.IPAM), raw.IPAM
+	c.IPAM = ipamType(raw.IPAM)
 	if c.IPAM == "" {
 		if r.CNIVersion == "0.1.0" || r.CNIVersion == "0.2.0" {
 			return plugin.Errorf(plugin.CodeConfig, "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)
@@ -105,6 +104,15 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeConfig, "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
 	}
 	return ipam.ValidType(c.IPAM)
+}
+
+// ipamObject returns the "ipam" object of a configuration that may be wrong elsewhere.
+func ipamObject(config []byte) json.RawMessage {
+	var keys struct {
+		IPAM json.RawMessage `json:"ipam"`
+	}
+	_ = json.Unmarshal(config, &keys)
+	return keys.IPAM
 }
 
 // ipamType returns the type of the IPAM plugin; DEL uses it on configurations that may be wrong elsewhere.

@@ -174,15 +174,15 @@ func (j *job) gateway(bridge kernel.Link, l layer3) error {
 	return nil
 }
 
-// gatewayAddress puts one gateway address on the bridge. Only when the node does not have it yet, which is so at the first pod of a
-// network, the other addresses of the bridge are looked at: another IPv4 address, or an IPv6 address whose subnet overlaps, is from
+// gatewayAddress puts one gateway address on the bridge. Only when it is not there yet, which is so at the first pod of a network, the
+// other addresses of the bridge are looked at: another IPv4 address, or an IPv6 address whose subnet overlaps, is from
 // another configuration.
 func (j *job) gatewayAddress(bridge kernel.Link, gw netip.Prefix) error {
-	local, err := j.host.IsLocal(gw.Addr())
+	has, err := j.host.HasAddress(bridge, gw.Addr())
 	if err != nil {
 		return err
 	}
-	if !local {
+	if !has {
 		if err := j.soleGateway(bridge, gw); err != nil {
 			return err
 		}

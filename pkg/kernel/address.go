@@ -178,17 +178,18 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// IsLocal tells whether the node itself has the address.
-func (n *NS) IsLocal(addr netip.Addr) (bool, error) {
+// HasAddress tells whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
+// each. When several links have the same address, it may say no for those that came later.
+func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	var routes []netlink.Route
 	err := retry(func() (err error) {
-		routes, err = n.h.RouteGet(addr.AsSlice())
+		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 		return err
 	})
 	if err := ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL); err != nil {
 		return false, fmt.Errorf("route get %s: %w", addr, err)
 	}
-	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
+	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == link.Index, nil
 }
 
 // RouteTo returns the ifindex of the link through which an address is reached.
