@@ -88,6 +88,11 @@ func parseLimit(r *plugin.Request, direction string, rawRate, rawBurst *json.Num
 	switch {
 	case rate == 0 && burst > 0 && static:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)
+	case rate > 0 && burst == 0 && static:
+		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
+			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500).Burst*8)
+	case static && (rate < minRate || rate > maxRate) && rate != 0:
+		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, maxRate)
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst whether there is a rate or not
 	case static && burst/8 > maxBytes:
@@ -119,18 +124,14 @@ func clampRate(r *plugin.Request, direction string, rate uint64) uint64 {
 	return clamped
 }
 
-// number reads an integer of any size: what exceeds 64 bits is as good as the largest, what is negative or no integer is an
-// error.
+// number reads a count of bits.
 func number(key string, n *json.Number) (uint64, error) {
 	if n == nil || *n == "" {
 		return 0, nil
 	}
 	v, ok := new(big.Int).SetString(n.String(), 10)
-	if !ok || v.Sign() < 0 || len(n.String()) > 40 {
-		return 0, plugin.Errorf(plugin.CodeConfig, "%s %.40s: want a whole number of bits, not negative", key, n.String())
-	}
-	if !v.IsUint64() {
-		return math.MaxUint64, nil
+	if !ok || !v.IsUint64() {
+		return 0, plugin.Errorf(plugin.CodeConfig, "%s %.40s: want a whole number of bits, not negative, below 2^64", key, n.String())
 	}
 	return v.Uint64(), nil
 }

@@ -41,7 +41,7 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 	byFamily := map[bool]netip.Addr{} // key: is IPv4
 	for _, ip := range from.IPs {
 		p, ok := kernel.Prefix(&ip.Address)
-		if !ok {
+		if !ok || p.Bits() == 0 {
 			return layer3{}, plugin.Errorf(plugin.CodeConfig, "ipam returned an invalid address %s", ip.Address.String())
 		}
 		gw, hasGW := netip.AddrFromSlice(ip.Gateway)

@@ -35,11 +35,11 @@ type request struct {
 type rawConfig struct {
 	IPAM struct {
 		rawRange
-		Type       string         `json:"type"`
-		Ranges     [][]rawRange   `json:"ranges"`
-		Routes     []*types.Route `json:"routes"`
-		DataDir    string         `json:"dataDir"`
-		ResolvConf string         `json:"resolvConf"`
+		Type       string            `json:"type"`
+		Ranges     [][]rawRange      `json:"ranges"`
+		Routes     []json.RawMessage `json:"routes"`
+		DataDir    string            `json:"dataDir"`
+		ResolvConf string            `json:"resolvConf"`
 	} `json:"ipam"`
 	RuntimeConfig struct {
 		IPRanges [][]rawRange `json:"ipRanges"`
@@ -58,7 +58,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.DecodeWithin("ipam", &raw); err != nil {
 		return Config{}, err
 	}
-	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir), Routes: raw.IPAM.Routes}
+	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir)}
 	if raw.IPAM.DataDir != "" && !filepath.IsAbs(raw.IPAM.DataDir) {
 		return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir)
 	}
@@ -72,15 +72,28 @@ func Parse(r *plugin.Request) (Config, error) {
 	if cfg.requests, err = parseRequests(r, raw); err != nil {
 		return Config{}, err
 	}
-	for _, route := range cfg.Routes {
-		if route == nil || route.Dst.IP == nil {
-			return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam routes: an entry has no dst")
-		}
+	if cfg.Routes, err = parseRoutes(raw.IPAM.Routes); err != nil {
+		return Config{}, err
 	}
 	if raw.IPAM.ResolvConf != "" {
 		cfg.DNS, err = readResolvConf(raw.IPAM.ResolvConf)
 	}
 	return cfg, err
+}
+
+func parseRoutes(raw []json.RawMessage) ([]*types.Route, error) {
+	var routes []*types.Route
+	for i, data := range raw {
+		route := &types.Route{}
+		if err := json.Unmarshal(data, route); err != nil {
+			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: %w", i, err)
+		}
+		if route.Dst.IP == nil {
+			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: an entry has no dst", i)
+		}
+		routes = append(routes, route)
+	}
+	return routes, nil
 }
 
 // parseDir reads what DEL and GC need, and takes defaults for whatever is wrong.

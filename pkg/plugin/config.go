@@ -91,7 +91,11 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	}
 	r.Prev = prev
 	if prev == nil && (r.Verb == "CHECK" || r.Verb == "ADD" && p.Chained) {
-		return WithHint(Errorf(CodeConfig, "%s needs a prevResult", r.Verb), "%s is a chained plugin: name it after a main plugin", p.Name)
+		err := Errorf(CodeConfig, "%s needs a prevResult", r.Verb)
+		if p.Chained {
+			err = WithHint(err, "%s is a chained plugin: name it after a main plugin", p.Name)
+		}
+		return err
 	}
 	return nil
 }

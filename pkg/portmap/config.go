@@ -205,10 +205,9 @@ func parseMapping(raw rawMapping) (Mapping, error) {
 		return m, nil
 	}
 	addr, err := netip.ParseAddr(raw.HostIP)
-	if err != nil || addr.Zone() != "" {
-		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address", raw.HostIP)
+	if err != nil || addr.Zone() != "" || addr.Is4In6() {
+		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address, not an IPv4-mapped one", raw.HostIP)
 	}
-	addr = addr.Unmap()
 	if addr.IsUnspecified() {
 		m.only4, m.only6 = addr.Is4(), addr.Is6()
 		return m, nil

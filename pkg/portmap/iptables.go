@@ -5,6 +5,7 @@ package portmap
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -172,13 +173,24 @@ func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
-	if len(nat.Rules(dnatChain, "-j "+chain+" ")) == 0 {
-		return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", dnatChain, chain)
-	}
 	for _, p := range ports {
-		if len(nat.Rules(chain, fmt.Sprintf("--dport %d ", p.Port), "-p "+p.Protocol, "--to-destination "+p.To.String()+" ")) == 0 {
+		if !leadsTo(chain, nat, p) {
+			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
+		}
+		match := []string{fmt.Sprintf("--dport %d ", p.Port), "-p " + p.Protocol + " "}
+		marks := len(nat.Rules(chain, match...)) - len(nat.Rules(chain, append(match, "-j DNAT ")...))
+		if len(nat.Rules(chain, append(match, "--to-destination "+p.To.String()+" ")...)) == 0 || p.SNAT && marks == 0 {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
 		}
 	}
 	return nil
+}
+
+// leadsTo tells whether a rule leads the port of the node to the pod's chain.
+func leadsTo(chain string, nat kernel.NAT, p kernel.HostPort) bool {
+	return slices.ContainsFunc(nat.Rules(dnatChain, "-j "+chain+" ", "-p "+p.Protocol+" "), func(rule string) bool {
+		_, list, _ := strings.Cut(rule, "--dports ")
+		list, _, _ = strings.Cut(list, " ")
+		return slices.Contains(strings.Split(list, ","), fmt.Sprint(p.Port))
+	})
 }
