@@ -33,8 +33,7 @@ rm -rf "$folder"
 
 if root; then
   step test and demo as an ordinary user
-  scripts/as-user.sh make test
-  scripts/as-user.sh make demo
+  scripts/as-user.sh 'make test && make demo'
 
   step real containerd
   (cd integration/containerd && go vet ./... && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)

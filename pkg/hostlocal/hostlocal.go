@@ -20,7 +20,7 @@ import (
 
 // Plugin returns the host-local plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "host-local", Add: add, Del: del, Check: check, GC: gc, Status: status}
+	return plugin.Plugin{Name: "host-local", NoNetns: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"strings"
 
@@ -71,7 +72,8 @@ func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("lease %s: %w", name, err)
+			// A folder or a link in place of a lease keeps its address, and must not stop other pods.
+			slog.Warn("lease cannot be read", "lease", name, "error", err)
 		}
 		found[addr] = parseOwner(string(data))
 	}

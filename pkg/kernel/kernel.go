@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel is the only door to Linux networking: links, addresses, routes, qdiscs, nftables, conntrack and sysctls. Its verbs
-// speak ip(8)'s words. Ensure means idempotent, Observe and Link read, everything else changes. Every change passes one function,
+// speak ip(8)'s words. Ensure means idempotent, nouns read, other verbs change. Every change passes one function,
 // change, which names it in errors and in the debug log, retries it when a signal interrupted it, and lets tests fail it.
 package kernel
 

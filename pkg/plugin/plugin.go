@@ -23,6 +23,7 @@ type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest cniVersion that it serves; "" for 0.1.0
 	Chained    bool   // ADD and CHECK need a prevResult
+	NoNetns    bool   // it does nothing in the namespace, so any CNI_NETNS will do
 
 	Add    func(*Request) (*types100.Result, error)
 	Del    func(*Request) error
@@ -111,7 +112,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, s
 	}
 	r.Log = r.logger(stderr)
 	slog.SetDefault(r.Log)
-	if r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL" {
+	if !p.NoNetns && (r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL") {
 		if err := r.openNetns(getenv); err != nil {
 			return nil, err
 		}
