@@ -4,6 +4,7 @@ package bridge
 
 import (
 	"crypto/rand"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
@@ -187,10 +188,16 @@ func (j *job) gatewayAddress(bridge kernel.Link, gw netip.Prefix) error {
 			return err
 		}
 	}
-	if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
-		return err
+	err = j.host.AddAddress(bridge, gw, j.cfg.DAD)
+	if isExist(err) {
+		return nil
 	}
-	return nil
+	if err == nil && has { // with another prefix length
+		if err = j.soleGateway(bridge, gw); err != nil {
+			err = errors.Join(err, j.host.DelAddress(bridge, gw))
+		}
+	}
+	return err
 }
 
 func (j *job) soleGateway(bridge kernel.Link, gw netip.Prefix) error {

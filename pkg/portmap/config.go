@@ -206,7 +206,7 @@ func parseMapping(raw rawMapping) (Mapping, error) {
 	}
 	addr, err := netip.ParseAddr(raw.HostIP)
 	if err != nil || addr.Zone() != "" || addr.Is4In6() {
-		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address, not an IPv4-mapped one", raw.HostIP)
+		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address", raw.HostIP)
 	}
 	if addr.IsUnspecified() {
 		m.only4, m.only6 = addr.Is4(), addr.Is6()

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// stub is an IPAM plugin of somebody else: a shell script that keeps what it
+// was given and does what a test tells it.
+type stub struct {
+	dir string
+	f   *fixture
+}
+
+const stubScript = `#!/bin/sh
+env | grep -E '^(CNI_|TRACE)' | sort > "$0.$CNI_COMMAND.env"
+cat > "$0.$CNI_COMMAND.stdin"
+echo "stub says hello" >&2
+if [ -f "$0.$CNI_COMMAND.sh" ]; then . "$0.$CNI_COMMAND.sh"; fi
+`
+
+const stubResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.70.0.200/24","gateway":"10.70.0.1"}],"routes":[{"dst":"192.0.2.0/24"}]}`
+
+func newStub(t *testing.T) *stub {
+	t.Helper()
+	s := &stub{dir: t.TempDir(), f: newFixture(t, "bridge")}
+	if err := os.WriteFile(s.path(), []byte(stubScript), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.on(t, "ADD", "echo '"+stubResult+"'")
+	t.Cleanup(func() { s.call("DEL").run(t) })
+	return s
+}
+
+func (s *stub) path() string { return filepath.Join(s.dir, "stub") }
+
+// on sets what the stub does for a verb.
+func (s *stub) on(t *testing.T, verb, script string) {
+	t.Helper()
+	if err := os.WriteFile(s.path()+"."+verb+".sh", []byte(script+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// got is what the stub was given for a verb, "" if it was not called.
+func (s *stub) got(verb, part string) string {
+	b, _ := os.ReadFile(s.path() + "." + verb + "." + part)
+	return string(b)
+}
+
+func (s *stub) conf() object {
+	return bridgeConf().with("ipam", object{"type": "stub", "ownKey": "kept"})
+}
+
+func (s *stub) call(verb string) call {
+	return s.f.good(verb, "bridge").with("CNI_PATH", s.dir+":"+binDir()).config(s.conf())
+}
+
+// TestDelegate gives the bridge an address plugin of somebody else's, which gets
+// the same environment and configuration and whose answers count.
+func TestDelegate(t *testing.T) {
+	s := newStub(t)
+	o := s.call("ADD").with("TRACEPARENT", "00-1-2-01").run(t).ok(t)
+	if !strings.Contains(o.stdout, "10.70.0.200/24") || !strings.Contains(o.stderr, "stub says hello") {
+		t.Errorf("the stub's address or its stderr is missing: %s%s", o.stdout, o.stderr)
+	}
+	for _, want := range []string{
+		"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + s.f.fresh.Name, "CNI_IFNAME=eth0", "CNI_NETNS=" + s.f.fresh.Path, "CNI_ARGS=" + podArgs,
+		"CNI_PATH=" + s.dir + ":" + binDir(), "TRACEPARENT=00-1-2-01",
+	} {
+		if !strings.Contains(s.got("ADD", "env"), want+"\n") {
+			t.Errorf("the stub's environment lacks %s:\n%s", want, s.got("ADD", "env"))
+		}
+	}
+	if !reflect.DeepEqual(rawObject(t, s.got("ADD", "stdin")), rawObject(t, string(s.call("ADD").stdin))) {
+		t.Errorf("the stub got another configuration: %s", s.got("ADD", "stdin"))
+	}
+	if err := ping(nil, "10.70.0.200", trafficLimit); err != nil {
+		t.Errorf("ping: %v", err)
+	}
+	s.call("CHECK").config(s.conf().with("prevResult", rawObject(t, o.stdout))).run(t).ok(t)
+	s.call("GC").config(s.conf().with("cni.dev/valid-attachments", []any{
+		object{"containerID": s.f.fresh.Name, "ifname": "eth0"}, object{"containerID": s.f.attached.Name, "ifname": "eth0"},
+	})).run(t).ok(t)
+	s.call("STATUS").run(t).ok(t)
+	s.call("DEL").run(t).ok(t)
+	for _, verb := range []string{"CHECK", "GC", "STATUS", "DEL"} {
+		if s.got(verb, "env") == "" {
+			t.Errorf("%s did not reach the stub", verb)
+		}
+	}
+	s.f.oracle.clean(t, "a life with the stub")
+}
+
+// TestDelegateFails lets the address plugin fail in every way: the bridge takes
+// everything back, tells the stub to, and answers with the stub's own code.
+func TestDelegateFails(t *testing.T) {
+	s := newStub(t)
+	ways := map[string]string{
+		"an error":           `echo '{"cniVersion":"1.1.0","code":11,"msg":"busy","details":"later"}'; exit 1`,
+		"an error, no JSON":  "echo oops; exit 1",
+		"an error, nothing":  "exit 3",
+		"killed":             "kill -9 $$",
+		"nothing":            "exit 0",
+		"null":               "echo null",
+		"no addresses":       `echo '{"cniVersion":"1.1.0"}'`,
+		"two documents":      "echo '" + stubResult + stubResult + "'",
+		"garbage":            "head -c 5242880 /dev/zero | tr '\\0' x",
+		"a bad address":      strings.ReplaceAll("echo '"+stubResult+"'", "10.70.0.200/24", "10.70.0.900/24"),
+		"another version":    strings.ReplaceAll("echo '"+stubResult+"'", "1.1.0", "9.9.9"),
+		"an unusable prefix": strings.ReplaceAll("echo '"+stubResult+"'", "10.70.0.200/24", "10.70.0.200/0"),
+	}
+	for title, script := range inOrder(ways) {
+		t.Run(title, func(t *testing.T) {
+			_ = os.Remove(s.path() + ".DEL.env")
+			s.on(t, "ADD", script)
+			f := s.call("ADD").run(t).refused(t, allCodes()...)
+			if title == "an error" && (f.Code != 11 || !strings.Contains(f.Msg, "busy")) {
+				t.Errorf("code %d msg %q: want the stub's own 11 and busy", f.Code, f.Msg)
+			}
+			if s.got("DEL", "env") == "" {
+				t.Error("the stub was not told to take its address back")
+			}
+			s.f.oracle.clean(t, title)
+		})
+	}
+}
+
+// allCodes is for failures whose code is not ours to choose; 999 is not among them.
+func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
+
+// TestDelegateMissing looks for address plugins that cannot be started.
+func TestDelegateMissing(t *testing.T) {
+	s := newStub(t)
+	if err := os.WriteFile(s.dir+"/text", []byte("#!/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(s.dir+"/folder", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for title, c := range inOrder(map[string]call{
+		"not there":      s.call("ADD").config(s.conf().with("ipam.type", "nobody")),
+		"no CNI_PATH":    s.call("ADD").with("CNI_PATH", ""),
+		"not executable": s.call("ADD").config(s.conf().with("ipam.type", "text")),
+		"a folder":       s.call("ADD").config(s.conf().with("ipam.type", "folder")),
+	}) {
+		s.f.mustRefuse(t, title, c, "", append(allCodes(), codeEnv)...)
+	}
+	s.call("ADD").with("CNI_PATH", ":/nonexistent:"+s.dir).run(t).ok(t)
+	s.call("DEL").with("CNI_PATH", ":/nonexistent:"+s.dir).run(t).ok(t)
+	s.f.oracle.clean(t, "CNI_PATH with empty entries")
+}
+
+// TestDelegateStatus passes the address plugin's own code on.
+func TestDelegateStatus(t *testing.T) {
+	s := newStub(t)
+	for _, code := range []int{50, 51} {
+		s.on(t, "STATUS", fmt.Sprintf(`echo '{"cniVersion":"1.1.0","code":%d,"msg":"full"}'; exit 1`, code))
+		s.call("STATUS").run(t).refused(t, code)
+	}
+	s.f.oracle.clean(t, "STATUS")
+}
+
+// TestPrevResult keeps what earlier plugins of the chain made, whatever the
+// version that their result names.
+func TestPrevResult(t *testing.T) {
+	forEach(t, func(t *testing.T, f *fixture, plugin string) {
+		if plugin == "host-local" {
+			return // an address plugin is no part of a chain
+		}
+		for title, edit := range inOrder(map[string][]any{
+			"as it is": {}, "no version": {"cniVersion", nil}, "odd spelling": {"cniVersion", nil, "CNIVersion", "1.1.0"},
+		}) {
+			t.Run(title, func(t *testing.T) {
+				f.life(t, plugin, func() {
+					conf := f.conf(plugin).with("prevResult", f.earlier(t, plugin).with(edit...))
+					o := f.good("ADD", plugin).config(conf).run(t).ok(t)
+					if !strings.Contains(o.stdout, "other0") {
+						t.Errorf("the interface of an earlier plugin is gone: %s", o.stdout)
+					}
+					f.good("DEL", plugin).config(conf).run(t).ok(t)
+				})
+				f.oracle.clean(t, title)
+			})
+		}
+	})
+}
+
+// earlier is the result of the plugins before, with an interface of somebody else's.
+func (f *fixture) earlier(t *testing.T, plugin string) object {
+	t.Helper()
+	prev := object{"cniVersion": "1.1.0", "interfaces": []any{}}
+	if chained(plugin) {
+		prev = rawObject(t, string(f.prev))
+	}
+	return prev.with("interfaces", append(prev["interfaces"].([]any), object{"name": "other0", "mac": "02:00:00:00:00:09"}))
+}
+
+// TestDNS lets the configuration of the bridge override what the address plugin says.
+func TestDNS(t *testing.T) {
+	s := newStub(t)
+	s.on(t, "ADD", "echo '"+strings.Replace(stubResult, "{", `{"dns":{"nameservers":["192.0.2.1"],"domain":"a"},`, 1)+"'")
+	for want, conf := range map[string]object{
+		`{"domain":"a","nameservers":["192.0.2.1"]}`: s.conf(),
+		`{"nameservers":["192.0.2.2"]}`:              s.conf().with("dns.nameservers", []any{"192.0.2.2"}),
+	} {
+		result := rawObject(t, s.call("ADD").config(conf).run(t).ok(t).stdout)
+		if got, err := json.Marshal(result["dns"]); err != nil || string(got) != want {
+			t.Errorf("dns is %s, want %s", got, want)
+		}
+		s.call("DEL").config(conf).run(t).ok(t)
+	}
+	s.f.oracle.clean(t, "dns")
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/conf"
+)
+
+const architecture = "docs/ARCHITECTURE.md"
+
+// TestListings compares the listings of the document, code blocks whose language is "text" and a name, with what the programs do.
+func TestListings(t *testing.T) {
+	got := changes(t)
+	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(read(t, architecture))
+	if *update || hasNFT(t, shown) {
+		maps.Copy(got, tables(t))
+	}
+	for name, text := range got {
+		blocks := parse(t, architecture).of("text " + name)
+		switch {
+		case len(blocks) != 1:
+			t.Errorf("%s has %d listings called %s", architecture, len(blocks), name)
+		case *update:
+			rewrite(t, blocks[0], text)
+		case evened(name, blocks[0].text) != evened(name, text):
+			t.Errorf("%s:%d: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
+				architecture, blocks[0].line, cmp.Diff(blocks[0].text, text))
+		}
+	}
+}
+
+// evened evens out white space, and the order of sets in a table and of leases that are deleted, which is not the same each time.
+func evened(name, text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if words := strings.Join(strings.Fields(line), " "); words != "" {
+			lines = append(lines, words)
+		}
+	}
+	if strings.HasPrefix(name, "podlace_") || name == "del" {
+		slices.Sort(lines)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// hasNFT tells whether the program is there whose output the document shows: versions print differently.
+func hasNFT(t *testing.T, version string) bool {
+	t.Helper()
+	out, err := exec.Command("nft", "--version").Output()
+	if err == nil && version != "" && strings.Contains(string(out), strings.TrimPrefix(version, "nftables ")+" ") {
+		return true
+	}
+	if err != nil && os.Getenv("KERNELTEST") == "require" {
+		t.Error("nft is not installed")
+	}
+	fmt.Printf("SKIP the nftables listings of %s: want %q, have %q\n", architecture, version, out)
+	return false
+}
+
+func rewrite(t *testing.T, b block, text string) {
+	t.Helper()
+	lines := strings.SplitAfter(read(t, architecture), "\n")
+	end := b.line + strings.Count(b.text, "\n")
+	lines = slices.Concat(lines[:b.line], []string{text}, lines[end:])
+	if err := os.WriteFile(filepath.Join(root, architecture), []byte(strings.Join(lines, "")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tracer starts plugins so that each writes down what it changes.
+type tracer struct {
+	*invoke.DefaultExec
+	dir   string
+	calls []string // names of the plugins, in order
+}
+
+// ExecPlugin is what libcni calls.
+func (x *tracer) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	x.calls = append(x.calls, filepath.Base(path))
+	return x.DefaultExec.ExecPlugin(ctx, path, stdin, append(environ, "PODLACE_FAULT_TRACE="+x.file(len(x.calls)-1)))
+}
+
+func (x *tracer) file(call int) string { return filepath.Join(x.dir, fmt.Sprint(call)) }
+
+// take returns what the plugins changed since it was called before.
+func (x *tracer) take(t *testing.T) string {
+	t.Helper()
+	var out strings.Builder
+	for i, plugin := range x.calls {
+		fmt.Fprintln(&out, plugin)
+		data, err := os.ReadFile(x.file(i))
+		if errors.Is(err, fs.ErrNotExist) {
+			data = []byte("- nothing\n")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			_, change, _ := strings.Cut(line, " ")
+			out.WriteString("  " + change)
+		}
+		_ = os.Remove(x.file(i)) // nothing was changed
+	}
+	x.calls = nil
+	return out.String()
+}
+
+// shipped opens the default configuration.
+func shipped(t *testing.T, bin string, hostPort int) network {
+	t.Helper()
+	data, err := conf.Conflist(conf.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caps := wanted()
+	caps["portMappings"] = []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}
+	return open(t, string(data), bin, caps)
+}
+
+// changes returns what ADD of the first pod of a node, ADD of another one, and its DEL change.
+func changes(t *testing.T) map[string]string {
+	t.Helper()
+	clearNode(t)
+	bin := os.Getenv(tracedEnv)
+	x := &tracer{DefaultExec: &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, dir: t.TempDir()}
+	first, second := shipped(t, bin, 8080).through(bin, x), shipped(t, bin, 8081).through(bin, x)
+	first.forget(t)
+	t.Cleanup(func() { first.forget(t) })
+	pod, next := newPod(t, podName), newPod(t, "web-1")
+	got := map[string]string{}
+	first.add(t, containerID, pod)
+	got["add-first"] = x.take(t)
+	second.add(t, "other", next)
+	got["add-next"] = x.take(t)
+	second.del(t, "other", next)
+	got["del"] = x.take(t)
+	first.del(t, containerID, pod)
+	return got
+}
+
+// clearNode takes away what makes a pod not the first of a node.
+func clearNode(t *testing.T) {
+	t.Helper()
+	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
+		_ = exec.Command("nft", "delete", "table", "inet", table).Run() // it may not be there
+	}
+	if err := os.RemoveAll("/run/podlace"); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile(filepath.Join("/proc/sys/net", file), []byte("0"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// tables returns the nftables tables as they are with one pod.
+func tables(t *testing.T) map[string]string {
+	t.Helper()
+	clearNode(t)
+	n, pod := shipped(t, binDir(), 8080), newPod(t, "web-2")
+	n.forget(t)
+	n.add(t, containerID, pod)
+	got := map[string]string{}
+	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
+		out, err := exec.Command("nft", "list", "table", "inet", table).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		got[table] = strings.ReplaceAll(string(out), "\t", "    ")
+	}
+	n.del(t, containerID, pod)
+	n.forget(t)
+	return got
+}
+
+// TestCodesAreListed compares the table of error codes with the source, both ways.
+func TestCodesAreListed(t *testing.T) {
+	listed := map[string]bool{}
+	for _, row := range parse(t, architecture).under("Error codes") {
+		listed[row[0]] = true
+	}
+	for name, value := range allCodes(t) {
+		if !listed[value] {
+			t.Errorf("%s lacks code %s (%s)", architecture, value, name)
+		}
+		delete(listed, value)
+	}
+	for value := range listed {
+		t.Errorf("%s: no such code: %s", architecture, value)
+	}
+}
+
+// TestPicture holds the picture of the packages to the imports: every package is in it, and imports only what stands below it.
+func TestPicture(t *testing.T) {
+	level := map[string]int{}
+	for _, b := range parse(t, architecture).of("text packages") {
+		for n, line := range strings.Split(b.text, "\n") {
+			for _, name := range regexp.MustCompile(`(plugins|pkg|conf)(/[a-z0-9*-]+)*`).FindAllString(line, -1) {
+				level[name] = n
+			}
+		}
+	}
+	for name, imported := range importsOf(t) {
+		at, ok := level[drawn(name)]
+		if !ok {
+			t.Errorf("%s: the picture lacks %s", architecture, name)
+			continue
+		}
+		for _, i := range imported {
+			if below, ok := level[drawn(i)]; ok && below <= at {
+				t.Errorf("%s imports %s, which the picture shows no lower", name, i)
+			}
+		}
+	}
+}
+
+// drawn: the folders of plugins/ share one place.
+func drawn(name string) string {
+	if strings.HasPrefix(name, "plugins/") && name != "plugins/podlace" {
+		return "plugins/*"
+	}
+	return name
+}
+
+// importsOf returns, for each package of the module, those that it imports, without tests and without integration/.
+func importsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./pkg/...", "./plugins/...", "./conf")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const module = "github.com/podlace/podlace/"
+	found := map[string][]string{}
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := d.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		var own []string
+		for _, i := range p.Imports {
+			if name, ok := strings.CutPrefix(i, module); ok {
+				own = append(own, name)
+			}
+		}
+		found[strings.TrimPrefix(p.ImportPath, module)] = own
+	}
+	return found
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// callLimit is far above what any verb needs.
+const callLimit = 30 * time.Second
+
+// The pod that all examples are about.
+const (
+	podName     = "web-0"
+	containerID = "example"
+)
+
+// network is a configuration as a runtime uses it.
+type network struct {
+	list  *libcni.NetworkConfigList
+	cni   *libcni.CNIConfig
+	cache string // where the runtime keeps results
+	caps  map[string]any
+}
+
+// open reads a list of plugins, or the configuration of one.
+func open(t testing.TB, config string, bin string, caps map[string]any) network {
+	t.Helper()
+	list, err := libcni.NetworkConfFromBytes(asList(t, config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network{list: list, cache: t.TempDir(), caps: caps}.by(bin)
+}
+
+// by returns the same network with the plugins of another folder.
+func (n network) by(bin string) network {
+	return n.through(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
+}
+
+// through is by with another way to start them.
+func (n network) through(bin string, exec invoke.Exec) network {
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.cache, exec)
+	return n
+}
+
+func asList(t testing.TB, config string) []byte {
+	t.Helper()
+	var conf map[string]any
+	if err := json.Unmarshal([]byte(config), &conf); err != nil {
+		t.Fatalf("%v in %s", err, config)
+	}
+	if conf["plugins"] == nil {
+		conf = map[string]any{"cniVersion": conf["cniVersion"], "name": conf["name"], "plugins": []any{conf}}
+	}
+	return encode(t, conf)
+}
+
+func encode(t testing.TB, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func (n network) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
+	ifname := "eth0"
+	if n.isLoopback() {
+		ifname = "lo"
+	}
+	return &libcni.RuntimeConf{ContainerID: id, NetNS: pod.Path, IfName: ifname, CapabilityArgs: n.caps,
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", podName}}}
+}
+
+func (n network) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
+
+// add returns the result as JSON. When the test ends early, the attachment ends with it.
+func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			n.del(t, id, pod)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
+	defer cancel()
+	result, err := n.cni.AddNetworkList(ctx, n.list, n.runtime(id, pod))
+	if err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	return encode(t, result)
+}
+
+func (n network) check(t testing.TB, id string, pod *sandbox.Pod) error {
+	t.Helper()
+	if ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, "0.4.0"); err != nil || !ok {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
+	defer cancel()
+	return n.cni.CheckNetworkList(ctx, n.list, n.runtime(id, pod))
+}
+
+func (n network) del(t testing.TB, id string, pod *sandbox.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	if err := n.cni.DelNetworkList(ctx, n.list, n.runtime(id, pod)); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+}
+
+// forget makes the node forget the network, so that examples do not meddle with one another: its bridges and its leases.
+func (n network) forget(t testing.TB) {
+	t.Helper()
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	for _, p := range n.list.Plugins {
+		var conf struct{ Type, Bridge string }
+		if err := json.Unmarshal(p.Bytes, &conf); err != nil {
+			t.Fatal(err)
+		}
+		if conf.Type == "bridge" {
+			if conf.Bridge == "" {
+				conf.Bridge = "cni0"
+			}
+			if err := host.DelLink(conf.Bridge); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)); err != nil {
+		t.Error(err)
+	}
+}
+
+// exercise runs a configuration as a runtime does, on a node that has not seen it: ADD, CHECK, DEL twice, and nothing is left but
+// what the first pod of a network makes for all. It returns the result of the first ADD.
+func exercise(t *testing.T, config string, caps map[string]any) []byte {
+	t.Helper()
+	n := open(t, config, binDir(), caps)
+	needTools(t, config)
+	n.forget(t)
+	t.Cleanup(func() { n.forget(t) })
+	first := newPod(t, podName)
+	result := n.add(t, containerID, first)
+	n.del(t, containerID, first)
+
+	pod := kerneltest.NewPod(t)
+	if n.isLoopback() {
+		pod = first // the kernel gives lo its addresses once and lets it keep them
+	}
+	t.Cleanup(func() { n.del(t, "second", pod) })
+	kerneltest.Clean(t, pod)
+	n.add(t, "second", pod)
+	if err := n.check(t, "second", pod); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	n.del(t, "second", pod)
+	return result
+}
+
+func newPod(t testing.TB, name string) *sandbox.Pod {
+	t.Helper()
+	pod, err := sandbox.NewPod(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pod.Close() })
+	return pod
+}
+
+// needTools skips a configuration that uses iptables where there is none.
+func needTools(t testing.TB, config string) {
+	t.Helper()
+	if usesIPTables(config) && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+		missing(t, "iptables")
+	}
+}
+
+// usesIPTables tells whether a configuration names the backend, or has a key that only this backend has.
+func usesIPTables(config string) bool {
+	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"}, func(s string) bool { return strings.Contains(config, s) })
+}
+
+// raw runs one plugin on the pod of the examples as a runtime would, and returns its standard output.
+func raw(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
+	t.Helper()
+	var conf struct{ Type string }
+	if err := json.Unmarshal([]byte(config), &conf); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), conf.Type))
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + containerID, "CNI_NETNS=" + pod.Path, "CNI_IFNAME=eth0",
+		"CNI_PATH=" + binDir(), "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + podName}
+	cmd.Stdin = strings.NewReader(config)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	err := cmd.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.Bytes(), err == nil
+}

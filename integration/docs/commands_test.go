@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestCommands runs the sh blocks of the documents, with an empty folder in place of / for what is installed. Targets of make are
+// looked up in the Makefile, and run only when they install. What needs a cluster or another machine stands in blocks of another
+// language.
+func TestCommands(t *testing.T) {
+	targets := makeTargets(t)
+	for _, d := range documents(t) {
+		if d.path == migrating {
+			continue // its commands need what they clean away: TestWhatStays
+		}
+		for _, b := range d.of("sh") {
+			t.Run(d.at(b), func(t *testing.T) {
+				checkTargets(t, b.text, targets)
+				runCommands(t, b.text, t.TempDir())
+			})
+		}
+	}
+}
+
+// makeTargets returns the targets of the Makefile.
+func makeTargets(t testing.TB) []string {
+	t.Helper()
+	var targets []string
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+):`).FindAllStringSubmatch(read(t, "Makefile"), -1) {
+		targets = append(targets, m[1])
+	}
+	return targets
+}
+
+func checkTargets(t *testing.T, text string, targets []string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		words := strings.Fields(regexp.MustCompile(`[A-Z_]+=('[^']*'|\S*)|#.*`).ReplaceAllString(strings.TrimPrefix(line, "sudo "), ""))
+		if len(words) == 0 || words[0] != "make" {
+			continue
+		}
+		for _, w := range words[1:] {
+			if !slices.Contains(targets, w) {
+				t.Errorf("%q: the Makefile has no target %s", strings.TrimSpace(line), w)
+			}
+		}
+	}
+}
+
+// runCommands runs a block in one shell, in the top folder of the tree.
+func runCommands(t *testing.T, text, folder string) {
+	t.Helper()
+	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/usr/local/bin"} {
+		if err := os.MkdirAll(filepath.Join(folder, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The sandbox has the machine's files, but for /run and /var/lib.
+	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
+		if !slices.Contains([]string{"run", "etc", "opt", "usr"}, m[1]) {
+			t.Fatalf("/%s may not be touched:\n%s", m[1], text)
+		}
+	}
+	var script strings.Builder
+	for line := range strings.Lines(text) {
+		script.WriteString(command(strings.ReplaceAll(line, "sudo ", ""), folder))
+	}
+	if script.Len() == 0 {
+		return
+	}
+	cmd := exec.Command("sh", "-eu", "-c", script.String())
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "PATH="+binDir()+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s\n%s", err, script.String(), out)
+	}
+}
+
+// command turns a line of a document into one that may be run here.
+func command(line, folder string) string {
+	switch {
+	case strings.HasPrefix(line, "make install"):
+		bin, err := filepath.Abs(binDir())
+		if err != nil {
+			panic(err)
+		}
+		// The binaries are built already.
+		return "make -o build install BIN=" + bin + " DESTDIR=" + folder + strings.TrimPrefix(line, "make install")
+	case strings.HasPrefix(line, "make "):
+		return ""
+	case strings.HasPrefix(line, "podlace demo"):
+		// Its flags are checked here; what it does has tests of its own.
+		return strings.TrimSpace(line) + " --help\n"
+	}
+	return regexp.MustCompile(`(^|\s)(/etc/|/opt/|/usr/local/)`).ReplaceAllString(line, "${1}"+folder+"${2}")
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/conf"
+)
+
+// conflists returns the names of the shipped configurations.
+func conflists(t testing.TB) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(root, "conf", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, path := range paths {
+		switch name := filepath.Base(path); filepath.Ext(name) {
+		case ".go", ".md":
+		case ".conflist":
+			names = append(names, name)
+		default:
+			t.Errorf("conf/%s: no test knows what this is", name)
+		}
+	}
+	return names
+}
+
+// TestConflists runs each configuration that is shipped, in every version that it offers.
+func TestConflists(t *testing.T) {
+	names, skipped := conflists(t), []string{}
+	for _, name := range names {
+		data, err := conf.Conflist(name)
+		if err != nil {
+			t.Error(err)
+		}
+		if string(data) != read(t, "conf/"+name) {
+			t.Errorf("%s: the embedded copy differs", name)
+		}
+		for _, version := range []string{"1.1.0", "1.0.0"} {
+			ran := t.Run(name+"/"+version, func(t *testing.T) {
+				t.Cleanup(func() {
+					if t.Skipped() {
+						skipped = append(skipped, name)
+					}
+				})
+				exercise(t, only(t, data, version), wanted())
+			})
+			if !ran {
+				break
+			}
+		}
+	}
+	if len(skipped) > 0 {
+		fmt.Fprintf(os.Stderr, "docs: SKIPPED %d of %d runs of conflists, for want of iptables: %s\n", len(skipped), 2*len(names), strings.Join(skipped, " "))
+	}
+}
+
+// only makes an old runtime's choice, which knows no cniVersions, or a new one's.
+func only(t testing.TB, data []byte, version string) string {
+	t.Helper()
+	text := string(data)
+	const offer = `"cniVersions": ["1.0.0", "1.1.0"],`
+	if !strings.Contains(text, offer) || !strings.Contains(text, `"cniVersion": "1.0.0"`) {
+		t.Fatal("want cniVersion 1.0.0 and " + offer)
+	}
+	if version == "1.1.0" {
+		return text
+	}
+	return strings.Replace(text, offer, "", 1)
+}
+
+// wanted is what a runtime asks for a pod with a hostPort and limits. The burst is the one that containerd sends.
+func wanted() map[string]any {
+	return map[string]any{
+		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		"bandwidth": map[string]any{"ingressRate": 20_000_000, "ingressBurst": 1<<32 - 1,
+			"egressRate": 20_000_000, "egressBurst": 1<<32 - 1},
+	}
+}
+
+// TestConflistsAreDescribed wants each file in the folder's README, and no other.
+func TestConflistsAreDescribed(t *testing.T) {
+	listed := map[string]bool{}
+	for _, table := range parse(t, "conf/README.md").tables {
+		for _, row := range table.rows {
+			for _, name := range code(row[0]) {
+				listed[name] = true
+			}
+		}
+	}
+	for _, name := range conflists(t) {
+		if !listed[name] {
+			t.Errorf("conf/README.md does not describe %s", name)
+		}
+		delete(listed, name)
+	}
+	for name := range listed {
+		t.Errorf("conf/README.md describes %s, which is not there", name)
+	}
+}

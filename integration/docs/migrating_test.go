@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+const migrating = "docs/MIGRATING.md"
+
+// referenceEnv names the folder of the reference plugins.
+const referenceEnv = "PODLACE_REFERENCE"
+
+// needReference returns the folder of the reference plugins, which need the programs of both backends.
+func needReference(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv(referenceEnv)
+	if dir == "" {
+		t.Skip("SKIPPED: the reference plugins could not be built")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		missing(t, "nft")
+	}
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		missing(t, "iptables")
+	}
+	return dir
+}
+
+// mixed is the configuration of a node that changes over.
+func mixed(t *testing.T, backends, bin string, hostPort int) network {
+	t.Helper()
+	masquerade, ports := "", ""
+	if backends != "unset" {
+		masquerade, ports = fmt.Sprintf(`"ipMasqBackend": %q,`, backends), fmt.Sprintf(`"backend": %q,`, backends)
+	}
+	caps := wanted()
+	caps["portMappings"] = []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}
+	caps["bandwidth"] = map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000, "egressRate": 20_000_000, "egressBurst": 2_000_000}
+	return open(t, `{"cniVersion": "1.0.0", "name": "mixed", "plugins": [
+		{"type": "bridge", "bridge": "mixed0", "isDefaultGateway": true, "ipMasq": true, `+masquerade+`
+			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/16"}], [{"subnet": "fd00:89::/64"}]]}},
+		{"type": "portmap", `+ports+` "capabilities": {"portMappings": true}},
+		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`, bin, caps)
+}
+
+// TestWhatStays proves the table of the document: it makes an attachment by one set of plugins, ends it by the other, and names what
+// is left. Then the commands of the document must clean it all.
+func TestWhatStays(t *testing.T) {
+	folders := map[string]string{"reference": needReference(t), "Podlace": binDir()}
+	d := parse(t, migrating)
+	rows := d.under("With running pods")
+	if len(rows) == 0 {
+		t.Fatal("no table")
+	}
+	for i, row := range rows {
+		backends, adder, deleter, stays := code(row[0])[0], row[1], row[2], row[3]
+		t.Run(strings.Join(row[:3], "/"), func(t *testing.T) {
+			add := mixed(t, backends, folders[adder], 7000+i)
+			del := add.by(folders[deleter])
+			t.Cleanup(func() { add.forget(t) })
+			for name, n := range map[string]network{"warm1": add, "warm2": del} {
+				warm := newPod(t, name)
+				n.add(t, name, warm)
+				n.del(t, name, warm)
+			}
+			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)
+			got := leftovers(t, func() {
+				add.add(t, id, pod)
+				del.del(t, id, pod)
+			})
+			if diff := cmp.Diff(slices.Sorted(slices.Values(strings.Split(stays, ", "))), got); diff != "" {
+				t.Errorf("%s says otherwise (-document +found):\n%s", migrating, diff)
+			}
+		})
+	}
+	for _, b := range d.of("sh") {
+		checkTargets(t, b.text, makeTargets(t))
+		runCommands(t, b.text, t.TempDir())
+	}
+	now, err := sandbox.Take(sandbox.Options{Dirs: []string{"/run/podlace"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := regexp.MustCompile(`(?m)^.*(CNI-|cni_|podlace_|/run/podlace/).*$`).FindAllString(now.String(), -1); len(left) > 0 {
+		t.Errorf("after the commands of %s there is still\n%s", migrating, strings.Join(left, "\n"))
+	}
+}
+
+// leftovers returns the kinds of what f leaves, in the document's words.
+func leftovers(t *testing.T, f func()) []string {
+	t.Helper()
+	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`/last_reserved_ip|/\.?lock`)}
+	before, err := sandbox.Take(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f()
+	time.Sleep(200 * time.Millisecond) // the kernel deletes links in its own time
+	after, err := sandbox.Take(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, line := range sandbox.Diff(before, after) {
+		found[inWords(line)] = true
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// inWords names what a line of the oracle is about, or returns the line.
+func inWords(line string) string {
+	for _, kind := range []struct{ pattern, words string }{
+		{` dev bwp| link bwp`, "ifb device"},
+		{`CNI-DN-|CNI-HOSTPORT`, "iptables hostPort rules"},
+		{`CNI-[0-9a-f]{24}`, "iptables masquerade rules"},
+		{` cni_hostport `, "nftables hostPort rules"},
+		{` cni_plugins_masquerade `, "nftables masquerade rules"},
+		{` element inet podlace_hostport `, "elements of podlace_hostport"},
+		{`file /run/podlace/`, "records"},
+	} {
+		if regexp.MustCompile(kind.pattern).MatchString(line) {
+			return kind.words
+		}
+	}
+	return line
+}
+
+// TestSideBySide: pods of both sets on one bridge get different addresses and reach one another.
+func TestSideBySide(t *testing.T) {
+	theirs := mixed(t, "nftables", needReference(t), 7100)
+	ours := mixed(t, "nftables", binDir(), 7101).by(binDir())
+	theirs.forget(t)
+	t.Cleanup(func() { theirs.forget(t) })
+	old, fresh := newPod(t, "old"), newPod(t, "new")
+	from := address(t, theirs.add(t, "old", old))
+	to := address(t, ours.add(t, "new", fresh))
+	if from == to {
+		t.Errorf("both have %s", from)
+	}
+	var listener net.Listener
+	err := fresh.Do(func() (err error) {
+		listener, err = net.Listen("tcp", net.JoinHostPort(to, "80"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	err = old.Do(func() error {
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), 5*time.Second)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	theirs.by(binDir()).del(t, "old", old)
+	ours.del(t, "new", fresh)
+	leases, err := filepath.Glob("/var/lib/cni/networks/mixed/*[.:]*[0-9]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if leases = slices.DeleteFunc(leases, func(s string) bool { return strings.Contains(s, "last_reserved") }); len(leases) > 0 {
+		t.Errorf("leases that stay: %s", leases)
+	}
+}
+
+// address returns the first address of a result.
+func address(t *testing.T, text []byte) string {
+	t.Helper()
+	var result struct{ IPs []struct{ Address string } }
+	if err := json.Unmarshal(text, &result); err != nil {
+		t.Fatal(err)
+	}
+	addr, _, _ := strings.Cut(result.IPs[0].Address, "/")
+	return addr
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// cniPlugins lists the folders of plugins/ that hold a CNI plugin; the command line has a README of its own kind.
+func cniPlugins(t testing.TB) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(root, "plugins"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Name() != "podlace" {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func packageOf(plugin string) string { return "pkg/" + strings.ReplaceAll(plugin, "-", "") }
+
+const (
+	keysHeading         = "Configuration"
+	capabilitiesHeading = "Capabilities and CNI_ARGS"
+	errorsHeading       = "Errors"
+	exampleHeading      = "Example"
+)
+
+// TestStructure holds every plugin's README to one structure.
+func TestStructure(t *testing.T) {
+	for _, plugin := range cniPlugins(t) {
+		d := parse(t, "plugins/"+plugin+"/README.md")
+		want := []string{plugin, "What it does", keysHeading, capabilitiesHeading, "Result", errorsHeading,
+			"Differences to the reference plugin", exampleHeading}
+		if diff := cmp.Diff(want, d.headings); diff != "" {
+			t.Errorf("%s: headings (-want +got):\n%s", d.path, diff)
+		}
+		if !slices.ContainsFunc(d.of("json"), func(b block) bool { return b.heading == exampleHeading && kindOf(t, b) == config }) {
+			t.Errorf("%s: no configuration below %q", d.path, exampleHeading)
+		}
+	}
+}
+
+// TestKeysAreDocumented compares the keys that a README lists with those that the source decodes, both ways.
+func TestKeysAreDocumented(t *testing.T) {
+	for _, plugin := range cniPlugins(t) {
+		d := parse(t, "plugins/"+plugin+"/README.md")
+		listed := map[string]bool{}
+		for _, row := range d.under(keysHeading) {
+			if len(row) != 3 || slices.Contains(row, "") {
+				t.Errorf("%s: row %q: want key, default and meaning", d.path, row)
+			}
+			for _, key := range code(row[0]) {
+				listed[key] = true
+			}
+		}
+		keys := parseSource(t, packageOf(plugin)).keys()
+		for key, kind := range keys {
+			if kind != object && !listed[key] {
+				t.Errorf("%s: the table below %q lacks the key %s", d.path, keysHeading, key)
+			}
+		}
+		for key := range listed {
+			if parent := key[:max(0, strings.LastIndex(key, "."))]; keys[key] == 0 && keys[parent] != opaque {
+				t.Errorf("%s: the plugin has no key %s", d.path, key)
+			}
+		}
+	}
+}
+
+// refusals returns, for each key that is valid and not effective, a value that is refused.
+func refusals() map[string]string {
+	return map[string]string{
+		"bridge/vlan":               `{"vlan": 100}`,
+		"bridge/vlanTrunk":          `{"vlanTrunk": [{"id": 100}]}`,
+		"bridge/macspoofchk":        `{"macspoofchk": true}`,
+		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
+		"portmap/conditionsV6":      `{"conditionsV6": ["ip6", "daddr", "2001:db8::1"]}`,
+		"bandwidth/shapedSubnets":   `{"shapedSubnets": ["192.0.2.0/24"]}`,
+		"bandwidth/unshapedSubnets": `{"unshapedSubnets": ["192.0.2.0/24"]}`,
+	}
+}
+
+// TestRefusals gives each key that a README calls refused to the plugin.
+func TestRefusals(t *testing.T) {
+	pod := newPod(t, podName)
+	told := map[string]bool{}
+	for _, plugin := range cniPlugins(t) {
+		d := parse(t, "plugins/"+plugin+"/README.md")
+		for _, row := range d.under(keysHeading) {
+			if strings.Contains(row[2], "code 2") {
+				for _, key := range code(row[0]) {
+					told[plugin+"/"+key] = true
+				}
+			}
+		}
+	}
+	for key, value := range refusals() {
+		plugin, name, _ := strings.Cut(key, "/")
+		if !told[key] {
+			t.Errorf("plugins/%s/README.md does not say that %s is refused with code 2", plugin, name)
+		}
+		delete(told, key)
+		f := refused(t, merge(t, value, plugin), pod)
+		if f.Code != 2 || !strings.Contains(f.Msg, name) {
+			t.Errorf("%s: code %d, %q", key, f.Code, f.Msg)
+		}
+	}
+	for key := range told {
+		t.Errorf("no value is known that is refused for %s", key)
+	}
+}
+
+// merge makes a complete configuration of one key.
+func merge(t testing.TB, key, plugin string) string {
+	t.Helper()
+	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": plugin,
+		"prevResult": map[string]any{"cniVersion": "1.1.0", "ips": []any{map[string]any{"address": "10.88.0.2/16"}}}}
+	if err := json.Unmarshal([]byte(key), &conf); err != nil {
+		t.Fatal(err)
+	}
+	return string(encode(t, conf))
+}
+
+// TestErrorCodes wants every code that a plugin uses in the table of its README.
+func TestErrorCodes(t *testing.T) {
+	codes := allCodes(t)
+	for _, plugin := range cniPlugins(t) {
+		d := parse(t, "plugins/"+plugin+"/README.md")
+		listed := map[string]bool{}
+		for _, row := range d.under(errorsHeading) {
+			listed[row[0]] = true
+		}
+		for _, name := range parseSource(t, packageOf(plugin)).errorCodes() {
+			if !listed[codes[name]] {
+				t.Errorf("%s: the table below %q lacks code %s (%s)", d.path, errorsHeading, codes[name], name)
+			}
+		}
+	}
+}
+
+// kind is what a JSON block shows.
+type kind string
+
+const (
+	config       kind = "configuration"
+	result       kind = "result"
+	failure      kind = "error"
+	capabilities kind = "capabilities"
+)
+
+func kindOf(t testing.TB, b block) kind {
+	t.Helper()
+	var object map[string]any
+	if err := json.Unmarshal([]byte(b.text), &object); err != nil {
+		t.Fatalf("JSON in line %d: %v", b.line, err)
+	}
+	has := func(keys ...string) bool {
+		return slices.ContainsFunc(keys, func(k string) bool { return object[k] != nil })
+	}
+	switch {
+	case has("plugins", "type"):
+		return config
+	case has("code"):
+		return failure
+	case has("interfaces") || has("cniVersion") && has("ips"):
+		return result
+	case has("portMappings", "bandwidth", "ips", "ipRanges", "mac"):
+		return capabilities
+	}
+	t.Fatalf("line %d: no test knows what this JSON is", b.line)
+	return ""
+}
+
+// TestExamples runs every configuration in the documents. One that is followed by an error must be refused with exactly this error;
+// a result must be that of a configuration in the same document; capabilities go to all configurations of theirs.
+func TestExamples(t *testing.T) {
+	for _, d := range documents(t) {
+		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
+	}
+}
+
+func runExamples(t *testing.T, d document) {
+	blocks := d.of("json")
+	caps := map[string]any{}
+	for _, b := range blocks {
+		if kindOf(t, b) == capabilities {
+			if err := json.Unmarshal([]byte(b.text), &caps); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var results []any
+	for i, b := range blocks {
+		if kindOf(t, b) != config {
+			continue
+		}
+		t.Run(fmt.Sprint("line ", b.line), func(t *testing.T) {
+			if i+1 < len(blocks) && kindOf(t, blocks[i+1]) == failure {
+				compareError(t, b, blocks[i+1])
+				return
+			}
+			results = append(results, normalise(t, exercise(t, b.text, caps)))
+		})
+	}
+	for _, b := range blocks {
+		want := kindOf(t, b)
+		if want == result && !slices.ContainsFunc(results, func(r any) bool { return cmp.Equal(r, normalise(t, []byte(b.text))) }) {
+			t.Errorf("%s: no configuration of the document gives this result, but\n%s", d.at(b), pretty(results))
+		}
+	}
+}
+
+// normalise replaces MAC addresses, which partly are random.
+func normalise(t testing.TB, text []byte) (v any) {
+	t.Helper()
+	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
+	text = mac.ReplaceAllFunc(text, func(m []byte) []byte {
+		if strings.Contains(string(m), "00:00:00:00:00:00") {
+			return m
+		}
+		return []byte(`"mac": "MAC"`)
+	})
+	if err := json.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func pretty(v any) string {
+	text, _ := json.MarshalIndent(v, "", "    ")
+	return string(text)
+}
+
+// failureDocument is the error of the specification.
+type failureDocument struct {
+	CNIVersion string `json:"cniVersion"`
+	Code       int    `json:"code"`
+	Msg        string `json:"msg"`
+	Details    string `json:"details"`
+}
+
+// refused runs ADD of one plugin and demands an error.
+func refused(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
+	t.Helper()
+	stdout, ok := raw(t, "ADD", config, pod)
+	if ok {
+		t.Fatalf("ADD of %s: success", config)
+	}
+	if err := json.Unmarshal(stdout, &f); err != nil {
+		t.Fatalf("%v in %s", err, stdout)
+	}
+	return f
+}
+
+func compareError(t *testing.T, conf, shown block) {
+	t.Helper()
+	var want failureDocument
+	if err := json.Unmarshal([]byte(shown.text), &want); err != nil {
+		t.Fatal(err)
+	}
+	pod := newPod(t, podName)
+	kerneltest.Clean(t, pod)
+	if diff := cmp.Diff(want, refused(t, conf.text, pod)); diff != "" {
+		t.Errorf("error (-document +plugin):\n%s", diff)
+	}
+}
+
+// TestFigures wants every figure of the README's comparison in the report that it comes from.
+func TestFigures(t *testing.T) {
+	report := read(t, "docs/PERFORMANCE.md")
+	rows := parse(t, "README.md").under("Why another")
+	if len(rows) == 0 {
+		t.Fatal("no table")
+	}
+	for _, row := range rows {
+		for _, cell := range row[1:] {
+			for _, figure := range regexp.MustCompile(`\d+\.\d`).FindAllString(cell, -1) {
+				if !strings.Contains(report, " "+figure+" ") {
+					t.Errorf("%q: docs/PERFORMANCE.md has no %s", row[0], figure)
+				}
+			}
+		}
+	}
+}

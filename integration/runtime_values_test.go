@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"testing"
+)
+
+// TestRuntimeRates holds what runtimes really send: containerd's burst of 2^32-1
+// bits, an old kubelet's 2^31-1, CRI-O's 2^35-9, with the rates that the kubelet
+// lets through (1k to 1P). None may cost a pod its network.
+func TestRuntimeRates(t *testing.T) {
+	f := newFixture(t, "bandwidth")
+	for _, burst := range []int64{1<<31 - 1, 1<<32 - 1, 1<<35 - 9} {
+		for _, rate := range []int64{1e3, 8e3, 1e6, 1e9, 1e12, 1e15} {
+			limits := map[string]any{"ingressRate": rate, "ingressBurst": burst, "egressRate": rate, "egressBurst": burst}
+			f.lifeOf(t, fmt.Sprintf("rate %d burst %d", rate, burst), "bandwidth", "runtimeConfig.bandwidth", limits)
+		}
+	}
+	for _, limits := range []map[string]any{
+		{}, {"ingressRate": 1e6, "ingressBurst": 1<<32 - 1}, {"egressRate": 1e6, "egressBurst": 1<<32 - 1},
+		{"ingressRate": 0, "ingressBurst": 0, "egressRate": 1e6, "egressBurst": 1<<32 - 1},
+		{"ingressRate": 1e6}, {"ingressBurst": 1<<32 - 1}, {"ingressRate": 1 << 62, "ingressBurst": 1<<32 - 1}, {"ingressRate": 1, "ingressBurst": 1},
+	} {
+		f.lifeOf(t, fmt.Sprint(limits), "bandwidth", "runtimeConfig.bandwidth", limits)
+	}
+	f.lifeOf(t, "no runtimeConfig", "bandwidth", "runtimeConfig", nil)
+}
+
+// TestRuntimePorts holds the port mappings that runtimes send.
+func TestRuntimePorts(t *testing.T) {
+	f := newFixture(t, "portmap")
+	lists := map[string][]any{
+		"none": {}, "lowest and highest": {port(1, 65535, "tcp"), port(65535, 1, "udp")},
+		"one port, three protocols": {port(53, 53, "tcp"), port(53, 53, "udp"), port(53, 53, "sctp")},
+		"twice the same":            {port(80, 80, "tcp"), port(80, 80, "tcp")},
+	}
+	for _, protocol := range []string{"tcp", "TCP", "Tcp", "udp", "UDP", "sctp", "SCTP"} {
+		lists["protocol "+protocol] = []any{port(8080, 80, protocol)}
+	}
+	for _, ip := range []string{"", "0.0.0.0", "::", "127.0.0.1", "10.70.0.1", "::1", "fd00::1"} {
+		p := port(8080, 80, "tcp")
+		p["hostIP"] = ip
+		lists["hostIP "+ip] = []any{p}
+	}
+	var many []any
+	for i := range 100 {
+		many = append(many, port(20_000+i, 80, "tcp"))
+	}
+	lists["a hundred"] = many
+	for title, list := range inOrder(lists) {
+		f.lifeOf(t, title, "portmap", "runtimeConfig.portMappings", list)
+	}
+	f.lifeOf(t, "no runtimeConfig", "portmap", "runtimeConfig", nil)
+}
+
+// lifeOf runs ADD, CHECK and DEL with a changed configuration; all must succeed.
+func (f *fixture) lifeOf(t *testing.T, title, plugin string, edit ...any) {
+	t.Helper()
+	t.Run(title, func(t *testing.T) {
+		t.Helper()
+		f.life(t, plugin, func() {
+			t.Helper()
+			conf := f.conf(plugin).with(edit...)
+			added := f.good("ADD", plugin).config(conf).run(t).ok(t)
+			f.good("CHECK", plugin).config(conf.with("prevResult", rawObject(t, added.stdout))).run(t).ok(t)
+			f.good("DEL", plugin).config(conf).run(t).ok(t)
+		})
+		f.oracle.clean(t, title)
+	})
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// sweepBudget is how long one sweep of one verb may take when it is sampled.
+const sweepBudget = 12 * time.Second
+
+// victim is the pod in whose ADD or DEL the kill comes.
+const victim = "sweep-victim"
+
+// sweep kills a chain at every point, or at a sample of them, and each time lets
+// the runtime do one of the three things that runtimes do.
+type sweep struct {
+	*network // the chain, not stepped
+	conflist []byte
+	cacheDir string
+	dir      string
+	stays    *sandbox.Pod // attached all the time; must not notice
+	kills    int
+	failures int
+}
+
+// kill is one case: the point, what dies, and what the runtime does afterwards.
+type kill struct {
+	verb   string
+	at     int
+	policy string
+	then   string
+}
+
+// What follows a kill.
+const (
+	thenDel     = "DEL"
+	thenEmptied = "DEL with empty netns"
+	thenCollect = "GC"
+)
+
+// TestSweep is short enough for every run; SWEEP=all visits every case.
+func TestSweep(t *testing.T) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		for _, verb := range []string{"ADD", "DEL"} {
+			t.Run(backend+"/"+verb, func(t *testing.T) {
+				if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
+					t.Skip("SKIPPED: no iptables program")
+				}
+				newSweep(t, backend).run(t, verb)
+			})
+		}
+	}
+}
+
+func newSweep(t *testing.T, backend string) *sweep {
+	t.Helper()
+	s := &sweep{conflist: chainOf(t, "1.1.0", backend), cacheDir: t.TempDir(), dir: t.TempDir()}
+	var err error
+	if s.network, err = openNetwork(s.conflist, s.cacheDir, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.stays = newPod(t, "sweep-stays")
+	s.must(t, "ADD", attachment(s.stays, "stays", map[string]any{"bandwidth": capabilities()["bandwidth"]}))
+	t.Cleanup(func() { s.must(t, "DEL", attachment(s.stays, "stays", nil)) })
+	return s
+}
+
+// stepped is the same chain under the stepper.
+func (s *sweep) stepped(k kill) (*stepExec, error) {
+	e := &stepExec{at: k.at, policy: k.policy, dir: s.dir}
+	n, err := openNetwork(s.conflist, s.cacheDir, e)
+	if err != nil {
+		return nil, err
+	}
+	pod := &sandbox.Pod{Path: "/run/netns/" + victim}
+	_, err = n.do(k.verb, attachment(pod, victim, capabilities()), nil)
+	if e.killed {
+		err = nil
+	}
+	return e, err
+}
+
+func (s *sweep) run(t *testing.T, verb string) {
+	points, cost := s.measure(t, verb)
+	cases := casesOf(verb, points)
+	stride := 1
+	if os.Getenv("SWEEP") != "all" {
+		// Neighbouring cases differ in what follows, so a stride that 3 does not divide visits all of that.
+		if stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 {
+			stride++
+		}
+	}
+	visited := 0
+	for i := 0; i < len(cases); i += stride {
+		s.one(t, cases[i])
+		visited++
+	}
+	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills, %d failed", verb, points, visited, len(cases), stride, s.kills, s.failures)
+	if s.kills*10 < visited*8 {
+		t.Errorf("%s: only %d of %d cases came to a kill", verb, s.kills, visited)
+	}
+}
+
+// measure runs one ADD and one DEL under the stepper without a kill. The time of
+// both, and of what surrounds them, is about that of one case.
+func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
+	t.Helper()
+	points := 0
+	start := time.Now()
+	pod := newPod(t, victim)
+	for _, v := range []string{"ADD", "DEL"} {
+		e, err := s.stepped(kill{verb: v, policy: "self"})
+		if err != nil {
+			t.Fatalf("%s under the stepper: %v", v, err)
+		}
+		if v == verb {
+			points = e.points
+		}
+	}
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if points < 20 {
+		t.Fatalf("%s has only %d points", verb, points)
+	}
+	return points, time.Since(start)
+}
+
+// casesOf pairs every point with every follow-up; policies take turns, or are
+// all tried when everything is.
+func casesOf(verb string, points int) []kill {
+	policies := []string{"self", "root", "all"}
+	var cases []kill
+	for at := 1; at <= points; at++ {
+		for _, then := range []string{thenDel, thenEmptied, thenCollect} {
+			if os.Getenv("SWEEP") != "all" {
+				cases = append(cases, kill{verb, at, policies[(at+len(cases))%3], then})
+				continue
+			}
+			for _, policy := range policies {
+				cases = append(cases, kill{verb, at, policy, then})
+			}
+		}
+	}
+	return cases
+}
+
+// one kills, cleans up as the case says, and looks for what is left; then the
+// next ADD and DEL of the same container must work.
+func (s *sweep) one(t *testing.T, k kill) {
+	t.Helper()
+	where, err := s.tryOne(k)
+	if err == nil {
+		err = s.again()
+	}
+	if err != nil {
+		s.failures++
+		t.Errorf("%s killed at %d (%s, policy %s), then %s: %v", k.verb, k.at, where, k.policy, k.then, err)
+	}
+}
+
+func (s *sweep) tryOne(k kill) (where string, err error) {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return "", err
+	}
+	defer pod.Close()
+	before, err := newOracle(s.stays, pod)
+	if err != nil {
+		return "", err
+	}
+	rt := attachment(pod, victim, capabilities())
+	if k.verb == "DEL" {
+		if _, err := s.do("ADD", rt, nil); err != nil {
+			return "", fmt.Errorf("ADD before: %w", err)
+		}
+	}
+	e, err := s.stepped(k)
+	if err != nil {
+		return "", fmt.Errorf("no kill, but: %w", err)
+	}
+	if e.killed {
+		s.kills++
+	}
+	if err := s.follow(k, pod, rt); err != nil {
+		return e.where, err
+	}
+	leaks, err := before.leaks()
+	if err == nil && len(leaks) > 0 {
+		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
+	}
+	return e.where, err
+}
+
+// follow does what the runtime does after the kill.
+func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	switch k.then {
+	case thenEmptied:
+		if err := pod.Close(); err != nil {
+			return err
+		}
+		rt.NetNS = ""
+	case thenCollect:
+		if k.at%2 == 0 {
+			if err := pod.Close(); err != nil {
+				return err
+			}
+		}
+		// A cache that knows nobody: libcni itself would send DEL for what it knows.
+		n, err := openNetwork(s.conflist, s.dir+"/none", nil)
+		if err != nil {
+			return err
+		}
+		_, err = n.do("GC", nil, []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}})
+		return err
+	}
+	_, err := s.do("DEL", rt, nil)
+	return err
+}
+
+// again is the next life of the same container.
+func (s *sweep) again() error {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	rt := attachment(pod, victim, capabilities())
+	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
+		if _, err := s.do(verb, rt, nil); err != nil {
+			return fmt.Errorf("next %s: %w", verb, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// TestNames pins what nodes hold by now: a new version must find what an old one made. The reference hash is SHA-512 of network and
+// container ID, as sha512sum(1) prints it.
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		key       Key
+		hash      string
+		host, pod string
+		reference string
+		offset    int64
+	}{
+		{Key{"podlace", "0123456789abcdef", "eth0"}, "2b16eae4e550402d", "fe:62:c4:f3:f9:e1", "b2:c5:e2:f1:f9:1b", "46d35c6a9e0ed75882799dbb49474a1d", 6105145428952464572},
+		{Key{"podlace", "0123456789abcdef", "net1"}, "b22cfeee77b59b11", "56:12:58:ef:8d:5f", "7a:ea:fc:b3:49:40", "d954c4bcd4c878d7cbde9680e222f222", 7897649962870447949},
+	} {
+		ref := c.key.ReferenceHash()
+		got := []any{c.key.Hash(), c.key.HostVeth(), c.key.MAC("host").String(), c.key.MAC("pod").String(), ref[:32], c.key.offset()}
+		want := []any{c.hash, "veth" + c.hash[:11], c.host, c.pod, c.reference, c.offset}
+		if diff := cmp.Diff(want, got); diff != "" || len(ref) != 128 {
+			t.Errorf("%+v, %d digits:\n%s", c.key, len(ref), diff)
+		}
+	}
+}
+
+// TestNamesDiffer: keys that look alike when their parts are joined have nothing in common.
+func TestNamesDiffer(t *testing.T) {
+	seen := map[string]Key{}
+	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"}, {"a.b", "c", "c"}} {
+		for _, name := range []string{k.Hash(), k.MAC("host").String(), k.MAC("pod").String(), fmt.Sprint(k.offset())} {
+			if other, ok := seen[name]; ok {
+				t.Errorf("%+v and %+v share %s", k, other, name)
+			}
+			seen[name] = k
+		}
+		if mac := k.MAC("pod"); mac[0]&3 != 2 || len(mac) != 6 {
+			t.Errorf("%s is no local unicast address", mac)
+		}
+		if k.offset() < 0 || len(k.HostVeth()) != 15 {
+			t.Errorf("%+v: offset %d, %s", k, k.offset(), k.HostVeth())
+		}
+	}
+}
+
+func request(network, id, ifname string) *plugin.Request {
+	return &plugin.Request{Plugin: "test", Verb: "ADD", Network: network, ContainerID: id, IfName: ifname, NetnsPath: "/run/netns/x",
+		Pod: plugin.Pod{Namespace: "shop", Name: "web-0"}, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+}
+
+type testState struct {
+	Value string `json:"value"`
+}
+
+// attach opens an attachment of a network that only this test uses.
+func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
+	t.Helper()
+	r := request(t.Name(), id, "eth0")
+	a, err := Open(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	return a, r
+}
+
+func mustOpen(t *testing.T, r *plugin.Request) *Attachment {
+	t.Helper()
+	a, err := Open(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// TestDrop: without a record nothing is made, and what a killed writer left is removed; with one, remove gets what it says.
+func TestDrop(t *testing.T) {
+	r := request(t.Name(), "id", "eth0")
+	remove := func(a *Attachment, st testState) error {
+		if st.Value != "x" {
+			t.Errorf("got %+v", st)
+		}
+		return a.Remove()
+	}
+	if found, err := Drop(r, remove); found || err != nil {
+		t.Errorf("without a folder: %t, %v", found, err)
+	}
+	if _, err := os.Stat(filepath.Join(store.Root, t.Name())); err == nil {
+		t.Error("Drop made the folder")
+	}
+	a := mustOpen(t, r)
+	if err := a.Save(testState{"x"}); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	if !Recorded(r) {
+		t.Error("the record is not seen")
+	}
+	if found, err := Drop(r, remove); !found || err != nil || Recorded(r) {
+		t.Errorf("with a record: %t, %v", found, err)
+	}
+	torn := filepath.Join(store.Root, t.Name(), ".tmp-"+a.file())
+	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := Drop(r, remove); found || err != nil {
+		t.Errorf("with an unfinished record: %t, %v", found, err)
+	}
+	if _, err := os.Stat(torn); err == nil {
+		t.Error("the unfinished record is left")
+	}
+}
+
+func recordFile(a *Attachment) string { return filepath.Join(store.Root, a.Network, "test-"+a.Hash()) }
+
+func TestRecord(t *testing.T) {
+	a, _ := attach(t, "id")
+	var st testState
+	if ok, err := a.Load(&st); ok || err != nil {
+		t.Errorf("before it was saved: %t, %v", ok, err)
+	}
+	for _, value := range []string{"one", "two"} {
+		if err := a.Save(testState{value}); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := a.Load(&st); !ok || err != nil || st.Value != value {
+			t.Errorf("loaded %t, %v, %+v", ok, err, st)
+		}
+	}
+	const want = `{"format":1,"network":"TestRecord","containerID":"id","ifname":"eth0","plugin":"test","pod":"shop/web-0","netns":"/run/netns/x",` +
+		`"state":{"value":"two"}}` + "\n"
+	if got, err := os.ReadFile(recordFile(a)); err != nil || string(got) != want {
+		t.Errorf("file %s, %v", got, err)
+	}
+	if info, err := os.Stat(recordFile(a)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	for range 2 {
+		if err := a.Remove(); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	}
+	if ok, err := a.Load(&st); ok || err != nil {
+		t.Errorf("after it was removed: %t, %v", ok, err)
+	}
+}
+
+// TestUnreadableRecord: DEL and ADD must not fail for ever because of a record that is torn, from another version, or not theirs.
+func TestUnreadableRecord(t *testing.T) {
+	a, _ := attach(t, "id")
+	if err := a.Save(testState{"x"}); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(recordFile(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, content := range map[string]string{
+		"empty": "", "torn": string(good[:len(good)/2]), "zeros": "\x00\x00\x00", "null": "null", "other shape": `[]`,
+		"other format":    strings.Replace(string(good), `"format":1`, `"format":2`, 1),
+		"no format":       strings.Replace(string(good), `"format":1,`, "", 1),
+		"other container": strings.Replace(string(good), `"id"`, `"other"`, 1),
+		"other interface": strings.Replace(string(good), `"eth0"`, `"net1"`, 1),
+		"no state":        strings.Replace(string(good), `,"state":{"value":"x"}`, "", 1),
+		"other state":     strings.Replace(string(good), `{"value":"x"}`, `{"value":7}`, 1),
+	} {
+		if err := os.WriteFile(recordFile(a), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var st testState
+		if ok, err := a.Load(&st); ok || err != nil {
+			t.Errorf("%s: %t, %v: want it to count as none", what, ok, err)
+		}
+		if records, err := List(a.Network, "test"); err != nil || len(records) > 1 {
+			t.Errorf("%s: listed %v, %v", what, records, err)
+		}
+	}
+	if err := a.Save(testState{"y"}); err != nil {
+		t.Errorf("replace it: %v", err)
+	}
+}
+
+// TestLock: calls for one attachment follow each other, whichever plugin it is; other attachments do not wait.
+func TestLock(t *testing.T) {
+	a, r := attach(t, "id")
+	mustOpen(t, request(t.Name(), "id", "net1")).Close()
+	second := *r
+	second.Plugin = "another"
+	opened := make(chan error, 1)
+	go func() {
+		b, err := Open(&second)
+		if err == nil {
+			b.Close()
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		t.Fatalf("opened twice: %v", err)
+	case <-time.After(60 * time.Millisecond):
+	}
+	a.lock.Unlock()
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestList(t *testing.T) {
+	if records, err := List("none", "test"); records != nil || err != nil {
+		t.Errorf("of a network that is not there: %v, %v", records, err)
+	}
+	a, _ := attach(t, "a")
+	b := mustOpen(t, request(t.Name(), "b", "eth0"))
+	t.Cleanup(b.Close)
+	b.plugin = "testing" // begins like the other's name
+	junk := filepath.Join(store.Root, t.Name(), "test-junk")
+	if err := errors.Join(a.Save(testState{"a"}), b.Save(testState{"b"}), os.WriteFile(junk, []byte("x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]string{"test": {"a"}, "testing": {"b"}, "tes": nil} {
+		records, err := List(t.Name(), name)
+		var got []string
+		for _, rec := range records {
+			got = append(got, rec.ContainerID)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%q: %v\n%s", name, err, diff)
+		}
+	}
+}
+
+// TestCollect deletes what is not valid, goes on after an error, and holds the attachment's lock meanwhile.
+func TestCollect(t *testing.T) {
+	r := request(t.Name(), "", "")
+	for _, id := range []string{"a", "b", "c", "d"} {
+		a := mustOpen(t, request(t.Name(), id, "eth0"))
+		if err := a.Save(testState{id}); err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+	}
+	r.Valid = map[plugin.Attachment]bool{{ContainerID: "b", IfName: "eth0"}: true, {ContainerID: "d", IfName: "net1"}: true}
+	var seen []string
+	err := Collect(r, func(a *Attachment, st testState) error {
+		seen = append(seen, st.Value)
+		if a.ContainerID == "a" {
+			return errors.New("cannot")
+		}
+		return a.Remove()
+	})
+	slices.Sort(seen)
+	if diff := cmp.Diff([]string{"a", "c", "d"}, seen); diff != "" || err == nil || err.Error() != "cannot" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if records, _ := List(t.Name(), "test"); len(records) != 2 {
+		t.Errorf("left %v, want a and b", records)
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	for _, seed := range []string{"", "{}", "null", "[]", `{"format":1}`, `{"format":1,"network":"n","containerID":"i","ifname":"e","state":{}}`,
+		`{"format":1,"state":null}`, `{"format":2}`, `{"format":"1"}`, `{"format":1.5}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if rec, err := parse(data); (err == nil) != (rec.Format == format) {
+			t.Errorf("%q: %+v, %v", data, rec, err)
+		}
+	})
+}

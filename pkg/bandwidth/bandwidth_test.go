@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const none = "0/0 redirected false"
+
+// TestIFBName pins the reference's name.
+func TestIFBName(t *testing.T) {
+	for ifname, want := range map[string]string{"eth0": "bwp46d35c6a9e0e", "net1": "bwpd954c4bcd4c8"} {
+		if got := ifbName(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want || len(got) != 15 {
+			t.Errorf("%s: %s, want %s", ifname, got, want)
+		}
+	}
+}
+
+func TestAddCheckDel(t *testing.T) {
+	for _, c := range []struct {
+		config object
+		want   string
+	}{
+		{limits(20e6, 10e6), "20000000/10000000 redirected true"},
+		{limits(20e6, 0), "20000000/0 redirected false"},
+		{limits(0, 10e6), "0/10000000 redirected true"},
+		{limits(1e3, 1e11), "1000/100000000000 redirected true"},
+		{limits(0, 0), none},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			l := newLab(t)
+			l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+			for range 2 { // ADD again converges
+				l.ok(l.call("ADD", "a", "runtimeConfig", c.config))
+				l.ok(l.call("CHECK", "a", "runtimeConfig", c.config))
+				if got := l.applied("a"); got != c.want {
+					t.Errorf("%v: %s", c.config, got)
+				}
+			}
+			for range 2 {
+				l.ok(l.call("DEL", "a", "runtimeConfig", nil, "prevResult", nil)) // whatever the configuration says by now
+				if got := l.applied("a"); got != none {
+					t.Errorf("%v: DEL left %s", c.config, got)
+				}
+			}
+		})
+	}
+}
+
+// TestResult: the device is added to what the plugins before have made.
+func TestResult(t *testing.T) {
+	l := newLab(t)
+	o := l.ok(l.call("ADD", "a"))
+	var result types100.Result
+	l.must(json.Unmarshal(o.stdout, &result))
+	ifb := l.link(l.ifb("a"))
+	want := []*types100.Interface{{Name: "bwt0"}, {Name: "eth0", Sandbox: l.pod.Path}, {Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: 1400}}
+	if diff := cmp.Diff(want, result.Interfaces); diff != "" || !ifb.Up || ifb.MTU != 1400 {
+		t.Errorf("%+v\n%s", ifb, diff)
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestAddAgainChanged: of several ADDs for one key the last counts.
+func TestAddAgainChanged(t *testing.T) {
+	l := newLab(t)
+	for _, c := range []struct {
+		config object
+		want   string
+	}{{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 30e6), "0/30000000 redirected true"}, {limits(5e6, 0), "5000000/0 redirected false"},
+		{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 0), none}} {
+		l.ok(l.call("ADD", "a", "runtimeConfig", c.config))
+		if got := l.applied("a"); got != c.want {
+			t.Errorf("%v: %s, want %s", c.config, got, c.want)
+		}
+	}
+}
+
+// TestDelWithGroup: where the main plugin deletes the link and all that serves it in one request, DEL leaves the limits to it; without
+// a namespace nobody would.
+func TestDelWithGroup(t *testing.T) {
+	l := newLab(t)
+	l.must(l.host.LeadGroup(l.hostSide))
+	l.hostSide = l.link("bwt0")
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("DEL", "a"))
+	if got := l.applied("a"); got == none {
+		t.Error("DEL took time for what goes with the link")
+	}
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)))
+	if got := l.applied("a"); got != "5000000/6000000 redirected true" {
+		t.Errorf("ADD after DEL: %s", got)
+	}
+	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	if got := l.applied("a"); got != none {
+		t.Errorf("left %s", got)
+	}
+	l.must(netlink.LinkSetGroup(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 0))
+}
+
+// TestDelOfOther: a link that has the name by now is not the pod's any more.
+func TestDelOfOther(t *testing.T) {
+	l := connected(t)
+	l.ok(l.call("ADD", "a"))
+	l.must(l.host.DelLink("bwt0"))
+	pod := kerneltest.NewPod(t)
+	netns, err := os.Open(pod.Path)
+	l.must(err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
+	l.must(err)
+	link := l.link("bwt0")
+	l.must(l.host.SetUp(link), l.host.Shape(link, kernel.Shaper{Rate: 7e6, Burst: 20000, Limit: 20000}))
+	l.ok(l.call("DEL", "a"))
+	if s, ok, err := l.host.Shaped(link); !ok || s.Rate != 7e6 || err != nil {
+		t.Errorf("the limit of another is gone: %+v, %v", s, err)
+	}
+	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
+		t.Error("the device is left")
+	}
+}
+
+func TestCheckDetects(t *testing.T) {
+	l := newLab(t)
+	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
+	for what, c := range map[string]struct {
+		change func() error
+		says   string
+	}{
+		"no ingress limit":    {func() error { return l.host.Unshape(l.hostSide) }, "the token bucket of bwt0 is missing"},
+		"other ingress limit": {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 21e6, Burst: 25000, Limit: 125000}) }, "the token bucket of bwt0 is"},
+		"other burst":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 50000, Limit: 125000}) }, "the token bucket of bwt0 is"},
+		"other queue":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 25000, Limit: 125001}) }, "the token bucket of bwt0 is"},
+		"device down":         {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
+		"device deleted":      {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
+		"no egress limit":     {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
+		"no redirect":         {func() error { return l.host.DelRedirect(l.hostSide) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
+		"redirect elsewhere":  {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
+	} {
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("CHECK", "a"))
+		if err := c.change(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, c.says)
+		l.ok(l.call("DEL", "a"))
+	}
+}
+
+func TestRefused(t *testing.T) {
+	l := newLab(t)
+	l.fails(l.call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
+	l.fails(l.call("ADD", "a", "CNI_IFNAME", "net1"), plugin.CodeDevice, "interface net1 is missing in the pod")
+	l.fails(l.call("ADD", "a", "CNI_IFNAME", "lo"), plugin.CodeDevice, "interface lo has no veth peer on the node")
+	l.fails(l.call("ADD", "a", "cniVersion", "0.2.0"), plugin.CodeVersion, "0.2.0")
+	l.fails(l.call("STATUS", "", "runtimeConfig", object{"bandwidth": object{"ingressRate": -1}}), plugin.CodeConfig, "ingressRate -1")
+	l.ok(l.call("STATUS", ""))
+	l.must(l.pod.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}, PeerName: "inner1"})
+	}))
+	l.fails(l.call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth peer on the node") // its peer is in the pod
+	l.must(l.pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
+}
+
+// TestSecondInterface: two interfaces of one container have devices of their own.
+func TestSecondInterface(t *testing.T) {
+	l := newLab(t)
+	netns, err := os.Open(l.pod.Path)
+	l.must(err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt1", Pod: "net1", Netns: netns})
+	l.must(err)
+	defer func() { l.must(l.host.DelLink("bwt1")) }()
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("ADD", "a", "CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6)))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("CHECK", "a", "CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6)))
+	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1"))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
+}
+
+func TestGC(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	l.ok(l.call("CHECK", "a"))
+	for range 2 {
+		l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "net1"}}))
+		if got := l.applied("a"); got != none {
+			t.Errorf("left %s", got)
+		}
+	}
+}
+
+func TestStaticLimits(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))
+	if got := l.applied("a"); got != "0/3000000 redirected true" {
+		t.Errorf("got %s", got)
+	}
+	s, _, err := l.host.Shaped(l.link(l.ifb("a")))
+	if err != nil || !near(s.Burst, 1e6) {
+		t.Errorf("the burst of the configuration is not honoured: %+v, %v", s, err)
+	}
+	l.ok(l.call("DEL", "a"))
+}

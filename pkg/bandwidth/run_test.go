@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+type object map[string]any
+
+// with returns a copy with pairs of key and value set; a nil value removes the key.
+func (o object) with(pairs ...any) object {
+	out := maps.Clone(o)
+	for i := 0; i < len(pairs); i += 2 {
+		out[pairs[i].(string)] = pairs[i+1]
+		if pairs[i+1] == nil {
+			delete(out, pairs[i].(string))
+		}
+	}
+	return out
+}
+
+// lab is a node with a pod that some main plugin has connected by a veth pair.
+type lab struct {
+	*testing.T
+	conf     object
+	pod      *sandbox.Pod
+	host     *kernel.Node
+	hostSide kernel.Link
+}
+
+func limits(ingress, egress int) object {
+	return object{"bandwidth": object{"ingressRate": ingress, "egressRate": egress}}
+}
+
+// newLab looks for leftovers at the end.
+func newLab(t *testing.T) lab {
+	t.Helper()
+	l := connected(t)
+	kerneltest.Clean(t, l.pod)
+	return l
+}
+
+func connected(t *testing.T) lab {
+	t.Helper()
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(host.Close)
+	l := lab{T: t, pod: kerneltest.NewPod(t), host: host}
+	netns, err := os.Open(l.pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Close()
+	if _, err := host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.DelLink("bwt0"); err != nil {
+			t.Error(err)
+		}
+	})
+	l.hostSide = l.link("bwt0")
+	l.must(host.SetUp(l.hostSide))
+	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{
+		object{"name": "bwt0"}, object{"name": "eth0", "sandbox": l.pod.Path}}}, "runtimeConfig": limits(20e6, 10e6)}
+	return l
+}
+
+func (l lab) must(errs ...error) {
+	l.Helper()
+	if err := errors.Join(errs...); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l lab) link(name string) kernel.Link {
+	l.Helper()
+	link, ok, err := l.host.Link(name)
+	if err != nil || !ok {
+		l.Fatalf("link %s: %t, %v", name, ok, err)
+	}
+	return link
+}
+
+func (l lab) ifb(id string) string {
+	return ifbName(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
+}
+
+// outcome is the result or the error of a call.
+type outcome struct {
+	exit    int
+	stdout  []byte
+	failure struct {
+		Code uint   `json:"code"`
+		Msg  string `json:"msg"`
+	}
+}
+
+// call runs a verb for a container with more keys in the configuration. A key in capitals is a variable of the environment.
+func (l lab) call(verb, id string, keys ...any) outcome {
+	l.Helper()
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent"}
+	conf := l.conf
+	for i := 0; i < len(keys); i += 2 {
+		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
+			env[key] = keys[i+1].(string)
+		} else {
+			conf = conf.with(key, keys[i+1])
+		}
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		l.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
+	o.stdout = stdout.Bytes()
+	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
+		l.Errorf("%s: %v in %s", verb, err, o.stdout)
+	}
+	return o
+}
+
+func (l lab) ok(o outcome) outcome {
+	l.Helper()
+	if o.exit != 0 {
+		l.Fatalf("exit %d: %s", o.exit, o.stdout)
+	}
+	return o
+}
+
+// fails wants a code and a part of the message.
+func (l lab) fails(o outcome, code uint, says string) {
+	l.Helper()
+	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
+		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
+	}
+}
+
+// applied tells the rates in effect, as "ingress/egress" in bits per second.
+func (l lab) applied(id string) string {
+	l.Helper()
+	rate := func(name string) (rate uint64) {
+		link, ok, err := l.host.Link(name)
+		if !ok || err != nil {
+			return 0
+		}
+		s, _, err := l.host.Shaped(link)
+		l.must(err)
+		return s.Rate
+	}
+	ifb, ok, err := l.host.Link(l.ifb(id))
+	l.must(err)
+	if ok {
+		redirected, err := l.host.Redirected(l.hostSide, ifb)
+		l.must(err)
+		ok = redirected
+	}
+	return fmt.Sprintf("%d/%d redirected %t", rate("bwt0"), rate(l.ifb(id)), ok)
+}

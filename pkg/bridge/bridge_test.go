@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// leases lists the files of addresses.
+func leases(t *testing.T) (list []string) {
+	t.Helper()
+	entries, _ := os.ReadDir("/var/lib/cni/networks/net")
+	for _, e := range entries {
+		if _, err := netip.ParseAddr(e.Name()); err == nil {
+			list = append(list, e.Name())
+		}
+	}
+	return list
+}
+
+func TestAdd(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+	want := []*types100.Interface{
+		{Name: "bt0", Mtu: 1500}, {Name: key.HostVeth(), Mac: key.MAC("host").String(), Mtu: 1500},
+		{Name: "eth0", Mac: key.MAC("pod").String(), Mtu: 1500, Sandbox: l.pod.Path},
+	}
+	want[0].Mac = a.result.Interfaces[0].Mac
+	if diff := cmp.Diff(want, a.result.Interfaces); diff != "" {
+		t.Error(diff)
+	}
+	if len(a.result.IPs) != 2 || a.result.IPs[0].Gateway.String() != "10.60.0.1" || a.result.IPs[1].Gateway.String() != "fd00:60::1" || len(a.result.Routes) != 2 {
+		t.Errorf("got %s", a.prev)
+	}
+	l.ok(a.check())
+	l.ok(a.check("prevResult", withoutInterfaceIndex(a)))
+}
+
+// withoutInterfaceIndex is the result as version 0.2.0 would have told it.
+func withoutInterfaceIndex(a attached) types100.Result {
+	prev := a.result
+	prev.IPs = nil
+	for _, ip := range a.result.IPs {
+		prev.IPs = append(prev.IPs, &types100.IPConfig{Address: ip.Address, Gateway: ip.Gateway})
+	}
+	return prev
+}
+
+// TestAddLive: all that the result tells is usable on return.
+func TestAddLive(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	err := l.inPod("eth0", func(link netlink.Link) error {
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		for _, a := range addrs {
+			if a.Flags&0x40 != 0 && !a.IP.IsLinkLocalUnicast() { // IFA_F_TENTATIVE
+				t.Errorf("%s is tentative", a.IP)
+			}
+		}
+		if link.Attrs().Flags&net.FlagUp == 0 || len(addrs) < 3 {
+			t.Errorf("flags %s, addresses %v", link.Attrs().Flags, addrs)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, setting := range []string{"accept_ra 0", "accept_dad 0", "keep_addr_on_down 1", "disable_ipv6 0"} {
+		name, want, _ := strings.Cut(setting, " ")
+		if err := l.pod.Do(func() error {
+			got, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/" + name)
+			if strings.TrimSpace(string(got)) != want {
+				t.Errorf("%s is %s, want %s", name, got, want)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestAddTwice: the second ADD is an error and leaves the first as it is.
+func TestAddTwice(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	for _, id := range []string{"a", "b"} {
+		l.fails(l.call("ADD", id), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
+	}
+	l.ok(l.call("DEL", "b"))
+	l.ok(a.check())
+}
+
+func TestDel(t *testing.T) {
+	l := newLab(t)
+	for what, keys := range map[string][]any{
+		"twice": nil, "without namespace": {"CNI_NETNS", ""}, "with a namespace that is gone": {"CNI_NETNS", "/run/netns/gone"},
+		"with a plain file": {"CNI_NETNS", "/proc/self/status"}, "in its own": {"CNI_NETNS", "/proc/self/ns/net"},
+		"with a configuration that changed": {"bridge", "other", "ipam", nil, "ipMasq", false, "mtu", 7},
+		"with a broken configuration":       {"vlan", "x", "cniVersion", "9.9.9", "prevResult", []any{}},
+	} {
+		l.add("a")
+		for range 2 {
+			l.ok(l.call("DEL", "a", keys...))
+		}
+		if left := leases(t); len(left) > 0 {
+			t.Errorf("DEL %s left the leases %v", what, left)
+		}
+		if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
+			t.Errorf("DEL %s left eth0", what)
+		}
+	}
+}
+
+// TestDelOfOther: DEL for a pod that was never attached touches nothing of the one that is, though netns and interface are its.
+func TestDelOfOther(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	l.ok(l.call("DEL", "other", "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": "x"}}}))
+	l.ok(l.call("DEL", "other"))
+	l.ok(a.check())
+}
+
+// TestDelUnrecorded: without its record an attachment is found by its name, its lease and prevResult.
+func TestDelUnrecorded(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	a.loseRecord()
+	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	if left := leases(t); len(left) > 0 {
+		t.Errorf("left the leases %v", left)
+	}
+}
+
+// TestDelForeignVeth deletes what another plugin made for the attachment, with another host name, as prevResult proves.
+func TestDelForeignVeth(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	a.loseRecord()
+	if err := onHost(a.hostVeth(), func(link netlink.Link) error { return netlink.LinkSetName(link, "foreign0") }); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(a.check())
+	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	if err := onHost("foreign0", func(netlink.Link) error { return nil }); err == nil {
+		t.Error("the veth pair is left")
+	}
+}
+
+// TestResidue: what a killed ADD left is replaced by the next one.
+func TestResidue(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	a := l.add("a") // the lease and the record are still there
+	if len(leases(t)) != 2 {
+		t.Errorf("leases %v", leases(t))
+	}
+	l.ok(a.check())
+}
+
+// TestAttachedElsewhere: a container that is attached in another namespace stays so, with its record or without.
+func TestAttachedElsewhere(t *testing.T) {
+	l := newLab(t)
+	other := l
+	other.pod = kerneltest.NewPod(t)
+	a := other.add("a")
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already, by "+a.hostVeth()+", in another namespace")
+	l.ok(a.check())
+	a.loseRecord()
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already")
+}
+
+func TestL2(t *testing.T) {
+	l := newLab(t, "bridge", "bt1", "ipam", nil, "ipMasq", false, "isGateway", false, "mtu", 1400, "portIsolation", true, "hairpinMode", false)
+	a := l.add("a", "disableContainerInterface", true, "runtimeConfig", object{"mac": "02:00:00:00:00:07"})
+	if a.result.Interfaces[2].Mac != "02:00:00:00:00:07" || a.result.Interfaces[2].Mtu != 1400 || len(a.result.IPs) != 0 {
+		t.Errorf("got %s", a.prev)
+	}
+	l.ok(a.check("disableContainerInterface", true))
+	l.fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
+}
+
+func TestPromisc(t *testing.T) {
+	l := newLab(t, "bridge", "bt2", "promiscMode", true, "hairpinMode", false)
+	a := l.add("a")
+	l.ok(a.check())
+	if err := onHost("bt2", netlink.SetPromiscOff); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(a.check(), plugin.CodeStateDiffers, "bt2 is not promiscuous")
+	b := l
+	b.pod = kerneltest.NewPod(t)
+	b.add("b") // sets it again
+	l.ok(a.check())
+}
+
+func TestDAD(t *testing.T) {
+	l := newLab(t, "bridge", "bt3", "enabledad", true)
+	a := l.add("a")
+	l.ok(a.check())
+}
+
+func TestBridgeIsNoBridge(t *testing.T) {
+	l := newLab(t)
+	name := "bt9"
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "bt9p"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
+	l.fails(l.call("ADD", "a", "bridge", name), plugin.CodeDevice, `"bt9" already exists but is not a bridge, it is a veth`)
+	l.fails(l.call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, "bt9 is a veth, not a bridge")
+	l.ok(l.call("STATUS", ""))
+	l.ok(l.call("STATUS", "", "bridge", "missing0"))
+}
+
+// TestGateways: a second subnet on one bridge is another configuration's, unless it is IPv6 and apart.
+func TestGateways(t *testing.T) {
+	other := func(subnets ...string) object {
+		var sets []any
+		for _, s := range subnets {
+			sets = append(sets, []any{object{"subnet": s}})
+		}
+		return object{"type": "host-local", "ranges": sets}
+	}
+	l := newLab(t, "bridge", "bt4", "ipMasq", false, "ipam", other("10.62.0.0/24", "fd00:62::/64"))
+	l.fails(l.call("ADD", "a", "ipam", other("10.63.0.0/24")), plugin.CodeAddressTaken, "bt4 already has the address 10.62.0.1/24, want 10.63.0.1/24")
+	l.fails(l.call("ADD", "a", "ipam", other("fd00::/16")), plugin.CodeAddressTaken, "bt4 already has the address fd00:62::1/64")
+	l.ok(l.call("DEL", "a"))
+	gateways := func() string {
+		h, err := kernel.Host()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		link, _, _ := h.Link("bt4")
+		list, err := h.Addresses(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text []string
+		for _, a := range list {
+			text = append(text, a.String())
+		}
+		return strings.Join(text, " ")
+	}
+	before := gateways()
+	l.ok(l.call("ADD", "a", "ipam", other("fd00:63::/64")))
+	l.ok(l.call("DEL", "a"))
+	if got := gateways(); got != "10.62.0.1/24 fd00:63::1/64 fd00:62::1/64" && got != "10.62.0.1/24 fd00:62::1/64 fd00:63::1/64" {
+		t.Errorf("got %s", got)
+	}
+	l.ok(l.call("ADD", "a", "ipam", other("10.63.0.0/24"), "forceAddress", true))
+	l.ok(l.call("DEL", "a"))
+	if got := gateways(); strings.Contains(got, "10.62.0.1") || !strings.Contains(got, "10.63.0.1/24") {
+		t.Errorf("after forceAddress: %s", got)
+	}
+	l.ok(l.call("ADD", "a", "forceAddress", true))
+	l.ok(l.call("DEL", "a"))
+	if err := onHost("bt4", func(link netlink.Link) error {
+		return netlink.AddrDel(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix("fd00:63::1/64"))})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := gateways(); got != before {
+		t.Errorf("got %s, was %s", got, before)
+	}
+}

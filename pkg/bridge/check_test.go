@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func delAddress(prefix string) func(netlink.Link) error {
+	return func(link netlink.Link) error {
+		return netlink.AddrDel(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
+	}
+}
+
+func setMAC(link netlink.Link) error {
+	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
+}
+
+// delDefault deletes a default route; it is given by its gateway.
+func delDefault(gateway, dst string) func(netlink.Link) error {
+	return func(link netlink.Link) error {
+		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)), Gw: net.ParseIP(gateway)})
+	}
+}
+
+// breakages are single changes that break an attachment, with what CHECK has to say. repair makes the bridge, which stays, good again.
+func breakages() map[string]struct {
+	change func(attached) error
+	says   string
+	repair func(attached) error
+} {
+	type b = struct {
+		change func(attached) error
+		says   string
+		repair func(attached) error
+	}
+	host := func(change func(netlink.Link) error) func(attached) error {
+		return func(a attached) error { return onHost(a.hostVeth(), change) }
+	}
+	pod := func(change func(netlink.Link) error) func(attached) error {
+		return func(a attached) error { return a.inPod("eth0", change) }
+	}
+	bridge := func(change func(netlink.Link) error) func(attached) error {
+		return func(attached) error { return onHost("bt0", change) }
+	}
+	return map[string]b{
+		"pod side down":        {pod(netlink.LinkSetDown), "eth0 is down in the pod", nil},
+		"host side down":       {host(netlink.LinkSetDown), "the host side of eth0, is down", nil},
+		"bridge down":          {bridge(netlink.LinkSetDown), "bridge bt0 is down", bridge(netlink.LinkSetUp)},
+		"off the bridge":       {host(netlink.LinkSetNoMaster), "is not a port of bt0", nil},
+		"pod side deleted":     {pod(netlink.LinkDel), "eth0 is missing in the pod", nil},
+		"IPv4 address":         {func(a attached) error { return a.inPod("eth0", delAddress(a.address(0))) }, "is missing on eth0", nil},
+		"IPv6 address":         {func(a attached) error { return a.inPod("eth0", delAddress(a.address(1))) }, "is missing on eth0", nil},
+		"IPv4 route":           {pod(delDefault("10.60.0.1", "0.0.0.0/0")), "route to 0.0.0.0/0 through eth0 is missing", nil},
+		"IPv6 route":           {pod(delDefault("fd00:60::1", "::/0")), "route to ::/0 through eth0 is missing", nil},
+		"MAC of the pod side":  {pod(setMAC), "eth0 has MAC 02:00:00:00:00:77", nil},
+		"MAC of the host side": {host(setMAC), "has MAC 02:00:00:00:00:77", nil},
+		"hairpin off":          {host(func(l netlink.Link) error { return netlink.LinkSetHairpin(l, false) }), "has hairpin false", nil},
+		"isolated":             {host(func(l netlink.Link) error { return netlink.LinkSetIsolated(l, true) }), "isolated true", nil},
+		"IPv4 gateway":         {bridge(delAddress("10.60.0.1/24")), "gateway address 10.60.0.1/24 is missing on bt0", nil},
+		"IPv6 gateway":         {bridge(delAddress("fd00:60::1/64")), "gateway address fd00:60::1/64 is missing on bt0", nil},
+		"rules flushed":        {func(attached) error { return flushNFT() }, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing", nil},
+		"lease deleted":        {func(a attached) error { return os.Remove(a.leaseFile(0)) }, "lease of", nil},
+		"lease of another": {func(a attached) error { return os.WriteFile(a.leaseFile(1), []byte("other\r\neth0"), 0o600) }, "belongs to container",
+			func(a attached) error { return os.Remove(a.leaseFile(1)) }},
+	}
+}
+
+func (a attached) address(i int) string { return a.result.IPs[i].Address.String() }
+
+func (a attached) leaseFile(i int) string {
+	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
+}
+
+// TestCheckDetects breaks one thing at a time. The pod that follows repairs what all pods share.
+func TestCheckDetects(t *testing.T) {
+	l := newLab(t)
+	for what, b := range breakages() {
+		l.Run(what, func(t *testing.T) {
+			own := l
+			own.T, own.pod = t, kerneltest.NewPod(t)
+			a := own.add("a")
+			own.ok(a.check())
+			if err := b.change(a); err != nil {
+				t.Fatal(err)
+			}
+			own.fails(a.check(), plugin.CodeStateDiffers, b.says)
+			if b.repair != nil {
+				if err := b.repair(a); err != nil {
+					t.Fatal(err)
+				}
+			}
+			next := own
+			next.pod = kerneltest.NewPod(t)
+			n := next.add("next")
+			next.ok(n.check())
+		})
+	}
+}
+
+func TestCheckMissingBridge(t *testing.T) {
+	l := newLab(t, "bridge", "bt5")
+	a := l.add("a")
+	l.fails(a.check("bridge", "missing0"), plugin.CodeStateDiffers, "bridge missing0 is missing")
+	l.fails(a.check("mtu", 1400), plugin.CodeStateDiffers, "has mtu 1500, want 1400")
+	l.fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
+}
+
+// TestOwn: another pod's addresses in prevResult are not this one's.
+func TestOwn(t *testing.T) {
+	j := &job{}
+	j.r = &plugin.Request{IfName: "eth0"}
+	prev := ipamResult(t, `"interfaces":[{"name":"eth0"},{"name":"net1"}],"routes":[{"dst":"0.0.0.0/0"}],"ips":[{"address":"10.0.0.1/24","interface":0},
+		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1}]`)
+	var got []string
+	for _, ip := range j.own(prev).IPs {
+		got = append(got, ip.Address.String())
+	}
+	if text := strings.Join(got, " "); text != "10.0.0.1/24 10.0.0.3/24 10.0.0.4/24 10.0.0.5/24" {
+		t.Errorf("got %s", text)
+	}
+}
+
+func TestIPTablesMasquerade(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables")
+	id := strings.Repeat("0123456789abcdef", 15) // the longest comments
+	a := l.add(id)
+	l.ok(a.check())
+	h, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	chain := "CNI-" + key("tables", id).ReferenceHash()[:24]
+	for _, is4 := range []bool{true, false} {
+		if err := h.RemoveChain([]netip.Prefix{netip.PrefixFrom(map[bool]netip.Addr{true: netip.IPv4Unspecified(), false: netip.IPv6Unspecified()}[is4], 0)}, "POSTROUTING", chain); err != nil {
+			t.Fatal(err)
+		}
+		l.fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
+		l.ok(l.call("DEL", id))
+		a = l.add(id)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+type object map[string]any
+
+// with returns a copy with pairs of key and value set; a nil value removes the key.
+func (o object) with(pairs ...any) object {
+	out := maps.Clone(o)
+	for i := 0; i < len(pairs); i += 2 {
+		out[pairs[i].(string)] = pairs[i+1]
+		if pairs[i+1] == nil {
+			delete(out, pairs[i].(string))
+		}
+	}
+	return out
+}
+
+// lab is a node on which the network of a configuration exists, and a pod.
+type lab struct {
+	*testing.T
+	plugin plugin.Plugin
+	conf   object
+	pod    *sandbox.Pod
+	ipam   []string // backends of leases to look at
+}
+
+func dualStack() object {
+	return object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.60.0.0/24"}}, []any{object{"subnet": "fd00:60::/64"}}},
+		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}}
+}
+
+// newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
+func newLab(t *testing.T, keys ...any) lab {
+	t.Helper()
+	l := lab{T: t, plugin: Plugin(hostlocal.Plugin()), pod: kerneltest.NewPod(t), conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
+		"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.with(keys...)}
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	first := l
+	first.pod = kerneltest.NewPod(t)
+	first.add("first")
+	first.ok(first.call("DEL", "first"))
+	kerneltest.Clean(t, l.pod)
+	return l
+}
+
+// outcome is the result or the error of a call.
+type outcome struct {
+	exit    int
+	stdout  []byte
+	failure struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+}
+
+// call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
+func (l lab) call(verb, id string, keys ...any) outcome {
+	l.Helper()
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent"}
+	conf := l.conf
+	for i := 0; i < len(keys); i += 2 {
+		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
+			env[key] = keys[i+1].(string)
+		} else {
+			conf = conf.with(key, keys[i+1])
+		}
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		l.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	o := outcome{exit: l.plugin.Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
+	o.stdout = stdout.Bytes()
+	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
+		l.Errorf("%s: %v in %s", verb, err, o.stdout)
+	}
+	return o
+}
+
+func (l lab) ok(o outcome) outcome {
+	l.Helper()
+	if o.exit != 0 {
+		l.Fatalf("exit %d: %s", o.exit, o.stdout)
+	}
+	return o
+}
+
+// fails wants a code and a part of the message.
+func (l lab) fails(o outcome, code uint, says string) {
+	l.Helper()
+	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
+		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
+	}
+}
+
+// attached is a pod with the result of its ADD.
+type attached struct {
+	lab
+	id     string
+	prev   json.RawMessage
+	result types100.Result
+}
+
+// add attaches the pod and takes it away at the end of the test.
+func (l lab) add(id string, keys ...any) attached {
+	l.Helper()
+	a := attached{lab: l, id: id, prev: l.ok(l.call("ADD", id, keys...)).stdout}
+	l.Cleanup(func() { l.ok(l.call("DEL", id)) })
+	if err := json.Unmarshal(a.prev, &a.result); err != nil {
+		l.Fatal(err)
+	}
+	return a
+}
+
+func (a attached) check(keys ...any) outcome {
+	a.Helper()
+	return a.call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
+}
+
+// loseRecord deletes the record of the attachment.
+func (a attached) loseRecord() {
+	a.Helper()
+	if err := os.Remove(filepath.Join(store.Root, "net", "bridge-"+key("net", a.id).Hash())); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// hostVeth returns the name of the host side.
+func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
+
+// onHost changes the link name on the host; inPod does it in the pod.
+func onHost(name string, change func(netlink.Link) error) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return change(link)
+}
+
+func (l lab) inPod(name string, change func(netlink.Link) error) error {
+	return l.pod.Do(func() error { return onHost(name, change) })
+}
+
+func flushNFT() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	c.FlushRuleset()
+	return c.Flush()
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"io"
+	"log/slog"
+	"math/big"
+	"net/netip"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// FuzzParse: every verb's view of a configuration is an error with a code or a set of ranges that can be walked.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`, `{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
+		`{"ipam":{"ranges":[null]}}`, `{"ipam":{"ranges":[[null]]}}`, `{"ipam":{"subnet":"0.0.0.0/0","gateway":"::1","routes":[{"dst":"0.0.0.0/0","gw":"x"}]}}`,
+		`{"ipam":{"subnet":"10.0.0.0/24"},"runtimeConfig":{"ips":["10.0.0.5"],"ipRanges":[[{"subnet":"10.1.0.0/24"}]]},"args":{"cni":{"ips":[""]}}}`} {
+		f.Add(seed, "10.0.0.7")
+		f.Add(seed, "")
+	}
+	f.Fuzz(func(t *testing.T, config, ip string) {
+		r := &plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: map[string]string{"IP": ip}, Config: []byte(config),
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		if dir := parseDir(r); !strings.HasSuffix(dir, "/net") {
+			t.Errorf("%q: leases in %s", config, dir)
+		}
+		if strings.Contains(strings.ToLower(config), "resolvconf") {
+			return // reads whatever file it names
+		}
+		c, err := Parse(r)
+		if err != nil {
+			if code := plugin.Code(err); code != plugin.CodeDecode && code != plugin.CodeConfig {
+				t.Errorf("%q: code %d, %v", config, code, err)
+			}
+			return
+		}
+		for _, s := range c.Sets {
+			s.mustBeSound(t)
+		}
+	})
+}
+
+func (s RangeSet) mustBeSound(t *testing.T) {
+	t.Helper()
+	for _, r := range s {
+		if !r.Subnet.Contains(r.Start) || !r.Subnet.Contains(r.End) || r.End.Less(r.Start) || r.Start.Is4() != s.is4() {
+			t.Errorf("range %+v of %s", r, s)
+		}
+	}
+	tries := 0
+	_ = s.walk(s[len(s)-1].End, func(addr netip.Addr, in Range) (bool, error) {
+		if tries++; !in.Contains(addr) || addr == in.Gateway {
+			t.Errorf("walked to %s in %+v", addr, in)
+		}
+		return tries > 5, nil
+	})
+}
+
+func FuzzOwner(f *testing.F) {
+	for _, seed := range []string{"", "id", "id\r\neth0", " id\r\n", "\r\n", "a\r\nb\r\nc", "\xff\x00"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		a := parseOwner(text)
+		if len(a.ContainerID)+len(a.IfName) > len(text) {
+			t.Errorf("%q: %+v", text, a)
+		}
+		good := utf8.ValidString(text) && !strings.ContainsAny(text, "\r\n\t\v\f \u0085\u00a0\u2028\u2029")
+		if back := parseOwner(owner(plugin.Attachment{ContainerID: "x" + text, IfName: "y" + text})); good && (back.ContainerID != "x"+text || back.IfName != "y"+text) {
+			t.Errorf("%q came back as %+v", text, back)
+		}
+	})
+}
+
+func FuzzResolvConf(f *testing.F) {
+	for _, seed := range []string{"", "nameserver", "nameserver 1.1.1.1", "#nameserver x\nsearch a b c", "options\nnameserver\t::1\r\n", "\x00\xff"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		dns := parseResolvConf(text)
+		for _, list := range [][]string{dns.Nameservers, dns.Search, dns.Options, {dns.Domain + "x"}} {
+			for _, word := range list {
+				if word == "" || len(strings.Fields(word)) != 1 {
+					t.Errorf("%q: the word %q", text, word)
+				}
+			}
+		}
+	})
+}
+
+// number is an address as an integer, for a model that has no carries of its own.
+func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
+
+// address is the inverse, in the family of another address.
+func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
+	size := like.BitLen() / 8
+	if n.Sign() < 0 || n.BitLen() > size*8 {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFromSlice(n.FillBytes(make([]byte, size)))
+}
+
+func plus(n *big.Int, d int64) *big.Int { return new(big.Int).Add(n, big.NewInt(d)) }
+
+// FuzzArithmetic compares ranges, their order and their size with a model in big integers.
+func FuzzArithmetic(f *testing.F) {
+	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {
+		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(28), uint8(3), uint8(9), uint8(4), uint8(2))
+		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(120), uint8(0), uint8(255), uint8(15), uint8(0))
+		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(24), uint8(14), uint8(0), uint8(15), uint8(14))
+	}
+	f.Fuzz(func(t *testing.T, base []byte, bits, from, length, last, gateway uint8) {
+		addr, ok := netip.AddrFromSlice(base)
+		if !ok || addr.Is4In6() || int(bits) > addr.BitLen()-2 {
+			return
+		}
+		compareWithModel(t, netip.PrefixFrom(addr, int(bits)).Masked(), int64(from), int64(length%32), int64(last), int64(gateway))
+	})
+}
+
+func compareWithModel(t *testing.T, subnet netip.Prefix, from, length, begin, gateway int64) {
+	first := number(subnet.Addr())
+	size := new(big.Int).Lsh(big.NewInt(1), uint(subnet.Addr().BitLen()-subnet.Bits()))
+	end := plus(new(big.Int).Add(first, size), -1)
+	if got := number(lastOf(t, subnet)); got.Cmp(end) != 0 {
+		t.Fatalf("last of %s: %v, want %v", subnet, got, end)
+	}
+	start, stop := plus(first, from), plus(first, from+length)
+	if _, ok := address(plus(first, gateway), subnet.Addr()); !ok || stop.Cmp(end) > 0 {
+		return
+	}
+	text := func(n *big.Int) string {
+		a, _ := address(n, subnet.Addr())
+		return a.String()
+	}
+	r, err := parseRange(rawRange{Subnet: subnet.String(), RangeStart: text(start), RangeEnd: text(stop), Gateway: text(plus(first, gateway))})
+	if err != nil {
+		t.Fatalf("%s %v-%v: %v", subnet, start, stop, err)
+	}
+	compareOrder(t, r, start, stop, plus(first, begin), plus(first, gateway))
+}
+
+func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
+	t.Helper()
+	if usable := lastUsable(p); p.Addr().Is4() && usable.Next() != last(p) || p.Addr().Is6() && usable != last(p) {
+		t.Errorf("last usable of %s is %s", p, usable)
+	}
+	return last(p)
+}
+
+// compareOrder: from the one behind begin to the end, then from the start to begin; the gateway is left out.
+func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
+	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
+	beginAddr, _ := address(begin, r.Start)
+	if r.Contains(beginAddr) != inside {
+		t.Fatalf("%s contains %s: %t", r, beginAddr, !inside)
+	}
+	var want []string
+	add := func(from, to *big.Int) {
+		for n := from; n.Cmp(to) <= 0; n = plus(n, 1) {
+			if a, ok := address(n, r.Start); ok && n.Cmp(gateway) != 0 {
+				want = append(want, a.String())
+			}
+		}
+	}
+	if inside {
+		add(plus(begin, 1), stop)
+		add(start, begin)
+	} else {
+		add(start, stop)
+	}
+	var got []string
+	err := RangeSet{r}.walk(beginAddr, func(a netip.Addr, _ Range) (bool, error) {
+		got = append(got, a.String())
+		return len(got) > 1000, nil
+	})
+	if diff := cmp.Diff(want, got); diff != "" || plugin.Code(err) != plugin.CodeExhausted {
+		t.Fatalf("%s after %s: %v\n%s", r, beginAddr, err, diff)
+	}
+	if size := (RangeSet{r}).size(); size != big.NewInt(int64(len(want))).String() {
+		t.Fatalf("size of %s: %s, want %d", r, size, len(want))
+	}
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// lab is a network with a lease folder of its own.
+type lab struct {
+	*testing.T
+	netns string
+	dir   string // of the leases
+	ipam  string // keys of the "ipam" object
+}
+
+func newLab(t *testing.T, ipam string) lab {
+	t.Helper()
+	dir := t.TempDir()
+	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
+}
+
+// answer is the result or the error of a call.
+type answer struct {
+	IPs []struct {
+		Address, Gateway string
+	} `json:"ips"`
+	Routes []struct{ Dst, GW string } `json:"routes"`
+	DNS    struct{ Nameservers []string }
+	Code   uint   `json:"code"`
+	Msg    string `json:"msg"`
+	Detail string `json:"details"`
+}
+
+// addresses joins the addresses of a result.
+func (a answer) addresses() string {
+	var list []string
+	for _, ip := range a.IPs {
+		list = append(list, ip.Address)
+	}
+	return strings.Join(list, " ")
+}
+
+// call runs a verb for the interface eth0 of a container. more holds further keys of the configuration.
+func (l lab) call(verb, id, more string, env ...string) answer {
+	l.Helper()
+	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
+}
+
+func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...string) answer {
+	l.Helper()
+	if more != "" {
+		more = "," + more
+	}
+	getenv := func(name string) string {
+		for _, kv := range env {
+			if value, ok := strings.CutPrefix(kv, name+"="); ok {
+				return value
+			}
+		}
+		return map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": of.ContainerID, "CNI_IFNAME": of.IfName, "CNI_NETNS": l.netns, "CNI_PATH": "/"}[name]
+	}
+	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":"net","type":"host-local","ipam":{%s}%s}`, l.ipam, more)
+	var stdout, stderr bytes.Buffer
+	exit := Plugin().Run(getenv, strings.NewReader(stdin), &stdout, &stderr)
+	var a answer
+	if err := json.Unmarshal(stdout.Bytes(), &a); stdout.Len() > 0 && err != nil {
+		l.Errorf("%s: %v in %s", verb, err, stdout.String())
+	}
+	if (exit == 0) != (a.Code == 0) {
+		l.Errorf("%s: exit %d with %s", verb, exit, stdout.String())
+	}
+	return a
+}
+
+// mustGive wants an ADD to give the addresses.
+func (l lab) mustGive(id, want string) {
+	l.Helper()
+	if a := l.call("ADD", id, ""); a.addresses() != want {
+		l.Errorf("ADD %s: %+v, want %s", id, a, want)
+	}
+}
+
+// mustFail wants the code and a part of the message.
+func (l lab) mustFail(a answer, code uint, says string) {
+	l.Helper()
+	if a.Code != code || !strings.Contains(a.Msg, says) {
+		l.Errorf("got %+v, want code %d and %q", a, code, says)
+	}
+}
+
+// ok wants a verb to succeed.
+func (l lab) ok(a answer) {
+	l.Helper()
+	if a.Code != 0 {
+		l.Errorf("got %+v, want success", a)
+	}
+}
+
+// files returns what the lease folder holds, by name; mode and content.
+func (l lab) files() map[string]string {
+	l.Helper()
+	entries, err := os.ReadDir(l.dir)
+	if err != nil {
+		l.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			l.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(l.dir, e.Name()))
+		if err != nil {
+			l.Fatal(err)
+		}
+		files[e.Name()] = fmt.Sprintf("%o %q", info.Mode(), data)
+	}
+	return files
+}
+
+// put writes a file into the lease folder, as another program would.
+func (l lab) put(name, content string) {
+	l.Helper()
+	if err := os.MkdirAll(l.dir, 0o755); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(l.dir, name), []byte(content), 0o644); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func prev(addresses ...string) string {
+	var ips []string
+	for _, a := range addresses {
+		ips = append(ips, `{"address":"`+a+`"}`)
+	}
+	return `"prevResult":{"cniVersion":"1.1.0","ips":[` + strings.Join(ips, ",") + `]}`
+}

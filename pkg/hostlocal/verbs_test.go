@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func TestCheck(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24", "192.0.2.1/24", "fd00::1/64"))) // addresses of others do not count
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, "lease of 10.1.2.3")
+	l.mustFail(l.call("CHECK", "b", prev("10.1.2.2/24")), plugin.CodeStateDiffers, `the lease of 10.1.2.2 belongs to container "a" interface "eth0"`)
+	other := plugin.Attachment{ContainerID: "a", IfName: "net1"}
+	l.mustFail(l.callFor("CHECK", other, prev("10.1.2.2/24")), plugin.CodeStateDiffers, "belongs to")
+	l.put("10.1.2.2", "")
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, `container ""`)
+	if err := os.RemoveAll(l.dir); err != nil {
+		t.Fatal(err)
+	}
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
+}
+
+// TestDelNeedsLittle: DEL works whatever became of the configuration, and makes nothing.
+func TestDelNeedsLittle(t *testing.T) {
+	l := newLab(t, one)
+	l.ok(l.call("DEL", "a", ""))
+	if _, err := os.Stat(l.dir); err == nil {
+		t.Error("DEL made the lease folder")
+	}
+	l.mustGive("a", "10.1.2.2/24")
+	broken := l
+	broken.ipam = strings.Replace(l.ipam, one, `"ranges":7,"routes":"x","resolvConf":"/nonexistent"`, 1)
+	l.ok(broken.call("DEL", "a", `"prevResult":[]`, "CNI_NETNS=", "CNI_ARGS=IP=x"))
+	if l.files()["10.1.2.2"] != "" {
+		t.Error("DEL left the lease")
+	}
+}
+
+func TestGC(t *testing.T) {
+	l := newLab(t, one)
+	for i, id := range []string{"a", "b", "c"} {
+		l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
+	}
+	l.callFor("ADD", plugin.Attachment{ContainerID: "a", IfName: "net1"}, "")
+	l.put("10.1.2.20", "old-kept")
+	l.put("10.1.2.21", "old-gone")
+	l.put("10.1.2.22", "")
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"c","ifname":"net1"},
+		{"containerID":"old-kept","ifname":"eth0"}]`))
+	var left []string
+	for name := range l.files() {
+		if _, err := netip.ParseAddr(name); err == nil {
+			left = append(left, name)
+		}
+	}
+	slices.Sort(left)
+	if diff := cmp.Diff([]string{"10.1.2.2", "10.1.2.20", "10.1.2.22"}, left); diff != "" {
+		t.Error(diff)
+	}
+	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
+}
+
+func TestGCWithoutFolder(t *testing.T) {
+	l := newLab(t, one)
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
+	if _, err := os.Stat(l.dir); err == nil {
+		t.Error("GC made the lease folder")
+	}
+}
+
+func TestStatus(t *testing.T) {
+	l := newLab(t, one)
+	l.ok(l.call("STATUS", "", ""))
+	blocked := newLab(t, one)
+	if err := os.WriteFile(blocked.dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.mustFail(blocked.call("STATUS", "", ""), plugin.CodeNotAvailable, "lease folder")
+	l.mustFail(blocked.call("ADD", "a", ""), plugin.CodeIO, "lease folder")
+	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
+}
+
+// parallel allocates for many containers at once and returns the addresses by container.
+func (l lab) parallel(pods int) (given map[string]string, failed []answer) {
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	given = map[string]string{}
+	for i := range pods {
+		group.Go(func() {
+			id := fmt.Sprintf("pod%d", i)
+			a := l.call("ADD", id, "")
+			mu.Lock()
+			defer mu.Unlock()
+			if a.Code != 0 {
+				failed = append(failed, a)
+				return
+			}
+			given[id] = a.addresses()
+		})
+	}
+	group.Wait()
+	return given, failed
+}
+
+// mustBeDistinct wants each container to have an address that nobody else has and whose file names it.
+func (l lab) mustBeDistinct(given map[string]string) {
+	l.Helper()
+	seen := map[string]string{}
+	for id, address := range given {
+		if other, ok := seen[address]; ok {
+			l.Errorf("%s was given to %s and %s", address, id, other)
+		}
+		seen[address] = id
+		bare, _, _ := strings.Cut(address, "/")
+		if data, err := os.ReadFile(filepath.Join(l.dir, bare)); string(data) != id+"\r\neth0" {
+			l.Errorf("the lease of %s for %s holds %q, %v", address, id, data, err)
+		}
+	}
+}
+
+func TestParallel(t *testing.T) {
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/25","rangeEnd":"10.1.2.50"}]]`)
+	given, failed := l.parallel(52)
+	l.mustBeDistinct(given)
+	if len(given) != 49 || len(failed) != 3 {
+		t.Errorf("%d have an address, %d not: the set holds 49", len(given), len(failed))
+	}
+	for _, a := range failed {
+		l.mustFail(a, plugin.CodeExhausted, "no IP addresses available")
+	}
+}
+
+// TestLockFileRemoved: who cleans the folder while pods start takes the lock away, but not the addresses: a lease is made by link(2).
+func TestLockFileRemoved(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("first", "10.1.2.2/24")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = os.Remove(filepath.Join(l.dir, lockFile))
+			}
+		}
+	}()
+	given, _ := l.parallel(40)
+	close(stop)
+	<-stopped
+	if len(given) == 0 {
+		t.Error("nobody got an address")
+	}
+	l.mustBeDistinct(given)
+}
+
+// TestUndoKeepsOthers: what a failed ADD gives back is its own.
+func TestUndoKeepsOthers(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["10.1.2.2","10.1.2.9"]}`), plugin.CodeAddressTaken, "10.1.2.2")
+	l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["10.1.2.8","10.1.2.9"]}`), plugin.CodeConfig, "10.1.2.9")
+	if files := l.files(); files["10.1.2.2"] == "" || files["10.1.2.8"] != "" {
+		t.Errorf("left %v", files)
+	}
+}
+
+func TestOwner(t *testing.T) {
+	for text, want := range map[string]plugin.Attachment{
+		"id\r\neth0": {ContainerID: "id", IfName: "eth0"}, "id": {ContainerID: "id"}, " id \n": {ContainerID: "id"}, "": {},
+		"id\r\neth0\r\n": {ContainerID: "id", IfName: "eth0"}, "id\neth0": {ContainerID: "id\neth0"}, "\r\neth0": {ContainerID: "eth0"},
+	} {
+		if got := parseOwner(text); got != want {
+			t.Errorf("%q: %+v, want %+v", text, got, want)
+		}
+	}
+	if owns(plugin.Attachment{}, plugin.Attachment{ContainerID: "a", IfName: "b"}) {
+		t.Error("an empty lease is everybody's")
+	}
+}
+
+func TestUnreadableFolder(t *testing.T) {
+	l := newLab(t, one)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(l.dir), 0o755), os.Symlink("/nonexistent", l.dir)); err != nil {
+		t.Fatal(err)
+	}
+	if a := l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
+		t.Errorf("got %+v", a)
+	}
+}

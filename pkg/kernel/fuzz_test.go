@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/hex"
+	"math/big"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// FuzzAfter compares the address behind a prefix with one computed in big integers.
+func FuzzAfter(f *testing.F) {
+	for _, s := range []string{"10.1.0.0/24", "0.0.0.0/0", "255.255.255.255/32", "255.255.255.0/24", "fd00::/64", "::/0", "ffff::/16", "10.255.255.255/32", "::ffff:ffff:ffff:ffff/128"} {
+		p := netip.MustParsePrefix(s)
+		f.Add(p.Addr().AsSlice(), uint8(p.Bits()))
+	}
+	f.Fuzz(func(t *testing.T, address []byte, bits uint8) {
+		addr, ok := netip.AddrFromSlice(address)
+		if !ok || int(bits) > addr.BitLen() {
+			return
+		}
+		p := netip.PrefixFrom(addr, int(bits))
+		size := new(big.Int).Lsh(big.NewInt(1), uint(addr.BitLen()-int(bits)))
+		want := new(big.Int).SetBytes(p.Masked().Addr().AsSlice())
+		want.Add(want, size)
+		got := after(p)
+		if want.BitLen() > addr.BitLen() {
+			if got.IsValid() {
+				t.Fatalf("%s: %s, want none", p, got)
+			}
+			return
+		}
+		if new(big.Int).SetBytes(got.AsSlice()).Cmp(want) != 0 || got.BitLen() != addr.BitLen() {
+			t.Fatalf("%s: %s, want %v", p, got, want)
+		}
+		if list := interval("x", p); len(list) != 2 || !list[1].KeyEnd || list[0].KeyEnd {
+			t.Fatalf("%s: %+v", p, list)
+		}
+	})
+}
+
+// FuzzPrefix: what comes from a result or the kernel is a prefix or nothing.
+func FuzzPrefix(f *testing.F) {
+	f.Add([]byte{10, 1, 0, 5}, []byte{255, 255, 255, 0})
+	f.Add([]byte{10, 1, 0, 5}, []byte{255, 0, 255, 0})
+	f.Add([]byte(net.ParseIP("10.1.0.5")), []byte(net.CIDRMask(120, 128)))
+	f.Add([]byte(net.ParseIP("10.1.0.5")), []byte(net.CIDRMask(24, 32)))
+	f.Add([]byte(net.ParseIP("fd00::1")), []byte(net.CIDRMask(64, 128)))
+	f.Add([]byte{}, []byte{})
+	f.Fuzz(func(t *testing.T, ip, mask []byte) {
+		p, ok := Prefix(&net.IPNet{IP: ip, Mask: mask})
+		if !ok {
+			return
+		}
+		if !p.IsValid() || p.Addr().Is4In6() {
+			t.Fatalf("%v/%v: %s", ip, mask, p)
+		}
+		if back, ok := Prefix(IPNet(p)); !ok || back != p {
+			t.Fatalf("%s came back as %s", p, back)
+		}
+	})
+}
+
+// FuzzElement: an element comes back as it was sent, and no answer, however broken, is a panic.
+func FuzzElement(f *testing.F) {
+	f.Add([]byte("key0"), []byte("value000"), "aaaa shop/web-0", []byte{})
+	f.Add([]byte("key0"), []byte{}, "", []byte("\x02\x00\x00\x00"))
+	broken, _ := hex.DecodeString("0200000008000300000400ff")
+	f.Add([]byte("x"), []byte("y"), "\xff\x00", broken)
+	f.Fuzz(func(t *testing.T, key, value []byte, comment string, answer []byte) {
+		_, _ = parseElement(answer)
+		if len(key) == 0 || len(key) > 64 || len(value) > 64 || len(comment) > maxComment || len(comment) > 0 && comment[len(comment)-1] == 0 {
+			return
+		}
+		want := element{Key: key, Comment: comment}
+		if len(value) > 0 {
+			want.Value = value
+		}
+		msg, err := (&nft{table: "t"}).message(0, 0, "s", []element{want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := parseElement(msg.Data)
+		if diff := cmp.Diff(want, got); !ok || diff != "" {
+			t.Fatalf("%t\n%s", ok, diff)
+		}
+	})
+}
+
+func FuzzNAT(f *testing.F) {
+	f.Add(saved, "CNI-ABC")
+	f.Add("", "")
+	f.Add("-A \n-A  -j X\n:\n: ", "")
+	f.Fuzz(func(t *testing.T, text, chain string) {
+		lines := strings.Split(text, "\n")
+		nat := NAT{lines}
+		for _, rule := range nat.Rules(chain, "-j X ") {
+			if !slices.Contains(lines, rule) || !strings.HasPrefix(rule, "-A "+chain+" ") || !strings.Contains(rule+" ", "-j X ") {
+				t.Errorf("%q has in %q the rule %q", text, chain, rule)
+			}
+		}
+		if nat.HasChain(chain) != strings.Contains("\n"+text, "\n:"+chain+" ") && !strings.Contains(chain, "\n") {
+			t.Errorf("%q has the chain %q: %t", text, chain, nat.HasChain(chain))
+		}
+	})
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const saved = `# Generated
+*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [12:720]
+:CNI-ABC - [0:0]
+:CNI-ABCD - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-ABC
+-A PREROUTING -j CNI-ABCD
+-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80
+-A CNI-ABC -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.0.5:8080
+COMMIT
+`
+
+func TestNAT(t *testing.T) {
+	nat := NAT{strings.Split(saved, "\n")}
+	for chain, want := range map[string]bool{"CNI-ABC": true, "CNI-ABCD": true, "CNI-AB": false, "": false, "PREROUTING": true, "POSTROUTING": false} {
+		if got := nat.HasChain(chain); got != want {
+			t.Errorf("%q: %t", chain, got)
+		}
+	}
+	for _, c := range []struct {
+		chain string
+		parts []string
+		want  []string
+	}{
+		{"PREROUTING", nil, []string{"-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-ABC", "-A PREROUTING -j CNI-ABCD"}},
+		{"PREROUTING", []string{"-j CNI-ABC "}, []string{"-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-ABC"}},
+		{"PREROUTING", []string{"-j CNI-ABC ", "tcp"}, nil},
+		{"CNI-ABC", []string{"--dport 80 "}, []string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
+		{"CNI-ABC", []string{"--to-destination 10.1.0.5:80 "}, []string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
+		{"CNI-AB", nil, nil},
+	} {
+		if diff := cmp.Diff(c.want, nat.Rules(c.chain, c.parts...)); diff != "" {
+			t.Errorf("%s %q:\n%s", c.chain, c.parts, diff)
+		}
+	}
+	if (NAT{}).HasChain("x") || (NAT{}).Rules("x") != nil {
+		t.Error("an empty table holds something")
+	}
+}
+
+func needIPTables(t *testing.T) {
+	t.Helper()
+	if !HasIPTables(true) || !HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+}
+
+func TestEditNAT(t *testing.T) {
+	needIPTables(t)
+	flush(t)
+	h := host(t)
+	for _, is4 := range []bool{true, false} {
+		family := []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "10.1.0.5/24", false: "fd00::5/64"}[is4])}
+		edit := func(lines ...string) error {
+			return h.EditNAT(is4, func(NAT) ([]string, error) { return lines, nil })
+		}
+		mustDo(t, edit(), h.RemoveChain(family, "POSTROUTING", "KT-A"))
+		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A", "-A POSTROUTING -p udp -j KT-B"))
+		// A line that is wrong undoes those before it.
+		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), iptablesName(is4)+"-restore") {
+			t.Errorf("got %v", err)
+		}
+		nat, err := h.ReadNAT(is4)
+		mustDo(t, err)
+		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
+			t.Errorf("got %q", nat.lines)
+		}
+		mustDo(t, h.RemoveChain(family, "POSTROUTING", "KT-A"))
+		nat, err = h.ReadNAT(is4)
+		mustDo(t, err)
+		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
+			t.Errorf("left %q", nat.lines)
+		}
+		mustDo(t, h.RemoveChain(family, "POSTROUTING", "KT-B"))
+	}
+}
+
+// TestEditNATParallel: what one reads still holds when it writes, so that nobody's chain is lost.
+func TestEditNATParallel(t *testing.T) {
+	needIPTables(t)
+	flush(t)
+	var group sync.WaitGroup
+	for i := range 6 {
+		group.Go(func() {
+			h := host(t)
+			err := h.EditNAT(true, func(nat NAT) ([]string, error) {
+				lines := []string{fmt.Sprintf("-A KT-SHARED -p tcp --dport %d -j ACCEPT", 1000+i)}
+				if !nat.HasChain("KT-SHARED") {
+					lines = append([]string{":KT-SHARED - [0:0]"}, lines...)
+				}
+				return lines, nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	nat, err := host(t).ReadNAT(true)
+	mustDo(t, err)
+	if n := len(nat.Rules("KT-SHARED")); n != 6 {
+		t.Errorf("%d of 6 rules are there: %q", n, nat.lines)
+	}
+}
+
+func TestIPTablesMissing(t *testing.T) {
+	if _, err := iptablesBinary("iptables-none"); plugin.Code(err) != plugin.CodeKernelFeature {
+		t.Errorf("got %v", err)
+	}
+}

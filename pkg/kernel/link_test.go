@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+func mac(s string) net.HardwareAddr {
+	m, err := net.ParseMAC(s)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// TestAddVeth: all that is asked for is there after one call, and both ends are down.
+func TestAddVeth(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	pod, netns := podNS(t)
+	bridge := addBridge(t, h, "kt0")
+	v := Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), PodMAC: mac("02:00:00:00:00:02"), MTU: 1400, Netns: netns, Master: bridge.Index}
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	index, err := h.AddVeth(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostSide, podSide := mustLink(t, h, "kth0"), mustLink(t, pod, "eth0")
+	want := []Link{
+		{Index: index, Name: "kth0", Kind: "veth", MAC: v.HostMAC, MTU: 1400, Promis: true, Master: bridge.Index, Peer: podSide.Index},
+		{Index: podSide.Index, Name: "eth0", Kind: "veth", MAC: v.PodMAC, MTU: 1400, Peer: index},
+	}
+	if diff := cmp.Diff(want, []Link{hostSide, podSide}, cmpopts.IgnoreUnexported(Link{})); diff != "" {
+		t.Error(diff)
+	}
+	if _, ok, err := h.Link("eth0"); ok || err != nil {
+		t.Errorf("the pod side is on the host: %v", err)
+	}
+}
+
+func TestAddVethDefaults(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	pod, netns := podNS(t)
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns}); err != nil {
+		t.Fatal(err)
+	}
+	if link := mustLink(t, pod, "eth0"); link.MTU != 1500 || len(link.MAC) != 6 || link.Up {
+		t.Errorf("got %+v", link)
+	}
+}
+
+// TestAddVethExists: a name that is taken on either side gives EEXIST, and nothing appears or changes.
+func TestAddVethExists(t *testing.T) {
+	h := host(t)
+	pod, netns := podNS(t)
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns, PodMAC: mac("02:00:00:00:00:02")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kerneltest.Clean(t)
+	for what, v := range map[string]Veth{
+		"host side": {Host: "kth0", Pod: "eth1", Netns: netns},
+		"pod side":  {Host: "kth1", Pod: "eth0", Netns: netns},
+		"both":      {Host: "kth0", Pod: "eth0", Netns: netns},
+	} {
+		if _, err := h.AddVeth(v); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, n := range []namespace{h, pod} {
+		for _, name := range []string{"kth1", "eth1"} {
+			if _, ok, err := n.Link(name); ok || err != nil {
+				t.Errorf("%s appeared: %v", name, err)
+			}
+		}
+	}
+	if link := mustLink(t, pod, "eth0"); link.Peer != index {
+		t.Errorf("the first was replaced: %+v", link)
+	}
+}
+
+func TestBridge(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	_, netns := podNS(t)
+	address := mac("06:00:00:00:00:09")
+	mustDo(t, h.AddBridge("kt0", address, 1400))
+	t.Cleanup(func() { mustDo(t, h.DelLink("kt0")) })
+	if err := h.AddBridge("kt0", address, 0); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("again: %v", err)
+	}
+	link := mustLink(t, h, "kt0")
+	if link.MTU != 1400 || link.Promis || link.Up {
+		t.Errorf("got %+v", link)
+	}
+	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), Netns: netns, Master: link.Index}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	mustDo(t, h.SetUp(link), h.SetPromisc(link))
+	// A bridge whose address nobody set would now have the lower one of its port.
+	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
+		t.Errorf("got %+v", got)
+	}
+	mustDo(t, h.SetDown(link))
+	if got := mustLink(t, h, "kt0"); got.Up {
+		t.Errorf("still up: %+v", got)
+	}
+}
+
+func TestBridgePort(t *testing.T) {
+	w := newWire(t)
+	for _, want := range []BridgePort{{}, {Hairpin: true}, {Hairpin: true, Isolated: true}, {Isolated: true}, {}} {
+		mustDo(t, w.host.SetHairpin(w.hostSide, want.Hairpin), w.host.SetIsolated(w.hostSide, want.Isolated))
+		if got, err := w.host.BridgePort(w.hostSide); err != nil || got != want {
+			t.Errorf("got %+v, %v; want %+v", got, err, want)
+		}
+	}
+	if _, err := w.host.BridgePort(w.bridge); err == nil {
+		t.Error("the bridge is no port")
+	}
+}
+
+func TestMissingLinks(t *testing.T) {
+	h := host(t)
+	for what, f := range map[string]func() (Link, bool, error){
+		"name":  func() (Link, bool, error) { return h.Link("none") },
+		"index": func() (Link, bool, error) { return h.LinkByIndex(1 << 20) },
+		"zero":  func() (Link, bool, error) { return h.LinkByIndex(0) },
+	} {
+		if link, ok, err := f(); ok || err != nil && what != "zero" {
+			t.Errorf("%s: %+v, %t, %v", what, link, ok, err)
+		}
+	}
+	mustDo(t, h.DelLink("none"), h.DelGroup("none", 0), h.DelGroup("none", 1<<20))
+	gone := Link{Index: 1 << 20, Name: "gone"}
+	for _, err := range []error{h.SetUp(gone), h.SetHairpin(gone, true), h.SetPromisc(gone)} {
+		if !errors.Is(err, unix.ENODEV) {
+			t.Errorf("of a link that is gone: %v", err)
+		}
+	}
+}
+
+// TestDelGroup: the link and what serves it go together, and nothing else.
+func TestDelGroup(t *testing.T) {
+	w := newWire(t)
+	mustDo(t, w.host.LeadGroup(w.hostSide))
+	leader := mustLink(t, w.host, "kth0")
+	if !leader.LeadsGroup() || w.hostSide.LeadsGroup() || w.bridge.LeadsGroup() {
+		t.Errorf("leads: %+v", leader)
+	}
+	for name, of := range map[string]Link{"ktifb0": leader, "ktifb1": w.bridge} {
+		t.Cleanup(func() { mustDo(t, w.host.DelLink(name)) })
+		if _, err := w.host.EnsureIFB(name, of); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		mustDo(t, w.host.DelGroup("kth0", leader.Index))
+	}
+	for name, want := range map[string]bool{"kth0": false, "ktifb0": false, "ktifb1": true, "kt0": true} {
+		if _, ok, err := w.host.Link(name); ok != want || err != nil {
+			t.Errorf("%s is there: %t, %v", name, ok, err)
+		}
+	}
+}
+
+// TestDelGroupAlone: without a group, or without its number, the link goes all the same; a group outlives a link that was deleted alone.
+func TestDelGroupAlone(t *testing.T) {
+	w := newWire(t)
+	mustDo(t, w.host.DelGroup("kth0", 0))
+	if _, ok, _ := w.host.Link("kth0"); ok {
+		t.Error("a link that leads no group is left")
+	}
+	leader := addBridge(t, w.host, "kt1")
+	mustDo(t, w.host.LeadGroup(leader))
+	leader = mustLink(t, w.host, "kt1")
+	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	if _, err := w.host.EnsureIFB("ktifb0", leader); err != nil {
+		t.Fatal(err)
+	}
+	mustDo(t, w.host.DelLink("kt1"), w.host.DelGroup("kt1", leader.Index))
+	if _, ok, _ := w.host.Link("ktifb0"); ok {
+		t.Error("the device of a link that is gone is left")
+	}
+}
+
+func TestOpenRefused(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := Open(f); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestNamespacesApart: what is done in a pod's namespace, sockets and sysctls, never happens on the host.
+func TestNamespacesApart(t *testing.T) {
+	kerneltest.Clean(t)
+	pod, _ := podNS(t)
+	mustDo(t, pod.AddBridge("kt0", nil, 0), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	mustDo(t, pod.SetUp(mustLink(t, pod, "kt0")))
+	if value, err := pod.Get("ipv4/ip_forward"); value != "1" || err != nil {
+		t.Errorf("in the pod: %q, %v", value, err)
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+func host(t testing.TB) *Node {
+	t.Helper()
+	n, err := Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+// podNS makes a pod and opens it as a plugin does.
+func podNS(t testing.TB) (*NS, *os.File) {
+	t.Helper()
+	f, err := os.Open(kerneltest.NewPod(t).Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := Open(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close(); f.Close() })
+	return n, f
+}
+
+// namespace is a pod's or the node's.
+type namespace interface {
+	Link(name string) (Link, bool, error)
+	AddBridge(name string, mac net.HardwareAddr, mtu int) error
+	SetUp(Link) error
+	DelLink(name string) error
+}
+
+// wire is a bridge on the host and a pod on it, all up and without addresses.
+type wire struct {
+	host                      *Node
+	pod                       *NS
+	bridge, hostSide, podSide Link
+}
+
+func newWire(t testing.TB) wire {
+	t.Helper()
+	kerneltest.Clean(t)
+	w := wire{host: host(t)}
+	var netns *os.File
+	w.pod, netns = podNS(t)
+	w.bridge = addBridge(t, w.host, "kt0")
+	t.Cleanup(func() { mustDo(t, w.host.DelLink("kth0")) })
+	index, err := w.host.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns, Master: w.bridge.Index})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.hostSide, w.podSide = Link{Index: index, Name: "kth0"}, mustLink(t, w.pod, "eth0")
+	mustDo(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), w.pod.SetUp(w.podSide), w.host.SetUp(w.hostSide))
+	w.hostSide, w.podSide = mustLink(t, w.host, "kth0"), mustLink(t, w.pod, "eth0")
+	return w
+}
+
+func addBridge(t testing.TB, n namespace, name string) Link {
+	t.Helper()
+	mustDo(t, n.AddBridge(name, nil, 0))
+	t.Cleanup(func() { mustDo(t, n.DelLink(name)) })
+	link := mustLink(t, n, name)
+	mustDo(t, n.SetUp(link))
+	return link
+}
+
+func mustLink(t testing.TB, n namespace, name string) Link {
+	t.Helper()
+	link, ok, err := n.Link(name)
+	if err != nil || !ok {
+		t.Fatalf("link %s: %t, %v", name, ok, err)
+	}
+	return link
+}
+
+func mustDo(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// records returns the lines of a snapshot of the host that hold all parts, without "host: ".
+func records(t testing.TB, parts ...string) (lines []string) {
+	t.Helper()
+	s, err := sandbox.Take(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+next:
+	for line := range strings.Lines(s.String()) {
+		for _, p := range parts {
+			if !strings.Contains(line, p) {
+				continue next
+			}
+		}
+		lines = append(lines, strings.TrimPrefix(strings.TrimSpace(line), "host: "))
+	}
+	return lines
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// inSet lists the intervals of a network's set as "from-behind", in the order of the addresses.
+func inSet(t *testing.T, kind, network string, is4 bool) string {
+	t.Helper()
+	var points []string
+	for _, line := range records(t, "nft element inet "+masqueradeTable+" "+setName(kind, Masquerade{Network: network}.name(), is4)+" ") {
+		_, key, _ := strings.Cut(line, "{1:")
+		key, _, _ = strings.Cut(key, "}")
+		mark := "~"
+		if strings.Contains(line, "flags 1") {
+			mark = "!"
+		}
+		points = append(points, key+mark)
+	}
+	slices.Sort(points) // the end of an interval before the begin of the next
+	var b strings.Builder
+	for _, p := range points {
+		raw, err := hex.DecodeString(p[:len(p)-1])
+		a, ok := netip.AddrFromSlice(raw)
+		if err != nil || !ok {
+			t.Fatalf("element %s: %v", p, err)
+		}
+		if strings.HasSuffix(p, "~") {
+			fmt.Fprintf(&b, " %s-", a)
+		} else {
+			b.WriteString(a.String())
+		}
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func masquerade(network string, sources, local []string) Masquerade {
+	return Masquerade{Network: network, Sources: prefixes(sources...), Local: prefixes(local...)}
+}
+
+func subnets(list ...string) Masquerade { return masquerade("net", list, list) }
+
+// mustCover wants all sources to be masqueraded.
+func mustCover(t *testing.T, h *Node, m Masquerade) {
+	t.Helper()
+	if missing, err := h.MissingMasquerade(m); len(missing) > 0 || err != nil {
+		t.Errorf("missing %v, %v", missing, err)
+	}
+}
+
+func TestMasquerade(t *testing.T) {
+	flush(t)
+	h := host(t)
+	m := subnets("10.1.0.0/24", "fd00:1::/64")
+	if missing, err := h.MissingMasquerade(m); len(missing) != 2 || err != nil {
+		t.Errorf("before: %v, %v", missing, err)
+	}
+	mustDo(t, h.DelMasquerade(m), h.EndMasquerade(m)) // there is no table yet
+	mustDo(t, h.EnsureMasquerade(m))
+	mustCover(t, h, m)
+	for what, c := range map[string][2]string{
+		"pods4":  {inSet(t, "pods", "net", true), "10.1.0.0-10.1.1.0"},
+		"local4": {inSet(t, "local", "net", true), "10.1.0.0-10.1.1.0 224.0.0.0-240.0.0.0"},
+		"pods6":  {inSet(t, "pods", "net", false), "fd00:1::-fd00:1:0:1::"},
+		"local6": {inSet(t, "local", "net", false), "fd00:1::-fd00:1:0:1:: ff00::-"},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%s: %s, want %s", what, c[0], c[1])
+		}
+	}
+	before := records(t, "nft ")
+	mustDo(t, h.EnsureMasquerade(m))
+	if diff := cmp.Diff(before, records(t, "nft ")); diff != "" {
+		t.Errorf("a second pod changed:\n%s", diff)
+	}
+	mustDo(t, h.EndMasquerade(m))
+	if lines := records(t, "nft ", m.name()); len(lines) > 0 {
+		t.Errorf("left %q", lines)
+	}
+}
+
+// TestMasqueradeChanged: subnets that are added, grow or shrink.
+func TestMasqueradeChanged(t *testing.T) {
+	for _, c := range []struct {
+		steps       []Masquerade
+		pods, local string
+	}{
+		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.2.0.0/24")}, "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0", "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0"},
+		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.1.1.0/24")}, "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0", "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0"},
+		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]Masquerade{subnets("10.1.5.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]Masquerade{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]Masquerade{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]Masquerade{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]Masquerade{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, // others of the network stay
+			"10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0", "10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0"},
+		{[]Masquerade{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
+	} {
+		flush(t)
+		h := host(t)
+		for _, m := range c.steps {
+			mustDo(t, h.EnsureMasquerade(m))
+			mustCover(t, h, m)
+		}
+		if pods, local := inSet(t, "pods", "net", true), inSet(t, "local", "net", true); pods != c.pods || local != c.local+" 224.0.0.0-240.0.0.0" {
+			t.Errorf("%v:\npods  %s, want %s\nlocal %s, want %s", c.steps, pods, c.pods, local, c.local)
+		}
+	}
+}
+
+// TestMasqueradeAddresses: a foreign IPAM gives no subnets that could be trusted, so that each pod has an element of its own.
+func TestMasqueradeAddresses(t *testing.T) {
+	flush(t)
+	h := host(t)
+	pod := func(address, subnet string) Masquerade {
+		return masquerade("net", []string{address + "/32"}, []string{subnet})
+	}
+	a, b, c, wider := pod("10.9.0.2", "10.9.0.0/24"), pod("10.9.0.3", "10.9.0.0/24"), pod("10.9.0.255", "10.9.0.0/24"), pod("10.9.3.2", "10.9.0.0/16")
+	for _, m := range []Masquerade{a, b, c, a} {
+		mustDo(t, h.EnsureMasquerade(m))
+	}
+	mustCover(t, h, a)
+	mustCover(t, h, b)
+	if missing, _ := h.MissingMasquerade(pod("10.9.0.4", "10.9.0.0/24")); len(missing) != 1 {
+		t.Error("the address behind two others counts as masqueraded")
+	}
+	mustDo(t, h.EnsureMasquerade(wider)) // the subnet grew: who is there stays
+	for _, m := range []Masquerade{a, b, c, wider} {
+		mustCover(t, h, m)
+	}
+	for range 2 {
+		mustDo(t, h.DelMasquerade(b), h.DelMasquerade(Masquerade{Network: "net"}))
+	}
+	if got, want := inSet(t, "pods", "net", true), "10.9.0.2-10.9.0.3 10.9.0.255-10.9.1.0 10.9.3.2-10.9.3.3"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := inSet(t, "local", "net", true), "10.9.0.0-10.10.0.0 224.0.0.0-240.0.0.0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestMasqueradeNetworks: networks do not touch each other, also when their subnets are the same.
+func TestMasqueradeNetworks(t *testing.T) {
+	flush(t)
+	h := host(t)
+	one, two := subnets("10.1.0.0/24"), subnets("10.1.0.0/24")
+	two.Network = strings.Repeat("long-name.", 25)
+	mustDo(t, h.EnsureMasquerade(one), h.EnsureMasquerade(two))
+	mustDo(t, h.EndMasquerade(one))
+	mustCover(t, h, two)
+	if missing, err := h.MissingMasquerade(one); len(missing) != 1 || err != nil {
+		t.Errorf("%v, %v", missing, err)
+	}
+	mustDo(t, h.EndMasquerade(one)) // nothing of it is there
+	mustCover(t, h, two)
+}
+
+func TestOverlaps(t *testing.T) {
+	for _, c := range []struct {
+		prefix, begin, end string
+		want               bool
+	}{
+		{"10.1.0.0/24", "10.1.0.0", "10.1.1.0", true}, {"10.1.0.0/24", "10.1.1.0", "10.1.2.0", false}, {"10.1.1.0/24", "10.1.0.0", "10.1.1.0", false},
+		{"10.1.0.0/16", "10.1.5.0", "10.1.6.0", true}, {"10.1.5.0/24", "10.1.0.0", "10.2.0.0", true}, {"10.1.0.0/24", "10.0.0.0", "", true},
+		{"10.1.0.0/24", "10.2.0.0", "", false}, {"255.0.0.0/8", "254.0.0.0", "255.0.0.1", true}, {"0.0.0.0/0", "255.255.255.255", "", true},
+	} {
+		var end []byte
+		if c.end != "" {
+			end = netip.MustParseAddr(c.end).AsSlice()
+		}
+		if got := overlaps(netip.MustParsePrefix(c.prefix), netip.MustParseAddr(c.begin).AsSlice(), end); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
+// TestMasqueradeAfterFlush: the next pod of a network makes all of it again.
+func TestMasqueradeAfterFlush(t *testing.T) {
+	flush(t)
+	h := host(t)
+	m := subnets("10.1.0.0/24")
+	mustDo(t, h.EnsureMasquerade(m))
+	before := records(t, "nft ")
+	flush(t)
+	mustDo(t, h.EnsureMasquerade(m))
+	if diff := cmp.Diff(before, records(t, "nft ")); diff != "" || len(before) < 10 {
+		t.Errorf("%d lines before:\n%s", len(before), diff)
+	}
+}

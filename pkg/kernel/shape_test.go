@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// rates are from a kilobit to 100 gigabit, with both sides of what 32 bits hold in bits and in bytes.
+func rates() []uint64 {
+	return []uint64{1000, 1001, 8000, 64_000, 1_000_000, 15_600_000, 20_000_000, 1_000_000_000, 4_294_967_295, 4_294_967_296, 10_000_000_000,
+		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
+}
+
+// TestShape reads back what was set, exact but for the ticks in which the kernel keeps the burst.
+func TestShape(t *testing.T) {
+	w := newWire(t)
+	for _, rate := range rates() {
+		for _, burst := range []uint32{12_144, 65_536, 1 << 20} {
+			want := Shaper{Rate: rate, Burst: burst, Limit: 100_000}
+			if seconds := float64(burst) * 8 / float64(rate); seconds > 270 {
+				continue // longer than the kernel can count
+			}
+			mustDo(t, w.host.Shape(w.hostSide, want))
+			got, ok, err := w.host.Shaped(w.hostSide)
+			if !ok || err != nil || got.Rate != rate/8*8 || got.Limit != want.Limit || !about(got.Burst, burst, rate) {
+				t.Errorf("%+v: got %+v, %t, %v", want, got, ok, err)
+			}
+		}
+	}
+	for range 2 {
+		mustDo(t, w.host.Unshape(w.hostSide))
+	}
+	if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
+		t.Errorf("after Unshape: %+v, %v", got, err)
+	}
+}
+
+// about allows a burst what is sent in two ticks of 64 ns, and one byte.
+func about(got, want uint32, rate uint64) bool {
+	difference := max(got, want) - min(got, want)
+	return float64(difference) <= float64(rate)/8*128e-9+1
+}
+
+// TestTBF: the arithmetic agrees with whole numbers and never wraps.
+func TestTBF(t *testing.T) {
+	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
+	for _, rate := range rates() {
+		for _, burst := range []uint32{0, 1, 12_144, 1 << 20, 1 << 31, 1<<32 - 1} {
+			q := Shaper{Rate: rate, Burst: burst, Limit: 7}.tbf(3)
+			want := new(big.Int).Mul(ticksPerSecond, big.NewInt(int64(burst)))
+			want.Div(want, big.NewInt(int64(rate/8)))
+			if want.Cmp(big.NewInt(1<<32-1)) > 0 {
+				want.SetInt64(1<<32 - 1)
+			}
+			off := new(big.Int).Sub(want, new(big.Int).SetUint64(uint64(q.Buffer)))
+			if off.CmpAbs(big.NewInt(2)) > 0 || q.Rate != rate/8 || q.Limit != 7 || q.LinkIndex != 3 {
+				t.Errorf("rate %d burst %d: %+v, want %v ticks", rate, burst, q, want)
+			}
+		}
+	}
+}
+
+// TestShapeOther: a root qdisc of another kind is no shaper, and is not taken for one.
+func TestShapeOther(t *testing.T) {
+	w := newWire(t)
+	other := &netlink.GenericQdisc{QdiscType: "pfifo",
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: netlink.MakeHandle(7, 0), Parent: netlink.HANDLE_ROOT}}
+	mustDo(t, w.host.h.QdiscReplace(other))
+	if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	mustDo(t, w.host.Shape(w.hostSide, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}))
+	if _, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil {
+		t.Errorf("it was not replaced: %v", err)
+	}
+	mustDo(t, w.host.Unshape(w.hostSide))
+}
+
+func TestEnsureIFB(t *testing.T) {
+	w := newWire(t)
+	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	var first Link
+	for i := range 2 {
+		link, err := w.host.EnsureIFB("ktifb0", Link{MTU: 1400})
+		if now := mustLink(t, w.host, "ktifb0"); err != nil || link.Kind != "ifb" || !now.Up || now.MTU != 1400 || now.Index != link.Index {
+			t.Errorf("got %+v, %+v, %v", link, now, err)
+		}
+		if i == 0 {
+			first = link
+			mustDo(t, w.host.SetDown(link)) // it comes up again
+		} else if link.Index != first.Index {
+			t.Error("it was made anew")
+		}
+	}
+	if _, err := w.host.EnsureIFB("kt0", Link{MTU: 1400}); err == nil || !strings.Contains(err.Error(), "is no ifb") {
+		t.Errorf("a bridge of that name: %v", err)
+	}
+}
+
+func newIFB(t *testing.T, w wire) Link {
+	t.Helper()
+	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	ifb, err := w.host.EnsureIFB("ktifb0", w.hostSide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ifb
+}
+
+func (w wire) qdiscKinds(t *testing.T) string {
+	t.Helper()
+	list, err := w.host.qdiscs(w.hostSide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for _, q := range list {
+		kinds = append(kinds, q.Type())
+	}
+	return strings.Join(kinds, " ")
+}
+
+func TestRedirect(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	before := w.qdiscKinds(t)
+	mustRedirect := func(want bool) {
+		t.Helper()
+		if got, err := w.host.Redirected(w.hostSide, ifb); got != want || err != nil {
+			t.Errorf("redirected: %t, %v", got, err)
+		}
+	}
+	mustRedirect(false)
+	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	mustRedirect(true)
+	if ok, err := w.host.Redirected(w.hostSide, w.bridge); ok || err != nil {
+		t.Errorf("redirected to another device: %v", err)
+	}
+	for range 2 {
+		mustDo(t, w.host.DelRedirect(w.hostSide))
+		mustRedirect(false)
+	}
+	if got := w.qdiscKinds(t); got != before {
+		t.Errorf("left the qdiscs %q, were %q", got, before)
+	}
+}
+
+// filtersOfOthers adds what other programs would: one with a priority, and two to which the kernel gives one.
+func filtersOfOthers(t *testing.T, w wire) {
+	t.Helper()
+	for _, priority := range []uint16{1, 0, 0} {
+		mustDo(t, w.host.h.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: priority, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, 7),
+		}))
+	}
+}
+
+func filterPriorities(t *testing.T, w wire) (list []uint16) {
+	t.Helper()
+	filters, err := w.host.h.FilterList(byIndex(w.hostSide.Index), netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range filters {
+		list = append(list, f.Attrs().Priority)
+	}
+	return list
+}
+
+// TestRedirectBesideOthers: an ingress or clsact qdisc that is there, with filters of others, is used and left as it was.
+func TestRedirectBesideOthers(t *testing.T) {
+	for _, kind := range []string{"clsact", "ingress"} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWire(t)
+			ifb := newIFB(t, w)
+			theirs := &netlink.GenericQdisc{QdiscType: kind,
+				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}
+			mustDo(t, w.host.h.QdiscAdd(theirs))
+			filtersOfOthers(t, w)
+			before := filterPriorities(t, w)
+			mustDo(t, w.host.Redirect(w.hostSide, ifb))
+			if got := filterPriorities(t, w); got[len(got)-1] != redirectPriority {
+				t.Errorf("the redirect is not the last: %v", got)
+			}
+			if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil {
+				t.Errorf("not redirected: %v", err)
+			}
+			mustDo(t, w.host.DelRedirect(w.hostSide))
+			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {
+				t.Errorf("filters of others:\n%s", diff)
+			}
+			if !strings.Contains(w.qdiscKinds(t), kind) {
+				t.Errorf("left %q", w.qdiscKinds(t))
+			}
+		})
+	}
+}
+
+// TestDelRedirectKeepsEmptyClsact: whoever made a clsact qdisc may add filters to it later.
+func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	mustDo(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact",
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
+	mustDo(t, w.host.Redirect(w.hostSide, ifb), w.host.DelRedirect(w.hostSide))
+	if !strings.Contains(w.qdiscKinds(t), "clsact") {
+		t.Errorf("left %q", w.qdiscKinds(t))
+	}
+}
+
+// TestRedirectTwice: again for the same device it converges to one filter.
+func TestRedirectTwice(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	once := filterPriorities(t, w)
+	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	if got := filterPriorities(t, w); len(got) != len(once) {
+		t.Errorf("filters %v, were %v", got, once)
+	}
+	mustDo(t, w.host.DelRedirect(w.hostSide))
+}
+
+func TestShapeGone(t *testing.T) {
+	h := host(t)
+	gone := Link{Index: 1 << 20, Name: "gone"}
+	mustDo(t, h.Unshape(gone), h.DelRedirect(gone))
+	if err := h.Shape(gone, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("got %v", err)
+	}
+	if err := h.Redirect(gone, gone); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("got %v", err)
+	}
+}

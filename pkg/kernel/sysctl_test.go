@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"io/fs"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+func TestSysctl(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	const path = "ipv4/conf/lo/arp_notify"
+	t.Cleanup(func() { mustDo(t, h.Set(Sysctl{path, "0"})) })
+	for _, want := range []string{"1", "1", "0", "1"} {
+		mustDo(t, h.Set(Sysctl{path, want}))
+		if got, err := h.Get(path); got != want || err != nil {
+			t.Errorf("got %q, %v, want %s", got, err, want)
+		}
+	}
+}
+
+// TestSysctlMissing: a kernel without IPv6 has no settings for it; that is no error.
+func TestSysctlMissing(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	mustDo(t, h.Set(Sysctl{"ipv6/conf/none/accept_ra", "0"}))
+	if _, err := h.Get("ipv6/conf/none/accept_ra"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSysctlRefused(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	if err := h.Set(Sysctl{"ipv4/ip_forward", "nonsense"}); err == nil {
+		t.Error("nonsense was written")
+	}
+	// The first error ends it.
+	if err := h.Set(Sysctl{"ipv4/ip_forward", "x"}, Sysctl{"ipv4/conf/lo/arp_notify", "1"}); err == nil {
+		t.Error("nonsense was written")
+	}
+}

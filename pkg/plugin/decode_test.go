@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestNearest(t *testing.T) {
+	words := []string{"isGateway", "isDefaultGateway", "ipMasq", "ipMasqBackend", "mtu", "vlan"}
+	for key, want := range map[string]string{
+		"isGatway": "isGateway", "ISGATEWAY": "isGateway", "ipMask": "ipMasq", "ipmasqbackend": "ipMasqBackend", "mtuu": "mtu", "mut": "",
+		"vlanId": "vlan", "somethingElse": "", "": "", "x": "",
+	} {
+		if got := Nearest(key, words); got != want {
+			t.Errorf("%q: got %q, want %q", key, got, want)
+		}
+	}
+	if got := Nearest("a", nil); got != "" {
+		t.Errorf("of no words: %q", got)
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"ab", "ba", 2}} {
+		if got := distance(c.a, c.b); got != c.want || distance(c.b, c.a) != c.want {
+			t.Errorf("%q and %q: %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+type embedded struct {
+	Rate int `json:"rate"`
+}
+
+// mirror is the shape of a plugin's configuration.
+type mirror struct {
+	embedded
+	Bridge string `json:"bridge"`
+	IPAM   *struct {
+		Subnet string `json:"subnet"`
+	} `json:"ipam"`
+	Args struct {
+		CNI struct{} `json:"cni"`
+	} `json:"args"`
+	Hidden string `json:"-"`
+}
+
+// warnings decodes and returns the lines about unknown keys.
+func warnings(t *testing.T, decode func(*Request, any) error, config string) (lines []string) {
+	t.Helper()
+	var log bytes.Buffer
+	r := &Request{Config: []byte(config)}
+	r.Log = r.logger(&log)
+	if err := decode(r, &mirror{}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "unknown key") {
+			lines = append(lines, line[strings.Index(line, "key="):])
+		}
+	}
+	return lines
+}
+
+func TestUnknownKeys(t *testing.T) {
+	decode := func(r *Request, raw any) error { return r.Decode(raw) }
+	for config, want := range map[string]string{
+		`{"bridge":"a","rate":1,"BRIDGE":"b","type":"x","dns":{"x":1},"cni.dev/x":1,"prevResult":{"x":1},"runtimeConfig":{"x":1}}`: "",
+		`{"args":{"cni":{"labels":[]},"x":1}}`: "",
+		`{"bridg":"a"}`:                        `key="\"bridg\"" nearest=bridge`,
+		`{"ipam":{"subnett":"x"}}`:             `key="\"ipam.subnett\"" nearest=subnet`,
+		`{"Hidden":"x"}`:                       `key="\"Hidden\"" nearest=""`,
+		"{\"a\\nb\u202e\":1}":                  `key="\"a\\nb\\u202e\"" nearest=""`,
+	} {
+		got := warnings(t, decode, config)
+		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || strings.TrimSpace(got[0]) != want) {
+			t.Errorf("%s: logged %q, want %q", config, got, want)
+		}
+	}
+}
+
+// TestUnknownKeysWithin: an IPAM plugin does not speak of its caller's keys.
+func TestUnknownKeysWithin(t *testing.T) {
+	got := warnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
+	if len(got) != 1 || !strings.Contains(got[0], "ipam.subnett") {
+		t.Errorf("logged %q", got)
+	}
+}
+
+func TestBadJSON(t *testing.T) {
+	for _, config := range []string{"", " ", "[]", "null", "\x00", "1", `"x"`, "{", `{"cniVersion":1}`, `{"name":[]}`, "NaN", "\ufeff{}", `{"a":}`,
+		`{"cniVersion":"1.1.0","name":"net"}{}`, strings.Repeat(`{"a":`, 20000), `{"a":"` + strings.Repeat("x", maxConfig) + `"}`} {
+		rec := &recorder{}
+		f := run(rec.plugin(), newEnv("DEL"), config).refused(t, CodeDecode)
+		if strings.ContainsFunc(f.Msg, unprintable) || len(f.Msg) > 1000 || len(rec.requests) > 0 {
+			t.Errorf("%.40q: %+v, %d calls", config, f, len(rec.requests))
+		}
+	}
+}

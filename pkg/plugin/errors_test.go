@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestCode(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want uint
+	}{
+		{errors.New("x"), CodeIO},
+		{fs.ErrPermission, CodeIO},
+		{Errorf(CodeConfig, "x"), CodeConfig},
+		{fmt.Errorf("outer: %w", Errorf(CodeDecode, "x")), CodeDecode},
+		{Errorf(CodeDevice, "outer: %w", Errorf(CodeDecode, "x")), CodeDevice},
+		{errors.Join(errors.New("x"), Errorf(CodeExhausted, "y")), CodeExhausted},
+		{fmt.Errorf("link add: %w", unix.EBUSY), CodeTryAgain},
+		{fmt.Errorf("link add: %w", unix.EAGAIN), CodeTryAgain},
+		{fmt.Errorf("link add: %w", unix.EINTR), CodeTryAgain},
+		{fmt.Errorf("link add: %w", unix.EOPNOTSUPP), CodeKernelFeature},
+		{fmt.Errorf("link add: %w", unix.EPERM), CodeIO},
+		{WithHint(Errorf(CodeConfig, "x"), "do y"), CodeConfig},
+		{WithHint(unix.EBUSY, "do y"), CodeTryAgain},
+	} {
+		if got := Code(c.err); got != c.want {
+			t.Errorf("%v: %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+func TestHint(t *testing.T) {
+	if err := WithHint(nil, "x"); err != nil {
+		t.Errorf("a hint alone became the error %v", err)
+	}
+	inner := WithHint(Errorf(CodeConfig, "bad"), "inner")
+	err := WithHint(fmt.Errorf("outer: %w", inner), "outer %d", 1)
+	if got := hint(err); got != "outer 1; inner" {
+		t.Errorf("got %q", got)
+	}
+	if err.Error() != "outer: bad" || !errors.Is(err, inner) {
+		t.Errorf("the hint changed the error: %v", err)
+	}
+	if got := hint(errors.New("x")); got != "" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// undone runs steps of which some fail, and returns their order.
+func undone(start error, failing ...int) (order []int, err error) {
+	err = start
+	var undo Undo
+	for i := range 4 {
+		undo.Push(func() error {
+			order = append(order, i)
+			for _, f := range failing {
+				if f == i {
+					return fmt.Errorf("step %d", i)
+				}
+			}
+			return nil
+		})
+	}
+	undo.OnError(&err)
+	return order, err
+}
+
+func TestUndo(t *testing.T) {
+	if order, err := undone(nil); order != nil || err != nil {
+		t.Errorf("without error: %v, %v", order, err)
+	}
+	start := Errorf(CodeExhausted, "full")
+	order, err := undone(start, 3, 1)
+	if diff := cmp.Diff([]int{3, 2, 1, 0}, order); diff != "" {
+		t.Error(diff)
+	}
+	if Code(err) != CodeExhausted || !errors.Is(err, start) || err.Error() != "full\nundo: step 3\nundo: step 1" {
+		t.Errorf("got %d %q", Code(err), err)
+	}
+	if _, err := undone(start); err != start {
+		t.Errorf("got %v: want the error itself", err)
+	}
+}
+
+// TestUndoKeepsDerivedCode: the errno of the cause decides, also when an undo step fails with another code.
+func TestUndoKeepsDerivedCode(t *testing.T) {
+	err := error(unix.EBUSY)
+	var undo Undo
+	undo.Push(func() error { return Errorf(CodeConfig, "x") })
+	undo.OnError(&err)
+	if Code(err) != CodeTryAgain {
+		t.Errorf("got code %d", Code(err))
+	}
+}
+
+func TestUndoOnPanic(t *testing.T) {
+	var order []string
+	p := Plugin{Name: "x", Del: func(*Request) (err error) {
+		var undo Undo
+		defer undo.OnError(&err)
+		undo.Push(func() error { order = append(order, "first"); return nil })
+		undo.Push(func() error { order = append(order, "second"); return errors.New("x") })
+		var none *Request
+		return errors.New(none.Network)
+	}}
+	o := run(p, newEnv("DEL"), config(""))
+	f := o.refused(t, CodeInternal)
+	if diff := cmp.Diff([]string{"second", "first"}, order); diff != "" {
+		t.Error(diff)
+	}
+	if !strings.Contains(f.Msg, "internal error: runtime error: invalid memory address") || !strings.Contains(f.Details, "container=pod-1") {
+		t.Errorf("got %+v", f)
+	}
+	if !strings.Contains(o.stderr, "errors_test.go:") {
+		t.Errorf("stderr does not tell where: %s", o.stderr)
+	}
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func parsed(keys string) (Config, error) {
+	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Config: []byte("{" + keys + "}"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+}
+
+// mappings is a configuration with these entries of the capability.
+func mappings(entries ...string) string {
+	return `"runtimeConfig":{"portMappings":[` + strings.Join(entries, ",") + `]}`
+}
+
+func TestParse(t *testing.T) {
+	plain := Config{Backend: "nftables", SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}}
+	with := func(edit func(*Config)) Config {
+		c := plain
+		c.Conditions = map[bool][]string{}
+		edit(&c)
+		return c
+	}
+	for keys, want := range map[string]Config{
+		"":                           plain,
+		`"backend":""`:               plain,
+		`"backend":"nftables"`:       plain,
+		`"backend":"iptables"`:       with(func(c *Config) { c.Backend = "iptables" }),
+		`"snat":false`:               with(func(c *Config) { c.SNAT = false }),
+		`"snat":true,"masqAll":true`: with(func(c *Config) { c.MasqAll = true }),
+		`"markMasqBit":5`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 5 }),
+		`"markMasqBit":0`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 0 }),
+		`"externalSetMarkChain":"KUBE-MARK-MASQ"`: with(func(c *Config) { c.Backend, c.MarkChain = "iptables", "KUBE-MARK-MASQ" }),
+		`"conditionsV4":["!","-d","192.0.2.0/24"]`: with(func(c *Config) {
+			c.Backend, c.Conditions = "iptables", map[bool][]string{true: {"!", "-d", "192.0.2.0/24"}}
+		}),
+		`"conditionsV6":["-d","fd00::/64"],"backend":"iptables"`: with(func(c *Config) {
+			c.Backend, c.Conditions = "iptables", map[bool][]string{false: {"-d", "fd00::/64"}}
+		}),
+		`"conditionsV4":[],"conditionsV6":null`: plain,
+		mappings():                              plain,
+		`"runtimeConfig":{"portMappings":null}`: plain,
+		mappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":1,"containerPort":65535}`,
+			`{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"}`, `{"hostPort":9,"containerPort":9,"protocol":"Sctp","hostIP":"::"}`): with(func(c *Config) {
+			c.Mappings = []Mapping{{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80}, {Protocol: "tcp", HostPort: 1, ContainerPort: 65535},
+				{Protocol: "udp", only4: true, HostPort: 53, ContainerPort: 53}, {Protocol: "sctp", only6: true, HostPort: 9, ContainerPort: 9}}
+		}),
+	} {
+		got, err := parsed(keys)
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(Mapping{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || err != nil {
+			t.Errorf("%s: %v\n%s", keys, err, diff)
+		}
+	}
+}
+
+func TestParseRefused(t *testing.T) {
+	mapping := func(host, container int, more string) string {
+		return mappings(fmt.Sprintf(`{"hostPort":%d,"containerPort":%d%s}`, host, container, more))
+	}
+	for keys, says := range map[string]string{
+		`"backend":"ipvs"`:                     `backend "ipvs": want nftables or iptables`,
+		`"backend":"nftables","markMasqBit":5`: "options of iptables: markMasqBit",
+		`"backend":"nftables","conditionsV6":["-d"],"conditionsV4":["!"],"externalSetMarkChain":"X"`: "options of iptables: conditionsV4, conditionsV6, externalSetMarkChain",
+		`"backend":"iptables","conditionsV4":["ip","daddr"]`:                                         "options of nftables: conditionsV4",
+		`"markMasqBit":-1`:                                       "markMasqBit -1: want 0-31",
+		`"markMasqBit":32`:                                       "markMasqBit 32: want 0-31",
+		`"markMasqBit":5,"externalSetMarkChain":"X"`:             "exclude each other",
+		`"externalSetMarkChain":""`:                              "want the name of an iptables chain",
+		`"externalSetMarkChain":"A B"`:                           "want the name of an iptables chain",
+		`"externalSetMarkChain":"X\n-F"`:                         "want the name of an iptables chain",
+		`"externalSetMarkChain":"ABCDEFGHIJKLMNOPQRSTUVWXYZ-29"`: "want the name of an iptables chain",
+		`"conditionsV4":["-j","ACCEPT"]`:                         `conditionsV4: "-j" is not allowed`,
+		`"conditionsV4":["-d","a\nCOMMIT"]`:                      "is not allowed",
+		`"conditionsV4":["-d","\""]`:                             "is not allowed",
+		`"conditionsV4":["-m","comment","--comment",""]`:         "is not allowed",
+		mapping(0, 80, ""):                                       "portMappings[0]: Invalid host port number: 0",
+		mapping(-1, 80, ""):                                      "Invalid host port number: -1",
+		mapping(65536, 80, ""):                                   "Invalid host port number: 65536",
+		mapping(80, 0, ""):                                       "Invalid container port number: 0",
+		mapping(80, 70000, ""):                                   "Invalid container port number: 70000",
+		mapping(80, 80, `,"protocol":"icmp"`):                    `protocol "icmp": want tcp, udp or sctp`,
+		mapping(80, 80, `,"protocol":" tcp"`):                    `protocol " tcp"`,
+		mapping(80, 80, `,"hostIP":"bogus"`):                     `hostIP "bogus": want an IP address`,
+		mapping(80, 80, `,"hostIP":"999.1.1.1"`):                 `hostIP "999.1.1.1": want an IP address`,
+		mapping(80, 80, `,"hostIP":"fe80::1%eth0"`):              "want an IP address",
+		mappings(`{"hostPort":80,"containerPort":80}`, `{"hostPort":80,"containerPort":81,"protocol":"TCP"}`): "portMappings[1]: hostPort 80 leads to containerPort 80 already",
+		mappings(`{"hostPort":80,"containerPort":80}`, `{}`):                                                  "portMappings[1]: Invalid host port number: 0",
+	} {
+		if c, err := parsed(keys); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %+v, %v, want %q", keys, c, err, says)
+		}
+	}
+	if _, err := parsed(`"conditionsV4":["ip","daddr","192.0.2.1"]`); plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(err.Error(), "conditionsV4") {
+		t.Errorf("got %v", err)
+	}
+	for _, keys := range []string{`"snat":"yes"`, `"markMasqBit":1.5`, `"conditionsV4":"-d"`, mappings(`{"hostPort":"80"}`), mappings(`{"hostPort":1e99}`), mappings(`7`)} {
+		if _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
+			t.Errorf("%s: %v", keys, err)
+		}
+	}
+}
+
+// TestHostPorts combines mappings with the families that the pod has.
+func TestHostPorts(t *testing.T) {
+	c, err := parsed(`"masqAll":true,` + mappings(`{"hostPort":1,"containerPort":11}`, `{"hostPort":2,"containerPort":12,"hostIP":"192.0.2.1"}`,
+		`{"hostPort":3,"containerPort":13,"hostIP":"2001:db8::1"}`, `{"hostPort":4,"containerPort":14,"hostIP":"0.0.0.0"}`, `{"hostPort":5,"containerPort":15,"hostIP":"::"}`,
+		`{"hostPort":1,"containerPort":11,"protocol":"tcp"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	four, six := netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")
+	for _, x := range []struct {
+		pod  []netip.Prefix
+		want string
+	}{
+		{nil, ""},
+		{[]netip.Prefix{four}, "tcp 1>10.1.0.5:11 tcp 192.0.2.1:2>10.1.0.5:12 tcp 4>10.1.0.5:14"},
+		{[]netip.Prefix{six}, "tcp 1>[fd00::5]:11 tcp [2001:db8::1]:3>[fd00::5]:13 tcp 5>[fd00::5]:15"},
+		{[]netip.Prefix{four, six}, "tcp 1>10.1.0.5:11 tcp 1>[fd00::5]:11 tcp 192.0.2.1:2>10.1.0.5:12 tcp [2001:db8::1]:3>[fd00::5]:13 tcp 4>10.1.0.5:14 tcp 5>[fd00::5]:15"},
+	} {
+		var got []string
+		for _, p := range c.hostPorts(x.pod) {
+			got = append(got, p.String()+">"+p.To.String())
+			if !p.SNAT || !p.MasqAll {
+				t.Errorf("%+v", p)
+			}
+		}
+		if diff := cmp.Diff(x.want, strings.Join(got, " ")); diff != "" {
+			t.Errorf("%v:\n%s", x.pod, diff)
+		}
+	}
+	c.SNAT = false
+	if p := c.hostPorts([]netip.Prefix{four})[0]; p.SNAT || p.MasqAll {
+		t.Errorf("without snat: %+v", p)
+	}
+}
+
+// TestPodAddresses: the first of each family that is the interface's, in the pod.
+func TestPodAddresses(t *testing.T) {
+	const interfaces = `"interfaces":[{"name":"br"},{"name":"eth0"},{"name":"eth0","sandbox":"x"},{"name":"net1","sandbox":"x"}],`
+	for body, want := range map[string]string{
+		`"ips":[]`: "[]",
+		interfaces + `"ips":[{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24","interface":3},
+			{"address":"10.0.0.4/24","interface":2},{"address":"10.0.0.5/24","interface":2}]`: "[10.0.0.4/24]",
+		interfaces + `"ips":[{"address":"10.0.0.4/24"},{"address":"fd00::4/64"}]`:                                  "[10.0.0.4/24 fd00::4/64]",
+		interfaces + `"ips":[{"address":"fd00::4/64","interface":2},{"address":"10.0.0.4/24","interface":2}]`:      "[10.0.0.4/24 fd00::4/64]",
+		interfaces + `"ips":[{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{}]`: "[]",
+	} {
+		var prev types100.Result
+		if err := json.Unmarshal([]byte("{"+body+"}"), &prev); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(podAddresses(&prev, "eth0")); got != want {
+			t.Errorf("%s: %s, want %s", body, got, want)
+		}
+	}
+}
+
+// FuzzParse: an error has a code; what passes can be written into a rule.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"", "{}", "{" + mappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}", `{"backend":"iptables","conditionsV4":["-d","x"]}`,
+		`{"externalSetMarkChain":"X"}`, `{"markMasqBit":31}`, `{"conditionsV6":["ip6"]}`, "{" + mappings("null") + "}", `{"runtimeConfig":[]}`} {
+		f.Add(seed)
+	}
+	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
+	f.Fuzz(func(t *testing.T, config string) {
+		c, err := Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Config: []byte(config), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		if err != nil {
+			if code := plugin.Code(err); code != plugin.CodeDecode && code != plugin.CodeConfig && code != plugin.CodeUnsupported {
+				t.Errorf("%q: code %d, %v", config, code, err)
+			}
+			return
+		}
+		ports := c.hostPorts(pod)
+		if len(c.Mappings) > 0 && len(ports) == 0 {
+			t.Errorf("%q: nothing is mapped", config)
+		}
+		for _, p := range ports {
+			if p.Port == 0 || p.To.Port() == 0 || p.HostIP.IsValid() && p.HostIP.Is4() != p.To.Addr().Is4() {
+				t.Errorf("%q: %+v", config, p)
+			}
+		}
+		if len(ports) > 0 && c.Backend == "iptables" {
+			for _, line := range entryLines(noNAT(), testKey(), c, ports) {
+				if strings.ContainsAny(line, "\n\r") || strings.Count(line, `"`)%2 != 0 {
+					t.Errorf("%q: the line %q", config, line)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// backends runs a test with each backend that can be had.
+func backends(t *testing.T, test func(lab)) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+				t.Skip("SKIPPED: iptables is not installed")
+			}
+			l := newLab(t)
+			l.conf = l.conf.with("backend", backend)
+			test(l)
+		})
+	}
+}
+
+// mapped tells whether anything of a container is there, in either backend.
+func (l lab) mapped(id string) bool {
+	l.Helper()
+	for _, line := range elements(l.T) {
+		if strings.Contains(line, attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash()) {
+			return true
+		}
+	}
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		return false
+	}
+	for _, is4 := range []bool{true, false} {
+		nat, err := openHost(l.T).ReadNAT(is4)
+		if err != nil {
+			l.Fatal(err)
+		}
+		if nat.HasChain(l.chain(id)) || len(nat.Rules(dnatChain, l.chain(id))) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func TestAddCheckDel(t *testing.T) {
+	backends(t, func(l lab) {
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "is missing")
+		for range 2 { // ADD again converges
+			o := l.ok(l.call("ADD", "a"))
+			if !strings.Contains(string(o.stdout), "10.71.0.5/24") {
+				l.Errorf("the result of before is not passed on: %s", o.stdout)
+			}
+			l.ok(l.call("CHECK", "a"))
+			if !l.mapped("a") {
+				l.Error("nothing is mapped")
+			}
+		}
+		l.fails(l.call("CHECK", "b"), plugin.CodeStateDiffers, "")
+		for range 2 {
+			l.ok(l.call("DEL", "a"))
+			if l.mapped("a") {
+				l.Error("DEL left something")
+			}
+		}
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "is missing")
+		if names, _ := os.ReadDir(filepath.Join(store.Root, "net")); len(names) > 1 {
+			l.Errorf("records are left: %v", names)
+		}
+	})
+}
+
+// TestAddAgainChanged: of two ADDs for one key the last one counts, also with the other backend.
+func TestAddAgainChanged(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		other := object{"portMappings": []any{port(8081, 80, "tcp")}}
+		l.ok(l.call("ADD", "a", "runtimeConfig", other))
+		l.ok(l.call("CHECK", "a", "runtimeConfig", other))
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "")
+		l.ok(l.call("ADD", "a", "backend", "nftables"))
+		l.ok(l.call("CHECK", "a", "backend", "nftables"))
+		l.ok(l.call("DEL", "a"))
+		if l.mapped("a") {
+			l.Error("something is left")
+		}
+	})
+}
+
+// TestDelKeepsOthers: DEL works whatever the configuration says by now, and takes only what is the pod's.
+func TestDelKeepsOthers(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		bPorts := object{"portMappings": []any{port(9090, 80, "tcp")}}
+		bPrev := prevResult("10.71.0.6/24", "fd00:71::6/64")
+		l.ok(l.call("ADD", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
+		l.ok(l.call("DEL", "a", "runtimeConfig", nil, "prevResult", nil, "backend", "nonsense"))
+		if l.mapped("a") {
+			l.Error("something of a is left")
+		}
+		l.ok(l.call("CHECK", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
+		l.ok(l.call("DEL", "b"))
+	})
+}
+
+// TestConflict: with nftables a port belongs to one pod, and the error names it.
+func TestConflict(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	before := elements(t)
+	o := l.call("ADD", "b", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp"), port(8080, 80, "tcp")}})
+	l.fails(o, plugin.CodePortConflict, "hostPort tcp 8080 is in use by shop/a")
+	if diff := cmp.Diff(before, elements(t)); diff != "" {
+		t.Error(diff)
+	}
+	l.ok(l.call("DEL", "b"))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
+}
+
+func TestNothingToDo(t *testing.T) {
+	l := newLab(t)
+	kerneltest.Clean(t)
+	for what, keys := range map[string][]any{
+		"no mappings":    {"runtimeConfig", object{}},
+		"empty list":     {"runtimeConfig", object{"portMappings": []any{}}},
+		"another family": {"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "2001:db8::1"}}}, "prevResult", prevResult("10.71.0.5/24")},
+	} {
+		for _, verb := range []string{"ADD", "CHECK", "DEL", "STATUS"} {
+			if o := l.call(verb, "a", keys...); o.exit != 0 {
+				t.Errorf("%s, %s: %s", what, verb, o.stdout)
+			}
+		}
+	}
+	if len(elements(t)) > 0 || l.mapped("a") {
+		t.Error("something is mapped")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	backends(t, func(l lab) {
+		kerneltest.Clean(l.T)
+		l.fails(l.call("ADD", "a", "prevResult", prevResult()), plugin.CodeConfig, "prevResult gives eth0 no address")
+		l.fails(l.call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
+		l.fails(l.call("ADD", "a", "prevResult", prevResult("203.0.113.7/24")), plugin.CodeIO, "route get 203.0.113.7")
+		l.fails(l.call("ADD", "a", "cniVersion", "0.2.0"), plugin.CodeVersion, "0.2.0")
+	})
+}
+
+// TestRouteLocalnet: the node reaches the pod through 127.0.0.1, unless nothing asks for that.
+func TestRouteLocalnet(t *testing.T) {
+	const path = "ipv4/conf/pt0/route_localnet"
+	for what, c := range map[string]struct {
+		keys []any
+		want string
+	}{
+		"plain":         {nil, "1"},
+		"without snat":  {[]any{"snat", false}, "0"},
+		"IPv6 only":     {[]any{"prevResult", prevResult("fd00:71::5/64")}, "0"},
+		"other address": {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "10.71.0.1"}}}}, "0"},
+		"loopback":      {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "127.0.0.1"}}}}, "1"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.ok(l.call("ADD", "a", c.keys...))
+			if got, err := openHost(t).Get(path); got != c.want || err != nil {
+				t.Errorf("%s: %s is %s, %v, want %s", what, path, got, err, c.want)
+			}
+			l.ok(l.call("DEL", "a"))
+		})
+	}
+}
+
+// TestCheckDetectsNFTables breaks one thing at a time.
+func TestCheckDetectsNFTables(t *testing.T) {
+	l := newLab(t)
+	h := openHost(t)
+	ports := func(elsewhere bool) []kernel.HostPort {
+		c, err := parsed(mappings(`{"hostPort":8080,"containerPort":80}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := podAddresses(resultOf(t, prevResult("10.71.0.5/24")), "eth0")
+		if elsewhere {
+			pod = podAddresses(resultOf(t, prevResult("10.71.0.6/24")), "eth0")
+		}
+		return c.hostPorts(pod)
+	}
+	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+	for what, c := range map[string]struct {
+		change func() error
+		says   string
+	}{
+		"flushed": {flushNFT, "hostPort tcp 8080: its entry in nftables set ports4 is missing"},
+		"deleted": {func() error { return h.DelHostPorts(own, ports(false)) }, "hostPort tcp 8080: its entry"},
+		"of another": {func() error {
+			if err := h.DelHostPorts(own, ports(false)); err != nil {
+				return err
+			}
+			return h.AddHostPorts("other shop/b", "", ports(false))
+		}, "hostPort tcp 8080: belongs to shop/b now"},
+		"to another pod": {func() error { return h.AddHostPorts(own, "", ports(true)) }, "hostPort tcp 8080: leads elsewhere"},
+	} {
+		if err := flushNFT(); err != nil {
+			t.Fatal(err)
+		}
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("CHECK", "a"))
+		if err := c.change(); err != nil {
+			t.Fatal(err)
+		}
+		if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.failure.Msg, c.says) {
+			t.Errorf("%s: %s, want %q", what, o.stdout, c.says)
+		}
+		l.ok(l.call("DEL", "a"))
+	}
+}
+
+// TestCheckDetectsIPTables deletes one rule at a time.
+func TestCheckDetectsIPTables(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	l.conf = l.conf.with("backend", "iptables")
+	h := openHost(t)
+	for _, c := range []struct {
+		is4   bool
+		chain string
+		part  string
+		says  string
+	}{
+		{true, "PREROUTING", dnatChain, "iptables chain PREROUTING: the jump to CNI-HOSTPORT-DNAT is missing"},
+		{true, "OUTPUT", dnatChain, "iptables chain OUTPUT: the jump to CNI-HOSTPORT-DNAT is missing"},
+		{false, "OUTPUT", dnatChain, "iptables chain OUTPUT"},
+		{true, dnatChain, "8080", "the jump to " + l.chain("a") + " is missing"},
+		{false, dnatChain, "5353", "the jump to " + l.chain("a") + " is missing"},
+		{true, l.chain("a"), "--dport 8080 -j " + markChain, "hostPort tcp 8080: its rule in iptables chain"},
+		{true, l.chain("a"), "--to-destination 10.71.0.5:80", "hostPort tcp 8080: its rule in iptables chain " + l.chain("a") + " is missing"},
+		{false, l.chain("a"), "--to-destination [fd00:71::5]:53", "hostPort udp 5353: its rule"},
+	} {
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("CHECK", "a"))
+		err := h.EditNAT(c.is4, func(nat kernel.NAT) (lines []string, _ error) {
+			for _, rule := range nat.Rules(c.chain, c.part) {
+				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
+			}
+			return lines, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.failure.Msg, c.says) {
+			t.Errorf("%+v: %s", c, o.stdout)
+		}
+		l.ok(l.call("DEL", "a"))
+	}
+}
+
+func TestExternalChain(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	l.conf = l.conf.with("externalSetMarkChain", "KUBE-MARK-MASQ")
+	l.fails(l.call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
+	h := openHost(t)
+	for _, is4 := range []bool{true, false} {
+		if err := h.EditNAT(is4, func(kernel.NAT) ([]string, error) { return []string{":KUBE-MARK-MASQ - [0:0]"}, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("CHECK", "a"))
+	nat, err := h.ReadNAT(true)
+	if err != nil || nat.HasChain(masqChain) || nat.HasChain(markChain) || len(nat.Rules(l.chain("a"), "-j KUBE-MARK-MASQ ")) != 4 {
+		t.Errorf("%v, rules %q", err, nat.Rules(l.chain("a")))
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+func TestGC(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "kept"))
+		l.ok(l.call("ADD", "gone", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
+		for range 2 {
+			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
+			if l.mapped("gone") {
+				l.Error("what is not valid is still there")
+			}
+			l.ok(l.call("CHECK", "kept"))
+		}
+		l.ok(l.call("DEL", "kept"))
+	})
+}
+
+// TestStaleFlows: a client of a UDP port that keeps sending comes to the pod that has the port now.
+func TestStaleFlows(t *testing.T) {
+	l := newLab(t)
+	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	flow := func(answer string) *netlink.ConntrackFlow {
+		from, to := ip("203.0.113.1"), ip("10.71.0.1")
+		return &netlink.ConntrackFlow{FamilyType: 2, TimeOut: 100,
+			Forward: netlink.IPTuple{Protocol: 17, SrcIP: from, DstIP: to, SrcPort: 1000, DstPort: 5353},
+			Reverse: netlink.IPTuple{Protocol: 17, SrcIP: ip(answer), DstIP: from, SrcPort: 5353, DstPort: 1000}}
+	}
+	count := func() int {
+		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(slices.DeleteFunc(list, func(f *netlink.ConntrackFlow) bool { return f.Forward.DstPort != 5353 }))
+	}
+	for _, verb := range []string{"ADD", "DEL"} {
+		f := flow(map[string]string{"ADD": "10.71.0.1", "DEL": "10.71.0.5"}[verb])
+		if err := netlink.ConntrackCreate(netlink.ConntrackTable, 2, f); err != nil || count() != 1 {
+			t.Fatalf("%d entries, %v", count(), err)
+		}
+		l.ok(l.call(verb, "a"))
+		if n := count(); n != 0 {
+			t.Errorf("%s left %d entries", verb, n)
+		}
+	}
+}
+
+func TestOwner(t *testing.T) {
+	a, err := attachment.Open(&plugin.Request{Plugin: "portmap", Network: "net", ContainerID: "id", IfName: "eth0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for want, pod := range map[string]plugin.Pod{
+		" id": {}, " shop/web-0": {Namespace: "shop", Name: "web-0"}, " a_b/x__y_": {Namespace: "a b", Name: "x\"\ny}"},
+	} {
+		if got := owner(a, pod); got != a.Hash()+want {
+			t.Errorf("%q, want %q", got, a.Hash()+want)
+		}
+	}
+}

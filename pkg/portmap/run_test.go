@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+type object map[string]any
+
+// with returns a copy with pairs of key and value set; a nil value removes the key.
+func (o object) with(pairs ...any) object {
+	out := maps.Clone(o)
+	for i := 0; i < len(pairs); i += 2 {
+		out[pairs[i].(string)] = pairs[i+1]
+		if pairs[i+1] == nil {
+			delete(out, pairs[i].(string))
+		}
+	}
+	return out
+}
+
+// lab is a node with a pod that some main plugin has connected: its addresses are reached through the interface pt0.
+type lab struct {
+	*testing.T
+	conf object
+	pod  *sandbox.Pod
+}
+
+func newLab(t *testing.T) lab {
+	t.Helper()
+	l := lab{t, object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
+		"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}, kerneltest.NewPod(t)}
+	t.Cleanup(func() {
+		if err := errors.Join(flushNFT(), delLink("pt0")); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(flushNFT(), addLink("pt0", "10.71.0.1/24", "fd00:71::1/64")); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func port(host, container int, protocol string) object {
+	return object{"hostPort": host, "containerPort": container, "protocol": protocol}
+}
+
+func prevResult(addresses ...string) object {
+	var ips []any
+	for _, a := range addresses {
+		ips = append(ips, object{"address": a, "interface": 0})
+	}
+	return object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": "/x"}}, "ips": ips}
+}
+
+func addLink(name string, addresses ...string) error {
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
+	errs := []error{netlink.LinkAdd(bridge)}
+	for _, a := range addresses {
+		errs = append(errs, netlink.AddrAdd(bridge, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(a)), Flags: 2})) // IFA_F_NODAD
+	}
+	return errors.Join(append(errs, netlink.LinkSetUp(bridge))...)
+}
+
+func delLink(name string) error {
+	return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
+}
+
+func flushNFT() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	c.FlushRuleset()
+	return c.Flush()
+}
+
+func openHost(t testing.TB) *kernel.Node {
+	t.Helper()
+	h, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return h
+}
+
+func (l lab) chain(id string) string {
+	return podChain(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
+}
+
+// outcome is the result or the error of a call.
+type outcome struct {
+	exit    int
+	stdout  []byte
+	failure struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+}
+
+// call runs a verb for a container with more keys in the configuration.
+func (l lab) call(verb, id string, keys ...any) outcome {
+	l.Helper()
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
+		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}
+	stdin, err := json.Marshal(l.conf.with(keys...))
+	if err != nil {
+		l.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
+	o.stdout = stdout.Bytes()
+	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
+		l.Errorf("%s: %v in %s", verb, err, o.stdout)
+	}
+	return o
+}
+
+func (l lab) ok(o outcome) outcome {
+	l.Helper()
+	if o.exit != 0 {
+		l.Fatalf("exit %d: %s", o.exit, o.stdout)
+	}
+	return o
+}
+
+// fails wants a code and a part of the message.
+func (l lab) fails(o outcome, code uint, says string) {
+	l.Helper()
+	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
+		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
+	}
+}
+
+// elements lists what the pods have in nftables.
+func elements(t testing.TB) (lines []string) {
+	t.Helper()
+	s, err := sandbox.Take(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(s.String()) {
+		if strings.Contains(line, "nft element inet podlace_hostport") && !strings.Contains(line, " hairpin ") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
+
+func resultOf(t testing.TB, prev object) *types100.Result {
+	t.Helper()
+	data, err := json.Marshal(prev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r types100.Result
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	return &r
+}
+
+func ip(s string) net.IP { return netip.MustParseAddr(s).AsSlice() }

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// helperEnv makes this program a process that holds a lock in the folder that it names until its input ends.
+const helperEnv = "STORE_HELPER_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(helperEnv); dir != "" {
+		os.Exit(holdLock(dir, os.Getenv("STORE_HELPER_LOCK")))
+	}
+	os.Exit(m.Run())
+}
+
+func holdLock(path, which string) int {
+	d, err := Open(path)
+	if err == nil {
+		_, err = take(d, which)
+	}
+	fmt.Println("locked", err)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+// take takes the lock "whole", or one of the bytes of the lock file.
+func take(d *Dir, which string) (*Lock, error) {
+	if which == "whole" {
+		return d.Lock("lock", 0o600)
+	}
+	var offset int64
+	if _, err := fmt.Sscan(which, &offset); err != nil {
+		return nil, err
+	}
+	return d.LockAt("bytes", 0o600, offset)
+}
+
+// holder starts another process that holds a lock until it ends, without giving it up; what holder returns ends it.
+func holder(t *testing.T, dir, which string) (release func()) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), helperEnv+"="+dir, "STORE_HELPER_LOCK="+which)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "locked <nil>\n" {
+		t.Fatalf("the other process says %q, %v", line, err)
+	}
+	return func() { stdin.Close(); _ = cmd.Wait() }
+}
+
+// waits tells whether a lock has to be waited for, and takes it after release.
+func waits(t *testing.T, d *Dir, which string, release func()) bool {
+	t.Helper()
+	got := make(chan error, 1)
+	go func() {
+		lock, err := take(d, which)
+		if err == nil {
+			err = lock.Unlock()
+		}
+		got <- err
+	}()
+	waited := false
+	select {
+	case err := <-got:
+		got <- err
+	case <-time.After(60 * time.Millisecond):
+		waited = true
+	}
+	release()
+	if err := <-got; err != nil {
+		t.Errorf("lock %s: %v", which, err)
+	}
+	return waited
+}
+
+func TestLocksBetweenProcesses(t *testing.T) {
+	const most = "9223372036854775806" // the last byte that a lock can have
+	for _, c := range []struct {
+		held, wanted string
+		waits        bool
+	}{
+		{"whole", "whole", true}, {"7", "7", true}, {"7", "8", false}, {"8", "7", false}, {"0", most, false}, {most, most, true}, {"whole", "7", false},
+	} {
+		dir := t.TempDir()
+		release := holder(t, dir, c.held)
+		if got := waits(t, open(t, dir), c.wanted, release); got != c.waits {
+			t.Errorf("%s while another process holds %s: waited %t, want %t", c.wanted, c.held, got, c.waits)
+		}
+	}
+}
+
+// TestLocksWithinProcess: goroutines exclude each other as processes do.
+func TestLocksWithinProcess(t *testing.T) {
+	for _, which := range []string{"whole", "7"} {
+		d := open(t, t.TempDir())
+		lock, err := take(d, which)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !waits(t, d, which, func() { _ = lock.Unlock() }) {
+			t.Errorf("%s was given twice", which)
+		}
+	}
+}
+
+// TestLockTimeout is the one test that waits as long as a plugin does.
+func TestLockTimeout(t *testing.T) {
+	for _, which := range []string{"whole", "7"} {
+		t.Run(which, func(t *testing.T) {
+			t.Parallel()
+			d := open(t, t.TempDir())
+			lock, err := take(d, which)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Unlock()
+			start := time.Now()
+			_, err = take(d, which)
+			if took := time.Since(start); plugin.Code(err) != plugin.CodeTryAgain || took < LockTimeout || took > 2*LockTimeout {
+				t.Errorf("after %v: %v", took, err)
+			}
+		})
+	}
+}
+
+func TestLockCannotBeMade(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	if err := os.Mkdir(path+"/lock", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Lock("lock", 0o600); err == nil {
+		t.Error("locked a folder for writing")
+	}
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func open(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// onDisk returns the content of every file below dir, by name.
+func onDisk(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[e.Name()] = string(data)
+	}
+	return files
+}
+
+func TestOpenAndMake(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a", "b")
+	if _, err := Open(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("open what is missing: %v", err)
+	}
+	for range 2 {
+		d, err := Make(path, 0o700)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Path() != path || d.Close() != nil {
+			t.Errorf("path %s", d.Path())
+		}
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info, err)
+	}
+	file := filepath.Join(path, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Make(filepath.Join(file, "x"), 0o700); err == nil {
+		t.Error("made a folder below a file")
+	}
+}
+
+func TestFiles(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	if _, err := d.Read("a"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("read what is missing: %v", err)
+	}
+	for _, content := range []string{"one", "", strings.Repeat("x", 3*4096), "two"} {
+		if err := d.Write("a", []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.Read("a"); err != nil || string(got) != content {
+			t.Errorf("read %q, %v", got, err)
+		}
+	}
+	if err := d.Create("b", []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "two", "b": "new"}, onDisk(t, path)); diff != "" {
+		t.Error(diff)
+	}
+	for name, mode := range map[string]fs.FileMode{"a": 0o640, "b": 0o600} {
+		if info, err := os.Stat(filepath.Join(path, name)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+	for range 2 {
+		if err := d.Remove("a"); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"b": "new"}, onDisk(t, path)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// creators are the ways in which a file can be created exclusively.
+func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
+	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
+}
+
+// TestCreateIsExclusive lets many writers race for one name: one wins, and its content stands there from the first moment.
+func TestCreateIsExclusive(t *testing.T) {
+	const writers = 16
+	path := t.TempDir()
+	d := open(t, path)
+	for name, create := range creators(d) {
+		wins := make([]bool, writers)
+		var group sync.WaitGroup
+		for i := range writers {
+			group.Go(func() {
+				err := create(name, []byte(fmt.Sprint(i)), 0o600)
+				if wins[i] = err == nil; err != nil && !errors.Is(err, fs.ErrExist) {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+		}
+		group.Wait()
+		winner := slices.Index(wins, true)
+		if winner < 0 || slices.Contains(wins[winner+1:], true) {
+			t.Errorf("%s: winners %v, want one", name, wins)
+		}
+		if got := onDisk(t, path); got[name] != fmt.Sprint(winner) {
+			t.Errorf("%s holds %q, want %d", name, got[name], winner)
+		}
+	}
+	if got := onDisk(t, path); len(got) != 2 {
+		t.Errorf("leftovers in %v", got)
+	}
+}
+
+// TestWriteIsAtomic reads while another writes: always a whole content, never none.
+func TestWriteIsAtomic(t *testing.T) {
+	d := open(t, t.TempDir())
+	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
+	write := func(i int) {
+		if err := d.Write("f", []byte(contents[i%2]), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	write(0)
+	var writer sync.WaitGroup
+	done := make(chan struct{})
+	writer.Go(func() {
+		defer close(done)
+		for i := range 500 {
+			write(i)
+		}
+	})
+	for reading := true; reading; {
+		select {
+		case <-done:
+			reading = false
+		default:
+		}
+		if got, err := d.Read("f"); err != nil || !slices.Contains(contents, string(got)) {
+			t.Errorf("read %d bytes, %v", len(got), err)
+			break
+		}
+	}
+	writer.Wait()
+}
+
+// TestFailedWriteKeepsOld: a write that cannot be finished leaves the old content and no other file.
+func TestFailedWriteKeepsOld(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	if err := os.MkdirAll(filepath.Join(path, "f", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Write("f", []byte("new"), 0o600); err == nil {
+		t.Error("replaced a folder")
+	}
+	if err := d.Create("f", []byte("new"), 0o600); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("create: %v", err)
+	}
+	if entries, _ := os.ReadDir(path); len(entries) != 1 {
+		t.Errorf("leftovers: %v", entries)
+	}
+}
+
+func TestReadIsBounded(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	for size, ok := range map[int]bool{maxFile: true, maxFile + 1: false} {
+		if err := os.WriteFile(filepath.Join(path, "big"), make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.Read("big"); (err == nil) != ok || ok && len(got) != size {
+			t.Errorf("of %d bytes read %d, %v", size, len(got), err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(path, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.Read("fifo"); len(got) > 0 {
+		t.Errorf("of a fifo: %q, %v", got, err)
+	}
+	if _, err := d.Read("."); err == nil {
+		t.Error("read a folder")
+	}
+}
+
+// TestNoEscape: neither a name nor a symbolic link leads out of the folder.
+func TestNoEscape(t *testing.T) {
+	outside := t.TempDir()
+	secret := filepath.Join(outside, "secret")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := t.TempDir()
+	up, err := filepath.Rel(path, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Symlink(secret, filepath.Join(path, "link")), os.Symlink(up, filepath.Join(path, "rel")),
+		os.Symlink(filepath.Join(outside, "new"), filepath.Join(path, "dangling"))); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, path)
+	for _, name := range []string{"link", "rel", "dangling", up, secret, "../secret"} {
+		data, readErr := d.Read(name)
+		_, lockErr := d.Lock(name, 0o600)
+		_, lockAtErr := d.LockAt(name, 0o600, 1)
+		if readErr == nil || lockErr == nil || lockAtErr == nil || d.Create(name, nil, 0o600) == nil {
+			t.Errorf("%s: read %q, %v, lock %v, %v", name, data, readErr, lockErr, lockAtErr)
+		}
+		_ = d.Write(name, []byte("x"), 0o600)
+		_ = d.Remove(name)
+	}
+	if diff := cmp.Diff(map[string]string{"secret": "secret"}, onDisk(t, outside)); diff != "" {
+		t.Errorf("outside:\n%s", diff)
+	}
+}
+
+func TestCreateRefusesPaths(t *testing.T) {
+	path := t.TempDir()
+	if err := os.Mkdir(filepath.Join(path, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, path)
+	for _, name := range []string{"", ".", "..", "/x", "../x", "sub/x", "x/"} {
+		if err := d.Create(name, nil, 0o600); err == nil {
+			t.Errorf("created %q", name)
+		}
+	}
+}
+
+// TestListRemovesStale: what a killed writer left goes once it is old, in either direction of a clock that jumped.
+func TestListRemovesStale(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	for name, age := range map[string]time.Duration{"a": time.Hour, tempPrefix + "old": 2 * time.Minute, tempPrefix + "future": -time.Hour,
+		tempPrefix + "fresh": 0, "b": 0, ".lock": time.Hour} {
+		file, stamp := filepath.Join(path, name), time.Now().Add(-age)
+		if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chtimes(file, stamp, stamp)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names, err := d.List()
+	slices.Sort(names)
+	if diff := cmp.Diff([]string{".lock", "a", "b"}, names); diff != "" || err != nil {
+		t.Error(err, diff)
+	}
+	want := map[string]string{"a": "", "b": "", ".lock": "", tempPrefix + "fresh": ""}
+	if diff := cmp.Diff(want, onDisk(t, path)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestRemoveTakesUnfinished: what a killed writer of the name left goes with the name.
+func TestRemoveTakesUnfinished(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	if err := os.WriteFile(filepath.Join(path, tempPrefix+"a"), []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Write("a", []byte("whole"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "whole"}, onDisk(t, path)); diff != "" {
+		t.Errorf("after a killed writer:\n%s", diff)
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(path, tempPrefix+"a"), []byte("half"), 0o600), d.Remove("a")); err != nil {
+		t.Fatal(err)
+	}
+	if got := onDisk(t, path); len(got) > 0 {
+		t.Errorf("left %v", got)
+	}
+}
