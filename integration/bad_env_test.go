@@ -149,6 +149,9 @@ func badNamespaces(t *testing.T) map[string]string {
 
 func TestBadEnvNetns(t *testing.T) {
 	forEach(t, func(t *testing.T, f *fixture, plugin string) {
+		if plugin == "host-local" {
+			return // it never opens the namespace; by hand it is called with CNI_NETNS=/dev/null
+		}
 		for kind, path := range inOrder(badNamespaces(t)) {
 			for _, verb := range []string{"ADD", "CHECK"} {
 				c := f.good(verb, plugin).with("CNI_NETNS", path)

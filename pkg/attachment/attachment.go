@@ -4,7 +4,7 @@
 // what it made for it.
 //
 // Records live under /run/podlace/<network>/<plugin>-<hash of the key>, one small JSON file for each attachment and plugin, written
-// before the first change. DEL and CHECK work from the record, whatever the configuration says by then. The folder is on tmpfs and
+// before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
 // Order of locks, everywhere: attachment, then the lease folder of host-local, then iptables.

@@ -182,7 +182,11 @@ func (m Masquerade) build(c *nftables.Conn, reset bool) error {
 	c.FlushChain(chain)
 	for _, is4 := range []bool{true, false} {
 		pods, local := m.set(table, "pods", is4), m.set(table, "local", is4)
-		for set, prefixes := range map[*nftables.Set][]netip.Prefix{pods: m.Sources, local: append(m.multicast(), m.Local...)} {
+		for _, s := range []struct {
+			set      *nftables.Set
+			prefixes []netip.Prefix
+		}{{pods, m.Sources}, {local, append(m.multicast(), m.Local...)}} {
+			set, prefixes := s.set, s.prefixes
 			if err := c.AddSet(set, nil); err != nil {
 				return err
 			}
