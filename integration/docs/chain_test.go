@@ -152,7 +152,7 @@ func (n network) forget(t testing.TB) {
 			}
 		}
 	}
-	if err := os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)), os.RemoveAll("/var/lib/cni/networks/.podlace")); err != nil {
 		t.Error(err)
 	}
 }

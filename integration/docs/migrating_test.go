@@ -106,7 +106,7 @@ func TestWhatStays(t *testing.T) {
 // leftovers returns the kinds of what f leaves, in the document's words.
 func leftovers(t *testing.T, f func()) []string {
 	t.Helper()
-	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`/last_reserved_ip|/\.?lock`)}
+	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`/last_reserved_ip|/\.podlace|/\.?lock`)}
 	before, err := sandbox.Take(options)
 	if err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ const (
 
 // kept matches what a node may keep: host-local goes on from the last address
 // that it gave, and a lock file cannot be removed without a race.
-const kept = `/last_reserved_ip\.|/\.lock(-[0-9a-f]+)?$|/lock$`
+const kept = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs are the folders that plugins and libcni keep files in.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }

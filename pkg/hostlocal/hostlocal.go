@@ -8,7 +8,8 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
-	"strings"
+	"os"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
@@ -23,106 +24,48 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "host-local", NoNetns: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-func add(r *plugin.Request) (result *types100.Result, err error) {
+func add(r *plugin.Request) (*types100.Result, error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	l, err := openLeases(cfg.Dir)
+	l, err := openLeases(cfg.Dir, r.Log)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
-	taken, err := l.all()
-	if err != nil {
+	if err := clearOwn(r, l); err != nil {
 		return nil, err
 	}
-	for addr, of := range taken {
-		if owns(of, r.Attachment()) {
-			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "%s has been allocated to %s, duplicate allocation is not allowed",
-				addr, r.ContainerID), "call DEL first")
-		}
+	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath}}
+	ips, err := a.all(cfg)
+	if err := errors.Join(err, l.index.settle()); err != nil {
+		return nil, err
 	}
-	var undo plugin.Undo
-	defer undo.OnError(&err)
-	result = &types100.Result{Routes: cfg.Routes, DNS: cfg.DNS}
-	requests := cfg.requests
-	for i, set := range cfg.Sets {
-		var ip *types100.IPConfig
-		if ip, requests, err = allocate(r, l, i, set, requests, taken, &undo); err != nil {
-			return nil, err
-		}
-		result.IPs = append(result.IPs, ip)
-	}
-	if len(requests) > 0 {
-		return nil, plugin.Errorf(plugin.CodeConfig, "failed to allocate all requested IPs: %s", addresses(requests))
-	}
-	return result, nil
+	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-func addresses(requests []request) string {
-	list := make([]string, len(requests))
-	for i, q := range requests {
-		list[i] = q.addr.String()
-	}
-	return strings.Join(list, ",")
-}
-
-// allocate takes one address of the set: the requested one, else the next free one after the last that was given. It returns the
-// requests that are left for the other sets.
-func allocate(r *plugin.Request, l *leases, i int, set RangeSet, requests []request, taken map[netip.Addr]plugin.Attachment,
-	undo *plugin.Undo) (*types100.IPConfig, []request, error) {
-	wanted, rest := pick(set, requests)
-	var ip *types100.IPConfig
-	try := func(addr netip.Addr, in Range) (bool, error) {
-		if _, used := taken[addr]; used {
-			return false, nil
-		}
-		ok, err := l.take(addr, r.Attachment())
-		if !ok || err != nil {
-			return false, err
-		}
-		undo.Push(func() error { return l.release(addr) })
-		ip = &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(addr, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}
-		return true, l.setLast(i, addr)
-	}
-	if wanted.IsValid() {
-		err := takeWanted(set, wanted, try)
-		return ip, rest, err
-	}
-	err := set.walk(l.last(i), try)
-	if plugin.Code(err) == plugin.CodeExhausted {
-		err = plugin.WithHint(err, "%d addresses are leased in %s, the set holds %s", len(taken), l.dir.Path(), set.size())
-	}
-	return ip, rest, err
-}
-
-func takeWanted(set RangeSet, addr netip.Addr, try func(netip.Addr, Range) (bool, error)) error {
-	in, _ := set.find(addr)
-	if addr == in.Gateway {
-		return plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
-	}
-	if ok, err := try(addr, in); err != nil || ok {
+// clearOwn refuses an attachment that has addresses already. Those of an earlier boot are no longer its own: the kernel forgot them.
+func clearOwn(r *plugin.Request, l *leases) error {
+	entries, err := l.entries(r.Attachment())
+	if err != nil {
 		return err
 	}
-	return plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s", addr, set)
-}
-
-// pick returns the request that the set serves, and those that remain: a source of lower precedence that asks for an address of the
-// same set is dropped.
-func pick(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
-	rank := -1
-	for _, q := range requests {
-		_, in := set.find(q.addr)
-		switch {
-		case in && rank == -1:
-			wanted, rank = q.addr, q.rank
-		case in && q.rank > rank:
-		default:
-			rest = append(rest, q)
+	for _, e := range entries {
+		if e.Boot != l.index.boot {
+			if _, err := l.end(e); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, addr := range e.Addresses {
+			if ok, err := l.holds(addr, r.Attachment()); ok || err != nil {
+				return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
+					"%s has been allocated to %s, duplicate allocation is not allowed", addr, r.ContainerID)), "call DEL first")
+			}
 		}
 	}
-	return wanted, rest
+	return nil
 }
 
 func del(r *plugin.Request) error {
@@ -132,11 +75,14 @@ func del(r *plugin.Request) error {
 
 // Release gives back the addresses of the attachment and returns them.
 func Release(r *plugin.Request) ([]netip.Addr, error) {
-	return release(r, func(of plugin.Attachment) bool { return owns(of, r.Attachment()) })
+	return release(r, func(l *leases) ([]entry, error) { return l.entries(r.Attachment()) })
 }
 
 func gc(r *plugin.Request) error {
-	_, err := release(r, func(of plugin.Attachment) bool { return of.ContainerID != "" && !valid(r, of) })
+	_, err := release(r, func(l *leases) ([]entry, error) {
+		entries, err := l.index.all()
+		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) }), err
+	})
 	return err
 }
 
@@ -154,33 +100,28 @@ func valid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-func release(r *plugin.Request, which func(plugin.Attachment) bool) (released []netip.Addr, err error) {
+// release ends the entries that which returns. A network that never had a lease is left alone.
+func release(r *plugin.Request, which func(*leases) ([]entry, error)) (released []netip.Addr, err error) {
 	path := parseDir(r)
-	if dir, err := store.Open(path); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		return nil, err
-	} else {
-		dir.Close()
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	l, err := openLeases(path)
+	l, err := openLeases(path, r.Log)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
-	all, err := l.all()
-	if err != nil {
+	entries, err := which(l)
+	if err != nil || len(entries) == 0 {
 		return nil, err
 	}
 	var errs []error
-	for addr, of := range all {
-		if which(of) {
-			released = append(released, addr)
-			errs = append(errs, l.release(addr))
-		}
+	for _, e := range entries {
+		addresses, err := l.end(e)
+		released = append(released, addresses...)
+		errs = append(errs, err)
 	}
-	return released, errors.Join(errs...)
+	return released, errors.Join(append(errs, l.index.settle())...)
 }
 
 // check compares the leases with prevResult: each address of a range of ours must be leased to this attachment.

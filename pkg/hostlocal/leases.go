@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -21,13 +22,16 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// leases is the open, locked lease folder of a network.
+// leases is the open, locked lease folder of a network with its index.
 type leases struct {
-	dir  *store.Dir
-	lock *store.Lock
+	dir   *store.Dir
+	lock  *store.Lock
+	index *index
+	log   *slog.Logger
 }
 
-func openLeases(path string) (*leases, error) {
+// openLeases locks the folder and brings the index up to date.
+func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)
@@ -37,10 +41,32 @@ func openLeases(path string) (*leases, error) {
 		dir.Close()
 		return nil, err
 	}
-	return &leases{dir, lock}, nil
+	l := &leases{dir: dir, lock: lock, log: log}
+	if l.index, err = openIndex(l); err == nil && !l.index.trusted() {
+		err = l.reindex()
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
 }
 
-func (l *leases) close() { l.lock.Unlock(); l.dir.Close() }
+func (l *leases) reindex() error {
+	found, err := l.all()
+	if err != nil {
+		return err
+	}
+	return l.index.rebuild(found)
+}
+
+func (l *leases) close() {
+	if l.index != nil {
+		l.index.close()
+	}
+	l.lock.Unlock()
+	l.dir.Close()
+}
 
 // owner renders what a lease file holds.
 func owner(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
@@ -55,7 +81,8 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// all reads every lease; what is no lease file is left out.
+// all reads every lease; what is no lease file is left out. An empty file is what a process left that was killed between making and
+// writing it: it is put aside, so that its address is free again.
 func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -68,16 +95,31 @@ func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
 			continue
 		}
 		data, err := l.dir.Read(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		of := parseOwner(string(data))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			l.log.Warn("unreadable lease keeps its address", "lease", name, "error", err)
+		case of.ContainerID == "":
+			if err := l.putAside(name); err != nil {
+				return nil, err
+			}
+		default:
+			found[addr] = of
 		}
-		if err != nil {
-			// A folder or a link in place of a lease keeps its address, and must not stop other pods.
-			slog.Warn("lease cannot be read", "lease", name, "error", err)
-		}
-		found[addr] = parseOwner(string(data))
 	}
 	return found, nil
+}
+
+// putAside moves a torn lease into the folder of the index, for the admin to look at.
+func (l *leases) putAside(name string) error {
+	to, err := store.Make(filepath.Join(l.index.dir.Path(), torn), 0o700)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	l.log.Warn("torn lease is put aside", "lease", name, "folder", to.Path())
+	return l.dir.Move(name, to)
 }
 
 // take makes the lease of addr; ok is false when somebody has it.
@@ -92,11 +134,78 @@ func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error)
 	return true, nil
 }
 
-func (l *leases) release(addr netip.Addr) error {
-	if err := l.dir.Remove(addr.String()); err != nil {
-		return fmt.Errorf("lease %s: %w", addr, err)
+// release ends the lease of addr if it is still a's.
+func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
+	ok, err := l.holds(addr, a)
+	if !ok || err != nil {
+		return false, err
 	}
-	return nil
+	if err := l.dir.Remove(addr.String()); err != nil {
+		return false, fmt.Errorf("lease %s: %w", addr, err)
+	}
+	return true, nil
+}
+
+// holds tells whether the lease of addr is a's.
+func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
+	data, err := l.dir.Read(addr.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("lease %s: %w", addr, err)
+	}
+	return owns(parseOwner(string(data)), a), nil
+}
+
+// entries returns what the index knows of an attachment: the entry of the old file format, without interface name, comes second.
+func (l *leases) entries(a plugin.Attachment) ([]entry, error) {
+	var out []entry
+	for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
+		e, ok, err := l.index.get(key)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, e)
+		}
+	}
+	return out, nil
+}
+
+// end releases all leases of an entry and forgets it.
+func (l *leases) end(e entry) (released []netip.Addr, err error) {
+	var errs []error
+	for _, addr := range e.Addresses {
+		ok, err := l.release(addr, e.Attachment)
+		errs = append(errs, err)
+		if ok {
+			released = append(released, addr)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return released, err
+	}
+	e.Addresses = nil
+	if err := l.index.put(e); err != nil {
+		return released, err
+	}
+	return released, l.index.rest(released)
+}
+
+// names returns the addresses that have a lease file, whatever is in it.
+func (l *leases) names() (map[netip.Addr]bool, error) {
+	names, err := l.dir.List()
+	if err != nil {
+		return nil, fmt.Errorf("lease folder: %w", err)
+	}
+	taken := make(map[netip.Addr]bool, len(names))
+	for _, name := range names {
+		if addr, err := netip.ParseAddr(name); err == nil {
+			taken[addr] = true
+		}
+	}
+	return taken, nil
 }
 
 func (l *leases) last(set int) netip.Addr {

@@ -77,6 +77,23 @@ func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close())
 // Path returns the path that the folder was opened with.
 func (d *Dir) Path() string { return d.path }
 
+// Modified returns when the folder was last modified: nanoseconds since 1970.
+func (d *Dir) Modified() (int64, error) {
+	info, err := d.self.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.ModTime().UnixNano(), nil
+}
+
+// Move moves the file name of this folder to another, under the same name, over what may be there.
+func (d *Dir) Move(name string, to *Dir) error {
+	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
+		return err
+	}
+	return unix.Renameat(int(d.self.Fd()), name, int(to.self.Fd()), name)
+}
+
 // Read returns the content of the file name, of at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)

@@ -192,6 +192,51 @@ func TestFailedWriteKeepsOld(t *testing.T) {
 	}
 }
 
+func TestOverwrite(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	for _, content := range []string{"long content", "short", ""} {
+		if err := d.Overwrite("f", []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]string{"f": content}, onDisk(t, path)); diff != "" {
+			t.Error(diff)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(path, "f")); err != nil || info.Mode() != 0o640 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// TestFolderGone: every failure is told, none is taken for success.
+func TestFolderGone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	d, err := Make(path, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	_, listErr := d.List()
+	_, readErr := d.Read("f")
+	_, lockErr := d.Lock("f", 0o600)
+	_, lockAtErr := d.LockAt("f", 0o600, 1)
+	for what, err := range map[string]error{"write": d.Write("f", nil, 0o600), "create": d.Create("f", nil, 0o600), "create by name": d.createNamed("f", nil, 0o600),
+		"overwrite": d.Overwrite("f", nil, 0o600), "read": readErr, "lock": lockErr, "lock at": lockAtErr} {
+		if err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+	}
+	if names, _ := d.List(); len(names) > 0 {
+		t.Errorf("listed %v, %v", names, listErr)
+	}
+	if err := d.Remove("f"); err != nil {
+		t.Errorf("what is gone cannot be removed: %v", err)
+	}
+}
+
 func TestReadIsBounded(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

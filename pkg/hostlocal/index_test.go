@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// boot plays a reboot: another boot id is mounted over the kernel's, in the mount namespace of the sandbox.
+func (l lab) boot(id string) {
+	l.Helper()
+	const path = "/proc/sys/kernel/random/boot_id"
+	file := filepath.Join(l.TempDir(), "boot_id")
+	if err := os.WriteFile(file, []byte(id+"\n"), 0o600); err != nil {
+		l.Fatal(err)
+	}
+	if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+}
+
+const tiny = `"subnet":"10.1.2.0/29"` // .2 to .6
+
+// TestReboot (F-27): leases of an earlier boot are collected when the pool is short, oldest pods or not; those of this boot never.
+func TestReboot(t *testing.T) {
+	l := newLab(t, tiny)
+	for i := range 4 {
+		l.mustGive(fmt.Sprint("old", i), fmt.Sprintf("10.1.2.%d/29", i+2))
+	}
+	l.boot("11111111-0000-0000-0000-000000000000")
+	l.mustGive("new0", "10.1.2.6/29")
+	for i := 1; i < 5; i++ {
+		if a := l.call("ADD", fmt.Sprint("new", i), ""); a.Code != 0 {
+			t.Fatalf("ADD new%d: %+v", i, a)
+		}
+	}
+	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
+	l.ok(l.call("DEL", "old0", "", "CNI_NETNS="))
+	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
+}
+
+// TestRebootSameContainer: a container that is started again after a reboot gets an address although its old lease is there.
+func TestRebootSameContainer(t *testing.T) {
+	l := newLab(t, tiny)
+	l.mustGive("a", "10.1.2.2/29")
+	l.mustFail(l.call("ADD", "a", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
+	l.boot("22222222-0000-0000-0000-000000000000")
+	l.mustGive("a", "10.1.2.3/29")
+	if l.files()["10.1.2.2"] != "" {
+		t.Error("the lease of the earlier boot is left")
+	}
+}
+
+// TestUnindexedLeaseIsLive: a lease that the index does not know, such as one of the reference plugin, is never collected.
+func TestUnindexedLeaseIsLive(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`) // .2 alone
+	l.put("10.1.2.2", "foreign\r\neth0")
+	l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
+	l.mustFail(l.call("ADD", "foreign", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
+	l.ok(l.call("DEL", "foreign", ""))
+	l.mustGive("a", "10.1.2.2/30")
+}
+
+// TestDeadNamespace: when the pool is short, the lease of a pod whose namespace is gone is collected.
+func TestDeadNamespace(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+	pod := kerneltest.NewPod(t)
+	l.ok(l.call("ADD", "dead", "", "CNI_NETNS="+pod.Path))
+	l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.mustGive("a", "10.1.2.2/30")
+}
+
+// TestForeignHands (F-44): the folder may be changed by others before, between and after.
+func TestForeignHands(t *testing.T) {
+	l := newLab(t, tiny)
+	l.mustGive("a", "10.1.2.2/29")
+	if err := os.Remove(filepath.Join(l.dir, "10.1.2.2")); err != nil { // what the reference's DEL does
+		t.Fatal(err)
+	}
+	l.put("10.1.2.3", "b\r\neth0")
+	l.mustGive("a", "10.1.2.4/29")
+	l.ok(l.call("DEL", "b", ""))
+	if l.files()["10.1.2.3"] != "" {
+		t.Error("DEL did not see the lease that somebody else made")
+	}
+}
+
+// TestIndexDamaged (F-05): whatever stands in the files of the index, answers stay right.
+func TestIndexDamaged(t *testing.T) {
+	for _, junk := range []string{"", "{", "[]", `{"a/eth0":{"addresses":["10.1.2.99"]}}`, "\x00\xff"} {
+		l := newLab(t, tiny)
+		l.mustGive("a", "10.1.2.2/29")
+		entries, err := os.ReadDir(indexPath(l.dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if err := os.WriteFile(filepath.Join(indexPath(l.dir), e.Name()), []byte(junk), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.mustFail(l.call("ADD", "a", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
+		l.ok(l.call("DEL", "a", ""))
+		if l.files()["10.1.2.2"] != "" {
+			t.Errorf("junk %q: DEL left the lease", junk)
+		}
+	}
+}
+
+// TestKnownLeasesAreNotRead (L-04): once the index is warm, ADD and DEL open no lease but their own. Leases that cannot be read prove
+// it: reading one would put it aside.
+func TestKnownLeasesAreNotRead(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.0.0/16"`)
+	l.mustGive("a", "10.1.0.2/16")
+	path := filepath.Join(l.dir, "10.1.0.2")
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close() // the folder's time has not changed
+	l.mustGive("b", "10.1.0.3/16")
+	l.ok(l.call("DEL", "b", ""))
+	if _, err := os.Stat(path); err != nil {
+		t.Error("the lease of another attachment was looked at")
+	}
+}
+
+// TestAgainstModel: random ADD, DEL and foreign changes agree with a simple model: who has which address.
+func TestAgainstModel(t *testing.T) {
+	l := newLab(t, tiny)
+	l.ok(l.call("STATUS", "", "")) // makes the folder
+	model := map[string]netip.Addr{}
+	random := rand.New(rand.NewPCG(1, 2))
+	for step := range 300 {
+		id := fmt.Sprint("c", random.IntN(7))
+		had, has := model[id]
+		switch random.IntN(5) {
+		case 0, 1:
+			a := l.call("ADD", id, "")
+			switch {
+			case has:
+				l.mustFail(a, plugin.CodeAddressTaken, had.String())
+			case len(model) == 5:
+				l.mustFail(a, plugin.CodeExhausted, "")
+			case a.Code != 0:
+				t.Fatalf("step %d: ADD %s: %+v", step, id, a)
+			default:
+				model[id] = netip.MustParsePrefix(a.addresses()).Addr()
+			}
+		case 2, 3:
+			l.ok(l.call("DEL", id, ""))
+			delete(model, id)
+		case 4:
+			if has {
+				if err := os.Remove(filepath.Join(l.dir, had.String())); err != nil {
+					t.Fatal(err)
+				}
+				delete(model, id)
+			}
+		}
+		var want, got []string
+		for id, addr := range model {
+			want = append(want, addr.String()+" "+id)
+		}
+		for name, content := range l.files() {
+			if _, err := netip.ParseAddr(name); err == nil {
+				got = append(got, name+" "+strings.TrimSuffix(strings.TrimPrefix(content, `600 "`), `\r\neth0"`))
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("step %d: %s", step, diff)
+		}
+	}
+}
+
+// BenchmarkLeases shows that the cost does not grow with the number of leases.
+func BenchmarkLeases(b *testing.B) {
+	for _, n := range []int{0, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			dir := filepath.Join(b.TempDir(), "net")
+			l, err := openLeases(dir, slog.Default())
+			if err != nil {
+				b.Fatal(err)
+			}
+			set := RangeSet{{Subnet: netip.MustParsePrefix("10.0.0.0/8"), Start: netip.MustParseAddr("10.0.0.2"), End: netip.MustParseAddr("10.9.0.0")}}
+			addr := set[0].Start
+			for i := range n {
+				if _, err := l.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
+					b.Fatal(err)
+				}
+				addr = addr.Next()
+			}
+			if err := l.setLast(0, addr); err != nil {
+				b.Fatal(err)
+			}
+			l.close()
+			for b.Loop() {
+				l, err := openLeases(dir, slog.Default())
+				if err != nil {
+					b.Fatal(err)
+				}
+				r := &plugin.Request{ContainerID: "mine", IfName: "eth0", Log: slog.Default()}
+				a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot}}
+				if _, err := a.all(Config{Sets: []RangeSet{set}}); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := l.end(a.mine); err != nil {
+					b.Fatal(err)
+				}
+				if err := l.index.settle(); err != nil {
+					b.Fatal(err)
+				}
+				l.close()
+			}
+		})
+	}
+}
