@@ -168,7 +168,7 @@ func (o outcome) version() string {
 		CNIVersion string `json:"cniVersion"`
 	}
 	i := slices.Index(allVersions(), oldestOf(o.plugin))
-	if json.Unmarshal(o.call.stdin, &conf) != nil || !slices.Contains(allVersions()[i:], conf.CNIVersion) {
+	if json.Unmarshal(o.stdin, &conf) != nil || !slices.Contains(allVersions()[i:], conf.CNIVersion) {
 		return ""
 	}
 	return conf.CNIVersion

@@ -139,7 +139,7 @@ func layBareLink(program string, here, there *sandbox.Pod, hereAddress, thereAdd
 	s.step(opNetns, 0, []byte(there.Path))
 	s.step(opSocket, unix.NETLINK_ROUTE, nil)
 	s.send(
-		newLink(floorHost, true).attr(unix.IFLA_IFNAME, text("veth0")).
+		newLink(floorHost).attr(unix.IFLA_IFNAME, text("veth0")).
 			nest(unix.IFLA_LINKINFO, vethToPod()...),
 		newAddress(floorHost, hereAddress),
 	)

@@ -60,7 +60,7 @@ func (c *floorChain) setUp() error {
 	var bridge script
 	bridge.step(opSocket, unix.NETLINK_ROUTE, nil)
 	bridge.send(
-		newLink(floorBridge, true).attr(unix.IFLA_IFNAME, text(c.s.bridge())).
+		newLink(floorBridge).attr(unix.IFLA_IFNAME, text(c.s.bridge())).
 			nest(unix.IFLA_LINKINFO, attr(unix.IFLA_INFO_KIND, text("bridge"))),
 		newAddress(floorBridge, c.gateway),
 	)
@@ -122,7 +122,7 @@ func (c *floorChain) bridgeAdd() script {
 	s.step(opCreate, 0, append(text(c.lease), "bench\r\n"+podInterface...))
 	s.step(opNetns, 0, []byte(c.pod.Path))
 	s.step(opSocket, unix.NETLINK_ROUTE, nil)
-	s.send(newLink(floorHost, true).
+	s.send(newLink(floorHost).
 		attr(unix.IFLA_IFNAME, text("vethfloor")).
 		attr(unix.IFLA_MASTER, native32(floorBridge)).
 		nest(unix.IFLA_LINKINFO, vethToPod()...))
@@ -162,7 +162,7 @@ func bandwidthAdd() script {
 	var s script
 	s.step(opSocket, unix.NETLINK_ROUTE, nil)
 	s.send(
-		newLink(floorIFB, true).attr(unix.IFLA_IFNAME, text("ifbfloor")).
+		newLink(floorIFB).attr(unix.IFLA_IFNAME, text("ifbfloor")).
 			attr(unix.IFLA_TXQLEN, native32(0)).
 			nest(unix.IFLA_LINKINFO, attr(unix.IFLA_INFO_KIND, text("ifb"))),
 		tokenBucket(floorHost),
@@ -204,8 +204,8 @@ func linkHeader(index uint32, up bool) []byte {
 
 const createNew = unix.NLM_F_ACK | unix.NLM_F_CREATE | unix.NLM_F_EXCL
 
-func newLink(index uint32, up bool) *message {
-	return newMessage(unix.RTM_NEWLINK, createNew, linkHeader(index, up))
+func newLink(index uint32) *message {
+	return newMessage(unix.RTM_NEWLINK, createNew, linkHeader(index, true))
 }
 
 // addressHeader is an ifaddrmsg of family IPv4.

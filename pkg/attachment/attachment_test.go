@@ -201,6 +201,64 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
+func TestRecorded(t *testing.T) {
+	r := request(t.Name(), "id", "eth0")
+	if Recorded(r) {
+		t.Error("recorded in a network that is not there")
+	}
+	a, _ := attach(t, "id")
+	if err := a.Save(testState{"x"}); err != nil {
+		t.Fatal(err)
+	}
+	other := *r
+	other.Plugin = "another"
+	if !Recorded(r) || Recorded(request(t.Name(), "id", "net1")) || Recorded(&other) {
+		t.Error("not what was saved")
+	}
+	if err := a.Forget("another"); err != nil || !Recorded(r) {
+		t.Errorf("forgot the wrong one: %v", err)
+	}
+	if err := a.Forget("test"); err != nil || Recorded(r) {
+		t.Errorf("not forgotten: %v", err)
+	}
+}
+
+// TestNotes: a mark is the network's, and is no record.
+func TestNotes(t *testing.T) {
+	a, r := attach(t, "id")
+	if a.Noted("mark") {
+		t.Error("noted before")
+	}
+	for range 2 {
+		if err := a.Note("mark"); err != nil || !a.Noted("mark") || a.Noted("other") {
+			t.Errorf("not noted: %v", err)
+		}
+	}
+	if records, err := List(r.Network, r.Plugin); len(records) > 0 || err != nil {
+		t.Errorf("listed %v, %v", records, err)
+	}
+	for range 2 {
+		if err := a.Unnote("mark"); err != nil || a.Noted("mark") {
+			t.Errorf("still noted: %v", err)
+		}
+	}
+}
+
+// TestUnreadableFolder: what cannot be read is told, and is not taken for nothing.
+func TestUnreadableFolder(t *testing.T) {
+	r := request(t.Name(), "id", "eth0")
+	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, openErr := Open(r)
+	_, listErr := List(r.Network, r.Plugin)
+	_, dropErr := Drop(r, func(*Attachment, testState) error { return nil })
+	collectErr := Collect(r, func(*Attachment, testState) error { return nil })
+	if openErr == nil || listErr == nil || dropErr == nil || collectErr == nil {
+		t.Errorf("open %v, list %v, drop %v, collect %v", openErr, listErr, dropErr, collectErr)
+	}
+}
+
 // TestLock: calls for one attachment follow each other, whichever plugin it is; other attachments do not wait.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")

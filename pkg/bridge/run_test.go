@@ -44,7 +44,6 @@ type lab struct {
 	plugin plugin.Plugin
 	conf   object
 	pod    *sandbox.Pod
-	ipam   []string // backends of leases to look at
 }
 
 func dualStack() object {

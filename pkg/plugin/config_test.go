@@ -56,6 +56,17 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
+// TestVersionRefused: what the gate refuses does not reach the plugin.
+func TestVersionRefused(t *testing.T) {
+	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
+		rec := &recorder{}
+		o := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere"), `{"name":"net","cniVersion":"`+v+`"}`)
+		if f := o.refused(t, CodeVersion); !strings.Contains(f.Msg, v) || len(rec.requests) > 0 {
+			t.Errorf("%s in %s: %+v", verb, v, f)
+		}
+	}
+}
+
 // TestDelOfOtherVersion: DEL works whatever the version, for what was made before an upgrade or a downgrade.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {

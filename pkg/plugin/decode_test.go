@@ -93,6 +93,22 @@ func TestUnknownKeysWithin(t *testing.T) {
 	}
 }
 
+func TestWrongTypes(t *testing.T) {
+	r := quiet("ADD")
+	for config, ok := range map[string]bool{`{"rate":1,"ipam":{"subnet":"x"}}`: true, `{"rate":"x"}`: false, `{"ipam":[]}`: false, `{"ipam":{"subnet":7}}`: false} {
+		r.Config = []byte(config)
+		var raw mirror
+		for _, err := range []error{r.Decode(&raw), r.DecodeWithin("ipam", &raw)} {
+			if (err == nil) != ok || err != nil && Code(err) != CodeDecode {
+				t.Errorf("%s: %v", config, err)
+			}
+		}
+		if ok && (raw.Rate != 1 || raw.IPAM.Subnet != "x") {
+			t.Errorf("%s: decoded %+v", config, raw)
+		}
+	}
+}
+
 func TestBadJSON(t *testing.T) {
 	for _, config := range []string{"", " ", "[]", "null", "\x00", "1", `"x"`, "{", `{"cniVersion":1}`, `{"name":[]}`, "NaN", "\ufeff{}", `{"a":}`,
 		`{"cniVersion":"1.1.0","name":"net"}{}`, strings.Repeat(`{"a":`, 20000), `{"a":"` + strings.Repeat("x", maxConfig) + `"}`} {

@@ -115,7 +115,7 @@ func TestParseArgs(t *testing.T) {
 func TestBadArgsOnDel(t *testing.T) {
 	rec := &recorder{}
 	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).ok(t, "")
-	if len(rec.requests) != 1 || rec.requests[0].Pod.String() != "shop/web-0" {
+	if len(rec.requests) != 1 || rec.requests[0].Pod.String() != "shop/web-0" || len(rec.requests[0].Path) != 1 {
 		t.Errorf("got %+v", rec.requests)
 	}
 	f := run(rec.plugin(), newEnv("ADD").with("CNI_NETNS", "/nowhere", "CNI_ARGS", "X=1"), config("")).refused(t, CodeEnvironment)

@@ -128,7 +128,7 @@ func TestDelIsNotReadAsSuccess(t *testing.T) {
 			t.Errorf("%q: got %+v", text, f)
 		}
 	}
-	if f := run(failing(errors.New("link not found")), newEnv("GC"), config(`"cni.dev/valid-attachments":[]`)).refused(t, CodeIO); !strings.Contains(f.Msg, "not found") {
+	if f := run(failing(errors.New("link not found")), env{"CNI_COMMAND": "GC", "CNI_PATH": "/"}, config(`"cni.dev/valid-attachments":[]`)).refused(t, CodeIO); !strings.Contains(f.Msg, "not found") || f.Details != "network=net" {
 		t.Errorf("GC: %+v", f)
 	}
 }

@@ -26,13 +26,16 @@ func TestMain(m *testing.M) {
 
 func holdLock(path, which string) int {
 	d, err := Open(path)
-	if err == nil {
+	if err == nil && which != inherited {
 		_, err = take(d, which)
 	}
 	fmt.Println("locked", err)
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return 0
 }
+
+// inherited stands for a lock that the process got from its parent.
+const inherited = "inherited"
 
 // take takes the lock "whole", or one of the bytes of the lock file.
 func take(d *Dir, which string) (*Lock, error) {
@@ -47,9 +50,10 @@ func take(d *Dir, which string) (*Lock, error) {
 }
 
 // holder starts another process that holds a lock until it ends, without giving it up; what holder returns ends it.
-func holder(t *testing.T, dir, which string) (release func()) {
+func holder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
+	cmd.ExtraFiles = files
 	cmd.Env = append(os.Environ(), helperEnv+"="+dir, "STORE_HELPER_LOCK="+which)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -120,6 +124,31 @@ func TestLocksWithinProcess(t *testing.T) {
 		}
 		if !waits(t, d, which, func() { _ = lock.Unlock() }) {
 			t.Errorf("%s was given twice", which)
+		}
+	}
+}
+
+// TestLockInherited: a child holds the lock of a parent that died, until it ends itself; a parent that lives can take it away.
+func TestLockInherited(t *testing.T) {
+	for _, which := range []string{"whole", "7"} {
+		for _, unlocked := range []bool{false, true} {
+			d := open(t, t.TempDir())
+			lock, err := take(d, which)
+			if err != nil {
+				t.Fatal(err)
+			}
+			release := holder(t, d.Path(), inherited, lock.File())
+			if unlocked {
+				err = lock.Unlock()
+			} else {
+				err = lock.File().Close() // as the kernel does it when the parent dies
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if waited := waits(t, d, which, release); waited == unlocked {
+				t.Errorf("%s, unlocked %t: waited %t", which, unlocked, waited)
+			}
 		}
 	}
 }

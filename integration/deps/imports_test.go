@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deps
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/podlace/podlace/"
+
+// layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
+func layers() [][]string {
+	return [][]string{
+		{"conf", "pkg/fault", "pkg/child", "pkg/meter"},
+		{"pkg/plugin", "pkg/sandbox"},
+		{"pkg/store", "pkg/kernel/kerneltest"},
+		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
+		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
+		{"pkg/cli"},
+		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace"},
+	}
+}
+
+// only says who may import a package, or a module with all its packages; nobody else does, but tests. Folders end in "/".
+func only() map[string][]string {
+	return map[string][]string{
+		// The door to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
+		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/sandbox"},
+		"github.com/google/nftables":     {"pkg/kernel"},
+		"github.com/mdlayher/netlink":    {"pkg/kernel"},
+		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
+		// blocking, bridge knows EEXIST.
+		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/hostlocal", "pkg/bridge", "integration/"},
+		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/cli", "integration/"},
+
+		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local"}, // ipam runs it without knowing it
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},              // what changes the system
+		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
+		module + "pkg/kernel/kerneltest": nil,
+		module + "pkg/demo":              {"pkg/cli"},
+		module + "pkg/cli":               {"plugins/podlace"},
+		"testing":                        {"pkg/kernel/kerneltest"},
+		"github.com/spf13/cobra":         {"pkg/cli"},
+
+		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.
+		"github.com/containernetworking/cni/libcni":     {"pkg/demo"},
+		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo"},
+		"github.com/containernetworking/cni/pkg/skel":   nil,
+		"github.com/containernetworking/plugins":        nil,
+		"github.com/coreos/go-iptables":                 nil,
+		"k8s.io":                                        nil,
+		"sigs.k8s.io":                                   nil,
+		"google.golang.org/grpc":                        nil,
+		"net/http":                                      nil,
+		"C":                                             nil,
+	}
+}
+
+// files returns the Go files of the main module, by package.
+func files(t *testing.T) map[string][]string {
+	t.Helper()
+	root := os.DirFS("../..")
+	found := map[string][]string{}
+	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && name != "." && (strings.HasPrefix(entry.Name(), ".") || entry.Name() == "testdata" || hasGoMod(root, name)):
+			return fs.SkipDir
+		case strings.HasSuffix(name, ".go"):
+			found[path.Dir(name)] = append(found[path.Dir(name)], name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// hasGoMod tells a folder that is a module of its own.
+func hasGoMod(root fs.FS, dir string) bool {
+	_, err := fs.Stat(root, path.Join(dir, "go.mod"))
+	return err == nil
+}
+
+// imports returns what the packages import, in all builds, without what their tests import.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	for pkg, names := range files(t) {
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join("../..", name), nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, spec := range f.Imports {
+				imported, _ := strconv.Unquote(spec.Path.Value)
+				out[pkg] = append(out[pkg], imported)
+			}
+		}
+	}
+	return out
+}
+
+func TestArrowsPointDown(t *testing.T) {
+	layer := map[string]int{}
+	for i, packages := range layers() {
+		for _, p := range packages {
+			layer[p] = i
+		}
+	}
+	all := imports(t)
+	for _, pkg := range slices.Sorted(maps.Keys(files(t))) {
+		own, known := layer[pkg]
+		if within(pkg, "integration") {
+			continue
+		}
+		if !known {
+			t.Errorf("%s has no place in the layers of this test", pkg)
+		}
+		for _, imported := range all[pkg] {
+			other, ok := strings.CutPrefix(imported, module)
+			if below, known := layer[other]; ok && known && below >= own {
+				t.Errorf("%s imports %s, which is not below it", pkg, other)
+			}
+		}
+	}
+}
+
+func TestOnly(t *testing.T) {
+	for pkg, list := range imports(t) {
+		for _, imported := range list {
+			for what, who := range only() {
+				if within(imported, what) && !allowed(pkg, who) {
+					t.Errorf("%s imports %s; only these may: %q", pkg, imported, who)
+				}
+			}
+		}
+	}
+}
+
+// within tells whether a package is another or below it.
+func within(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
+
+func allowed(pkg string, who []string) bool {
+	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
+}
+
+// TestMainsAreSmall: a folder below plugins holds a main function of some lines, and nothing that would need a test.
+func TestMainsAreSmall(t *testing.T) {
+	for pkg, names := range files(t) {
+		if !strings.HasPrefix(pkg, "plugins/") {
+			continue
+		}
+		source, err := os.ReadFile(filepath.Join("../..", pkg, "main.go"))
+		if err != nil || len(names) != 1 || strings.Count(string(source), "\n") > 15 {
+			t.Errorf("%s: %v, %d lines, %v", pkg, names, strings.Count(string(source), "\n"), err)
+		}
+	}
+}

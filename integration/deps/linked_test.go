@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deps
+
+import (
+	"bytes"
+	"debug/elf"
+	"debug/gosym"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// budgets are the sizes in bytes that the stripped binaries may have: what was measured, and a tenth.
+func budgets() map[string]int64 {
+	return map[string]int64{
+		"bridge":     4_800_000,
+		"host-local": 3_410_000,
+		"loopback":   3_530_000,
+		"portmap":    4_390_000,
+		"bandwidth":  4_100_000,
+	}
+}
+
+// forbidden are packages that no CNI binary holds, with all below them.
+func forbidden() []string {
+	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls", "github.com/spf13",
+		"github.com/containernetworking/cni/pkg/invoke", "github.com/containernetworking/cni/libcni", module + "pkg/sandbox", module + "pkg/demo"}
+}
+
+// binaries returns the folder of the CNI binaries: PODLACE_BIN, or one in which they are built as they are released.
+func binaries(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
+		return dir
+	}
+	// An ordinary user may have neither the compiler nor the modules.
+	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: nothing can be built here, and PODLACE_BIN does not name a folder with the binaries: %v\n%s", err, out)
+	}
+	dir := t.TempDir()
+	if out, err := goTool("build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "./plugins/...").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func goTool(args ...string) *exec.Cmd {
+	cmd := exec.Command("go", args...)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off")
+	return cmd
+}
+
+// linked returns the packages of which functions are in a binary. The table that the runtime needs for tracebacks tells, also when the
+// binary is stripped.
+func linked(t *testing.T, f *elf.File) []string {
+	t.Helper()
+	section := f.Section(".gopclntab")
+	if section == nil {
+		t.Fatal("no .gopclntab")
+	}
+	data, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := gosym.NewTable(nil, gosym.NewLineTable(data, f.Section(".text").Addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packages []string
+	for _, fn := range table.Funcs {
+		packages = append(packages, packageOf(fn.Name))
+	}
+	slices.Sort(packages)
+	return slices.Compact(packages)
+}
+
+// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]"; dots in its last part are escaped.
+func packageOf(function string) string {
+	function, _, _ = strings.Cut(function, "[")
+	slash := strings.LastIndex(function, "/")
+	if dot := strings.Index(function[slash+1:], "."); dot >= 0 {
+		function = function[:slash+1+dot]
+	}
+	return strings.ReplaceAll(function, "%2e", ".")
+}
+
+func TestPackageOf(t *testing.T) {
+	for function, want := range map[string]string{
+		"main.main": "main", "net/http.(*Client).Do": "net/http", "gopkg.in/yaml%2ev3.Parse": "gopkg.in/yaml.v3", "a/b.F[go.shape.int]": "a/b",
+		"go:buildid": "go:buildid", "type:.eq.net/netip.Addr": "type:.eq.net/netip",
+	} {
+		if got := packageOf(function); got != want {
+			t.Errorf("%s: %s, want %s", function, got, want)
+		}
+	}
+}
+
+func TestBinaries(t *testing.T) {
+	dir := binaries(t)
+	for name, budget := range budgets() {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name)
+			f, err := elf.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			checkLinked(t, f)
+			checkPlain(t, f, path)
+			checkSize(t, f, path, budget)
+		})
+	}
+}
+
+func checkLinked(t *testing.T, f *elf.File) {
+	t.Helper()
+	packages := linked(t, f)
+	if !slices.Contains(packages, module+"pkg/plugin") {
+		t.Fatalf("the frame is not among the packages: %q", packages)
+	}
+	for _, p := range packages {
+		for _, bad := range forbidden() {
+			if within(p, bad) {
+				t.Errorf("%s is linked", p)
+			}
+		}
+	}
+}
+
+// checkPlain: the binary needs no library, and tests cannot make it fail.
+func checkPlain(t *testing.T, f *elf.File, path string) {
+	t.Helper()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Error("it is linked dynamically")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(data, []byte("injected fault")) {
+		t.Error("it is built with faults")
+	}
+}
+
+func checkSize(t *testing.T, f *elf.File, path string, budget int64) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d bytes, budget %d", info.Size(), budget)
+	if runtime.GOARCH == "amd64" && f.Section(".symtab") == nil && info.Size() > budget {
+		t.Errorf("%d bytes, %d over the budget: what is linked that was not before?", info.Size(), info.Size()-budget)
+	}
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loopback
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// answer is the result or the error of a call.
+type answer struct {
+	exit       int
+	stdout     string
+	Interfaces []struct{ Name, Mac, Sandbox string }
+	IPs        []struct {
+		Interface *int
+		Address   string
+	} `json:"ips"`
+	IP4  struct{ IP string } `json:"ip4"`
+	Code uint                `json:"code"`
+	Msg  string              `json:"msg"`
+}
+
+// call runs a verb in a version; keys are further keys of the configuration.
+func call(t *testing.T, pod *sandbox.Pod, verb, version, keys string) answer {
+	t.Helper()
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "id", "CNI_IFNAME": "ignored0", "CNI_NETNS": pod.Path, "CNI_PATH": "/"}
+	if keys != "" {
+		keys = "," + keys
+	}
+	var stdout, stderr bytes.Buffer
+	stdin := strings.NewReader(fmt.Sprintf(`{"cniVersion":%q,"name":"net","type":"loopback"%s}`, version, keys))
+	a := answer{exit: Plugin().Run(func(name string) string { return env[name] }, stdin, &stdout, &stderr)}
+	a.stdout = stdout.String()
+	if err := json.Unmarshal(stdout.Bytes(), &a); err != nil && a.stdout != "" {
+		t.Errorf("%s: %v in %s", verb, err, a.stdout)
+	}
+	return a
+}
+
+func (a answer) ok(t *testing.T) answer {
+	t.Helper()
+	if a.exit != 0 {
+		t.Fatalf("exit %d: %s", a.exit, a.stdout)
+	}
+	return a
+}
+
+func (a answer) fails(t *testing.T, code uint, says string) {
+	t.Helper()
+	if a.exit != 1 || a.Code != code || !strings.Contains(a.Msg, says) {
+		t.Errorf("exit %d, %s: want code %d and %q", a.exit, a.stdout, code, says)
+	}
+}
+
+// withLo changes lo in the pod.
+func withLo(t *testing.T, pod *sandbox.Pod, change func(netlink.Link) error) {
+	t.Helper()
+	err := pod.Do(func() error {
+		link, err := netlink.LinkByName("lo")
+		return errors.Join(err, change(link))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
+	t.Helper()
+	withLo(t, pod, func(link netlink.Link) error {
+		up = link.Attrs().Flags&net.FlagUp != 0
+		return nil
+	})
+	return up
+}
+
+// TestVersions: each version gets a result in its own shape.
+func TestVersions(t *testing.T) {
+	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		pod := kerneltest.NewPod(t)
+		for range 2 { // ADD again converges
+			a := call(t, pod, "ADD", v, "").ok(t)
+			if !isUp(t, pod) {
+				t.Errorf("%s: lo is down", v)
+			}
+			if v < "0.3.0" {
+				if a.IP4.IP != "127.0.0.1/8" || len(a.Interfaces) > 0 {
+					t.Errorf("%s: %s", v, a.stdout)
+				}
+				continue
+			}
+			if len(a.Interfaces) != 1 || a.Interfaces[0].Name != "lo" || a.Interfaces[0].Mac != "00:00:00:00:00:00" || a.Interfaces[0].Sandbox != pod.Path {
+				t.Errorf("%s: %s", v, a.stdout)
+			}
+			if len(a.IPs) != 2 || a.IPs[0].Address != "127.0.0.1/8" || a.IPs[1].Address != "::1/128" || a.IPs[0].Interface == nil || *a.IPs[0].Interface != 0 {
+				t.Errorf("%s: %s", v, a.stdout)
+			}
+		}
+		for range 2 {
+			call(t, pod, "DEL", v, "").ok(t)
+			if isUp(t, pod) {
+				t.Errorf("%s: lo is up after DEL", v)
+			}
+		}
+	}
+}
+
+// TestPrevResult: go-cni names loopback beside the pod's network, and chains may have it after a main plugin.
+func TestPrevResult(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`
+	a := call(t, pod, "ADD", "1.1.0", prev).ok(t)
+	if !isUp(t, pod) || len(a.Interfaces) != 1 || a.Interfaces[0].Name != "eth0" || len(a.IPs) != 1 {
+		t.Errorf("got %s", a.stdout)
+	}
+	call(t, pod, "CHECK", "1.1.0", prev).ok(t)
+}
+
+func TestCheckDetects(t *testing.T) {
+	for what, c := range map[string]struct {
+		change func(netlink.Link) error
+		says   string
+	}{
+		"down": {netlink.LinkSetDown, "lo is down"},
+		"no IPv4": {func(link netlink.Link) error {
+			return netlink.AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(127, 0, 0, 1), Mask: net.CIDRMask(8, 32)}})
+		}, "lo lacks 127.0.0.1/8"},
+		"no IPv6": {func(link netlink.Link) error {
+			return netlink.AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)}})
+		}, "lo lacks ::1/128"},
+	} {
+		pod := kerneltest.NewPod(t)
+		prev := `"prevResult":` + call(t, pod, "ADD", "1.1.0", "").ok(t).stdout
+		call(t, pod, "CHECK", "1.1.0", prev).ok(t)
+		withLo(t, pod, c.change)
+		if a := call(t, pod, "CHECK", "1.1.0", prev); a.Code != plugin.CodeStateDiffers || !strings.Contains(a.Msg, c.says) {
+			t.Errorf("%s: %s", what, a.stdout)
+		}
+	}
+}
+
+func TestForeignAddress(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	withLo(t, pod, func(link netlink.Link) error {
+		return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(32, 32)}})
+	})
+	call(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
+}
+
+// TestParallel: runtimes may call it several times at once for one pod.
+func TestParallel(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if a := call(t, pod, "ADD", "1.0.0", ""); a.exit != 0 || len(a.IPs) != 2 {
+				t.Errorf("exit %d: %s", a.exit, a.stdout)
+			}
+		})
+	}
+	group.Wait()
+}
+
+func TestWithoutNamespace(t *testing.T) {
+	gone := &sandbox.Pod{Path: "/run/netns/gone"}
+	call(t, gone, "DEL", "1.0.0", "").ok(t)
+	call(t, gone, "ADD", "1.0.0", "").fails(t, plugin.CodeNetns, "CNI_NETNS")
+	call(t, gone, "STATUS", "1.1.0", "").ok(t)
+	call(t, gone, "GC", "1.1.0", `"cni.dev/valid-attachments":[]`).ok(t)
+}
