@@ -259,6 +259,19 @@ func TestUnreadableFolder(t *testing.T) {
 	}
 }
 
+// TestUnreadableRecordFile: a record that cannot even be opened may name something; DEL must not report that nothing is there.
+func TestUnreadableRecordFile(t *testing.T) {
+	a, r := attach(t, "id")
+	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	found, err := Drop(r, func(*Attachment, testState) error { return nil })
+	if found || err == nil {
+		t.Errorf("found %t, %v", found, err)
+	}
+}
+
 // TestLock: calls for one attachment follow each other, whichever plugin it is; other attachments do not wait.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")

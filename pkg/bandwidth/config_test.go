@@ -29,12 +29,13 @@ func runtime(keys string) string { return `"runtimeConfig":{"bandwidth":{` + key
 func TestParse(t *testing.T) {
 	limit := func(rate, burst uint64) Limit { return Limit{rate, burst} }
 	for keys, want := range map[string]Config{
-		"":                                  {},
-		`"ingressRate":0`:                   {},
-		`"ingressRate":null`:                {},
-		runtime(""):                         {},
-		`"runtimeConfig":null`:              {},
-		`"egressRate":1000,"egressBurst":8`: {Egress: limit(1000, 8)},
+		"":                     {},
+		`"ingressRate":0`:      {},
+		`"ingressRate":null`:   {},
+		runtime(""):            {},
+		`"runtimeConfig":null`: {},
+		`"egressRate":100000000000,"egressBurst":8`:              {Egress: limit(1e11, 8)},
+		`"egressRate":1000,"egressBurst":8`:                      {Egress: limit(1000, 8)},
 		`"ingressRate":1000000,"ingressBurst":34359738367`:       {Ingress: limit(1e6, 1<<35-1)},
 		`"maxBurst":5,"ingressRate":1000000,"ingressBurst":8000`: {Ingress: limit(1e6, 8000)}, // the conflist is honoured
 		runtime(`"ingressRate":20000000`):                        {Ingress: limit(20e6, 0)},
@@ -62,7 +63,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}{
 		{"", 20e6, 1<<31 - 1, 0}, {"", 20e6, 1<<32 - 1, 0}, {"", 20e6, 1<<35 - 9, 0}, {"", 20e6, math.MaxUint64, 0}, {"", 20e6, 20e6 + 1, 0},
 		{"", 20e6, 20e6, 20e6}, {"", 20e6, 1e6, 1e6}, {"", 20e6, 0, 0}, {"", 10e9, 1<<32 - 1, 1<<32 - 1},
-		{`"maxBurst":40000000,`, 20e6, 40e6, 40e6}, {`"maxBurst":40000000,`, 20e6, 40e6 + 1, 0}, {`"maxBurst":1000,`, 20e6, 2000, 0},
+		{`"maxBurst":40000000,`, 20e6, 40e6, 40e6}, {`"maxBurst":40000000,`, 20e6, 40e6 + 1, 0}, {`"maxBurst":1000,`, 20e6, 2000, 0}, {`"maxBurst":1,`, 20e6, 2000, 0},
 		{"", 1, 1001, 0}, {"", 1, 1000, 1000}, // the rate that is applied counts
 	} {
 		got, log, err := parsed(c.max + runtime(fmt.Sprintf(`"egressRate":%d,"egressBurst":%d`, c.rate, c.burst)))

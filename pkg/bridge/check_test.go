@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -70,7 +72,9 @@ func breakages() map[string]struct {
 		"IPv4 gateway":         {bridge(delAddress("10.60.0.1/24")), "gateway address 10.60.0.1/24 is missing on bt0", nil},
 		"IPv6 gateway":         {bridge(delAddress("fd00:60::1/64")), "gateway address fd00:60::1/64 is missing on bt0", nil},
 		"rules flushed":        {func(attached) error { return flushNFT() }, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing", nil},
-		"lease deleted":        {func(a attached) error { return os.Remove(a.leaseFile(0)) }, "lease of", nil},
+		"one family flushed": {func(attached) error { return flushSet("pods6-") }, "masquerade of [fd00:60::/64] is missing",
+			func(attached) error { return flushNFT() }},
+		"lease deleted": {func(a attached) error { return os.Remove(a.leaseFile(0)) }, "lease of", nil},
 		"lease of another": {func(a attached) error { return os.WriteFile(a.leaseFile(1), []byte("other\r\neth0"), 0o600) }, "belongs to container",
 			func(a attached) error { return os.Remove(a.leaseFile(1)) }},
 	}
@@ -120,13 +124,13 @@ func TestCheckMissingBridge(t *testing.T) {
 func TestOwn(t *testing.T) {
 	j := &job{}
 	j.r = &plugin.Request{IfName: "eth0"}
-	prev := ipamResult(t, `"interfaces":[{"name":"eth0"},{"name":"net1"}],"routes":[{"dst":"0.0.0.0/0"}],"ips":[{"address":"10.0.0.1/24","interface":0},
-		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1}]`)
+	prev := ipamResult(t, `"interfaces":[{"name":"net0"},{"name":"net1"},{"name":"eth0"}],"routes":[{"dst":"0.0.0.0/0"}],"ips":[{"address":"10.0.0.1/24","interface":0},
+		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{"address":"10.0.0.6/24","interface":2}]`)
 	var got []string
 	for _, ip := range j.own(prev).IPs {
 		got = append(got, ip.Address.String())
 	}
-	if text := strings.Join(got, " "); text != "10.0.0.1/24 10.0.0.3/24 10.0.0.4/24 10.0.0.5/24" {
+	if text := strings.Join(got, " "); text != "10.0.0.3/24 10.0.0.4/24 10.0.0.5/24 10.0.0.6/24" {
 		t.Errorf("got %s", text)
 	}
 }
@@ -144,13 +148,68 @@ func TestIPTablesMasquerade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	chain := "CNI-" + key("tables", id).ReferenceHash()[:24]
+	chain := masqueradeChain(key("tables", id))
 	for _, is4 := range []bool{true, false} {
-		if err := h.RemoveChain([]netip.Prefix{netip.PrefixFrom(map[bool]netip.Addr{true: netip.IPv4Unspecified(), false: netip.IPv6Unspecified()}[is4], 0)}, "POSTROUTING", chain); err != nil {
-			t.Fatal(err)
+		for _, line := range []string{"-F " + chain, "-D POSTROUTING"} {
+			breakRule(t, h, is4, chain, line)
+			l.fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
+			l.ok(l.call("DEL", id))
+			a = l.add(id)
+			l.ok(a.check())
 		}
-		l.fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
-		l.ok(l.call("DEL", id))
-		a = l.add(id)
+	}
+	a.loseRecord()
+	l.ok(l.call("DEL", id, "prevResult", a.prev))
+	if nat, err := h.ReadNAT(true); err != nil || nat.HasChain(chain) {
+		t.Errorf("without its record the chain is left: %v", err)
+	}
+}
+
+// breakRule applies a line; one that ends with POSTROUTING stands for the rules there that jump to the chain.
+func breakRule(t *testing.T, h *kernel.Node, is4 bool, chain, line string) {
+	t.Helper()
+	err := h.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+		if strings.HasSuffix(line, "POSTROUTING") {
+			return nat.Deletions("POSTROUTING", chain), nil
+		}
+		return []string{line}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCheckRoutesOfOthers: a later plugin may take our route away, and say so, or add routes of its own.
+func TestCheckRoutesOfOthers(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	if err := l.inPod("eth0", delDefault("10.60.0.1", "0.0.0.0/0")); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(a.check(), plugin.CodeStateDiffers, "route to 0.0.0.0/0")
+	prev := a.result
+	prev.Routes = []*types.Route{prev.Routes[1], {Dst: *kernel.IPNet(netip.MustParsePrefix("192.0.2.0/24"))}}
+	l.ok(a.check("prevResult", prev))
+}
+
+func TestMasqueradeLines(t *testing.T) {
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"), netip.MustParsePrefix("10.2.0.5/16")}
+	const comment = `-m comment --comment "name: \"podlace\" id: \"0123456789abcdef\""`
+	want := []string{":CNI-46d35c6a9e0ed75882799dbb - [0:0]",
+		"-A CNI-46d35c6a9e0ed75882799dbb -d 10.1.0.0/24 " + comment + " -j ACCEPT",
+		"-A CNI-46d35c6a9e0ed75882799dbb -d 10.2.0.0/16 " + comment + " -j ACCEPT",
+		"-A CNI-46d35c6a9e0ed75882799dbb ! -d 224.0.0.0/4 " + comment + " -j MASQUERADE",
+		"-A POSTROUTING -s 10.1.0.5 " + comment + " -j CNI-46d35c6a9e0ed75882799dbb",
+		"-A POSTROUTING -s 10.2.0.5 " + comment + " -j CNI-46d35c6a9e0ed75882799dbb"}
+	if diff := cmp.Diff(want, masqueradeLines(key("podlace", "0123456789abcdef"), true, addresses)); diff != "" {
+		t.Error(diff)
+	}
+	want = []string{":CNI-46d35c6a9e0ed75882799dbb - [0:0]", "-A CNI-46d35c6a9e0ed75882799dbb -d fd00::/64 " + comment + " -j ACCEPT",
+		"-A CNI-46d35c6a9e0ed75882799dbb ! -d ff00::/8 " + comment + " -j MASQUERADE", "-A POSTROUTING -s fd00::5 " + comment + " -j CNI-46d35c6a9e0ed75882799dbb"}
+	if diff := cmp.Diff(want, masqueradeLines(key("podlace", "0123456789abcdef"), false, addresses)); diff != "" {
+		t.Error(diff)
+	}
+	if lines := masqueradeLines(key("podlace", "0123456789abcdef"), false, addresses[:1]); lines != nil {
+		t.Errorf("for the other family %q", lines)
 	}
 }

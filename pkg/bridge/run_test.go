@@ -146,10 +146,12 @@ func (a attached) check(keys ...any) outcome {
 // loseRecord deletes the record of the attachment.
 func (a attached) loseRecord() {
 	a.Helper()
-	if err := os.Remove(filepath.Join(store.Root, "net", "bridge-"+key("net", a.id).Hash())); err != nil {
+	if err := os.Remove(filepath.Join(store.Root, a.network(), "bridge-"+key(a.network(), a.id).Hash())); err != nil {
 		a.Fatal(err)
 	}
 }
+
+func (l lab) network() string { return l.conf["name"].(string) }
 
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
@@ -173,5 +175,23 @@ func flushNFT() error {
 		return err
 	}
 	c.FlushRuleset()
+	return c.Flush()
+}
+
+// flushSet empties the masquerade sets whose names begin with a prefix.
+func flushSet(prefix string) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	sets, err := c.GetSets(&nftables.Table{Name: "podlace_masquerade", Family: nftables.TableFamilyINet})
+	if err != nil {
+		return err
+	}
+	for _, s := range sets {
+		if strings.HasPrefix(s.Name, prefix) {
+			c.FlushSet(s)
+		}
+	}
 	return c.Flush()
 }

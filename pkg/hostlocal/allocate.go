@@ -44,7 +44,10 @@ func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
 	if len(requests) > 0 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "failed to allocate all requested IPs: %s", addresses(requests))
 	}
-	return ips, a.l.index.put(a.mine)
+	if err := a.l.index.put(a.mine); err != nil {
+		return nil, err
+	}
+	return ips, a.l.index.settle()
 }
 
 func addresses(requests []request) string {

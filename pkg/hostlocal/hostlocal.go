@@ -39,7 +39,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	}
 	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath}}
 	ips, err := a.all(cfg)
-	if err := errors.Join(err, l.index.settle()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil

@@ -194,6 +194,32 @@ func TestOwner(t *testing.T) {
 	}
 }
 
+// TestUnreadableLease: what cannot be read may be anybody's; its address is not given, and the others go on.
+func TestUnreadableLease(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	if err := os.Mkdir(filepath.Join(l.dir, "10.1.2.4"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l.mustGive("b", "10.1.2.3/24")
+	l.mustGive("c", "10.1.2.5/24")
+	for _, id := range []string{"a", "b", "c"} {
+		l.ok(l.call("DEL", id, ""))
+	}
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
+	if _, err := os.Stat(filepath.Join(l.dir, "10.1.2.4")); err != nil {
+		t.Error("it is gone")
+	}
+}
+
+func TestBadConfiguration(t *testing.T) {
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/33"}]]`)
+	for _, verb := range []string{"ADD", "CHECK", "STATUS"} {
+		l.mustFail(l.call(verb, "a", prev()), plugin.CodeConfig, `subnet "10.1.2.0/33"`)
+	}
+	l.ok(l.call("DEL", "a", ""))
+}
+
 func TestUnreadableFolder(t *testing.T) {
 	l := newLab(t, one)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(l.dir), 0o755), os.Symlink("/nonexistent", l.dir)); err != nil {

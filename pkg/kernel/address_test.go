@@ -153,17 +153,22 @@ func (w wire) mustNotHave(t *testing.T, route Route) {
 	}
 }
 
-// TestECMP: a second gateway for one destination makes one route with two ways.
+// TestECMP: a second gateway for one destination makes a second way.
 func TestECMP(t *testing.T) {
 	w := newWire(t)
-	mustDo(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("10.1.0.5/24"), false))
-	dst := netip.MustParsePrefix("192.0.2.0/24")
-	for _, gw := range []string{"10.1.0.1", "10.1.0.2"} {
-		mustDo(t, w.pod.AddRoute(w.podSide, Route{Dst: dst, Gateway: netip.MustParseAddr(gw)}))
-	}
-	for gw, want := range map[string]bool{"10.1.0.1": true, "10.1.0.2": true, "10.1.0.3": false} {
-		if ok, err := w.pod.HasRoute(w.podSide, Route{Dst: dst, Gateway: netip.MustParseAddr(gw)}); ok != want || err != nil {
-			t.Errorf("through %s: %t, %v", gw, ok, err)
+	for dst, c := range map[string]struct{ address, one, two, none string }{
+		"192.0.2.0/24":  {"10.1.0.5/24", "10.1.0.1", "10.1.0.2", "10.1.0.3"},
+		"2001:db8::/48": {"fd00::5/64", "fd00::1", "fd00::2", "fd00::3"},
+	} {
+		mustDo(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix(c.address), false))
+		route := func(gw string) Route {
+			return Route{Dst: netip.MustParsePrefix(dst), Gateway: netip.MustParseAddr(gw)}
+		}
+		mustDo(t, w.pod.AddRoute(w.podSide, route(c.one)), w.pod.AddRoute(w.podSide, route(c.two)))
+		for gw, want := range map[string]bool{c.one: true, c.two: true, c.none: false} {
+			if ok, err := w.pod.HasRoute(w.podSide, route(gw)); ok != want || err != nil {
+				t.Errorf("%s through %s: %t, %v", dst, gw, ok, err)
+			}
 		}
 	}
 }

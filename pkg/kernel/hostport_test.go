@@ -283,7 +283,7 @@ func TestManyPorts(t *testing.T) {
 	for i := range 700 {
 		ports = append(ports, HostPort{Protocol: "tcp", Port: uint16(10000 + i), To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
 	}
-	owner := ownerA + strings.Repeat("x", 200) // comments are cut
+	owner := ownerA + strings.Repeat("x", 300) // comments are cut
 	for range 2 {
 		mustDo(t, h.AddHostPorts(owner, "kt0", ports), h.CheckHostPorts(owner, ports))
 	}

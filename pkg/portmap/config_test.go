@@ -42,6 +42,7 @@ func TestParse(t *testing.T) {
 		`"snat":false`:               with(func(c *Config) { c.SNAT = false }),
 		`"snat":true,"masqAll":true`: with(func(c *Config) { c.MasqAll = true }),
 		`"markMasqBit":5`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 5 }),
+		`"markMasqBit":31`:           with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 31 }),
 		`"markMasqBit":0`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 0 }),
 		`"externalSetMarkChain":"KUBE-MARK-MASQ"`: with(func(c *Config) { c.Backend, c.MarkChain = "iptables", "KUBE-MARK-MASQ" }),
 		`"conditionsV4":["!","-d","192.0.2.0/24"]`: with(func(c *Config) {
@@ -53,9 +54,9 @@ func TestParse(t *testing.T) {
 		`"conditionsV4":[],"conditionsV6":null`: plain,
 		mappings():                              plain,
 		`"runtimeConfig":{"portMappings":null}`: plain,
-		mappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":1,"containerPort":65535}`,
+		mappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":65535,"containerPort":65535}`,
 			`{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"}`, `{"hostPort":9,"containerPort":9,"protocol":"Sctp","hostIP":"::"}`): with(func(c *Config) {
-			c.Mappings = []Mapping{{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80}, {Protocol: "tcp", HostPort: 1, ContainerPort: 65535},
+			c.Mappings = []Mapping{{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80}, {Protocol: "tcp", HostPort: 65535, ContainerPort: 65535},
 				{Protocol: "udp", only4: true, HostPort: 53, ContainerPort: 53}, {Protocol: "sctp", only6: true, HostPort: 9, ContainerPort: 9}}
 		}),
 	} {
