@@ -72,7 +72,7 @@ ci: ## what .ci/run runs: installs what it needs, then every check, as root and 
 	@scripts/ci.sh
 
 .PHONY: install
-install: build ## install the plugins into /opt/cni/bin and podlace into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX)
+install: $(if $(wildcard $(addprefix $(BIN)/,$(CNI_PLUGINS) $(TOOLS))),,build) ## install the plugins into /opt/cni/bin and podlace into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX)
 	@scripts/install.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' $(CNI_PLUGINS)
 	@scripts/install.sh $(BIN) '$(DESTDIR)$(PREFIX)/bin' $(TOOLS)
 

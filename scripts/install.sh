@@ -3,11 +3,18 @@
 # install.sh FROM TO NAME...: copies binaries into a folder that may be in use: each is written beside its place and renamed, so that a
 # runtime starts the old one or the new one, never half of it. Owner and mode of an existing folder stay as they are.
 set -eu
+umask 022
 from=$1 to=$2
 shift 2
 for name in "$@"; do
   if [ ! -f "$from/$name" ]; then
     echo "install: $from/$name is missing: run 'make build' first" >&2
+    exit 1
+  fi
+done
+for name in "$@"; do
+  if [ -d "$to/$name" ]; then
+    echo "install: $to/$name is a folder" >&2
     exit 1
   fi
 done
@@ -17,7 +24,7 @@ for name in "$@"; do
   trap 'rm -f "$temp"' EXIT
   cp "$from/$name" "$temp"
   chmod 0755 "$temp"
-  mv -f "$temp" "$to/$name"
+  mv -fT "$temp" "$to/$name"
   trap - EXIT
   echo "installed $to/$name"
 done

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -143,10 +144,17 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 		return false, fmt.Errorf("read record: %w", err)
 	}
 	rec, err := parse(data)
-	if err != nil || rec.Key != a.Key {
+	if err == nil && rec.Key != a.Key {
+		err = errors.New("it is of another attachment")
+	}
+	if err == nil {
+		err = json.Unmarshal(rec.State, state)
+	}
+	if err != nil {
+		slog.Warn("a record cannot be read and is ignored", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
 		return false, nil
 	}
-	return json.Unmarshal(rec.State, state) == nil, nil
+	return true, nil
 }
 
 // Remove deletes the record.

@@ -65,6 +65,9 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 		l.addresses = append(l.addresses, p)
 		l.ips = append(l.ips, shown)
 	}
+	if l.has6() && cfg.MTU != 0 && cfg.MTU < 1280 {
+		return layer3{}, plugin.Errorf(plugin.CodeConfig, "mtu %d: IPv6 needs at least 1280 (RFC 8200 section 5)", cfg.MTU)
+	}
 	if cfg.DefaultGateway {
 		l.addDefaults(byFamily)
 	}

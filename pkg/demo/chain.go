@@ -98,6 +98,9 @@ func PluginsOf(conflist []byte) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("conflist: %w", err)
 	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("conflist: it names no plugins; want a list of configurations under \"plugins\"")
+	}
 	var names []string
 	for _, p := range list.Plugins {
 		names = append(names, p.Network.Type)

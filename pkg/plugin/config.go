@@ -27,6 +27,15 @@ const validKey = "cni.dev/valid-attachments"
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)
+	if decodeErr != nil && r.Verb == "DEL" {
+		// What DEL needs of the configuration is the name of the network.
+		var lenient struct {
+			Name string `json:"name"`
+		}
+		if decode(data, &lenient) == nil && lenient.Name != "" {
+			env, decodeErr = envelope{Name: lenient.Name}, nil
+		}
+	}
 	if decodeErr == nil && env.CNIVersion == "" {
 		env.CNIVersion = "0.1.0"
 	}
