@@ -20,7 +20,8 @@ failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$skipped" -gt 0 ]; then
   echo "skipped, with the reason:"
-  grep -hE -A2 '^ *--- SKIP|^SKIP ' "$log" | grep -vE '^(--|=== )' | sed 's/^ */  /'
+  # The reason stands in the line before.
+  awk '/^ *--- SKIP/ {sub(/^ *--- SKIP: /, ""); sub(/^ */, "", last); print "  " $1 ": " last} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit "$status"
