@@ -15,17 +15,20 @@ func allVerbs() []string { return []string{"ADD", "CHECK", "DEL", "STATUS", "GC"
 
 // TestBadJSON gives every verb what is no configuration at all.
 func TestBadJSON(t *testing.T) {
-	const head = `{"cniVersion":"1.1.0","name":"table",`
+	const head, badVersion = `{"cniVersion":"1.1.0","name":"table",`, "a version that is a number"
 	bad := map[string]string{
 		"nothing": "", "space": " \n", "an array": "[]", "null": "null", "a number": "1", "a string": `"x"`, "a zero byte": "\x00",
 		"half an object": head + `"type":`, "two documents": head + `"type":"x"}{}`, "trailing text": head + `"type":"x"}x`,
 		"a byte order mark": "\xef\xbb\xbf" + head + `"type":"x"}`, "NaN": head + `"mtu":NaN}`,
-		"deep nesting":               head + `"x":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + "}",
-		"a version that is a number": `{"cniVersion":1,"name":"table"}`, "a name that is a number": `{"cniVersion":"1.1.0","name":1}`,
+		"deep nesting": head + `"x":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + "}",
+		badVersion:     `{"cniVersion":1,"name":"table"}`, "a name that is a number": `{"cniVersion":"1.1.0","name":1}`,
 	}
 	forEach(t, func(t *testing.T, f *fixture, plugin string) {
 		for kind, text := range inOrder(bad) {
 			for _, verb := range allVerbs() {
+				if verb == "DEL" && kind == badVersion {
+					continue // DEL needs the name of the network alone
+				}
 				f.mustRefuse(t, verb+" "+kind, f.good(verb, plugin).config(text), "", codeDecode)
 			}
 		}

@@ -250,6 +250,7 @@ func TestUnreadableFolder(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.Remove(folder(r.Network)) })
 	_, openErr := Open(r)
 	_, listErr := List(r.Network, r.Plugin)
 	_, dropErr := Drop(r, func(*Attachment, testState) error { return nil })
@@ -265,6 +266,7 @@ func TestUnreadableRecordFile(t *testing.T) {
 	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.Remove(recordFile(a)) })
 	a.Close()
 	found, err := Drop(r, func(*Attachment, testState) error { return nil })
 	if found || err == nil {

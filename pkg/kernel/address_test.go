@@ -69,10 +69,16 @@ func TestHasAddress(t *testing.T) {
 		mustDo(t, w.host.AddAddress(w.bridge, p, false))
 	}
 	for s, want := range map[string]bool{"10.1.0.1": true, "10.1.0.9": true, "10.1.0.5": false, "fd00::1": true, "fd00::5": false, "127.0.0.1": false} {
-		if got, err := w.host.HasAddress(w.bridge, netip.MustParseAddr(s)); got != want || err != nil {
+		addr := netip.MustParseAddr(s)
+		got, err := w.host.HasAddress(w.bridge, addr)
+		for wait := 0; got != want && wait < 100; wait++ { // the kernel makes the local route of an IPv6 address a moment later
+			time.Sleep(10 * time.Millisecond)
+			got, err = w.host.HasAddress(w.bridge, addr)
+		}
+		if got != want || err != nil {
 			t.Errorf("%s is there: %t, %v", s, got, err)
 		}
-		if got, err := w.host.HasAddress(w.hostSide, netip.MustParseAddr(s)); got || err != nil {
+		if got, err := w.host.HasAddress(w.hostSide, addr); got || err != nil {
 			t.Errorf("%s is on another link: %t, %v", s, got, err)
 		}
 	}
