@@ -81,7 +81,7 @@ func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(a.Close)
+	t.Cleanup(func() { a.Close(); os.RemoveAll(folder(r.Network)) })
 	return a, r
 }
 
@@ -96,6 +96,7 @@ func mustOpen(t *testing.T, r *plugin.Request) *Attachment {
 
 // TestDrop: without a record nothing is made, and what a killed writer left is removed; with one, remove gets what it says.
 func TestDrop(t *testing.T) {
+	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "id", "eth0")
 	remove := func(a *Attachment, st testState) error {
 		if st.Value != "x" {
@@ -326,6 +327,7 @@ func TestList(t *testing.T) {
 
 // TestCollect deletes what is not valid, goes on after an error, and holds the attachment's lock meanwhile.
 func TestCollect(t *testing.T) {
+	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
 	for _, id := range []string{"a", "b", "c", "d"} {
 		a := mustOpen(t, request(t.Name(), id, "eth0"))
