@@ -69,21 +69,14 @@ func clearOwn(r *plugin.Request, l *leases) error {
 }
 
 func del(r *plugin.Request) error {
-	_, err := Release(r)
-	return err
-}
-
-// Release gives back the addresses of the attachment and returns them.
-func Release(r *plugin.Request) ([]netip.Addr, error) {
 	return release(r, func(l *leases) ([]entry, error) { return l.entries(r.Attachment()) })
 }
 
 func gc(r *plugin.Request) error {
-	_, err := release(r, func(l *leases) ([]entry, error) {
+	return release(r, func(l *leases) ([]entry, error) {
 		entries, err := l.index.all()
 		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) }), err
 	})
-	return err
 }
 
 // valid tells whether a lease is in the list of GC; one of the old format has no interface name and is kept while its container
@@ -101,27 +94,26 @@ func valid(r *plugin.Request, of plugin.Attachment) bool {
 }
 
 // release ends the entries that which returns. A network that never had a lease is left alone.
-func release(r *plugin.Request, which func(*leases) ([]entry, error)) (released []netip.Addr, err error) {
+func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	l, err := openLeases(path, r.Log)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer l.close()
 	entries, err := which(l)
 	if err != nil || len(entries) == 0 {
-		return nil, err
+		return err
 	}
 	var errs []error
 	for _, e := range entries {
-		addresses, err := l.end(e)
-		released = append(released, addresses...)
+		_, err := l.end(e)
 		errs = append(errs, err)
 	}
-	return released, errors.Join(append(errs, l.index.settle())...)
+	return errors.Join(append(errs, l.index.settle())...)
 }
 
 // check compares the leases with prevResult: each address of a range of ours must be leased to this attachment.
