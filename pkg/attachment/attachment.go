@@ -7,7 +7,7 @@
 // before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then the lease folder of host-local, then iptables.
+// Order of locks, everywhere: attachment, then network, then the lease folder of host-local, then iptables.
 package attachment
 
 import (
@@ -163,13 +163,24 @@ func (a *Attachment) Remove() error { return a.dir.Remove(a.file()) }
 // Forget deletes the record that another plugin has of the attachment, once all that it names is gone.
 func (a *Attachment) Forget(plugin string) error { return a.dir.Remove(plugin + "-" + a.Hash()) }
 
-// Note leaves a mark that holds for the whole network.
-func (a *Attachment) Note(mark string) error { return a.dir.Overwrite("."+mark, nil, 0o600) }
+// LockNetwork locks the network against other attachments that write what all of them share.
+func (a *Attachment) LockNetwork() (unlock func(), err error) {
+	lock, err := a.dir.LockAt(lockFile, 0o600, Key{Network: a.Network}.offset())
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = lock.Unlock() }, nil
+}
 
-// Noted tells whether the network has the mark.
-func (a *Attachment) Noted(mark string) bool {
-	_, err := a.dir.Read("." + mark)
-	return err == nil
+// Note leaves a mark with a text that holds for the whole network.
+func (a *Attachment) Note(mark, text string) error {
+	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
+}
+
+// Noted returns the text of the network's mark; ok is false when it has none.
+func (a *Attachment) Noted(mark string) (text string, ok bool) {
+	data, err := a.dir.Read("." + mark)
+	return string(data), err == nil
 }
 
 // Unnote removes the mark.

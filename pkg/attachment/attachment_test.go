@@ -227,19 +227,22 @@ func TestRecorded(t *testing.T) {
 // TestNotes: a mark is the network's, and is no record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
-	if a.Noted("mark") {
+	if _, ok := a.Noted("mark"); ok {
 		t.Error("noted before")
 	}
-	for range 2 {
-		if err := a.Note("mark"); err != nil || !a.Noted("mark") || a.Noted("other") {
-			t.Errorf("not noted: %v", err)
+	for _, text := range []string{"longer text", "text"} {
+		err := a.Note("mark", text)
+		got, ok := a.Noted("mark")
+		if _, other := a.Noted("other"); err != nil || !ok || got != text || other {
+			t.Errorf("noted %q: %v", got, err)
 		}
 	}
 	if records, err := List(r.Network, r.Plugin); len(records) > 0 || err != nil {
 		t.Errorf("listed %v, %v", records, err)
 	}
 	for range 2 {
-		if err := a.Unnote("mark"); err != nil || a.Noted("mark") {
+		err := a.Unnote("mark")
+		if _, ok := a.Noted("mark"); err != nil || ok {
 			t.Errorf("still noted: %v", err)
 		}
 	}

@@ -88,7 +88,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := b.clearResidue(j); err != nil {
 		return nil, err
 	}
-	st := state{Bridge: j.cfg.Bridge, Masquerade: j.cfg.Masquerade, Shared: j.shared}
+	st := state{Bridge: j.cfg.Bridge, Masquerade: j.cfg.Masquerade.Backend, Shared: j.shared}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
@@ -215,7 +215,7 @@ func (b bridge) delUnrecorded(r *plugin.Request) error {
 	if object := ipamObject(r.Config); ipam.ValidType(ipamType(object)) == nil {
 		st.IPAM = object
 	}
-	if raw.IPMasq == true && raw.IPMasqBackend == "iptables" {
+	if raw.IPMasq != nil && raw.IPMasq != false && raw.IPMasqBackend == "iptables" {
 		st.Masquerade = "iptables"
 		st.Addresses = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 	}

@@ -164,18 +164,22 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 }
 
 func (j *job) checkMasquerade(l layer3) error {
-	switch j.cfg.Masquerade {
+	m := j.cfg.Masquerade
+	switch m.Backend {
 	case "nftables":
-		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, l.addresses, j.shared))
+		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, m, l.addresses, j.shared))
 		if err != nil {
 			return err
 		}
-		if len(missing) > 0 {
-			return differs("masquerade of %v is missing", missing)
+		if len(missing.Sources) > 0 {
+			return differs("masquerade of %v is missing", missing.Sources)
+		}
+		if len(missing.Local) > 0 {
+			return differs("the exception from masquerade for %v is missing", missing.Local)
 		}
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
-			if err := j.checkIPTables(is4, l.addresses); err != nil {
+			if err := j.checkIPTables(is4, m.of(l.addresses)); err != nil {
 				return err
 			}
 		}

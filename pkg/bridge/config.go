@@ -3,8 +3,11 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"net"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -21,7 +24,7 @@ type Config struct {
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for L2 only
 	DNS            *types.DNS
-	Masquerade     string // "", "nftables" or "iptables"
+	Masquerade     Masquerade
 	Gateway        bool
 	DefaultGateway bool
 	ForceAddress   bool
@@ -43,7 +46,7 @@ type rawConfig struct {
 	IsGateway                 bool        `json:"isGateway"`
 	IsDefaultGateway          bool        `json:"isDefaultGateway"`
 	ForceAddress              bool        `json:"forceAddress"`
-	IPMasq                    bool        `json:"ipMasq"`
+	IPMasq                    *ipMasq     `json:"ipMasq"`
 	IPMasqBackend             *string     `json:"ipMasqBackend"`
 	MTU                       int         `json:"mtu"`
 	HairpinMode               bool        `json:"hairpinMode"`
@@ -168,19 +171,56 @@ func unsupported(key string, value any) error {
 	return plugin.Errorf(plugin.CodeUnsupported, "%s %v: this version of bridge does not support %s", key, value, key)
 }
 
-func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
-	backend := "nftables"
-	if raw.IPMasqBackend != nil && *raw.IPMasqBackend != "" {
-		backend = *raw.IPMasqBackend
+// ipMasq is true, false, or an object that says more.
+type ipMasq struct {
+	V4                 *bool    `json:"v4"`
+	V6                 *bool    `json:"v6"`
+	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
+}
+
+// UnmarshalJSON reads either form.
+func (m *ipMasq) UnmarshalJSON(data []byte) error {
+	var on bool
+	if err := json.Unmarshal(data, &on); err == nil {
+		m.V4, m.V6 = &on, &on
+		return nil
 	}
-	if backend != "nftables" && backend != "iptables" {
-		return plugin.Errorf(plugin.CodeConfig, "ipMasqBackend %q: want nftables or iptables", backend)
-	}
-	if raw.IPMasq && c.IPAM != "" {
-		c.Masquerade = backend
+	type fields ipMasq
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode((*fields)(m)); err != nil {
+		return errors.New("ipMasq: want true, false, or an object of v4, v6 (true or false) and nonMasqueradeCIDRs (a list)")
 	}
 	return nil
 }
+
+func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
+	m := Masquerade{Backend: "nftables"}
+	if raw.IPMasqBackend != nil && *raw.IPMasqBackend != "" {
+		m.Backend = *raw.IPMasqBackend
+	}
+	if m.Backend != "nftables" && m.Backend != "iptables" {
+		return plugin.Errorf(plugin.CodeConfig, "ipMasqBackend %q: want nftables or iptables", m.Backend)
+	}
+	if raw.IPMasq == nil {
+		return nil
+	}
+	for _, text := range raw.IPMasq.NonMasqueradeCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
+			return plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %q: want a subnet such as 10.0.0.0/8", text)
+		}
+		m.Except = append(m.Except, p)
+	}
+	m.V4, m.V6 = isTrue(raw.IPMasq.V4), isTrue(raw.IPMasq.V6)
+	if (m.V4 || m.V6) && c.IPAM != "" {
+		c.Masquerade = m
+	}
+	return nil
+}
+
+// isTrue: true is the default.
+func isTrue(b *bool) bool { return b == nil || *b }
 
 // parseMAC: runtimeConfig wins over args, args over CNI_ARGS (CONVENTIONS.md).
 func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {

@@ -5,6 +5,7 @@ package bridge
 import (
 	"io"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -33,19 +34,23 @@ func TestParse(t *testing.T) {
 		`"mtu":68`:                                   {Bridge: "cni0", MTU: 68},
 		`"mtu":65535`:                                {Bridge: "cni0", MTU: 65535},
 		ipam:                                         {Bridge: "cni0", IPAM: "host-local"},
-		ipam + `,"ipMasq":true`:                      {Bridge: "cni0", IPAM: "host-local", Masquerade: "nftables"},
-		ipam + `,"ipMasq":true,"ipMasqBackend":""`:         {Bridge: "cni0", IPAM: "host-local", Masquerade: "nftables"},
-		ipam + `,"ipMasq":true,"ipMasqBackend":"iptables"`: {Bridge: "cni0", IPAM: "host-local", Masquerade: "iptables"},
+		ipam + `,"ipMasq":true`:                      {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":true,"ipMasqBackend":""`:         {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":true,"ipMasqBackend":"iptables"`: {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "iptables", V4: true, V6: true}},
 		ipam + `,"ipMasqBackend":"iptables"`:               {Bridge: "cni0", IPAM: "host-local"},
-		`"ipMasq":true`:                                    {Bridge: "cni0"}, // nothing to masquerade
-		`"ipam":null`:                                      {Bridge: "cni0"},
-		`"ipam":{}`:                                        {Bridge: "cni0"},
+		ipam + `,"ipMasq":{}`:                              {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":{"v6":false,"nonMasqueradeCIDRs":["10.0.0.0/8","fd00::/8"]}`: {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true,
+			Except: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}},
+		ipam + `,"ipMasq":{"v4":false,"v6":false}`: {Bridge: "cni0", IPAM: "host-local"},
+		`"ipMasq":true`: {Bridge: "cni0"}, // nothing to masquerade
+		`"ipam":null`:   {Bridge: "cni0"},
+		`"ipam":{}`:     {Bridge: "cni0"},
 		`"vlan":0,"vlanTrunk":[],"macspoofchk":false,"preserveDefaultVlan":true`: {Bridge: "cni0"},
 		`"dns":{"nameservers":["192.0.2.1"]}`:                                    {Bridge: "cni0", DNS: &types.DNS{Nameservers: []string{"192.0.2.1"}}},
 		`"dns":{}`:                                                               {Bridge: "cni0"},
 	} {
 		got, err := parsed(keys, "1.1.0", nil)
-		if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" || err != nil {
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
 			t.Errorf("%s: %v\n%s", keys, err, diff)
 		}
 	}
@@ -66,6 +71,9 @@ func TestParseRefused(t *testing.T) {
 		`"vlanTrunk":[{"minID":-1,"maxID":5}]`:                          "vlanTrunk[0] -1",
 		`"vlanTrunk":[{"minID":1,"maxID":5000}]`:                        "vlanTrunk[0] 5000",
 		`"ipMasqBackend":"ipvs"`:                                        `ipMasqBackend "ipvs": want nftables or iptables`,
+		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.1/8"]}`:                `ipMasq.nonMasqueradeCIDRs "10.0.0.1/8": want a subnet`,
+		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.0"]}`:                  `want a subnet`,
+		`"ipMasq":{"nonMasqueradeCIDRs":["::ffff:10.0.0.0/104"]}`:       `want a subnet`,
 		`"ipam":{"type":"../x"}`:                                        "want the name of a plugin",
 		`"ipam":{"type":"a/b"}`:                                         "want the name of a plugin",
 		`"ipam":{"type":"host-local"},"disableContainerInterface":true`: "cannot be used with ipam",
@@ -149,7 +157,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if plugin.ValidIfName(c.Bridge) != nil || c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0) || c.Masquerade != "" && c.IPAM == "" ||
+		if plugin.ValidIfName(c.Bridge) != nil || c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0) || c.Masquerade.Backend != "" && c.IPAM == "" ||
 			strings.ContainsAny(c.IPAM, "/\x00") || c.MTU < 0 || c.LeaveDown && c.IPAM != "" {
 			t.Errorf("%q: %+v", config, c)
 		}

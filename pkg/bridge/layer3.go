@@ -3,14 +3,11 @@
 package bridge
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -143,93 +140,4 @@ func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result
 		result.DNS = *j.cfg.DNS
 	}
 	return result
-}
-
-// masquerade makes traffic of the pod that leaves the network carry the node's address. With an IPAM plugin in process the
-// subnets are known and shared by all pods, so that only the first pod of a network changes anything.
-func (j *job) masquerade(l layer3) error {
-	m := nftMasquerade(j.att.Network, l.addresses, j.shared)
-	if j.cfg.Masquerade == "nftables" {
-		if !j.att.Noted(masqueraded) {
-			if err := j.att.Note(masqueraded); err != nil {
-				return err
-			}
-		}
-		return j.host.EnsureMasquerade(m)
-	}
-	if j.att.Noted(masqueraded) {
-		// The subnets are masqueraded as a whole, so the newest configuration decides for the network.
-		if err := errors.Join(j.host.EndMasquerade(m), j.att.Unnote(masqueraded)); err != nil {
-			return err
-		}
-	}
-	if j.cfg.Masquerade == "iptables" {
-		return masqueradeByIPTables(j.host, j.att.Key, l.addresses)
-	}
-	return nil
-}
-
-// masqueraded notes that the network has a chain and sets in nftables.
-const masqueraded = "masqueraded"
-
-func nftMasquerade(network string, addresses []netip.Prefix, shared bool) kernel.Masquerade {
-	m := kernel.Masquerade{Network: network}
-	for _, a := range addresses {
-		m.Local = append(m.Local, a.Masked())
-		if shared {
-			m.Sources = append(m.Sources, a.Masked())
-		} else {
-			m.Sources = append(m.Sources, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
-		}
-	}
-	return m
-}
-
-// unmasquerade takes back what masquerade made for one attachment. Shared subnets stay for the other pods.
-func unmasquerade(host *kernel.Node, key attachment.Key, st state) error {
-	switch {
-	case st.Masquerade == "iptables":
-		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(key))
-	case st.Masquerade == "nftables" && !st.Shared:
-		return host.DelMasquerade(nftMasquerade(key.Network, st.Addresses, false))
-	}
-	return nil
-}
-
-// The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
-func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
-
-func masqueradeByIPTables(host *kernel.Node, key attachment.Key, addresses []netip.Prefix) error {
-	for _, is4 := range []bool{true, false} {
-		lines := masqueradeLines(key, is4, addresses)
-		if len(lines) == 0 {
-			continue
-		}
-		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-			return append(nat.Deletions("POSTROUTING", masqueradeChain(key)), lines...), nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func masqueradeLines(key attachment.Key, is4 bool, addresses []netip.Prefix) []string {
-	chain := masqueradeChain(key)
-	comment := `-m comment --comment ` + kernel.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
-	lines := []string{":" + chain + " - [0:0]"}
-	var jumps []string
-	for _, a := range addresses {
-		if a.Addr().Is4() == is4 {
-			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
-			jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
-		}
-	}
-	if len(jumps) == 0 {
-		return nil
-	}
-	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
-	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
-	return append(lines, jumps...)
 }

@@ -5,6 +5,7 @@ package bridge
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -142,10 +143,20 @@ func TestNFTMasquerade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for shared, want := range map[bool]string{true: "[10.1.0.0/24 fd00::/64] [10.1.0.0/24 fd00::/64]", false: "[10.1.0.5/32 fd00::5/128] [10.1.0.0/24 fd00::/64]"} {
-		m := nftMasquerade("net", l.addresses, shared)
-		if got := fmt.Sprint(m.Sources, " ", m.Local); got != want || m.Network != "net" {
-			t.Errorf("shared %t: %s, want %s", shared, got, want)
+	for _, c := range []struct {
+		cfg    Masquerade
+		shared bool
+		want   string
+	}{
+		{Masquerade{V4: true, V6: true}, true, "[10.1.0.0/24 fd00::/64] [10.1.0.0/24 fd00::/64]"},
+		{Masquerade{V4: true, V6: true}, false, "[10.1.0.5/32 fd00::5/128] [10.1.0.0/24 fd00::/64]"},
+		{Masquerade{V4: true}, true, "[10.1.0.0/24] [10.1.0.0/24]"},
+		{Masquerade{V6: true, Except: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}, false,
+			"[fd00::5/128] [2001:db8::/32 fd00::/64]"},
+	} {
+		m := nftMasquerade("net", c.cfg, l.addresses, c.shared)
+		if got := fmt.Sprint(m.Sources, " ", m.Local); got != c.want || m.Network != "net" {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }

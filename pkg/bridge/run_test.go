@@ -44,6 +44,7 @@ type lab struct {
 	plugin plugin.Plugin
 	conf   object
 	pod    *sandbox.Pod
+	path   string // CNI_PATH
 }
 
 func dualStack() object {
@@ -51,19 +52,32 @@ func dualStack() object {
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}}
 }
 
-// newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
-func newLab(t *testing.T, keys ...any) lab {
+// bareLab is a node without the network.
+func bareLab(t *testing.T, keys ...any) lab {
 	t.Helper()
-	l := lab{T: t, plugin: Plugin(hostlocal.Plugin()), pod: kerneltest.NewPod(t), conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
-		"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.with(keys...)}
 	if err := flushNFT(); err != nil {
 		t.Fatal(err)
 	}
-	first := l
-	first.pod = kerneltest.NewPod(t)
+	return lab{T: t, plugin: Plugin(hostlocal.Plugin()), pod: kerneltest.NewPod(t), path: "/nonexistent",
+		conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
+			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.with(keys...)}
+}
+
+// newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
+func newLab(t *testing.T, keys ...any) lab {
+	t.Helper()
+	l := bareLab(t, keys...)
+	first := l.other()
 	first.add("first")
 	first.ok(first.call("DEL", "first"))
 	kerneltest.Clean(t, l.pod)
+	return l
+}
+
+// other is the same node with another pod.
+func (l lab) other() lab {
+	l.Helper()
+	l.pod = kerneltest.NewPod(l.T)
 	return l
 }
 
@@ -81,7 +95,7 @@ type outcome struct {
 // call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
-	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent"}
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": l.path}
 	conf := l.conf
 	for i := 0; i < len(keys); i += 2 {
 		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {

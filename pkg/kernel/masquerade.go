@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
@@ -45,44 +44,77 @@ func setName(kind, name string, is4 bool) string {
 	return kind + "6-" + name
 }
 
-// EnsureMasquerade makes sure that every source is masqueraded. When it is, which is so for all but the first pod of a network,
-// nothing is changed.
-func (n *Node) EnsureMasquerade(m Masquerade) error {
-	missing, err := n.MissingMasquerade(m)
-	if err != nil || len(missing) == 0 {
-		return err
-	}
-	op := "nft add masquerade for network " + m.Network
-	err = skeleton(op, func(c *nftables.Conn) error { return m.build(c, false) })
-	if err == nil {
-		missing, err = n.MissingMasquerade(m) // intervals that share an end overlap without an error
-	}
-	overlap := err == nil && len(missing) > 0 || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY)
-	if !overlap {
-		return err
-	}
-	// The network's subnets have changed and overlap with what is there.
-	return skeleton(op, func(c *nftables.Conn) error { return m.build(c, true) })
-}
+// Empty tells whether there is nothing in it.
+func (m Masquerade) Empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// MissingMasquerade returns the sources that are not masqueraded.
-func (n *Node) MissingMasquerade(m Masquerade) ([]netip.Prefix, error) {
+// AddMasquerade adds what MissingMasquerade returned to a network that HasMasquerade. unix.EEXIST: a prefix overlaps with one that
+// is there, and SetMasquerade must write all of them.
+func (n *Node) AddMasquerade(m Masquerade) error {
 	t, err := openNFT(masqueradeTable)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer t.close()
-	var missing []netip.Prefix
-	for _, p := range m.Sources {
-		ok, err := t.covers(setName("pods", m.name(), p.Addr().Is4()), p)
-		if err != nil {
-			return nil, err
+	var elements []element
+	for _, s := range m.sets() {
+		for _, p := range s.prefixes {
+			elements = append(elements, interval(setName(s.kind, m.name(), p.Addr().Is4()), p)...)
 		}
-		if !ok {
-			missing = append(missing, p)
+	}
+	if err := t.add(elements); err != nil {
+		if errors.Is(err, unix.ENOTEMPTY) {
+			return unix.EEXIST
+		}
+		return err
+	}
+	missing, err := n.MissingMasquerade(m) // intervals that share an end overlap without an error
+	if err == nil && !missing.Empty() {
+		err = unix.EEXIST
+	}
+	return err
+}
+
+// SetMasquerade makes m everything that the network masquerades.
+func (n *Node) SetMasquerade(m Masquerade) error {
+	return skeleton("nft set masquerade of network "+m.Network, m.build)
+}
+
+// HasMasquerade tells whether the network's chain and sets are there.
+func (n *Node) HasMasquerade(network string) (bool, error) {
+	missing, err := n.MissingMasquerade(Masquerade{Network: network, Local: Masquerade{}.multicast()})
+	return missing.Empty(), err
+}
+
+// MissingMasquerade returns the part of m that the kernel lacks.
+func (n *Node) MissingMasquerade(m Masquerade) (Masquerade, error) {
+	missing := Masquerade{Network: m.Network}
+	t, err := openNFT(masqueradeTable)
+	if err != nil {
+		return missing, err
+	}
+	defer t.close()
+	for i, s := range m.sets() {
+		into := []*[]netip.Prefix{&missing.Sources, &missing.Local}[i]
+		for _, p := range s.prefixes {
+			ok, err := t.covers(setName(s.kind, m.name(), p.Addr().Is4()), p)
+			if err != nil {
+				return missing, err
+			}
+			if !ok {
+				*into = append(*into, p)
+			}
 		}
 	}
 	return missing, nil
+}
+
+type masqueradeSet struct {
+	kind     string
+	prefixes []netip.Prefix
+}
+
+func (m Masquerade) sets() [2]masqueradeSet {
+	return [...]masqueradeSet{{"pods", m.Sources}, {"local", m.Local}}
 }
 
 // covers tells whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
@@ -175,71 +207,40 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 	return s
 }
 
-// build writes everything of the network; reset takes out of its sets what overlaps with the prefixes.
-func (m Masquerade) build(c *nftables.Conn, reset bool) error {
+func (m Masquerade) build(c *nftables.Conn) error {
 	table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
 	chain := c.AddChain(m.chain(table))
 	c.FlushChain(chain)
+	m.Local = append(m.multicast(), m.Local...)
 	for _, is4 := range []bool{true, false} {
-		pods, local := m.set(table, "pods", is4), m.set(table, "local", is4)
-		for _, s := range []struct {
-			set      *nftables.Set
-			prefixes []netip.Prefix
-		}{{pods, m.Sources}, {local, append(m.multicast(), m.Local...)}} {
-			set, prefixes := s.set, s.prefixes
+		var sets []*nftables.Set
+		for _, s := range m.sets() {
+			set := m.set(table, s.kind, is4)
+			sets = append(sets, set)
 			if err := c.AddSet(set, nil); err != nil {
 				return err
 			}
-			elements := setElements(set.Name, is4, prefixes)
-			if reset {
-				kept, err := apart(c, set, is4, prefixes)
-				if err != nil {
-					return err
-				}
-				c.FlushSet(set)
-				elements = append(elements, kept...)
-			}
-			if err := c.SetAddElements(set, elements); err != nil {
+			c.FlushSet(set)
+			if err := c.SetAddElements(set, setElements(set.Name, is4, distinct(s.prefixes))); err != nil {
 				return err
 			}
 		}
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, pods, local),
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, sets[0], sets[1]),
 			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
 	}
 	return nil
 }
 
-// apart returns the elements of those intervals of a set that none of the prefixes overlaps.
-func apart(c *nftables.Conn, set *nftables.Set, is4 bool, prefixes []netip.Prefix) ([]nftables.SetElement, error) {
-	elements, err := c.GetSetElements(set)
-	if err != nil {
-		return nil, ignore(err, unix.ENOENT)
-	}
-	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
-		return cmp.Or(bytes.Compare(a.Key, b.Key), map[bool]int{true: -1}[a.IntervalEnd])
-	})
-	var kept []nftables.SetElement
-	for i, begin := range elements {
-		if begin.IntervalEnd {
-			continue
-		}
-		one := []nftables.SetElement{{Key: begin.Key}}
-		var end []byte // nil: up to the end of the address space
-		if i+1 < len(elements) && elements[i+1].IntervalEnd {
-			end = elements[i+1].Key
-			one = append(one, nftables.SetElement{Key: end, IntervalEnd: true})
-		}
-		if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 && overlaps(p, begin.Key, end) }) {
-			kept = append(kept, one...)
+// distinct leaves out the prefixes that lie in another one, since the intervals of a set must not overlap.
+func distinct(prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for i, p := range prefixes {
+		inside := func(o netip.Prefix) bool { return o.Bits() < p.Bits() && o.Overlaps(p) }
+		if !slices.ContainsFunc(prefixes, inside) && !slices.Contains(prefixes[:i], p) {
+			out = append(out, p)
 		}
 	}
-	return kept, nil
-}
-
-// overlaps tells whether a prefix has an address from begin on and before end.
-func overlaps(p netip.Prefix, begin, end []byte) bool {
-	behind := after(p)
-	return (!behind.IsValid() || bytes.Compare(begin, behind.AsSlice()) < 0) && (end == nil || bytes.Compare(p.Masked().Addr().AsSlice(), end) < 0)
+	return out
 }
 
 func (m Masquerade) multicast() []netip.Prefix {

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func TestRules(t *testing.T) {
 	flush(t)
 	h := host(t)
-	mustDo(t, h.ProtectLoopback(), h.EnsureMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
+	mustDo(t, h.ProtectLoopback(), h.SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
 	for _, table := range []string{hostportTable, masqueradeTable} {
 		var lines []string
 		for _, kind := range []string{"nft chain", "nft rule"} {

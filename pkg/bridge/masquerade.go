@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// Masquerade is what a network gives the node's address when it leaves the network.
+type Masquerade struct {
+	Backend string // "", "nftables" or "iptables"
+	V4, V6  bool
+	Except  []netip.Prefix // destinations that see the pod's own address
+}
+
+// of returns those of the prefixes whose family is masqueraded.
+func (m Masquerade) of(prefixes []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range prefixes {
+		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// masquerade makes traffic of the pod that leaves the network carry the node's address. With an IPAM plugin in process the
+// subnets are known and shared by all pods, so that only the first pod of a network changes anything.
+func (j *job) masquerade(l layer3) error {
+	m := j.cfg.Masquerade
+	if m.Backend == "nftables" {
+		return j.masqueradeByNFT(l)
+	}
+	if _, noted := j.att.Noted(masqueraded); noted {
+		// The subnets are masqueraded as a whole, so the newest configuration decides for the network.
+		if err := errors.Join(j.host.EndMasquerade(kernel.Masquerade{Network: j.att.Network}), j.att.Unnote(masqueraded)); err != nil {
+			return err
+		}
+	}
+	if m.Backend == "iptables" {
+		return masqueradeByIPTables(j.host, j.att.Key, m.of(l.addresses), m.of(m.Except))
+	}
+	return nil
+}
+
+// masqueraded notes that the network has a chain and sets in nftables, and for which configuration.
+const masqueraded = "masqueraded"
+
+// masqueradeByNFT changes nothing when all that the pod needs is there, and adds what is missing. Everything is written anew, from the
+// records of all attachments, when the configuration has changed, when subnets overlap, and after somebody flushed the rules.
+func (j *job) masqueradeByNFT(l layer3) error {
+	config := fmt.Sprint(j.cfg.Masquerade)
+	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.addresses, j.shared)
+	missing, err := j.host.MissingMasquerade(want)
+	if err != nil {
+		return err
+	}
+	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.Empty() {
+		return nil
+	}
+	unlock, err := j.att.LockNetwork()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	whole, err := j.host.HasMasquerade(j.att.Network)
+	if err != nil {
+		return err
+	}
+	if noted, _ := j.att.Noted(masqueraded); noted == config && whole {
+		if err := j.host.AddMasquerade(missing); !isExist(err) {
+			return err
+		}
+	}
+	all, err := j.allMasquerade()
+	if err != nil {
+		return err
+	}
+	// The configuration is noted when it is in force: a kill before that writes everything once more.
+	if err := j.att.Note(masqueraded, ""); err != nil {
+		return err
+	}
+	if err := j.host.SetMasquerade(all); err != nil {
+		return err
+	}
+	return j.att.Note(masqueraded, config)
+}
+
+// allMasquerade returns what all attachments of the network need, this one's record included.
+func (j *job) allMasquerade() (kernel.Masquerade, error) {
+	all := kernel.Masquerade{Network: j.att.Network}
+	records, err := attachment.List(j.att.Network, j.r.Plugin)
+	if err != nil {
+		return all, err
+	}
+	for _, rec := range records {
+		var st state
+		if json.Unmarshal(rec.State, &st) == nil && st.Masquerade == "nftables" {
+			m := nftMasquerade(j.att.Network, j.cfg.Masquerade, st.Addresses, st.Shared)
+			all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
+		}
+	}
+	return all, nil
+}
+
+func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) kernel.Masquerade {
+	m := kernel.Masquerade{Network: network, Local: cfg.of(cfg.Except)}
+	for _, a := range cfg.of(addresses) {
+		m.Local = append(m.Local, a.Masked())
+		if shared {
+			m.Sources = append(m.Sources, a.Masked())
+		} else {
+			m.Sources = append(m.Sources, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+		}
+	}
+	return m
+}
+
+// unmasquerade takes back what masquerade made for one attachment. Shared subnets stay for the other pods.
+func unmasquerade(host *kernel.Node, key attachment.Key, st state) error {
+	switch {
+	case st.Masquerade == "iptables":
+		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(key))
+	case st.Masquerade == "nftables" && !st.Shared:
+		return host.DelMasquerade(nftMasquerade(key.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
+	}
+	return nil
+}
+
+// The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
+func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
+
+func masqueradeByIPTables(host *kernel.Node, key attachment.Key, addresses, except []netip.Prefix) error {
+	for _, is4 := range []bool{true, false} {
+		lines := masqueradeLines(key, is4, addresses, except)
+		if len(lines) == 0 {
+			continue
+		}
+		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+			return append(nat.Deletions("POSTROUTING", masqueradeChain(key)), lines...), nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {
+	chain := masqueradeChain(key)
+	comment := `-m comment --comment ` + kernel.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
+	lines := []string{":" + chain + " - [0:0]"}
+	var jumps []string
+	for _, a := range addresses {
+		if a.Addr().Is4() == is4 {
+			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
+			jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
+		}
+	}
+	if len(jumps) == 0 {
+		return nil
+	}
+	for _, p := range except {
+		if p.Addr().Is4() == is4 {
+			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, p, comment))
+		}
+	}
+	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
+	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
+	return append(lines, jumps...)
+}

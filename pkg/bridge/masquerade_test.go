@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// masquerades wants sources and exceptions to be in force for the lab's network.
+func (l lab) masquerades(sources, local string) error {
+	h, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	m := kernel.Masquerade{Network: l.network()}
+	for _, s := range strings.Fields(sources) {
+		m.Sources = append(m.Sources, netip.MustParsePrefix(s))
+	}
+	for _, s := range strings.Fields(local) {
+		m.Local = append(m.Local, netip.MustParsePrefix(s))
+	}
+	missing, err := h.MissingMasquerade(m)
+	if err == nil && !missing.Empty() {
+		err = fmt.Errorf("missing %v", missing)
+	}
+	return err
+}
+
+// TestMasqueradeEdited: the newest configuration decides for all pods of the network.
+func TestMasqueradeEdited(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	if err := l.masquerades("10.60.0.0/24 fd00:60::/64", "10.60.0.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	edited := object{"v6": false, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24", "fd00::/8"}}
+	l.fails(a.check("ipMasq", edited), 100, "the exception from masquerade for [10.0.0.0/8 192.0.2.0/24] is missing")
+	b := l.other().add("b", "ipMasq", edited)
+	l.ok(a.check("ipMasq", edited))
+	l.ok(b.check("ipMasq", edited))
+	for _, gone := range []string{"fd00:60::/64", "192.0.2.0/24"} {
+		if l.masquerades(gone, "") == nil {
+			t.Errorf("%s is masqueraded", gone)
+		}
+	}
+	c := l.other().add("c")
+	l.ok(c.check())
+	if l.masquerades("", "192.0.2.0/24") == nil {
+		t.Error("the exception stayed when it was taken out of the configuration")
+	}
+}
+
+// foreignIPAM puts an IPAM plugin into CNI_PATH that gives 10.61.0.N/24 to the container named N.
+func (l lab) foreignIPAM() lab {
+	l.Helper()
+	script := `#!/bin/sh
+[ "$CNI_COMMAND" = ADD ] && echo "{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.61.0.$CNI_CONTAINERID/24\"}]}"
+exit 0
+`
+	dir := l.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "foreign"), []byte(script), 0o700); err != nil {
+		l.Fatal(err)
+	}
+	l.path, l.conf = dir, l.conf.with("ipam", object{"type": "foreign"})
+	return l
+}
+
+// TestMasqueradeFlushed: the next pod brings back the masquerade of all pods, also where each pod has an address of its own in the set.
+func TestMasqueradeFlushed(t *testing.T) {
+	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
+	l.add("5")
+	l.other().add("6")
+	if err := l.masquerades("10.61.0.5/32 10.61.0.6/32", "10.61.0.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	if l.masquerades("10.61.0.7/32", "") == nil {
+		t.Error("an address that no pod has is masqueraded")
+	}
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	l.other().add("7")
+	if err := l.masquerades("10.61.0.5/32 10.61.0.6/32 10.61.0.7/32", "10.61.0.0/24"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMasqueradeIPTablesOneFamily: exceptions and families count in iptables too.
+func TestMasqueradeIPTablesOneFamily(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
+	a := l.add("a")
+	l.ok(a.check())
+	h, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	chain := masqueradeChain(key("tables", "a"))
+	for is4, want := range map[bool]int{true: 1, false: 0} {
+		nat, err := h.ReadNAT(is4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(nat.Rules(chain, "192.0.2.0/24", "ACCEPT")); got != want || nat.HasChain(chain) != is4 {
+			t.Errorf("IPv4 %t: %d exceptions, chain %t", is4, got, nat.HasChain(chain))
+		}
+	}
+}
