@@ -92,7 +92,7 @@ func TestAddAgainChanged(t *testing.T) {
 // a namespace nobody would.
 func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
-	l.must(l.host.LeadGroup(l.hostSide))
+	l.must(l.host.SetUpLeader(l.hostSide, ""))
 	l.hostSide = l.link("bwt0")
 	l.ok(l.call("ADD", "a"))
 	l.ok(l.call("DEL", "a"))

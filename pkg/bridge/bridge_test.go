@@ -14,7 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -227,57 +226,4 @@ func TestBridgeIsNoBridge(t *testing.T) {
 	l.fails(l.call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, "bt9 is a veth, not a bridge")
 	l.ok(l.call("STATUS", ""))
 	l.ok(l.call("STATUS", "", "bridge", "missing0"))
-}
-
-// TestGateways: a second subnet on one bridge is another configuration's, unless it is IPv6 and apart.
-func TestGateways(t *testing.T) {
-	other := func(subnets ...string) object {
-		var sets []any
-		for _, s := range subnets {
-			sets = append(sets, []any{object{"subnet": s}})
-		}
-		return object{"type": "host-local", "ranges": sets}
-	}
-	l := newLab(t, "bridge", "bt4", "ipMasq", false, "ipam", other("10.62.0.0/24", "fd00:62::/64"))
-	l.fails(l.call("ADD", "a", "ipam", other("10.63.0.0/24")), plugin.CodeAddressTaken, "bt4 already has the address 10.62.0.1/24, want 10.63.0.1/24")
-	l.fails(l.call("ADD", "a", "ipam", other("fd00::/16")), plugin.CodeAddressTaken, "bt4 already has the address fd00:62::1/64")
-	l.ok(l.call("DEL", "a"))
-	gateways := func() string {
-		h, err := kernel.Host()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer h.Close()
-		link, _, _ := h.Link("bt4")
-		list, err := h.Addresses(link)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var text []string
-		for _, a := range list {
-			text = append(text, a.String())
-		}
-		return strings.Join(text, " ")
-	}
-	before := gateways()
-	l.ok(l.call("ADD", "a", "ipam", other("fd00:63::/64")))
-	l.ok(l.call("DEL", "a"))
-	if got := gateways(); got != "10.62.0.1/24 fd00:63::1/64 fd00:62::1/64" && got != "10.62.0.1/24 fd00:62::1/64 fd00:63::1/64" {
-		t.Errorf("got %s", got)
-	}
-	l.ok(l.call("ADD", "a", "ipam", other("10.63.0.0/24"), "forceAddress", true))
-	l.ok(l.call("DEL", "a"))
-	if got := gateways(); strings.Contains(got, "10.62.0.1") || !strings.Contains(got, "10.63.0.1/24") {
-		t.Errorf("after forceAddress: %s", got)
-	}
-	l.ok(l.call("ADD", "a", "forceAddress", true))
-	l.ok(l.call("DEL", "a"))
-	if err := onHost("bt4", func(link netlink.Link) error {
-		return netlink.AddrDel(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix("fd00:63::1/64"))})
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if got := gateways(); got != before {
-		t.Errorf("got %s, was %s", got, before)
-	}
 }

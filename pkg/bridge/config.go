@@ -20,7 +20,8 @@ const defaultBridge = "cni0"
 // Config is the validated configuration of a request.
 type Config struct {
 	Bridge         string
-	MTU            int // 0 for the kernel's default
+	MTU            int  // 0 for the kernel's default
+	AutoMTU        bool // that of the uplink
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for L2 only
 	DNS            *types.DNS
@@ -42,22 +43,22 @@ type vlanRange struct {
 }
 
 type rawConfig struct {
-	Bridge                    string      `json:"bridge"`
-	IsGateway                 bool        `json:"isGateway"`
-	IsDefaultGateway          bool        `json:"isDefaultGateway"`
-	ForceAddress              bool        `json:"forceAddress"`
-	IPMasq                    *ipMasq     `json:"ipMasq"`
-	IPMasqBackend             *string     `json:"ipMasqBackend"`
-	MTU                       int         `json:"mtu"`
-	HairpinMode               bool        `json:"hairpinMode"`
-	PromiscMode               bool        `json:"promiscMode"`
-	Vlan                      int         `json:"vlan"`
-	VlanTrunk                 []vlanRange `json:"vlanTrunk"`
-	PreserveDefaultVlan       bool        `json:"preserveDefaultVlan"`
-	EnableDAD                 bool        `json:"enabledad"`
-	MacSpoofChk               bool        `json:"macspoofchk"`
-	DisableContainerInterface bool        `json:"disableContainerInterface"`
-	PortIsolation             bool        `json:"portIsolation"`
+	Bridge                    string          `json:"bridge"`
+	IsGateway                 bool            `json:"isGateway"`
+	IsDefaultGateway          bool            `json:"isDefaultGateway"`
+	ForceAddress              bool            `json:"forceAddress"`
+	IPMasq                    *ipMasq         `json:"ipMasq"`
+	IPMasqBackend             *string         `json:"ipMasqBackend"`
+	MTU                       json.RawMessage `json:"mtu"` // a number of bytes, or "auto"
+	HairpinMode               bool            `json:"hairpinMode"`
+	PromiscMode               bool            `json:"promiscMode"`
+	Vlan                      int             `json:"vlan"`
+	VlanTrunk                 []vlanRange     `json:"vlanTrunk"`
+	PreserveDefaultVlan       bool            `json:"preserveDefaultVlan"`
+	EnableDAD                 bool            `json:"enabledad"`
+	MacSpoofChk               bool            `json:"macspoofchk"`
+	DisableContainerInterface bool            `json:"disableContainerInterface"`
+	PortIsolation             bool            `json:"portIsolation"`
 
 	// The sub-objects belong to the IPAM plugin and to the specification.
 	IPAM          json.RawMessage `json:"ipam"`
@@ -78,7 +79,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return Config{}, err
 	}
-	c := Config{Bridge: raw.Bridge, MTU: raw.MTU, Gateway: raw.IsGateway || raw.IsDefaultGateway, DefaultGateway: raw.IsDefaultGateway,
+	c := Config{Bridge: raw.Bridge, Gateway: raw.IsGateway || raw.IsDefaultGateway, DefaultGateway: raw.IsDefaultGateway,
 		ForceAddress: raw.ForceAddress, Hairpin: raw.HairpinMode, Promisc: raw.PromiscMode, Isolated: raw.PortIsolation,
 		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface}
 	if c.Bridge == "" {
@@ -106,6 +107,9 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 	if c.LeaveDown {
 		return plugin.Errorf(plugin.CodeConfig, "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
 	}
+	if c.IPAM == r.Plugin {
+		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", c.IPAM)
+	}
 	return ipam.ValidType(c.IPAM)
 }
 
@@ -127,7 +131,10 @@ func ipamType(raw json.RawMessage) string {
 	return i.Type
 }
 
-func parseLink(c *Config, _ rawConfig, _ *plugin.Request) error {
+func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
+	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
+		return plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU)
+	}
 	// ETH_MIN_MTU and IP_MAX_MTU of the kernel, include/uapi/linux/if_ether.h and include/net/ip.h.
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)

@@ -4,9 +4,8 @@ package bridge
 
 import (
 	"crypto/rand"
-	"errors"
 	"net"
-	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -21,6 +20,11 @@ type wiring struct{ bridge, host, pod kernel.Link }
 
 // wire makes the bridge when it is missing, and the veth pair, still down.
 func (j *job) wire() (w wiring, err error) {
+	if j.cfg.AutoMTU {
+		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
+			return w, err
+		}
+	}
 	if w.bridge, err = j.ensureBridge(); err != nil {
 		return w, err
 	}
@@ -42,8 +46,8 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
 	if err == nil && !ok {
-		if err = j.host.AddBridge(name, randomMAC(), j.cfg.MTU); err == nil || isExist(err) {
-			link, ok, err = j.host.Link(name)
+		if link, ok, err = j.makeBridge(name); err != nil {
+			return link, err
 		}
 	}
 	if err == nil && !ok {
@@ -67,6 +71,20 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
+}
+
+// makeBridge makes the bridge, unless another ADD was faster. A Service whose backend is on the same bridge needs its rules for the
+// backend's answer, which would otherwise go straight to the client, from an address that the client never talked to.
+func (j *job) makeBridge(name string) (kernel.Link, bool, error) {
+	err := j.host.AddBridge(name, randomMAC(), j.cfg.MTU)
+	if err != nil && !isExist(err) {
+		return kernel.Link{}, false, err
+	}
+	link, ok, e := j.host.Link(name)
+	if err == nil && e == nil && ok && j.cfg.Gateway {
+		e = j.host.FilterBridged(link)
+	}
+	return link, ok, e
 }
 
 // quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of
@@ -151,71 +169,27 @@ func (j *job) configurePort(w wiring) error {
 			return err
 		}
 	}
-	if err := j.host.LeadGroup(w.host); err != nil {
-		return err
-	}
-	return j.host.SetUp(w.host)
+	return j.host.SetUpLeader(w.host, j.alias())
 }
 
-// gateway puts the gateway addresses on the bridge and lets the node forward.
-func (j *job) gateway(bridge kernel.Link, l layer3) error {
-	forward := map[bool]kernel.Sysctl{true: {Path: "ipv4/ip_forward", Value: "1"}, false: {Path: "ipv6/conf/all/forwarding", Value: "1"}}
-	for _, gw := range l.gateways {
-		settings := []kernel.Sysctl{forward[gw.Addr().Is4()]}
-		if gw.Addr().Is6() {
-			settings = append(settings, kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"})
-		}
-		if err := j.host.Set(settings...); err != nil {
-			return err
-		}
-		if err := j.gatewayAddress(bridge, gw); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// maxAlias is what the kernel stores of an alias (IFALIASZ in include/uapi/linux/if.h, with its end).
+const maxAlias = 255
 
-// gatewayAddress puts one gateway address on the bridge. Only when it is not there yet, which is so at the first pod of a network, the
-// other addresses of the bridge are looked at: another IPv4 address, or an IPv6 address whose subnet overlaps, is from
-// another configuration.
-func (j *job) gatewayAddress(bridge kernel.Link, gw netip.Prefix) error {
-	has, err := j.host.HasAddress(bridge, gw.Addr())
-	if err != nil {
-		return err
+// alias tells who has the other end, for people who look at 'ip link': the pod, or else the container, and any interface but eth0.
+func (j *job) alias() string {
+	name := j.r.Pod.String()
+	if name == "" {
+		name = j.r.ContainerID
 	}
-	if !has {
-		if err := j.soleGateway(bridge, gw); err != nil {
-			return err
+	if j.r.IfName != "eth0" {
+		name += " " + j.r.IfName
+	}
+	printable := func(c rune) rune {
+		if c < ' ' || c > '~' {
+			return '?'
 		}
+		return c
 	}
-	err = j.host.AddAddress(bridge, gw, j.cfg.DAD)
-	if isExist(err) {
-		return nil
-	}
-	if err == nil && has { // with another prefix length
-		if err = j.soleGateway(bridge, gw); err != nil {
-			err = errors.Join(err, j.host.DelAddress(bridge, gw))
-		}
-	}
-	return err
-}
-
-func (j *job) soleGateway(bridge kernel.Link, gw netip.Prefix) error {
-	addresses, err := j.host.Addresses(bridge)
-	if err != nil {
-		return err
-	}
-	for _, other := range addresses {
-		if other == gw || other.Addr().Is4() != gw.Addr().Is4() || gw.Addr().Is6() && !other.Overlaps(gw) {
-			continue
-		}
-		if !j.cfg.ForceAddress {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, other, gw),
-				"another subnet was configured for this bridge: remove the address with 'ip addr del %s dev %s', or set forceAddress", other, bridge.Name)
-		}
-		if err := j.host.DelAddress(bridge, other); err != nil {
-			return err
-		}
-	}
-	return nil
+	name = strings.Map(printable, name)
+	return name[:min(len(name), maxAlias)]
 }

@@ -203,3 +203,63 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	}
 	return routes[0].LinkIndex, nil
 }
+
+// UplinkMTU returns the MTU of the default route: that of its link, or a smaller one of the route itself, and the smallest one when the
+// families differ. 0: there is no default route.
+func (n *NS) UplinkMTU() (int, error) {
+	smallest := 0
+	// Documentation addresses (RFC 5737, RFC 3849), which only a default route leads to.
+	for _, to := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
+		routes, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+		if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+			continue // no route
+		}
+		index, mtu := routes[0].LinkIndex, routes[0].MTU
+		if hops := routes[0].MultiPath; len(hops) > 0 {
+			index = hops[0].LinkIndex
+		}
+		link, ok, err := n.LinkByIndex(index)
+		if err != nil {
+			return 0, err
+		}
+		for _, m := range []int{mtu, link.MTU} {
+			if ok && m > 0 && (smallest == 0 || m < smallest) {
+				smallest = m
+			}
+		}
+	}
+	return smallest, nil
+}
+
+// KeepRouterAdvertisements lets the links whose default route a router advertised keep it when IPv6 forwarding is switched on: the
+// kernel would drop the route and take no advertisement any more (accept_ra in Documentation/networking/ip-sysctl.rst). Once
+// forwarding is on, there is nothing to do.
+func (n *NS) KeepRouterAdvertisements() error {
+	if on, err := n.Get("ipv6/conf/all/forwarding"); err != nil || on != "0" {
+		return nil // no IPv6, or too late
+	}
+	var routes []netlink.Route
+	err := retry(func() (err error) {
+		routes, err = n.h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("route show proto ra: %w", err)
+	}
+	for _, r := range routes {
+		if dst, ok := Prefix(r.Dst); ok && dst.Bits() > 0 {
+			continue
+		}
+		link, ok, err := n.LinkByIndex(r.LinkIndex)
+		if err != nil || !ok {
+			return err
+		}
+		path := "ipv6/conf/" + link.Name + "/accept_ra"
+		if value, _ := n.Get(path); value == "1" {
+			if err := n.Set(Sysctl{path, "2"}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

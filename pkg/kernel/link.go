@@ -130,6 +130,48 @@ func (v Veth) side(name string, mac net.HardwareAddr) []*nl.RtAttr {
 	return attrs
 }
 
+// FilterBridged lets iptables and nftables rules of the IP families see what a bridge forwards (nf_call_iptables and nf_call_ip6tables
+// in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there.
+func (n *Node) FilterBridged(link Link) error {
+	return change("link set "+link.Name+" type bridge nf_call_iptables 1 nf_call_ip6tables 1", func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		req.AddData(indexed(link.Index))
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+		data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+		data.AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, nl.Uint8Attr(1))
+		data.AddRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, nl.Uint8Attr(1))
+		req.AddData(info)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+// indexed is the header of a request about the link with an ifindex.
+func indexed(index int) *nl.IfInfomsg {
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(index)
+	return msg
+}
+
+// Ports returns the names of the ports of a bridge. It reads all links of the namespace.
+func (n *NS) Ports(bridge Link) (names []string, err error) {
+	var links []netlink.Link
+	err = retry(func() (err error) {
+		links, err = n.h.LinkList()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("link show master %s: %w", bridge.Name, err)
+	}
+	for _, l := range links {
+		if l.Attrs().MasterIndex == bridge.Index {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names, nil
+}
+
 // SetUp brings a link up.
 func (n *NS) SetUp(link Link) error {
 	return change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
@@ -178,10 +220,20 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// LeadGroup makes a link the leader of a device group of its own. Devices that only serve the link join the group (EnsureIFB), so that
-// DelGroup deletes all of them in one request: each request by itself would wait some 15 ms for the kernel (synchronize_net).
-func (n *NS) LeadGroup(link Link) error {
-	return change("link set "+link.Name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(groupOf(link.Index))) })
+// SetUpLeader brings a link up, gives it an alias that ip(8) shows, and makes it the leader of a device group of its own, in one request.
+// Devices that only serve the link join the group (EnsureIFB), so that DelGroup deletes all of them in one request: each request
+// by itself would wait some 15 ms for the kernel (synchronize_net).
+func (n *Node) SetUpLeader(link Link, alias string) error {
+	return change("link set "+link.Name+" up alias "+alias, func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		msg := indexed(link.Index)
+		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
+		req.AddData(msg)
+		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(groupOf(link.Index))))
+		req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, nl.NonZeroTerminated(alias)))
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
 }
 
 // DelGroup deletes the interface name and the device group that the interface with the ifindex leads or led. What is not there is no

@@ -158,7 +158,7 @@ func TestMissingLinks(t *testing.T) {
 // TestDelGroup: the link and what serves it go together, and nothing else.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
-	mustDo(t, w.host.LeadGroup(w.hostSide))
+	mustDo(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
 	leader := mustLink(t, w.host, "kth0")
 	if !leader.LeadsGroup() || w.hostSide.LeadsGroup() || w.bridge.LeadsGroup() {
 		t.Errorf("leads: %+v", leader)
@@ -187,7 +187,7 @@ func TestDelGroupAlone(t *testing.T) {
 		t.Error("a link that leads no group is left")
 	}
 	leader := addBridge(t, w.host, "kt1")
-	mustDo(t, w.host.LeadGroup(leader))
+	mustDo(t, w.host.SetUpLeader(leader, "x"))
 	leader = mustLink(t, w.host, "kt1")
 	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
 	if _, err := w.host.EnsureIFB("ktifb0", leader); err != nil {

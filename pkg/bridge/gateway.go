@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// gateway puts the gateway addresses on the bridge and lets the node forward.
+func (j *job) gateway(bridge kernel.Link, l layer3) error {
+	for _, gw := range l.gateways {
+		if err := j.forward(bridge, gw.Addr().Is4()); err != nil {
+			return err
+		}
+		has, err := j.host.HasAddress(bridge, gw.Addr())
+		if err != nil {
+			return err
+		}
+		// The note tells the prefix length, which only a look at all addresses would tell otherwise.
+		if _, noted := j.att.Noted(gatewayNote(bridge, gw)); has && noted {
+			continue
+		}
+		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (j *job) forward(bridge kernel.Link, is4 bool) error {
+	if is4 {
+		return j.host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
+	}
+	if err := j.host.KeepRouterAdvertisements(); err != nil {
+		return err
+	}
+	return j.host.Set(kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
+		kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"})
+}
+
+// gatewayNote is the mark of the network that it put a gateway address on a bridge.
+func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
+	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
+}
+
+// placeGateway puts a gateway address on the bridge in place of those that cannot stand beside it: another IPv4 address, an IPv6 address
+// whose subnet overlaps, the same address with another prefix length. Such an address is from an earlier configuration of the
+// network when the network noted it, and goes when no pod uses it any more. Any other is somebody else's.
+func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
+	addresses, err := j.host.Addresses(bridge)
+	if err != nil {
+		return err
+	}
+	var gone []netip.Prefix
+	for _, other := range addresses {
+		if slices.Contains(wanted, other) || other.Addr().Is4() != gw.Addr().Is4() || gw.Addr().Is6() && !other.Overlaps(gw) {
+			continue
+		}
+		if !j.cfg.ForceAddress {
+			if err := j.mayReplace(bridge, other, gw); err != nil {
+				return err
+			}
+		}
+		gone = append(gone, other)
+	}
+	for _, other := range gone {
+		if err := errors.Join(j.host.DelAddress(bridge, other), j.att.Unnote(gatewayNote(bridge, other))); err != nil {
+			return err
+		}
+		if _, noted := j.att.Noted(masqueraded); noted {
+			// The masquerade of the old subnet ends too: without its text, it is written anew from what the pods have.
+			if err := j.att.Note(masqueraded, ""); err != nil {
+				return err
+			}
+		}
+	}
+	if !slices.Contains(addresses, gw) {
+		if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
+			return err
+		}
+	}
+	return j.att.Note(gatewayNote(bridge, gw), "")
+}
+
+// mayReplace tells why the address old must stay on the bridge, or nil.
+func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
+	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
+	if _, noted := j.att.Noted(gatewayNote(bridge, old)); !noted {
+		return plugin.WithHint(taken, "another subnet was configured for this bridge: remove the address with 'ip addr del %s dev %s', or set forceAddress",
+			old, bridge.Name)
+	}
+	user, err := j.userOf(bridge, old)
+	if err != nil || user == "" {
+		return err
+	}
+	return plugin.WithHint(taken, "the subnet was changed from %s to %s while %s uses the old one: delete the pods of the old subnet, or set forceAddress, "+
+		"which cuts them off", old.Masked(), gw.Masked(), user)
+}
+
+// userOf names a pod on the bridge that has an address in the subnet of a gateway, or a port of which nothing is known; "" when there
+// is none. It looks at all attachments of the network.
+func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
+	records, err := attachment.List(j.att.Network, j.r.Plugin)
+	if err != nil {
+		return "", err
+	}
+	ports, err := j.host.Ports(bridge)
+	if err != nil {
+		return "", err
+	}
+	for _, rec := range records {
+		at := slices.Index(ports, rec.HostVeth())
+		if at < 0 {
+			continue
+		}
+		ports = slices.Delete(ports, at, at+1)
+		var st state
+		if json.Unmarshal(rec.State, &st) != nil || rec.Key == j.att.Key {
+			continue
+		}
+		for _, a := range st.Addresses {
+			if gw.Masked().Contains(a.Addr()) && a.Bits() == gw.Bits() {
+				return fmt.Sprintf("pod %s (container %s) with %s", rec.Pod, rec.ContainerID, a), nil
+			}
+		}
+	}
+	if len(ports) > 0 {
+		return "port " + ports[0] + ", which is not of this network,", nil
+	}
+	return "", nil
+}

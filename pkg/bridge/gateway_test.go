@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func hostLocal(subnets ...string) object {
+	var sets []any
+	for _, s := range subnets {
+		sets = append(sets, []any{object{"subnet": s}})
+	}
+	return object{"type": "host-local", "ranges": sets}
+}
+
+// gateways returns the addresses of the lab's bridge, sorted.
+func (l lab) gateways() string {
+	l.Helper()
+	h, err := kernel.Host()
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer h.Close()
+	link, _, err := h.Link(l.conf["bridge"].(string))
+	if err != nil {
+		l.Fatal(err)
+	}
+	list, err := h.Addresses(link)
+	if err != nil {
+		l.Fatal(err)
+	}
+	var text []string
+	for _, a := range list {
+		text = append(text, a.String())
+	}
+	slices.Sort(text)
+	return strings.Join(text, " ")
+}
+
+func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix string) {
+	l.Helper()
+	err := onHost(l.conf["bridge"].(string), func(link netlink.Link) error {
+		return change(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// TestForeignGateways: an address that somebody else put on the bridge stays, unless forceAddress says otherwise or it is IPv6 and apart.
+func TestForeignGateways(t *testing.T) {
+	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
+	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
+	l.setGateway(netlink.AddrAdd, "fd00:62::1/64")
+	l.conf = l.conf.with("isGateway", true)
+	for subnet, says := range map[string]string{
+		"10.63.0.0/24": "bt4 already has the address 10.62.0.1/24, want 10.63.0.1/24",
+		"10.62.0.0/16": "bt4 already has the address 10.62.0.1/24, want 10.62.0.1/16",
+		"fd00::/16":    "bt4 already has the address fd00:62::1/64",
+		"fd00:62::/48": "bt4 already has the address fd00:62::1/64, want fd00:62::1/48",
+	} {
+		ipam := hostLocal(subnet)
+		if subnet == "10.62.0.0/16" {
+			ipam["ranges"] = []any{[]any{object{"subnet": subnet, "gateway": "10.62.0.1"}}}
+		}
+		l.fails(l.call("ADD", "a", "ipam", ipam), plugin.CodeAddressTaken, says)
+		l.ok(l.call("DEL", "a"))
+		if got := l.gateways(); got != "10.62.0.1/24 fd00:62::1/64" {
+			t.Fatalf("%s left %s", subnet, got)
+		}
+	}
+	l.ok(l.call("ADD", "a", "ipam", hostLocal("fd00:63::/64")))
+	l.ok(l.call("DEL", "a"))
+	l.ok(l.call("ADD", "a", "ipam", hostLocal("10.63.0.0/24"), "forceAddress", true))
+	l.ok(l.call("DEL", "a"))
+	if got := l.gateways(); got != "10.63.0.1/24 fd00:62::1/64 fd00:63::1/64" {
+		t.Errorf("after forceAddress: %s", got)
+	}
+	for _, prefix := range strings.Fields(l.gateways()) {
+		l.setGateway(netlink.AddrDel, prefix)
+	}
+	for _, f := range []string{"10.63.0.1_24", "fd00:63::1_64"} {
+		if err := os.Remove("/run/podlace/foreigngw/.gateway-bt4-" + f); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestChangedSubnet: a gateway address of our own gives way to that of the new subnet when no pod uses it any more.
+func TestChangedSubnet(t *testing.T) {
+	l := bareLab(t, "bridge", "btc0", "name", "changed", "ipam", hostLocal("10.64.0.0/24", "fd00:64::/64"))
+	t.Cleanup(func() { _ = onHost("btc0", netlink.LinkDel) })
+	changed := hostLocal("10.64.0.0/16", "fd00:64::/48")
+	old := l.add("a", "CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
+	b := l.other()
+	o := b.call("ADD", "b", "ipam", changed)
+	l.fails(o, plugin.CodeAddressTaken, "btc0 already has the address 10.64.0.1/24, want 10.64.0.1/16")
+	if want := "the subnet was changed from 10.64.0.0/24 to 10.64.0.0/16 while pod shop/web-0 (container a) with 10.64.0.2/24 uses the old one: delete the pods"; !strings.Contains(o.failure.Details, want) {
+		t.Errorf("%s, want %s", o.failure.Details, want)
+	}
+	l.ok(old.call("CHECK", "a", "prevResult", old.prev))
+	l.ok(old.call("DEL", "a"))
+	new := b.add("b", "ipam", changed)
+	l.ok(new.check("ipam", changed))
+	if got := l.gateways(); got != "10.64.0.1/16 fd00:64::1/48" {
+		t.Errorf("gateways %s", got)
+	}
+	if err := l.masquerades("10.64.0.0/16 fd00:64::/48", "10.64.0.0/16"); err != nil {
+		t.Error(err)
+	}
+	// Ports that are of no attachment of the network may use the old address as well.
+	l.ok(new.call("DEL", "b"))
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1, MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
+	o = b.call("ADD", "c")
+	l.fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
+	if !strings.Contains(o.failure.Details, "port foreign0") {
+		t.Error(o.failure.Details)
+	}
+	l.ok(b.call("ADD", "c", "forceAddress", true))
+	if got := l.gateways(); got != "10.64.0.1/24 fd00:64::1/64" {
+		t.Errorf("gateways %s", got)
+	}
+	l.ok(b.call("DEL", "c"))
+}
+
+func (l lab) bridgeIndex() (index int) {
+	l.Helper()
+	if err := onHost(l.conf["bridge"].(string), func(link netlink.Link) error { index = link.Attrs().Index; return nil }); err != nil {
+		l.Fatal(err)
+	}
+	return index
+}
+
+// TestMasqueradeOfOldSubnet: with the old gateway goes the masquerade of the old subnet.
+func TestMasqueradeOfOldSubnet(t *testing.T) {
+	l := bareLab(t, "bridge", "btc1", "name", "oldmasq", "ipam", hostLocal("10.65.0.0/24"))
+	t.Cleanup(func() { _ = onHost("btc1", netlink.LinkDel) })
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("DEL", "a"))
+	l.add("b", "ipam", hostLocal("10.66.0.0/24"))
+	if err := l.masquerades("10.66.0.0/24", "10.66.0.0/24"); err != nil {
+		t.Error(err)
+	}
+	if l.masquerades("10.65.0.0/24", "") == nil {
+		t.Error("the old subnet is masqueraded still")
+	}
+}
+
+// TestKata: a runtime puts a tap beside eth0 and redirects both ways between them and its virtual machine. CHECK and DEL bear it.
+func TestKata(t *testing.T) {
+	l := newLab(t, "bridge", "bt7", "name", "kata")
+	a := l.add("a")
+	tap := netlink.LinkAttrs{Name: "tap0_kata"}
+	err := l.pod.Do(func() error {
+		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: tap, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_DEFAULTS})
+	})
+	if err != nil {
+		t.Skipf("SKIPPED: no tap device here: %v", err)
+	}
+	if err := l.pod.Do(func() error { return redirectBoth("eth0", tap.Name) }); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(a.check())
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	l.ok(a.check())
+	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
+		t.Error("eth0 is left")
+	}
+	if err := l.inPod(tap.Name, netlink.LinkDel); err != nil {
+		t.Errorf("the tap: %v", err)
+	}
+}
+
+// redirectBoth sends what comes in on either link out of the other one.
+func redirectBoth(names ...string) error {
+	links := map[string]netlink.Link{}
+	for _, name := range names {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkSetUp(link)
+		}
+		if err != nil {
+			return err
+		}
+		links[name] = link
+	}
+	for i, name := range names {
+		from, to := links[name], links[names[1-i]]
+		ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+		if err := netlink.QdiscAdd(ingress); err != nil {
+			return err
+		}
+		if err := netlink.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: from.Attrs().Index, Parent: ingress.Handle, Protocol: unix.ETH_P_ALL},
+			RedirIndex:  to.Attrs().Index,
+			ClassId:     netlink.MakeHandle(1, 1),
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// advertise sends router advertisements (RFC 4861 section 4.2) from a link until the test ends.
+func advertise(t *testing.T, n *NS, link Link) {
+	t.Helper()
+	var fd int
+	err := n.within(func() (err error) {
+		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6); err != nil {
+			return err
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255)
+	})
+	mustDo(t, err)
+	allNodes := unix.SockaddrInet6{ZoneId: uint32(link.Index)}
+	copy(allNodes.Addr[:], net.IPv6linklocalallnodes)
+	done := make(chan bool)
+	go func() {
+		defer unix.Close(fd)
+		for {
+			// Type 134, hop limit 64, lifetime 1800 s; the kernel adds the checksum.
+			_ = unix.Sendto(fd, []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, 0, &allNodes)
+			select {
+			case <-done:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { close(done) })
+}
+
+func advertised(t *testing.T, h *Node, link Link) bool {
+	t.Helper()
+	routes, err := h.h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{LinkIndex: link.Index, Protocol: unix.RTPROT_RA},
+		netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+	mustDo(t, err)
+	return len(routes) > 0
+}
+
+// TestKeepRouterAdvertisements: the default route that a router advertised stays when forwarding is switched on.
+func TestKeepRouterAdvertisements(t *testing.T) {
+	h := host(t)
+	router, netns := podNS(t)
+	mustDo(t, h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"}), router.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
+	mustDo(t, err)
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0"), h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"})) })
+	uplink := Link{Index: index, Name: "kth0"}
+	far := mustLink(t, router, "eth0")
+	mustDo(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), router.SetUp(far), h.SetUp(uplink))
+	advertise(t, router, far)
+	for deadline := time.Now().Add(10 * time.Second); !advertised(t, h, uplink); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no default route was learned")
+		}
+	}
+	mustDo(t, h.KeepRouterAdvertisements(), h.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	if !advertised(t, h, uplink) {
+		t.Error("the default route is gone")
+	}
+	for path, want := range map[string]string{"ipv6/conf/kth0/accept_ra": "2", "ipv6/conf/lo/accept_ra": "1"} {
+		if got, err := h.Get(path); got != want || err != nil {
+			t.Errorf("%s is %s, %v, want %s", path, got, err, want)
+		}
+	}
+}
