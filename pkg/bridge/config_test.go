@@ -18,7 +18,7 @@ import (
 
 // parsed parses the keys of a configuration.
 func parsed(keys, version string, args map[string]string) (Config, error) {
-	return Parse(&plugin.Request{Network: "net", CNIVersion: version, Args: args, Config: []byte("{" + keys + "}"),
+	return Parse(&plugin.Request{Plugin: "bridge", Network: "net", CNIVersion: version, Args: args, Config: []byte("{" + keys + "}"),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
