@@ -90,7 +90,6 @@ func refusals() map[string]string {
 	return map[string]string{
 		"bridge/vlan":               `{"vlan": 100}`,
 		"bridge/vlanTrunk":          `{"vlanTrunk": [{"id": 100}]}`,
-		"bridge/macspoofchk":        `{"macspoofchk": true}`,
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
 		"portmap/conditionsV6":      `{"conditionsV6": ["ip6", "daddr", "2001:db8::1"]}`,
 		"bandwidth/shapedSubnets":   `{"shapedSubnets": ["192.0.2.0/24"]}`,

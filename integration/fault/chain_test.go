@@ -39,7 +39,9 @@ func alone() map[string]chain {
 		"host-local": {{"host-local", common.with("type", "bridge", "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.81.0.0/24"}},
 			[]any{object{"subnet": "fd00:81::/64"}}}})}},
 		"loopback": {{"loopback", common.with("type", "loopback")}},
-		"l2":       {{"bridge", common.with("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
+		"guarded": {{"bridge", common.with("type", "bridge", "bridge", "ft-guard", "antiSpoof", true,
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.82.0.0/24"}}, []any{object{"subnet": "fd00:82::/64"}}}})}},
+		"l2": {{"bridge", common.with("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
 	}
 }
 

@@ -28,6 +28,7 @@ type state struct {
 	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
 	Routes     []kernel.Route  `json:"routes,omitempty"`
 	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
+	Guard      *kernel.Guard   `json:"guard,omitempty"`
 }
 
 type bridge struct{ ipam ipam.Runner }
@@ -113,7 +114,11 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	st.Index, st.Addresses, st.Routes = w.host.Index, layer3.addresses, layer3.routes
+	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3)
 	if err := j.att.Save(st); err != nil {
+		return nil, err
+	}
+	if err := j.guard(st.Guard); err != nil {
 		return nil, err
 	}
 	if err := j.configure(w, layer3); err != nil {
@@ -181,6 +186,9 @@ func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kern
 func (b bridge) removeAll(r *plugin.Request, key attachment.Key, host *kernel.Node, st state) error {
 	// The addresses go back last: the next pod that gets one must not lose its masquerade by this.
 	errs := []error{host.DelGroup(key.HostVeth(), st.Index), unmasquerade(host, key, st)}
+	if st.Guard != nil {
+		errs = append(errs, host.DelGuard(*st.Guard))
+	}
 	if name := ipamType(st.IPAM); name != "" {
 		as := *r
 		as.Config = withIPAM(r.Config, st.IPAM)

@@ -46,6 +46,9 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
+	if err := j.checkGuard(j.cfg.guardOf(w.host, w.pod, l)); err != nil {
+		return err
+	}
 	return j.checkMasquerade(l)
 }
 

@@ -34,6 +34,8 @@ type Config struct {
 	Isolated       bool
 	DAD            bool
 	LeaveDown      bool // disableContainerInterface
+	MACSpoofCheck  bool
+	AntiSpoof      bool
 }
 
 type vlanRange struct {
@@ -57,6 +59,7 @@ type rawConfig struct {
 	PreserveDefaultVlan       bool            `json:"preserveDefaultVlan"`
 	EnableDAD                 bool            `json:"enabledad"`
 	MacSpoofChk               bool            `json:"macspoofchk"`
+	AntiSpoof                 bool            `json:"antiSpoof"`
 	DisableContainerInterface bool            `json:"disableContainerInterface"`
 	PortIsolation             bool            `json:"portIsolation"`
 
@@ -81,7 +84,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	}
 	c := Config{Bridge: raw.Bridge, Gateway: raw.IsGateway || raw.IsDefaultGateway, DefaultGateway: raw.IsDefaultGateway,
 		ForceAddress: raw.ForceAddress, Hairpin: raw.HairpinMode, Promisc: raw.PromiscMode, Isolated: raw.PortIsolation,
-		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface}
+		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface,
+		MACSpoofCheck: raw.MacSpoofChk, AntiSpoof: raw.AntiSpoof}
 	if c.Bridge == "" {
 		c.Bridge = defaultBridge
 	}
@@ -139,6 +143,9 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
+	if c.AntiSpoof && c.IPAM == "" {
+		return plugin.Errorf(plugin.CodeConfig, "antiSpoof: needs ipam, whose addresses are those that the pod may use; without it there is macspoofchk")
+	}
 	if c.Hairpin && c.Promisc {
 		return plugin.Errorf(plugin.CodeConfig, "hairpinMode and promiscMode exclude each other: pods would get frames twice")
 	}
@@ -167,8 +174,6 @@ func parseVlan(_ *Config, raw rawConfig, _ *plugin.Request) error {
 		return unsupported("vlan", raw.Vlan)
 	case len(raw.VlanTrunk) > 0:
 		return unsupported("vlanTrunk", "list")
-	case raw.MacSpoofChk:
-		return unsupported("macspoofchk", true)
 	}
 	return nil
 }

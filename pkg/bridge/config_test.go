@@ -75,6 +75,7 @@ func TestParseRefused(t *testing.T) {
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.1/8"]}`:                `ipMasq.nonMasqueradeCIDRs "10.0.0.1/8": want a subnet`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.0"]}`:                  `want a subnet`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["::ffff:10.0.0.0/104"]}`:       `want a subnet`,
+		`"antiSpoof":true`:                                              "antiSpoof: needs ipam",
 		`"ipam":{"type":"bridge"}`:                                      "want an IPAM plugin, such as host-local",
 		`"mtu":"auto","bridge":"a/b"`:                                   "bridge",
 		`"ipam":{"type":"../x"}`:                                        "want the name of a plugin",
@@ -94,7 +95,7 @@ func TestParseRefused(t *testing.T) {
 
 // TestUnsupported: what is valid but not effective is named, with its value.
 func TestUnsupported(t *testing.T) {
-	for keys, says := range map[string]string{`"vlan":100`: "vlan 100", `"vlanTrunk":[{"id":5}]`: "vlanTrunk", `"macspoofchk":true`: "macspoofchk true",
+	for keys, says := range map[string]string{`"vlan":100`: "vlan 100", `"vlanTrunk":[{"id":5}]`: "vlanTrunk",
 		`"vlanTrunk":[{"minID":1,"maxID":4094}]`: "vlanTrunk"} {
 		if _, err := parsed(keys, "1.1.0", nil); plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", keys, err)

@@ -148,7 +148,8 @@ func (j *job) configure(w wiring, l layer3) error {
 
 func (j *job) podSettings(l layer3) []kernel.Sysctl {
 	name := j.r.IfName
-	settings := append(j.quiet(name), kernel.Sysctl{Path: "ipv4/conf/" + name + "/arp_notify", Value: "1"})
+	settings := append(j.quiet(name), kernel.Sysctl{Path: "ipv6/conf/" + name + "/accept_redirects", Value: "0"},
+		kernel.Sysctl{Path: "ipv4/conf/" + name + "/arp_notify", Value: "1"})
 	if l.has6() {
 		settings = append(settings,
 			kernel.Sysctl{Path: "ipv6/conf/lo/disable_ipv6", Value: "0"},

@@ -136,8 +136,7 @@ func (n *Node) ProtectLoopback() error {
 
 // ensureHostports makes the table unless it has the mark of this version of it.
 func (t *nft) ensureHostports() error {
-	_, ok, err := t.get(element{Set: schemaSet, Key: be16(schema)})
-	if ok || err != nil {
+	if ok, err := t.marked(schema); ok || err != nil {
 		return err
 	}
 	return skeleton("nft add table "+hostportTable, buildHostports)

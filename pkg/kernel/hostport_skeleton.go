@@ -3,8 +3,6 @@
 package kernel
 
 import (
-	"encoding/binary"
-
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -14,12 +12,8 @@ import (
 // same however many pods there are.
 const hostportTable = "podlace_hostport"
 
-// schema is the version of the table; its number is the element of a set, so that a newer plugin sees that it has to write the rules
-// anew. It is raised with every change of them.
-const (
-	schema    = 1
-	schemaSet = "schema"
-)
+// schema is the version of the table.
+const schema = 1
 
 // hostportPriority lets Services, whose translation kube-proxy hooks at -100, win over hostPorts (CVE-2019-9946).
 const hostportPriority = -99
@@ -28,13 +22,10 @@ const hostportPriority = -99
 const protectPriority = -300
 
 // hostports builds the table.
-type hostports struct {
-	c     *nftables.Conn
-	table *nftables.Table
-}
+type hostports struct{ ruleset }
 
 func buildHostports(c *nftables.Conn) error {
-	h := hostports{c, c.AddTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}
+	h := hostports{ruleset{c, c.AddTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}}
 	ifnames, err := nftables.ConcatSetType(nftables.TypeIFName, nftables.TypeIFName)
 	if err != nil {
 		return err
@@ -43,12 +34,7 @@ func buildHostports(c *nftables.Conn) error {
 	if err := c.AddSet(hairpin, nil); err != nil {
 		return err
 	}
-	mark := &nftables.Set{Table: h.table, Name: schemaSet, KeyType: nftables.TypeInetService}
-	if err := c.AddSet(mark, nil); err != nil {
-		return err
-	}
-	c.FlushSet(mark)
-	if err := c.SetAddElements(mark, []nftables.SetElement{{Key: be16(schema), Comment: "version of the rules"}}); err != nil {
+	if err := h.mark(schema); err != nil {
 		return err
 	}
 	h.protect()
@@ -69,22 +55,6 @@ func buildHostports(c *nftables.Conn) error {
 		}
 	}
 	return nil
-}
-
-func (h hostports) chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
-	chain := &nftables.Chain{Table: h.table, Name: name}
-	if hook != nil {
-		policy := nftables.ChainPolicyAccept
-		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
-		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
-	}
-	h.c.AddChain(chain)
-	h.c.FlushChain(chain)
-	return chain
-}
-
-func (h hostports) rule(chain *nftables.Chain, exprs ...expr.Any) {
-	h.c.AddRule(&nftables.Rule{Table: h.table, Chain: chain, Exprs: exprs})
 }
 
 // protect drops what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1 needs
@@ -120,21 +90,6 @@ var (
 
 func (f family) only() []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal(1, []byte{f.proto})}
-}
-
-func (h hostports) set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
-	keyType, err := nftables.ConcatSetType(key...)
-	if err != nil {
-		return nil, err
-	}
-	s := &nftables.Set{Table: h.table, Name: name, KeyType: keyType}
-	if value != nil {
-		s.IsMap = true
-		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
-			return nil, err
-		}
-	}
-	return s, h.c.AddSet(s, nil)
 }
 
 func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
@@ -187,31 +142,4 @@ func translated() []expr.Any {
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(dstNAT), Xor: native(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(0)},
 	}
-}
-
-func network(register, offset, length uint32) expr.Any {
-	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
-}
-
-// port loads the destination port, which tcp, udp and sctp have at the same place.
-func port(register uint32) expr.Any {
-	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
-}
-
-func find(set *nftables.Set) expr.Any {
-	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
-}
-
-func equal(register uint32, data []byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
-}
-
-func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-
-func join(parts ...[]expr.Any) []expr.Any {
-	var all []expr.Any
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	return all
 }

@@ -29,19 +29,22 @@ type element struct {
 	Comment string
 }
 
-// nft is a socket to nf_tables that works on the elements of one inet table. It does what google/nftables lacks: adding
+// nft is a socket to nf_tables that works on the elements of one table. It does what google/nftables lacks: adding
 // exclusively, and getting one element by its key. Tables, chains and rules, made once a node, go through google/nftables.
 type nft struct {
-	conn  *mdl.Conn
-	table string
+	conn   *mdl.Conn
+	family byte
+	table  string
 }
 
-func openNFT(table string) (*nft, error) {
+func openNFT(table string) (*nft, error) { return openFamily(unix.NFPROTO_INET, table) }
+
+func openFamily(family byte, table string) (*nft, error) {
 	conn, err := mdl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open nftables socket: %w", err)
 	}
-	return &nft{conn, table}, nil
+	return &nft{conn, family, table}, nil
 }
 
 // close may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more (RCU), and closing
@@ -74,6 +77,20 @@ func (t *nft) get(e element) (found element, ok bool, err error) {
 // add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
 func (t *nft) add(elements []element) error {
 	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), edit{unix.NFT_MSG_NEWSETELEM, mdl.Create | mdl.Excl, elements})
+}
+
+// existing returns those of the elements that are there, as it finds them.
+func (t *nft) existing(elements []element) (found []element, err error) {
+	for _, e := range elements {
+		got, ok, err := t.get(e)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found = append(found, got)
+		}
+	}
+	return found, nil
 }
 
 // delete takes the elements out, all or none. unix.ENOENT: one is missing.
@@ -175,7 +192,7 @@ func (t *nft) message(kind int, flags mdl.HeaderFlags, set string, elements []el
 	}
 	return mdl.Message{
 		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
-		Data:   append([]byte{unix.NFPROTO_INET, 0, 0, 0}, data...),
+		Data:   append([]byte{t.family, 0, 0, 0}, data...),
 	}, nil
 }
 

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// station is a pod as its neighbours see it.
+type station struct {
+	mac            net.HardwareAddr
+	v4, v6, linkLo netip.Addr
+}
+
+func (a attached) station() station {
+	a.Helper()
+	mac, err := net.ParseMAC(a.result.Interfaces[2].Mac)
+	if err != nil {
+		a.Fatal(err)
+	}
+	at := func(i int) netip.Addr {
+		addr, _ := netip.AddrFromSlice(a.result.IPs[i].Address.IP)
+		return addr.Unmap()
+	}
+	ll := netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+	return station{mac, at(0), at(1), ll}
+}
+
+func be(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+
+// ether puts a frame around a payload.
+func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
+	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
+}
+
+// arpFrame is ARP for IPv4 over Ethernet (RFC 826); op 1 asks, 2 answers.
+func arpFrame(to, from net.HardwareAddr, op uint16, sender net.HardwareAddr, senderIP, target netip.Addr) []byte {
+	return ether(to, from, unix.ETH_P_ARP, be(1), be(unix.ETH_P_IP), []byte{6, 4}, be(op), sender, senderIP.AsSlice(), to, target.AsSlice())
+}
+
+func checksum(data ...[]byte) []byte {
+	sum := uint32(0)
+	all := slices.Concat(data...)
+	for i := 0; i+1 < len(all); i += 2 {
+		sum += uint32(all[i])<<8 | uint32(all[i+1])
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return be(^uint16(sum))
+}
+
+// udp4 is a datagram in IPv4, without a checksum of its own.
+func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, body string) []byte {
+	udp := slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body))
+	head := slices.Concat([]byte{0x45, 0}, be(uint16(20+len(udp))), []byte{0, 0, 0x40, 0, 64, unix.IPPROTO_UDP}, be(0), src.AsSlice(), dst.AsSlice())
+	copy(head[10:], checksum(head))
+	return ether(to, from, unix.ETH_P_IP, head, udp)
+}
+
+// ip6 is a packet in IPv6 with hop limit 255, as neighbour discovery wants it.
+func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte) []byte {
+	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(), body)
+}
+
+// icmp is ICMPv6 of a type with a body behind type, code and checksum.
+func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
+	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
+	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6}, message))
+	return ip6(to, from, src, dst, unix.IPPROTO_ICMPV6, message)
+}
+
+func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, body string) []byte {
+	return ip6(to, from, src, dst, unix.IPPROTO_UDP, slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body)))
+}
+
+// tap is a packet socket on a pod's eth0.
+func (a attached) tap() (fd int) {
+	a.Helper()
+	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
+	err := a.pod.Do(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol)); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Index})
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// arrivals sends frames from one pod and tells which of them another one sees. The last frame must be one that arrives.
+func arrivals(from, to attached, frames [][]byte) []bool {
+	to.Helper()
+	out, in := from.tap(), to.tap()
+	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+	for _, f := range frames {
+		if _, err := unix.Write(out, f); err != nil {
+			to.Fatal(fmt.Errorf("send: %w", err))
+		}
+	}
+	seen := make([]bool, len(frames))
+	buf := make([]byte, 2048)
+	for deadline := time.Now().Add(10 * time.Second); !seen[len(frames)-1]; {
+		n, _, err := unix.Recvfrom(in, buf, 0)
+		if err != nil || time.Now().After(deadline) {
+			to.Fatalf("the last frame did not arrive: %v", err)
+		}
+		for i, f := range frames {
+			// The kernel takes a VLAN tag out of the frame.
+			untagged := slices.Concat(f[:12], f[min(16, len(f)):])
+			seen[i] = seen[i] || bytes.Equal(buf[:n], f) || binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_8021Q && bytes.Equal(buf[:n], untagged)
+		}
+	}
+	return seen
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Whom a frame gets through to the other pod.
+const (
+	always   = iota // a pod may send it
+	forgery         // antiSpoof stops it
+	otherMAC        // macspoofchk stops it too
+)
+
+type frame struct {
+	what  string
+	kind  int
+	bytes []byte
+}
+
+// traffic is what the pod m sends to the pod v: what it may, and what it may not.
+func traffic(m, v station) []frame {
+	var (
+		gateway4   = netip.MustParseAddr("10.60.0.1")
+		gateway6   = netip.MustParseAddr("fd00:60::1")
+		zero4      = netip.IPv4Unspecified()
+		zero6      = netip.IPv6Unspecified()
+		broadcast4 = netip.MustParseAddr("255.255.255.255")
+		allNodes   = netip.MustParseAddr("ff02::1")
+		forged, _  = net.ParseMAC("02:00:5e:00:53:01")
+		flags      = []byte{0x60, 0, 0, 0} // solicited, override
+		none       = make([]byte, 4)
+	)
+	return []frame{
+		{"ARP that asks", always, arpFrame(v.mac, m.mac, 1, m.mac, m.v4, v.v4)},
+		{"ARP that answers", always, arpFrame(v.mac, m.mac, 2, m.mac, m.v4, v.v4)},
+		{"ARP probe", always, arpFrame(v.mac, m.mac, 1, m.mac, zero4, m.v4)},
+		{"IPv4", always, udp4(v.mac, m.mac, m.v4, v.v4, 1000, 2000, "plain")},
+		{"DHCP client", always, udp4(v.mac, m.mac, zero4, broadcast4, 68, 67, "discover")},
+		{"IPv6", always, udp6(v.mac, m.mac, m.v6, v.v6, 1000, 2000, "plain")},
+		{"IPv6 link-local", always, udp6(v.mac, m.mac, m.linkLo, v.linkLo, 1000, 2000, "plain")},
+		{"neighbour solicitation", always, icmp(v.mac, m.mac, m.v6, v.v6, 135, none, v.v6.AsSlice())},
+		{"duplicate address detection", always, icmp(v.mac, m.mac, zero6, allNodes, 135, none, m.v6.AsSlice())},
+		{"neighbour advertisement", always, icmp(v.mac, m.mac, m.v6, v.v6, 136, flags, m.v6.AsSlice())},
+		{"router solicitation", always, icmp(v.mac, m.mac, m.linkLo, allNodes, 133, none)},
+		{"MLD report", always, icmp(v.mac, m.mac, zero6, allNodes, 143, none)},
+
+		{"S-20 ARP answer for the gateway", forgery, arpFrame(v.mac, m.mac, 2, m.mac, gateway4, v.v4)},
+		{"S-20 ARP question as the gateway", forgery, arpFrame(v.mac, m.mac, 1, m.mac, gateway4, v.v4)},
+		{"S-20 ARP with another MAC inside", forgery, arpFrame(v.mac, m.mac, 2, forged, m.v4, v.v4)},
+		{"S-20 gratuitous ARP for the victim", forgery, arpFrame(v.mac, m.mac, 2, m.mac, v.v4, v.v4)},
+		{"S-20 ARP answer from 0.0.0.0", forgery, arpFrame(v.mac, m.mac, 2, m.mac, zero4, v.v4)},
+		{"S-21 IPv4 as the gateway", forgery, udp4(v.mac, m.mac, gateway4, v.v4, 1000, 2000, "forged")},
+		{"S-21 IPv4 as nobody", forgery, udp4(v.mac, m.mac, zero4, v.v4, 1000, 2000, "forged")},
+		{"S-21 IPv6 as the gateway", forgery, udp6(v.mac, m.mac, gateway6, v.v6, 1000, 2000, "forged")},
+		{"S-21 IPv6 as another link-local address", forgery, udp6(v.mac, m.mac, netip.MustParseAddr("fe80::1"), v.v6, 1000, 2000, "forged")},
+		{"S-21 IPv6 as nobody", forgery, udp6(v.mac, m.mac, zero6, v.v6, 1000, 2000, "forged")},
+		{"S-22 IPv4 from another MAC", otherMAC, udp4(v.mac, forged, m.v4, v.v4, 1000, 2000, "other MAC")},
+		{"S-22 ARP from another MAC", otherMAC, arpFrame(v.mac, forged, 2, forged, m.v4, v.v4)},
+		{"S-03 router advertisement", forgery, icmp(v.mac, m.mac, m.linkLo, allNodes, 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0})},
+		{"S-23 neighbour advertisement for the gateway", forgery, icmp(v.mac, m.mac, m.v6, v.v6, 136, flags, gateway6.AsSlice())},
+		{"S-23 redirect", forgery, icmp(v.mac, m.mac, m.linkLo, v.v6, 137, none, m.v6.AsSlice(), gateway6.AsSlice())},
+		{"S-23 DHCP server", forgery, udp4(v.mac, m.mac, m.v4, v.v4, 67, 68, "offer")},
+		{"S-23 DHCPv6 server", forgery, udp6(v.mac, m.mac, m.linkLo, v.linkLo, 547, 546, "advertise")},
+		{"S-23 MLD query", forgery, icmp(v.mac, m.mac, m.linkLo, allNodes, 130, none, none)},
+		{"S-23 VLAN tag", forgery, ether(v.mac, m.mac, unix.ETH_P_8021Q, be(5), udp4(v.mac, m.mac, m.v4, v.v4, 1000, 2000, "tagged")[12:])},
+		{"S-23 LLDP", forgery, ether(v.mac, m.mac, 0x88cc, []byte("neighbour"))},
+		{"S-23 spanning tree", forgery, ether(v.mac, m.mac, 38, []byte{0x42, 0x42, 3}, make([]byte, 35))},
+		{"S-23 unknown protocol", forgery, ether(v.mac, m.mac, 0x88b5, []byte("experiment"))},
+
+		{"the end", always, udp4(v.mac, m.mac, m.v4, v.v4, 1000, 2000, "end")},
+	}
+}
+
+// TestNeighbours: what one pod can do to another, without protection, with that of the reference, and with ours.
+func TestNeighbours(t *testing.T) {
+	for _, protection := range []struct {
+		name   string
+		keys   []any
+		passes int // frames up to this kind arrive
+	}{{"nothing", nil, otherMAC}, {"macspoofchk", []any{"macspoofchk", true}, forgery}, {"antiSpoof", []any{"antiSpoof", true}, always},
+		{"both", []any{"antiSpoof", true, "macspoofchk", true}, always}} {
+		t.Run(protection.name, func(t *testing.T) {
+			l := newLab(t, append([]any{"name", "guarded", "bridge", "btg"}, protection.keys...)...)
+			// S-24: the rules hold for the longest container IDs.
+			m, v := l.add(strings.Repeat("m", 250)), l.other().add(strings.Repeat("v", 250))
+			frames := traffic(m.station(), v.station())
+			var sent [][]byte
+			for _, f := range frames {
+				sent = append(sent, f.bytes)
+			}
+			for i, arrived := range arrivals(m, v, sent) {
+				if want := frames[i].kind <= protection.passes; arrived != want {
+					t.Errorf("%s: arrived %t, want %t", frames[i].what, arrived, want)
+				}
+			}
+			l.ok(m.check())
+			l.ok(v.check())
+		})
+	}
+}
+
+// TestStolenMAC: S-22 a frame with the victim's own MAC would lead the victim's traffic to its sender from then on.
+func TestStolenMAC(t *testing.T) {
+	l := newLab(t, "name", "stolen", "bridge", "btg5", "macspoofchk", true)
+	m, v, other := l.add("m"), l.other().add("v"), l.other().add("other")
+	thief, sender := m.tap(), other.tap()
+	theft := udp4(other.station().mac, v.station().mac, v.station().v4, other.station().v4, 1, 2, "theft")
+	prey := udp4(v.station().mac, other.station().mac, other.station().v4, v.station().v4, 1, 2, "prey")
+	for range 20 { // the victim takes its MAC back whenever it sends
+		for fd, frame := range map[int][]byte{thief: theft, sender: prey} {
+			if _, err := unix.Write(fd, frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	arrivals(other, m, [][]byte{udp4(m.station().mac, other.station().mac, other.station().v4, m.station().v4, 1, 2, "end")})
+	buf := make([]byte, 2048)
+	for {
+		n, _, err := unix.Recvfrom(thief, buf, unix.MSG_DONTWAIT)
+		if err != nil {
+			return
+		}
+		if bytes.Equal(buf[:n], prey) {
+			t.Fatal("the thief got what was for the victim")
+		}
+	}
+}
+
+// TestGuardedPodsTalk: the protection is not in the way.
+func TestGuardedPodsTalk(t *testing.T) {
+	l := newLab(t, "name", "talk", "bridge", "btg2", "antiSpoof", true, "ipam", hostLocal("10.68.0.0/24", "fd00:68::/64"))
+	a, b := l.add("a"), l.other().add("b")
+	b.serve("tcp4", ":80")
+	b.serve("tcp6", ":80")
+	for _, ip := range b.result.IPs {
+		if got, err := a.ask(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
+			t.Errorf("%s: %q, %v", ip.Address.IP, got, err)
+		}
+	}
+}
+
+// TestCheckGuard: CHECK sees each piece that is missing; the next pod brings the table back for all pods of the network.
+func TestCheckGuard(t *testing.T) {
+	l := bareLab(t, "name", "checked", "bridge", "btg3", "antiSpoof", true)
+	t.Cleanup(func() { _ = onHost("btg3", netlink.LinkDel) })
+	a := l.add("a")
+	table := &nftables.Table{Name: "podlace_guard", Family: nftables.TableFamilyBridge}
+	flush := func(f func(*nftables.Conn)) {
+		t.Helper()
+		c, err := nftables.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(c)
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, set := range []string{"mac_ports", "macs", "ports", "addresses4", "addresses6"} {
+		l.ok(a.check())
+		flush(func(c *nftables.Conn) { c.FlushSet(&nftables.Set{Table: table, Name: set}) })
+		l.fails(a.check(), plugin.CodeStateDiffers, "the guard of "+a.hostVeth()+" misses an entry in nftables set "+set)
+		l.ok(l.call("DEL", "a"))
+		a = l.add("a")
+	}
+	for _, chain := range []string{"prerouting", "mac", "guard", "arp", "ip", "ip6"} {
+		flush(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) })
+		l.fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		flush(func(c *nftables.Conn) { c.FlushRuleset() })
+		l.fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		b := l.other()
+		b.ok(b.call("ADD", "b"))
+		l.ok(a.check())
+		b.ok(b.call("DEL", "b"))
+	}
+}
+
+// TestPodTakesNoRoutes: S-02, S-03 without any protection in the bridge, neither the node nor another pod believes an advertisement.
+func TestPodTakesNoRoutes(t *testing.T) {
+	l := newLab(t, "name", "believers", "bridge", "btg4")
+	m, v := l.add("m"), l.other().add("v")
+	bridge, err := net.ParseMAC(v.result.Interfaces[0].Mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := m.station(), v.station()
+	advert := func(mac net.HardwareAddr) []byte {
+		return icmp(mac, from.mac, from.linkLo, netip.MustParseAddr("ff02::1"), 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0},
+			// A prefix for addresses (RFC 4861 section 4.6.2): on link, autonomous.
+			[]byte{3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x0e, 0x10, 0, 0, 0, 0}, netip.MustParseAddr("fd66::").AsSlice())
+	}
+	arrivals(m, v, [][]byte{advert(bridge), advert(to.mac), udp4(to.mac, from.mac, from.v4, to.v4, 1, 2, "end")})
+	believed := func() error {
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return err
+		}
+		addresses, err := netlink.AddrList(nil, netlink.FAMILY_V6)
+		if len(routes) > 0 || slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return strings.HasPrefix(a.IP.String(), "fd66:") }) {
+			t.Errorf("believed: %v, %v", routes, addresses)
+		}
+		return err
+	}
+	if err := believed(); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.pod.Do(believed); err != nil {
+		t.Fatal(err)
+	}
+	redirects := func() error {
+		for _, conf := range []string{"accept_ra", "accept_redirects"} {
+			data, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/" + conf)
+			if err != nil || strings.TrimSpace(string(data)) != "0" {
+				t.Errorf("%s is %s, %v", conf, data, err)
+			}
+		}
+		return nil
+	}
+	if err := v.pod.Do(redirects); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// guardTable is static, as the table of hostPorts is: a port is an element of its sets.
+const guardTable = "podlace_guard"
+
+// guardSchema is the version of the table.
+const guardSchema = 1
+
+// guardPriority: before the bridge looks at a frame at all, and so before it learns from it which port has a MAC.
+const guardPriority = -300
+
+// Registers: an interface name fills the first of 16 bytes, what is looked up with it begins in the second.
+const (
+	regLink  = 1
+	regValue = 2
+)
+
+type guards struct {
+	ruleset
+	macs, four, six *nftables.Set
+}
+
+func buildGuards(c *nftables.Conn) (err error) {
+	g := guards{ruleset: ruleset{c, c.AddTable(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}}
+	if err := g.ruleset.mark(guardSchema); err != nil {
+		return err
+	}
+	var macPorts, ports *nftables.Set
+	for _, s := range []struct {
+		name string
+		into **nftables.Set
+		key  []nftables.SetDatatype
+	}{
+		{"mac_ports", &macPorts, nil}, {"macs", &g.macs, []nftables.SetDatatype{nftables.TypeEtherAddr}}, {"ports", &ports, nil},
+		{"addresses4", &g.four, []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", &g.six, []nftables.SetDatatype{nftables.TypeIP6Addr}},
+	} {
+		if *s.into, err = g.set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
+			return err
+		}
+	}
+	mac, arp, ip, ip6, all := g.chain("mac", nil, 0, ""), g.chain("arp", nil, 0, ""), g.chain("ip", nil, 0, ""), g.chain("ip6", nil, 0, ""), g.chain("guard", nil, 0, "")
+	g.rule(mac, join(g.not(etherSource(), g.macs), drop())...)
+	for kind, chain := range map[uint16]*nftables.Chain{unix.ETH_P_ARP: arp, unix.ETH_P_IP: ip, unix.ETH_P_IPV6: ip6} {
+		g.rule(all, etherType(), equal(1, be16(kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name})
+	}
+	g.rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
+	g.arp(arp)
+	g.ip(ip)
+	g.ip6(ip6)
+	base := g.chain("prerouting", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
+	for _, to := range []struct {
+		set   *nftables.Set
+		chain *nftables.Chain
+	}{{macPorts, mac}, {ports, all}} {
+		g.rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
+	}
+	return nil
+}
+
+func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
+
+func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
+func etherSource() expr.Any {
+	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
+}
+
+// etherType is that of the frame as it came: the kernel shows a VLAN tag there even when it keeps it apart.
+func etherType() expr.Any {
+	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
+}
+
+// of matches what a port may use: value is in the set together with the port's name.
+func (g guards) of(value expr.Any, set *nftables.Set) []expr.Any {
+	return []expr.Any{link(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID}}
+}
+
+// not is the opposite of of.
+func (g guards) not(value expr.Any, set *nftables.Set) []expr.Any {
+	return []expr.Any{link(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID, Invert: true}}
+}
+
+// at loads a part of the network header behind the interface name.
+func at(offset, length uint32) expr.Any { return network(regValue, offset, length) }
+
+// arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
+func (g guards) arp(chain *nftables.Chain) {
+	g.rule(chain, network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
+	g.rule(chain, join(g.not(at(8, 6), g.macs), drop())...)
+	g.rule(chain, join(g.of(at(14, 4), g.four), accept())...)
+	g.rule(chain, join([]expr.Any{network(1, 6, 2), equal(1, be16(1)), network(1, 14, 4), equal(1, make([]byte, 4))}, accept())...)
+	g.rule(chain, drop()...)
+}
+
+func udp(source, destination uint16) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(1, []byte{unix.IPPROTO_UDP}),
+		transport(0, 4), equal(1, append(be16(source), be16(destination)...))}
+}
+
+func transport(offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
+}
+
+// ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
+func (g guards) ip(chain *nftables.Chain) {
+	g.rule(chain, join(udp(67, 68), drop())...)
+	g.rule(chain, join(g.of(at(ipv4.source, 4), g.four), accept())...)
+	g.rule(chain, join([]expr.Any{network(1, ipv4.source, 4), equal(1, make([]byte, 4))}, udp(68, 67), accept())...)
+	g.rule(chain, drop()...)
+}
+
+// Types of ICMPv6 (RFC 2710, 3810 and 4861).
+const (
+	mldQuery      = 130
+	mldReport     = 131
+	mldDone       = 132
+	routerSolicit = 133
+	routerAdvert  = 134
+	neighSolicit  = 135
+	neighAdvert   = 136
+	redirect      = 137
+	mldReport2    = 143
+)
+
+func icmp6(kind byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(1, []byte{unix.IPPROTO_ICMPV6}), transport(0, 1), equal(1, []byte{kind})}
+}
+
+// ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast
+// querier, and answers for its own addresses alone. Without an address yet it may only look for one.
+func (g guards) ip6(chain *nftables.Chain) {
+	for _, kind := range []byte{routerAdvert, redirect, mldQuery} {
+		g.rule(chain, join(icmp6(kind), drop())...)
+	}
+	g.rule(chain, join(udp(547, 546), drop())...)
+	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
+	g.rule(chain, join(icmp6(neighAdvert), g.not(target, g.six), drop())...)
+	g.rule(chain, join(g.of(at(ipv6.source, 16), g.six), accept())...)
+	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
+		g.rule(chain, join([]expr.Any{network(1, ipv6.source, 16), equal(1, make([]byte, 16))}, icmp6(kind), accept())...)
+	}
+	g.rule(chain, drop()...)
+}
+
+// guardsAreWhole tells whether no chain of the table was emptied or deleted.
+func guardsAreWhole() (bool, error) {
+	conn, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	table := &nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge}
+	for _, chain := range []string{"prerouting", "mac", "guard", "arp", "ip", "ip6"} {
+		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
+		if err != nil || len(rules) == 0 {
+			return false, ignore(err, unix.ENOENT)
+		}
+	}
+	return true, nil
+}

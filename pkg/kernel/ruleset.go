@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// ruleset writes a table of rules that are made once a node.
+type ruleset struct {
+	c     *nftables.Conn
+	table *nftables.Table
+}
+
+// schemaSet is a set whose element is the version of the table, so that a newer plugin sees that it has to write the rules anew. The
+// version is raised with every change of them.
+const schemaSet = "schema"
+
+func (r ruleset) mark(version uint16) error {
+	mark := &nftables.Set{Table: r.table, Name: schemaSet, KeyType: nftables.TypeInetService}
+	if err := r.c.AddSet(mark, nil); err != nil {
+		return err
+	}
+	r.c.FlushSet(mark)
+	return r.c.SetAddElements(mark, []nftables.SetElement{{Key: be16(version), Comment: "version of the rules"}})
+}
+
+// marked tells whether the table has the rules of this version.
+func (t *nft) marked(version uint16) (bool, error) {
+	_, ok, err := t.get(element{Set: schemaSet, Key: be16(version)})
+	return ok, err
+}
+
+func (r ruleset) chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
+	chain := &nftables.Chain{Table: r.table, Name: name}
+	if hook != nil {
+		policy := nftables.ChainPolicyAccept
+		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
+		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
+	}
+	r.c.AddChain(chain)
+	r.c.FlushChain(chain)
+	return chain
+}
+
+func (r ruleset) rule(chain *nftables.Chain, exprs ...expr.Any) {
+	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: exprs})
+}
+
+func (r ruleset) set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
+	keyType, err := nftables.ConcatSetType(key...)
+	if err != nil {
+		return nil, err
+	}
+	s := &nftables.Set{Table: r.table, Name: name, KeyType: keyType}
+	if value != nil {
+		s.IsMap = true
+		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
+			return nil, err
+		}
+	}
+	return s, r.c.AddSet(s, nil)
+}
+
+func network(register, offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
+}
+
+// port loads the destination port, which tcp, udp and sctp have at the same place.
+func port(register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+}
+
+func find(set *nftables.Set) expr.Any {
+	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
+}
+
+func equal(register uint32, data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
+}
+
+func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func join(parts ...[]expr.Any) []expr.Any {
+	var all []expr.Any
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}
