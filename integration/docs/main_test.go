@@ -26,7 +26,7 @@ const (
 	tracedEnv = "PODLACE_TRACED" // the same plugins, built to write down each change
 )
 
-var update = flag.Bool("update", false, "rewrite the listings in docs/ARCHITECTURE.md")
+var update = flag.Bool("update", false, "rewrite the listings in docs/ARCHITECTURE.md and the table in docs/CONFORMANCE.md")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(tracedEnv) != "" {

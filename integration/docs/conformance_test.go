@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const conformance = "docs/CONFORMANCE.md"
+
+// itemID is the name of an item: conformance, fault, security, load.
+var itemID = regexp.MustCompile(`\b[CFSL]-\d\d\b`)
+
+// itemRow is one row of the tables: the item, its rule and the tests that carry its name.
+var itemRow = regexp.MustCompile(`(?m)^\| ([CFSL]-\d\d) \| (.*?) \| (.*?) ?\|$`)
+
+// TestConformance compares the table with the tests, both ways: an item without a test fails, and so does a test whose item is not
+// listed. With -update it writes the table anew, with a row for each item that a test carries; rules stay.
+func TestConformance(t *testing.T) {
+	text, found := read(t, conformance), itemTests(t)
+	if *update {
+		text = withItems(text, found)
+		if err := os.WriteFile(filepath.Join(root, conformance), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed := map[string]string{}
+	for _, row := range itemRow.FindAllStringSubmatch(text, -1) {
+		if _, twice := listed[row[1]]; twice || len(row[2]) < 10 {
+			t.Errorf("%s: %s has two rows, or no rule", conformance, row[1])
+		}
+		listed[row[1]] = row[3]
+		if len(found[row[1]]) == 0 {
+			t.Errorf("%s: no test has %s in its name", conformance, row[1])
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		if want := strings.Join(found[id], "<br>"); listed[id] != want {
+			t.Errorf("%s: the row of %s names %q, want %q; -update writes it", conformance, id, listed[id], want)
+		}
+	}
+	if len(listed) == 0 {
+		t.Errorf("%s lists nothing", conformance)
+	}
+}
+
+// withItems returns the document with the table written anew, sorted. An item that no test carries keeps its row, so that it is told.
+func withItems(text string, found map[string][]string) string {
+	rules := map[string]string{}
+	for id := range found {
+		rules[id] = "?"
+	}
+	first := -1
+	for _, row := range itemRow.FindAllStringSubmatchIndex(text, -1) {
+		rules[text[row[2]:row[3]]] = text[row[4]:row[5]]
+		if first < 0 {
+			first = row[0]
+		}
+	}
+	var table strings.Builder
+	for _, id := range slices.Sorted(maps.Keys(rules)) {
+		fmt.Fprintf(&table, "| %s | %s | %s |\n", id, rules[id], strings.Join(found[id], "<br>"))
+	}
+	return text[:first] + table.String()
+}
+
+// itemTests returns the tests of the tree by the items that they carry: in the title of a subtest, in parentheses in the comment above a
+// test function, or in the name of a script.
+func itemTests(t *testing.T) map[string][]string {
+	t.Helper()
+	found := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, root+"/")
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (name == ".git" || name == "build"):
+			return fs.SkipDir
+		case strings.HasSuffix(name, ".txtar"):
+			for _, id := range itemID.FindAllString(filepath.Base(strings.ReplaceAll(name, "_", " ")), -1) {
+				found[id] = append(found[id], "`"+name+"`")
+			}
+		case strings.HasSuffix(name, "_test.go"):
+			return goItems(path, func(id, title string) {
+				found[id] = append(found[id], fmt.Sprintf("`%s` in `%s`", title, filepath.Dir(name)))
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range found {
+		slices.Sort(found[id])
+		found[id] = slices.Compact(found[id])
+	}
+	return found
+}
+
+// goItems calls f for each item that a test of a file carries.
+func goItems(path string, f func(id, title string)) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			if strings.HasPrefix(n.Name.Name, "Test") {
+				for _, group := range regexp.MustCompile(`\([CFSL]-\d\d[^)]*\)`).FindAllString(n.Doc.Text(), -1) {
+					eachItem(group, n.Name.Name, f)
+				}
+			}
+		case *ast.CallExpr: // what a failing test says is not its name
+			s, ok := n.Fun.(*ast.SelectorExpr)
+			return !ok || !regexp.MustCompile(`^(Error|Fatal|Log|Skip)f?$`).MatchString(s.Sel.Name)
+		case *ast.BasicLit:
+			title, _ := strconv.Unquote(n.Value)
+			if at := itemID.FindStringIndex(title); at != nil && at[0] == 0 {
+				eachItem(title, strings.TrimSpace(title), f)
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+func eachItem(text, title string, f func(id, title string)) {
+	for _, id := range itemID.FindAllString(text, -1) {
+		f(id, title)
+	}
+}
