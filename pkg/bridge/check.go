@@ -115,6 +115,8 @@ func (j *job) checkLinks(w wiring) error {
 		return differs("bridge %s is not promiscuous", w.bridge.Name)
 	case j.cfg.MTU != 0 && w.host.MTU != j.cfg.MTU:
 		return differs("%s has mtu %d, want %d", w.host.Name, w.host.MTU, j.cfg.MTU)
+	case w.pod.MTU > w.host.MTU: // a lower one may be a later plugin's, which do not tell it in the result
+		return differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
 	}
 	port, err := j.host.BridgePort(w.host)
 	if err != nil {
@@ -123,15 +125,20 @@ func (j *job) checkLinks(w wiring) error {
 	if port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
 		return differs("port %s has hairpin %t, isolated %t; want %t, %t", w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
 	}
-	return j.checkMACs(w)
+	return j.checkTold(w)
 }
 
-func (j *job) checkMACs(w wiring) error {
+// checkTold compares the links with what prevResult tells of them.
+func (j *job) checkTold(w wiring) error {
 	for _, i := range j.r.Prev.Interfaces {
 		for _, link := range []kernel.Link{w.host, w.pod} {
 			inPod := link.Name == w.pod.Name
-			if i.Name == link.Name && (i.Sandbox != "") == inPod && i.Mac != "" && i.Mac != link.MAC.String() {
+			switch {
+			case i.Name != link.Name || (i.Sandbox != "") != inPod:
+			case i.Mac != "" && i.Mac != link.MAC.String():
 				return differs("%s has MAC %s, want %s", link.Name, link.MAC, i.Mac)
+			case !inPod && i.Mtu != 0 && i.Mtu != link.MTU:
+				return differs("%s has mtu %d, want %d", link.Name, link.MTU, i.Mtu)
 			}
 		}
 	}

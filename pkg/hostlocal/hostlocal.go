@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -158,13 +159,22 @@ func status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	dir, err := store.Make(cfg.Dir, 0o755)
-	if err == nil {
-		dir.Close()
-		err = unix.Access(cfg.Dir, unix.W_OK)
-	}
-	if err != nil {
+	if err := writable(cfg.Dir); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder %s: %w", cfg.Dir, err)
 	}
 	return nil
+}
+
+// writable tells whether ADD could write to a folder, or make it, without doing so.
+func writable(path string) error {
+	for ; ; path = filepath.Dir(path) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
+			continue
+		}
+		info, err := os.Stat(path)
+		if err == nil && !info.IsDir() {
+			err = unix.ENOTDIR
+		}
+		return errors.Join(err, unix.Access(path, unix.W_OK|unix.X_OK))
+	}
 }

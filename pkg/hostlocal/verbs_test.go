@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+// TestCheck (C-65): whose lease it is counts.
 func TestCheck(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -34,7 +35,7 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle: DEL works whatever became of the configuration, and makes nothing.
+// TestDelNeedsLittle (C-45, C-47): DEL works whatever became of the configuration, and makes nothing.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -85,6 +86,14 @@ func TestGCWithoutFolder(t *testing.T) {
 func TestStatus(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("STATUS", "", ""))
+	if _, err := os.Stat(l.dir); err == nil {
+		t.Error("STATUS made the lease folder")
+	}
+	dangling := newLab(t, one)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(dangling.dir), 0o755), os.Symlink("/nonexistent", dangling.dir)); err != nil {
+		t.Fatal(err)
+	}
+	dangling.mustFail(dangling.call("STATUS", "", ""), plugin.CodeNotAvailable, "lease folder")
 	blocked := newLab(t, one)
 	if err := os.WriteFile(blocked.dir, nil, 0o600); err != nil {
 		t.Fatal(err)

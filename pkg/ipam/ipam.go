@@ -22,8 +22,17 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// timeout bounds a foreign IPAM plugin: one that hangs must not hold the pod's lock for ever.
-const timeout = 60 * time.Second
+// timeoutOf bounds a foreign IPAM plugin: one that hangs must not hold the pod's lock for ever. ADD may have to wait for a server. A
+// runtime gives DEL a minute for the whole chain, and asks for STATUS under a lock of its own.
+func timeoutOf(verb string) time.Duration {
+	switch verb {
+	case "STATUS":
+		return time.Second
+	case "CHECK", "DEL":
+		return 12 * time.Second
+	}
+	return 60 * time.Second
+}
 
 // Runner runs IPAM plugins. Builtin are those that run in process.
 type Runner struct{ Builtin []plugin.Plugin }
@@ -134,10 +143,14 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	cmd := exec.Command(path)
 	cmd.Env = environment(r, verb)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(r.Config), &stdout, os.Stderr
+	timeout := timeoutOf(verb)
 	err = child.Run(cmd, timeout, r.Hold)
 	switch {
 	case err == nil:
 		return stdout.Bytes(), nil
+	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
+		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout) // may be only slow, and an error takes the node out of service
+		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)
 	}

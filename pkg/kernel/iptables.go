@@ -108,12 +108,16 @@ func (n *Node) RemoveChain(addresses []netip.Prefix, parent, chain string) error
 			slog.Warn("iptables is not installed, so its rules cannot be removed", "program", iptablesName(is4), "chain", chain)
 			continue
 		}
-		errs = append(errs, n.EditNAT(is4, func(nat NAT) ([]string, error) {
+		err := n.EditNAT(is4, func(nat NAT) ([]string, error) {
 			if !nat.HasChain(chain) {
 				return nil, nil
 			}
 			return append(nat.Deletions(parent, chain), "-F "+chain, "-X "+chain), nil
-		}))
+		})
+		errs = append(errs, err)
+		if plugin.Code(err) == plugin.CodeTryAgain {
+			break // the other family would wait for the same lock as long once more
+		}
 	}
 	return errors.Join(errs...)
 }
