@@ -169,7 +169,7 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel gives the same values to DEL after a good ADD: whatever the
+// TestBadValuesDel (C-48) gives the same values to DEL after a good ADD: whatever the
 // configuration has become, the attachment goes.
 func TestBadValuesDel(t *testing.T) {
 	forEach(t, func(t *testing.T, f *fixture, plugin string) {
@@ -190,23 +190,4 @@ func (f *fixture) delWith(t *testing.T, title, plugin string, edit ...any) {
 		f.good("DEL", plugin).config(f.conf(plugin).with(edit...)).run(t).ok(t)
 	})
 	f.oracle.clean(t, "DEL with "+title)
-}
-
-// TestBadPrevResultDel gives DEL a prevResult that is missing, empty, of another
-// version or garbage, as a torn cache of the runtime does.
-func TestBadPrevResultDel(t *testing.T) {
-	forEach(t, func(t *testing.T, f *fixture, plugin string) {
-		old := object{"cniVersion": "0.4.0", "ips": []any{map[string]any{"version": "4", "address": "10.70.0.2/24"}}}
-		for title, prev := range inOrder(map[string]any{
-			"missing": nil, "empty": object{}, "another version": old, "no version": old.with("cniVersion", nil), "a list": []any{1}, "a string": "x",
-			"an unknown version": object{"cniVersion": "9.9.9"}, "odd addresses": object{"cniVersion": "1.1.0", "ips": []any{map[string]any{"address": "x"}}},
-		}) {
-			t.Run(title, func(t *testing.T) {
-				f.delWith(t, "prevResult "+title, plugin, "prevResult", prev)
-			})
-		}
-		t.Run("no runtimeConfig", func(t *testing.T) {
-			f.delWith(t, "no runtimeConfig", plugin, "runtimeConfig", nil, "prevResult", nil)
-		})
-	})
 }

@@ -77,7 +77,7 @@ func withItems(text string, found map[string][]string) string {
 }
 
 // itemTests returns the tests of the tree by the items that they carry: in the title of a subtest, in parentheses in the comment above a
-// test function, or in the name of a script.
+// test function, or in the name of a script. Subtests of one item in one file are counted.
 func itemTests(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -89,22 +89,25 @@ func itemTests(t *testing.T) map[string][]string {
 		case entry.IsDir() && (name == ".git" || name == "build"):
 			return fs.SkipDir
 		case strings.HasSuffix(name, ".txtar"):
-			for _, id := range itemID.FindAllString(filepath.Base(strings.ReplaceAll(name, "_", " ")), -1) {
-				found[id] = append(found[id], "`"+name+"`")
-			}
-		case strings.HasSuffix(name, "_test.go"):
-			return goItems(path, func(id, title string) {
-				found[id] = append(found[id], fmt.Sprintf("`%s` in `%s`", title, filepath.Dir(name)))
+			eachItem(strings.ReplaceAll(filepath.Base(name), "_", " "), name, func(id, title string) {
+				found[id] = append(found[id], "`"+title+"`")
 			})
+		case strings.HasSuffix(name, "_test.go"):
+			titles := map[string][]string{}
+			err := goItems(path, func(id, title string) { titles[id] = append(titles[id], title) })
+			for id, list := range titles {
+				of := "`" + list[0] + "`"
+				if len(list) > 1 {
+					of = fmt.Sprintf("%d `%s …`", len(list), id)
+				}
+				found[id] = append(found[id], fmt.Sprintf("%s in `%s`", of, name))
+			}
+			return err
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	for id := range found {
-		slices.Sort(found[id])
-		found[id] = slices.Compact(found[id])
 	}
 	return found
 }

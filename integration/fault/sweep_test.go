@@ -47,7 +47,7 @@ func (w world) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd: a failed ADD leaves everything as it was, without any DEL, and the next ADD works.
+// TestAdd (C-39): a failed ADD leaves everything as it was, without any DEL, and the next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w world) {
 		for i := range w.chain {
@@ -89,7 +89,7 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel: after a DEL that failed anywhere the next one finishes.
+// TestDel (C-53): after a DEL that failed anywhere the next one finishes, and no error is one that runtimes take for success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
 // TestGC: the same for GC, which deletes the pod because nobody said that it is still there.
@@ -117,7 +117,7 @@ func testRemoval(t *testing.T, verb string) {
 	})
 }
 
-// TestNoChange: CHECK and STATUS only look.
+// TestNoChange (C-68, C-72): CHECK and STATUS only look.
 func TestNoChange(t *testing.T) {
 	forEachChain(t, func(w world) {
 		result := w.add(len(w.chain))

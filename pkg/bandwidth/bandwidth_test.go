@@ -132,6 +132,7 @@ func TestDelOfOther(t *testing.T) {
 	}
 }
 
+// TestCheckDetects (C-64) breaks one thing at a time.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }

@@ -86,7 +86,7 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects breaks one thing at a time. The pod that follows repairs what all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65) breaks one thing at a time. The pod that follows repairs what all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {

@@ -31,7 +31,8 @@ func Point(op string) error {
 		}
 	}
 	if at, err := strconv.ParseInt(os.Getenv(EnvFailAt), 10, 64); err == nil && at == n {
-		return fmt.Errorf("injected fault at change %d (%s)", n, op)
+		// The end is what runtimes take for "already gone" when DEL says it.
+		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }

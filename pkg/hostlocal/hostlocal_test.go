@@ -105,7 +105,7 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestIDsLikeAddresses: a container may be called as an address is written, or as a file of ours.
+// TestIDsLikeAddresses (C-52): a container may be called as an address is written, or as a file of ours.
 func TestIDsLikeAddresses(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("10.1.2.3", "10.1.2.2/24")

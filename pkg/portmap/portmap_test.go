@@ -187,7 +187,7 @@ func TestRouteLocalnet(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsNFTables breaks one thing at a time.
+// TestCheckDetectsNFTables (C-63, C-69) breaks one thing at a time.
 func TestCheckDetectsNFTables(t *testing.T) {
 	l := newLab(t)
 	h := openHost(t)
@@ -232,7 +232,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsIPTables deletes one rule at a time.
+// TestCheckDetectsIPTables (C-63) deletes one rule at a time.
 func TestCheckDetectsIPTables(t *testing.T) {
 	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// holdLock takes a lock file as another process would, in both ways that are in use, until the function that it returns is called.
+func holdLock(t *testing.T, path string) (free func()) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	free = sync.OnceFunc(func() { _ = f.Close() })
+	t.Cleanup(free)
+	return free
+}
+
+// blocked is a DEL that cannot go on.
+type blocked struct {
+	title string
+	call  call
+	out   outcome
+	err   error
+}
+
+// TestDelBounded: whoever holds a lock, or does not answer, DEL ends in time (callLimit), says that it is to be tried again, and keeps
+// what the next DEL needs. All wait at the same time.
+func TestDelBounded(t *testing.T) {
+	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
+	_, err := exec.LookPath("iptables")
+	slow := busy
+	if err == nil {
+		slow = newNode(t, "slow", 132, "iptables")
+	}
+	s, before := newStub(t), watch(t)
+	var pods []held
+	var dels []*blocked
+	del := func(n node, i int, plugin, by string) {
+		h := n.with(1, "runtimeConfig.portMappings", ports(port(8200+len(pods), 80, "tcp"))).attach("bounded-" + string(rune('a'+len(pods))))
+		c := h.call(i, "DEL")
+		c.plugin = plugin
+		pods, dels = append(pods, h), append(dels, &blocked{title: "C-54 DEL of " + plugin + ", " + by, call: c})
+	}
+	del(locked, 0, "bridge", "lease folder locked")
+	del(locked, 0, "host-local", "lease folder locked")
+	for i, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		del(busy, i, plugin, "attachment locked")
+	}
+	if err == nil {
+		del(slow, 0, "bridge", "iptables locked")
+		del(slow, 1, "portmap", "iptables locked")
+	} else {
+		t.Log("SKIPPED part of the test: no iptables program")
+	}
+	s.call("ADD").run(t).ok(t)
+	s.on(t, "DEL", "sleep 600")
+	dels = append(dels, &blocked{title: "C-54 DEL of bridge, IPAM plugin hangs", call: s.call("DEL")})
+
+	holdAll(t, dels, "/var/lib/cni/networks/locked/lock", "/run/podlace/busy/.lock", "/run/podlace/.iptables")
+	for _, d := range dels {
+		t.Run(d.title, func(t *testing.T) {
+			if d.err != nil {
+				t.Fatal(d.err)
+			}
+			d.out.refused(t, 11)
+		})
+	}
+	s.on(t, "DEL", "exit 0")
+	s.call("DEL").run(t).ok(t)
+	for _, h := range pods {
+		h.del()
+	}
+	before.clean(t, "the next DEL")
+}
+
+// holdAll makes the calls while all locks are held.
+func holdAll(t *testing.T, calls []*blocked, locks ...string) {
+	t.Helper()
+	for _, path := range locks {
+		defer holdLock(t, path)()
+	}
+	var wait sync.WaitGroup
+	for _, b := range calls {
+		wait.Go(func() { b.out, b.err = b.call.start() })
+	}
+	wait.Wait()
+}
+
+// TestStatusLooks: STATUS waits for nobody and makes nothing, not even a folder. Whoever waited for a lock would get an error.
+func TestStatusLooks(t *testing.T) {
+	n := newNode(t, "looks", 133, "nftables")
+	fresh := object{"name": "never", "bridge": "never0", "ipam.dataDir": "/var/lib/cni/never"}
+	nothing := &oracle{options: sandbox.Options{Dirs: stateDirs()}}
+	for _, path := range []string{"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables"} {
+		defer holdLock(t, path)()
+	}
+	nothing.rebase(t)
+	for _, plugin := range allPlugins() {
+		t.Run("C-72 STATUS of "+plugin, func(t *testing.T) {
+			conf := n.confs[map[string]int{"portmap": 1, "bandwidth": 2}[plugin]]
+			newCall("STATUS", plugin, nil, "", conf).run(t).ok(t)
+			nothing.clean(t, "STATUS")
+			for key, value := range fresh {
+				conf = conf.with(key, value)
+			}
+			newCall("STATUS", plugin, nil, "", conf).run(t).ok(t)
+			nothing.clean(t, "STATUS of a network that nobody used")
+		})
+	}
+	t.Run("C-72 STATUS with an IPAM plugin that hangs", func(t *testing.T) {
+		s := newStub(t)
+		s.on(t, "STATUS", "sleep 600")
+		if o := s.call("STATUS").run(t).ok(t); !strings.Contains(o.stderr, "does not answer") {
+			t.Errorf("stderr does not tell it: %s", o.stderr)
+		}
+	})
+}
