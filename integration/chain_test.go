@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -170,6 +171,9 @@ func chainCollect(t *testing.T, n *network, rtWeb, rtClient *libcni.RuntimeConf)
 
 	bare, err := openNetwork(n.list.Bytes, t.TempDir(), nil) // a cache that knows no pod, so that libcni sends no DEL
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kerneltest.Age(stateDirs()...); err != nil {
 		t.Fatal(err)
 	}
 	bare.must(t, "GC", nil, web)

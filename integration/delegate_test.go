@@ -4,12 +4,16 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // stub is an IPAM plugin of somebody else: a shell script that keeps what it
@@ -97,6 +101,48 @@ func TestDelegate(t *testing.T) {
 		}
 	}
 	s.f.oracle.clean(t, "a life with the stub")
+}
+
+// TestDelegateC84: GC is passed on to the address plugin, with the list of those that stay.
+func TestDelegateC84(t *testing.T) {
+	s := newStub(t)
+	s.call("ADD").run(t).ok(t)
+	attached, fresh := object{"containerID": s.f.attached.Name, "ifname": "eth0"}, object{"containerID": s.f.fresh.Name, "ifname": "eth0"}
+	conf := s.conf().with("cni.dev/valid-attachments", []any{attached})
+	gc := s.call("GC").with("CNI_CONTAINERID", "", "CNI_NETNS", "", "CNI_ARGS", "K8S_POD_NAME=nobody")
+	passed := func(want ...any) {
+		t.Helper()
+		var got []object
+		keys := map[string]json.RawMessage{}
+		text := []byte(s.got("GC", "stdin"))
+		if err := errors.Join(json.Unmarshal(text, &keys), json.Unmarshal(keys["cni.dev/valid-attachments"], &got)); err != nil {
+			t.Fatalf("the stub got %q: %v", text, err)
+		}
+		slices.SortFunc(got, func(a, b object) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		slices.SortFunc(want, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		if string(encode(got)) != string(encode(want)) {
+			t.Errorf("the stub was told to keep %s, want %s", encode(got), encode(want))
+		}
+		_ = os.Remove(s.path() + ".GC.stdin")
+	}
+	gc.config(conf).run(t).ok(t)
+	passed(attached, fresh) // made just now, and spared by both
+	if err := kerneltest.Age(stateDirs()...); err != nil {
+		t.Fatal(err)
+	}
+	gc.config(conf.with("podlace/dead-attachments", []any{fresh})).run(t).ok(t)
+	if s.got("GC", "stdin") != "" {
+		t.Error("GC of named attachments was passed on to a plugin that does not know names")
+	}
+	gc.config(conf).run(t).ok(t)
+	passed(attached)
+	env := s.got("DEL", "env")
+	for _, want := range []string{"CNI_CONTAINERID=" + s.f.fresh.Name, "CNI_NETNS=", "CNI_ARGS="} {
+		if !strings.Contains(env, want+"\n") {
+			t.Errorf("the stub's DEL lacks %s:\n%s", want, env)
+		}
+	}
+	s.f.oracle.clean(t, "GC with the stub")
 }
 
 // TestDelegateFails lets the address plugin fail in every way: the bridge takes

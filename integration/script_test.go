@@ -14,6 +14,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -39,7 +40,7 @@ func TestScripts(t *testing.T) {
 		Condition:           condition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"pod": cmdPod, "unpod": cmdUnpod, "cni": cmdCNI, "chain": cmdChain,
-			"snapshot": cmdSnapshot, "unchanged": cmdUnchanged, "state": cmdState,
+			"age": cmdAge, "snapshot": cmdSnapshot, "unchanged": cmdUnchanged, "state": cmdState,
 			"sysctl": cmdSysctl, "serve": cmdServe, "dial": cmdDial, "ping": cmdPing, "frame": cmdFrame,
 		},
 	})
@@ -148,6 +149,12 @@ func cmdUnpod(ts *testscript.TestScript, neg bool, args []string) {
 	for _, name := range args {
 		ts.Check(scriptOf(ts).pod(ts, name).Close())
 	}
+}
+
+// age lets all that is recorded look old, so that GC may collect it.
+func cmdAge(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 0, "age")
+	ts.Check(kerneltest.Age(stateDirs()...))
 }
 
 // snapshot NAME

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -219,6 +220,9 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 		// A cache that knows nobody: libcni itself would send DEL for what it knows.
 		n, err := openNetwork(s.conflist, s.dir+"/none", nil)
 		if err != nil {
+			return err
+		}
+		if err := kerneltest.Age(stateDirs()...); err != nil {
 			return err
 		}
 		_, err = n.do("GC", nil, []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}})

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // tolerates tells a change whose failure is logged and fails nothing: stale UDP connections end by themselves, and without nftables the
@@ -101,13 +103,13 @@ func testRemoval(t *testing.T, verb string) {
 			if s.plugin == "loopback" && verb == "GC" {
 				continue // has nothing of its own
 			}
-			w.add(i + 1)
+			w.addOld(i + 1)
 			c := w.call(i, verb, nil)
 			changes := c.ok(w).changes
 			w.del(i + 1)
 			w.same(w.base)
 			w.forEachChange(c, changes, func(w world, n int) {
-				w.add(i + 1)
+				w.addOld(i + 1)
 				w.fault(c, n)
 				c.ok(w)
 				w.del(i) // of the plugins before
@@ -115,6 +117,15 @@ func testRemoval(t *testing.T, verb string) {
 			})
 		}
 	})
+}
+
+// addOld is add, and GC may collect at once what it made.
+func (w world) addOld(n int) {
+	w.Helper()
+	w.add(n)
+	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
+		w.Fatal(err)
+	}
 }
 
 // TestNoChange (C-68, C-72): CHECK and STATUS only look.

@@ -196,6 +196,7 @@ func TestSecondInterface(t *testing.T) {
 func TestGC(t *testing.T) {
 	l := newLab(t)
 	l.ok(l.call("ADD", "a"))
+	l.must(kerneltest.Age(kerneltest.StateDirs()...))
 	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
 	l.ok(l.call("CHECK", "a"))
 	for range 2 {

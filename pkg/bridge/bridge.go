@@ -104,7 +104,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	addresses := &types100.Result{}
 	if j.cfg.IPAM != "" {
-		if addresses, err = b.ipam.Add(r, j.cfg.IPAM); err != nil {
+		if addresses, err = b.allocate(j); err != nil {
 			return nil, err
 		}
 	}
@@ -256,18 +256,6 @@ func deleteProven(r *plugin.Request) error {
 		}
 	}
 	return nil
-}
-
-func (b bridge) gc(r *plugin.Request) error {
-	errs := []error{attachment.Collect(r, func(att *attachment.Attachment, st state) error {
-		of := *r
-		of.Verb, of.ContainerID, of.IfName = "DEL", att.ContainerID, att.IfName
-		return b.removeFromNode(&of, att, st)
-	})}
-	if t := ipamType(ipamObject(r.Config)); t != "" {
-		errs = append(errs, b.ipam.GC(r, t))
-	}
-	return errors.Join(errs...)
 }
 
 // status fails only when no ADD can work here.

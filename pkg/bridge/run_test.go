@@ -167,6 +167,14 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.conf["name"].(string) }
 
+// age lets all records and leases look old, so that GC may collect them.
+func (l lab) age() {
+	l.Helper()
+	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
+		l.Fatal(err)
+	}
+}
+
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 

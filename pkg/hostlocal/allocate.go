@@ -154,6 +154,9 @@ func (a *allocation) collectDead(set RangeSet) (int, error) {
 			continue
 		}
 		a.r.Log.Warn("collecting the addresses of a pod that is gone", "of", e.ContainerID, "ifname", e.IfName, "addresses", e.Addresses)
+		if a.r.Reclaimed != nil {
+			a.r.Reclaimed(e.Attachment)
+		}
 		released, err := a.l.end(e)
 		freed += len(released)
 		if err != nil {

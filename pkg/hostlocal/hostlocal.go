@@ -76,7 +76,7 @@ func del(r *plugin.Request) error {
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
 		entries, err := l.index.all()
-		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) }), err
+		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }), err
 	})
 }
 

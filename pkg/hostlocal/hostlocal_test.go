@@ -137,6 +137,7 @@ func TestForeignFiles(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(indexPath(l.dir), torn, "10.1.2.2")); err != nil {
 		t.Error(err)
 	}
+	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
 	entries, _ := os.ReadDir(l.dir)
 	var names []string

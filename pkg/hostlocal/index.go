@@ -271,13 +271,4 @@ func (x *index) wake(addr netip.Addr) error {
 }
 
 // dead tells whether the pod of an entry is certainly gone: the node was booted since, or its namespace no longer exists.
-func (x *index) dead(e entry) bool {
-	if e.Boot != x.boot {
-		return true
-	}
-	if e.Netns == "" {
-		return false
-	}
-	_, err := os.Stat(e.Netns)
-	return errors.Is(err, fs.ErrNotExist)
-}
+func (x *index) dead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

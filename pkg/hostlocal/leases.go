@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -156,6 +157,16 @@ func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 		return false, fmt.Errorf("lease %s: %w", addr, err)
 	}
 	return owns(parseOwner(string(data)), a), nil
+}
+
+// written returns when the first lease of an entry was made.
+func (l *leases) written(e entry) time.Time {
+	for _, addr := range e.Addresses {
+		if at, err := l.dir.Written(addr.String()); err == nil {
+			return at
+		}
+	}
+	return time.Time{}
 }
 
 // entries returns what the index knows of an attachment: the entry of the old file format, without interface name, comes second.

@@ -130,6 +130,14 @@ func (l lab) files() map[string]string {
 	return files
 }
 
+// age lets all leases look old, so that GC may collect them.
+func (l lab) age() {
+	l.Helper()
+	if err := kerneltest.Age(l.dir); err != nil {
+		l.Fatal(err)
+	}
+}
+
 // put writes a file into the lease folder, as another program would.
 func (l lab) put(name, content string) {
 	l.Helper()

@@ -60,6 +60,7 @@ func TestGC(t *testing.T) {
 	l.put("10.1.2.20", "old-kept")
 	l.put("10.1.2.21", "old-gone")
 	l.put("10.1.2.22", "")
+	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"c","ifname":"net1"},
 		{"containerID":"old-kept","ifname":"eth0"}]`))
 	var left []string

@@ -92,6 +92,15 @@ func (run Runner) Check(r *plugin.Request, name string) error {
 
 // GC gives back the addresses of attachments that are not valid any more.
 func (run Runner) GC(r *plugin.Request, name string) error {
+	if !run.InProcess(name) {
+		if r.Dead != nil {
+			r.Log.Info("GC is not passed on: the IPAM plugin would collect what is being made meanwhile", "ipam", name)
+			return nil
+		}
+		as := *r
+		as.Config = r.ConfigForGC()
+		r = &as
+	}
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
@@ -167,11 +176,15 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment is this process's own, with the verb and the attachment of the request: those that GC deletes are not in the environment.
+// environment is this process's own, with the verb and the attachment of the request. Of one that is not in the environment, but collected,
+// neither namespace nor arguments are known.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
 		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
+		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") {
+			own = append(own, "CNI_NETNS=", "CNI_ARGS=")
+		}
 	}
 	return append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")

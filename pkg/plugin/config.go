@@ -20,8 +20,6 @@ type envelope struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-const validKey = "cni.dev/valid-attachments"
-
 // readConfig decodes stdin and applies the rules that hold for all plugins. envErr, found in the environment before, is reported
 // only after the version is known, so that the error has the right cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
@@ -148,41 +146,4 @@ func ReadResult(v string, raw []byte) (result *types100.Result, err error) {
 		return nil, errors.New("malformed: an entry of interfaces, ips or routes is null")
 	}
 	return result, err
-}
-
-// readValid reads the list of attachments to keep. A list of null or [] keeps none; no list at all is an error, since then
-// nobody said that anything may be deleted.
-func (r *Request) readValid(data []byte) error {
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(data, &keys); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", err)
-	}
-	list, ok := keys[validKey]
-	if !ok {
-		return Errorf(CodeConfig, "%s is missing: nothing is deleted", validKey)
-	}
-	var valid []Attachment
-	if err := json.Unmarshal(list, &valid); err != nil {
-		return Errorf(CodeDecode, "%s: %w", validKey, err)
-	}
-	r.Valid = map[Attachment]bool{}
-	for _, a := range valid {
-		if a.ContainerID == "" || a.IfName == "" {
-			return Errorf(CodeConfig, "%s: an entry has no containerID or ifname", validKey)
-		}
-		r.Valid[a] = true
-	}
-	return nil
-}
-
-// Collect runs del for every owned attachment that is not in the list of valid ones, goes on after errors, and joins them.
-func (r *Request) Collect(owned []Attachment, del func(Attachment) error) error {
-	var errs []error
-	for _, a := range owned {
-		if !r.Valid[a] {
-			r.Log.Info("collecting attachment that is no longer valid", "of", a.ContainerID, "ifname", a.IfName)
-			errs = append(errs, del(a))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -74,7 +74,7 @@ func (r *Request) logUnknown(path string, data []byte, t reflect.Type) {
 			}
 			continue
 		}
-		if strings.HasPrefix(key, "cni.dev/") || containsFold(known, key) {
+		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || containsFold(known, key) {
 			continue
 		}
 		r.Log.Warn("unknown key is ignored", "key", quote(path+key), "nearest", Nearest(key, known))

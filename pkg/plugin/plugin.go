@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
@@ -51,7 +52,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
 		return 0
 	}
-	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), debug: getenv("PODLACE_LOG") == "debug"}
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), debug: getenv("PODLACE_LOG") == "debug"}
 	r.Log = r.logger(stderr)
 	output, err := p.serve(r, getenv, stdin, stderr)
 	if err != nil {

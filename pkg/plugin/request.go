@@ -5,6 +5,7 @@ package plugin
 import (
 	"log/slog"
 	"os"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
@@ -44,11 +45,16 @@ type Request struct {
 	Config     []byte              // the configuration as it came on stdin
 	Prev       *types100.Result    // prevResult; nil when there is none
 	Valid      map[Attachment]bool // GC: the attachments to keep
+	Dead       map[Attachment]bool // GC: the only ones to collect; nil when nobody named them
+
+	Reclaimed func(Attachment) // ADD: called by an IPAM plugin in process that found an attachment dead and took its addresses
 
 	Hold *os.File // the lock of the attachment, which child processes inherit; nil when there is none
 
-	Log   *slog.Logger // carries the identity of the pod
-	debug bool         // PODLACE_LOG=debug: every change of the system is logged
+	Log    *slog.Logger // carries the identity of the pod
+	began  time.Time    // of this call
+	spared bool         // GC: Valid holds more than the runtime's list
+	debug  bool         // PODLACE_LOG=debug: every change of the system is logged
 }
 
 // Attachment returns the interface that this request is about.

@@ -299,6 +299,9 @@ func TestGC(t *testing.T) {
 	backends(t, func(l lab) {
 		l.ok(l.call("ADD", "kept"))
 		l.ok(l.call("ADD", "gone", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
+		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
+			l.Fatal(err)
+		}
 		for range 2 {
 			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
 			if l.mapped("gone") {

@@ -86,6 +86,15 @@ func (d *Dir) Modified() (int64, error) {
 	return info.ModTime().UnixNano(), nil
 }
 
+// Written returns when the file name was last written.
+func (d *Dir) Written(name string) (time.Time, error) {
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
 // Move moves the file name of this folder to another, under the same name, over what may be there.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {

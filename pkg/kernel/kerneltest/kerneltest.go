@@ -6,9 +6,12 @@ package kerneltest
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -93,6 +96,29 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 // folders of networks, and where the next search for a free address begins.
 func leftOnPurpose() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|gateway-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
+}
+
+// StateDirs are where records and leases are.
+func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
+
+// Age lets what is recorded in the folders look as if it were made a minute ago. GC spares what was made just now.
+func Age(dirs ...string) error {
+	then := time.Now().Add(-time.Minute)
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err == nil && e.Type().IsRegular() {
+				err = os.Chtimes(path, then, then)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // NoLeak takes a snapshot with opt and reports each difference to before as an

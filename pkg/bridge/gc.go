@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func (b bridge) gc(r *plugin.Request) error {
+	errs := []error{attachment.Collect(r, b.removeAs(r))}
+	if t := ipamType(ipamObject(r.Config)); t != "" {
+		errs = append(errs, b.ipam.GC(r, t))
+	}
+	return errors.Join(errs...)
+}
+
+// removeAs returns DEL for attachments other than the one that r is about.
+func (b bridge) removeAs(r *plugin.Request) func(*attachment.Attachment, state) error {
+	return func(att *attachment.Attachment, st state) error {
+		of := *r
+		of.Verb, of.ContainerID, of.IfName, of.Hold = "DEL", att.ContainerID, att.IfName, att.LockFile()
+		return b.removeFromNode(&of, att, st)
+	}
+}
+
+// allocate asks the IPAM plugin for addresses. A pool that is short may be so because a runtime never called DEL for pods that are gone.
+// One in process has given us their addresses and says whose they were; for another they are given back, and it is asked once more.
+func (b bridge) allocate(j *job) (*types100.Result, error) {
+	var dead []plugin.Attachment
+	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
+	result, err := b.ipam.Add(j.r, j.cfg.IPAM)
+	if plugin.Code(err) != plugin.CodeExhausted || err == nil {
+		b.collectDead(j, dead)
+		return result, err
+	}
+	records, listErr := attachment.List(j.r.Network, j.r.Plugin)
+	if listErr != nil {
+		return nil, errors.Join(err, listErr)
+	}
+	for _, rec := range records {
+		if rec.Key != j.att.Key && plugin.NetnsGone(rec.Netns) {
+			dead = append(dead, rec.Attachment())
+		}
+	}
+	if b.collectDead(j, dead) == 0 {
+		return nil, err
+	}
+	return b.ipam.Add(j.r, j.cfg.IPAM)
+}
+
+// collectDead removes attachments whose namespace is gone, and returns how many. Nobody else takes the lock of one of these while he
+// holds another's but an ADD that does the same, and none of them is what any ADD is about: so no two wait for each other.
+func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
+	n := 0
+	for _, of := range dead {
+		found, err := attachment.DropDead(j.r, of, b.removeAs(j.r))
+		if err != nil {
+			j.r.Log.Warn("could not collect a pod that is gone", "of", of.ContainerID, "ifname", of.IfName, "error", err)
+		} else if found {
+			j.r.Log.Warn("collected a pod that is gone", "of", of.ContainerID, "ifname", of.IfName)
+			n++
+		}
+	}
+	return n
+}

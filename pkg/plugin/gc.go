@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+)
+
+const (
+	validKey  = "cni.dev/valid-attachments"
+	legacyKey = "cni.dev/attachments" // of libcni, beside the other
+
+	// DeadKey is our own: attachments that GC may collect, and no others. Between the making of a list and the GC that gets it,
+	// attachments are made that the list of valid ones lacks. A runtime excludes that, as SPEC.md demands; who is no runtime names the dead.
+	DeadKey = "podlace/dead-attachments"
+
+	// grace is how long before GC an attachment must have been written last, if its namespace is there. One ADD is several plugins, and
+	// between two of them no lock says that it is under way.
+	grace = time.Second
+)
+
+// readValid reads the list of attachments to keep. A list of null or [] keeps none; no list at all is an error, since then
+// nobody said that anything may be deleted.
+func (r *Request) readValid(data []byte) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return Errorf(CodeDecode, "network configuration: %w", err)
+	}
+	list, ok := keys[validKey]
+	if !ok {
+		return Errorf(CodeConfig, "%s is missing: nothing is deleted", validKey)
+	}
+	var err error
+	if r.Valid, err = attachmentSet(validKey, list, false); err != nil {
+		return err
+	}
+	if list, ok = keys[DeadKey]; ok {
+		r.Dead, err = attachmentSet(DeadKey, list, true)
+	}
+	return err
+}
+
+// attachmentSet reads a list of attachments. A lease of the old format has no interface name.
+func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
+	var entries []Attachment
+	if err := json.Unmarshal(list, &entries); err != nil {
+		return nil, Errorf(CodeDecode, "%s: %w", key, err)
+	}
+	set := map[Attachment]bool{}
+	for _, a := range entries {
+		if a.ContainerID == "" || a.IfName == "" && !bare {
+			return nil, Errorf(CodeConfig, "%s: an entry has no containerID or ifname", key)
+		}
+		set[a] = true
+	}
+	return set, nil
+}
+
+// Candidate tells whether GC has to look at an attachment.
+func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
+
+// Stale tells whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is when
+// it was last recorded. One that is spared counts as valid from then on.
+func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
+	if !r.Candidate(a) {
+		return false
+	}
+	age, why := r.began.Sub(written), ""
+	switch {
+	case r.Dead != nil && NetnsExists(netns):
+		why = "its namespace exists"
+	case r.Dead == nil && age < grace && age > -time.Hour && !NetnsGone(netns): // what is from the future says that the clock was set
+		why = "it was made just now"
+	}
+	if why != "" {
+		r.Log.Info("attachment is not in the list, and left to the next GC", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
+		r.Valid[a], r.spared = true, true
+		return false
+	}
+	r.Log.Info("collecting attachment that is no longer valid", "of", a.ContainerID, "ifname", a.IfName)
+	return true
+}
+
+// ConfigForGC returns the configuration for a plugin that GC is passed on to: those that were spared stand among the valid ones.
+func (r *Request) ConfigForGC() []byte {
+	var keys map[string]json.RawMessage
+	if !r.spared || json.Unmarshal(r.Config, &keys) != nil {
+		return r.Config
+	}
+	list := make([]Attachment, 0, len(r.Valid))
+	for a := range r.Valid {
+		list = append(list, a)
+	}
+	valid, err := json.Marshal(list)
+	keys[validKey], keys[legacyKey] = valid, valid
+	config, err2 := json.Marshal(keys)
+	if errors.Join(err, err2) != nil {
+		return r.Config
+	}
+	return config
+}
+
+// NetnsGone tells whether a namespace is certainly gone, by its path; "" is none that one could know of.
+func NetnsGone(path string) bool {
+	if path == "" {
+		return false
+	}
+	_, err := os.Stat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// NetnsExists tells whether a path leads to a network namespace.
+func NetnsExists(path string) bool {
+	f, err := openNetns(path)
+	if err == nil {
+		f.Close()
+	}
+	return err == nil
+}
