@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func TestScripts(t *testing.T) {
 		Setup:               setupScript,
 		Condition:           condition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"pod": cmdPod, "unpod": cmdUnpod, "cni": cmdCNI, "chain": cmdChain,
+			"pod": cmdPod, "unpod": cmdUnpod, "veths": cmdVeths, "cni": cmdCNI, "chain": cmdChain,
 			"age": cmdAge, "snapshot": cmdSnapshot, "unchanged": cmdUnchanged, "state": cmdState,
 			"sysctl": cmdSysctl, "serve": cmdServe, "dial": cmdDial, "ping": cmdPing, "frame": cmdFrame,
 		},
@@ -80,13 +81,18 @@ func (s *script) close() {
 
 // awaitQuiet waits until the kernel has dismantled the links of pods that ended
 // without DEL, so that the next script does not see them go.
-func awaitQuiet() {
+func awaitQuiet() { awaitVeths(0) }
+
+// awaitVeths waits until the host has n veth interfaces, and tells whether it has.
+func awaitVeths(n int) bool {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		links, err := net.Interfaces()
-		if err != nil || !slices.ContainsFunc(links, func(l net.Interface) bool { return strings.HasPrefix(l.Name, "veth") }) {
-			return
+		links = slices.DeleteFunc(links, func(l net.Interface) bool { return !strings.HasPrefix(l.Name, "veth") })
+		if err != nil || len(links) == n {
+			return err == nil
 		}
 	}
+	return false
 }
 
 func scriptOf(ts *testscript.TestScript) *script { return ts.Value(scriptKey{}).(*script) }
@@ -140,6 +146,17 @@ func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		s.pods[name] = p
 		s.names = append(s.names, name)
+	}
+}
+
+// veths N waits until the host has so many pods' interfaces: the kernel
+// dismantles those of a namespace that vanished in its own time.
+func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 1, "veths N")
+	n, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	if !awaitVeths(n) {
+		ts.Fatalf("veths %d: there are not so many", n)
 	}
 }
 

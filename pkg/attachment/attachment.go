@@ -23,7 +23,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -221,71 +220,26 @@ func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error) (f
 	return true, remove(a, state)
 }
 
-// Collect serves GC: Drop for each record of the plugin whose attachment is not valid any more. It goes on after errors.
-func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error {
-	records, err := List(r.Network, r.Plugin)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, rec := range records {
-		if of := rec.Attachment(); r.Candidate(of) {
-			// What the list said may be old by the time that the lock is had.
-			_, err := dropIf(r, rec.Key, func(now Record, written time.Time) bool { return r.Stale(of, now.Netns, written) }, remove)
-			errs = append(errs, wrap(rec, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// DropDead removes an attachment of the network of r if its namespace is gone.
-func DropDead[T any](r *plugin.Request, of plugin.Attachment, remove func(*Attachment, T) error) (found bool, err error) {
-	k := Key{r.Network, of.ContainerID, of.IfName}
-	return dropIf(r, k, func(now Record, _ time.Time) bool { return plugin.NetnsGone(now.Netns) }, remove)
-}
-
-func dropIf[T any](r *plugin.Request, k Key, when func(Record, time.Time) bool, remove func(*Attachment, T) error) (found bool, err error) {
-	dropped := false
-	_, err = drop(r, k, func(a *Attachment, state T) error {
-		rec, written, err := a.recorded()
-		if err != nil || !when(rec, written) {
-			return err
-		}
-		dropped = true
-		return remove(a, state)
-	})
-	return dropped, err
-}
-
-func (a *Attachment) recorded() (rec Record, written time.Time, err error) {
-	data, err := a.dir.Read(a.file())
-	if err == nil {
-		rec, err = parse(data)
-	}
-	if err == nil {
-		written, err = a.dir.Written(a.file())
-	}
-	return rec, written, err
-}
-
-func wrap(rec Record, err error) error {
-	if err == nil {
-		return nil
-	}
-	of := "container " + rec.ContainerID + " " + rec.IfName
-	if rec.Pod != "" {
-		of = "pod " + rec.Pod + ", " + of
-	}
-	return fmt.Errorf("%s: %w", of, err)
-}
-
-// Attachment returns the interface that a record is about.
-func (r Record) Attachment() plugin.Attachment {
-	return plugin.Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
-}
-
 // List returns the records that a plugin has in a network.
-func List(network, plugin string) ([]Record, error) {
+func List(network, plugin string) ([]Record, error) { return list(network, plugin+"-") }
+
+// All returns the records of all plugins in all networks.
+func All() ([]Record, error) {
+	networks, err := os.ReadDir(store.Root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var records []Record
+	for _, entry := range networks {
+		if entry.IsDir() {
+			found, e := list(entry.Name(), "")
+			records, err = append(records, found...), errors.Join(err, e)
+		}
+	}
+	return records, err
+}
+
+func list(network, prefix string) ([]Record, error) {
 	dir, err := store.Open(folder(network))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -300,7 +254,7 @@ func List(network, plugin string) ([]Record, error) {
 	}
 	var records []Record
 	for _, name := range names {
-		if !strings.HasPrefix(name, plugin+"-") {
+		if !strings.HasPrefix(name, prefix) || strings.HasPrefix(name, ".") {
 			continue
 		}
 		if data, err := dir.Read(name); err == nil {

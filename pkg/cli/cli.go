@@ -20,7 +20,7 @@ const (
 	exitOK      = 0
 	exitMissed  = 1 // it ran, and something is not as wanted
 	exitFailed  = 2 // it could not run
-	exitRefused = 3 // the kernel refused the sandbox
+	exitRefused = 3 // the kernel refused the sandbox, or an admin has to look first
 )
 
 // exitError ends the program with a status and no further words.
@@ -56,6 +56,6 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newDemo(), newVersion())
+	root.AddCommand(newDemo(), newGC(), newLs(), newVersion())
 	return root
 }

@@ -72,12 +72,18 @@ func openIndex(l *leases) (*index, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lease index: %w", err)
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	return &index{dir, l.dir, strings.TrimSpace(string(boot))}, nil
+	return &index{dir, l.dir, boot}, nil
+}
+
+// bootID tells one boot of the node from another.
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
 }
 
 func (x *index) close() { x.dir.Close() }

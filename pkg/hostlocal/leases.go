@@ -82,34 +82,46 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// all reads every lease; what is no lease file is left out. An empty file is what a process left that was killed between making and
-// writing it: it is put aside, so that its address is free again.
+// all reads every lease. An empty file is what a process left that was killed between making and writing it: it is put aside, so that its
+// address is free again.
 func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
-	names, err := l.dir.List()
+	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
-		return nil, fmt.Errorf("lease folder: %w", err)
+		return nil, err
 	}
-	found := make(map[netip.Addr]plugin.Attachment, len(names))
+	for _, name := range empty {
+		if err := l.putAside(name); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// readLeases reads every lease; what is no lease file is left out, and the names of empty ones are told.
+func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]plugin.Attachment, empty []string, err error) {
+	names, err := dir.List()
+	if err != nil {
+		return nil, nil, fmt.Errorf("lease folder: %w", err)
+	}
+	found = make(map[netip.Addr]plugin.Attachment, len(names))
 	for _, name := range names {
 		addr, err := netip.ParseAddr(name)
 		if err != nil {
 			continue
 		}
-		data, err := l.dir.Read(name)
+		data, err := dir.Read(name)
 		of := parseOwner(string(data))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			l.log.Warn("unreadable lease keeps its address", "lease", name, "error", err)
+			log.Warn("unreadable lease keeps its address", "lease", name, "error", err)
 		case of.ContainerID == "":
-			if err := l.putAside(name); err != nil {
-				return nil, err
-			}
+			empty = append(empty, name)
 		default:
 			found[addr] = of
 		}
 	}
-	return found, nil
+	return found, empty, nil
 }
 
 // putAside moves a torn lease into the folder of the index, for the admin to look at.

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Collect serves GC: Drop for each record of the plugin whose attachment is not valid any more. It goes on after errors.
+func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error {
+	records, err := List(r.Network, r.Plugin)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range records {
+		if of := rec.Attachment(); r.Candidate(of) {
+			// What the list said may be old by the time that the lock is had.
+			_, err := dropIf(r, rec.Key, func(now Record, written time.Time) bool { return r.Stale(of, now.Netns, written) }, remove)
+			errs = append(errs, wrap(rec, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// DropDead removes an attachment of the network of r if its namespace is gone.
+func DropDead[T any](r *plugin.Request, of plugin.Attachment, remove func(*Attachment, T) error) (found bool, err error) {
+	k := Key{r.Network, of.ContainerID, of.IfName}
+	return dropIf(r, k, func(now Record, _ time.Time) bool { return plugin.NetnsGone(now.Netns) }, remove)
+}
+
+func dropIf[T any](r *plugin.Request, k Key, when func(Record, time.Time) bool, remove func(*Attachment, T) error) (found bool, err error) {
+	dropped := false
+	_, err = drop(r, k, func(a *Attachment, state T) error {
+		rec, written, err := a.recorded()
+		if err != nil || !when(rec, written) {
+			return err
+		}
+		dropped = true
+		return remove(a, state)
+	})
+	return dropped, err
+}
+
+func (a *Attachment) recorded() (rec Record, written time.Time, err error) {
+	data, err := a.dir.Read(a.file())
+	if err == nil {
+		rec, err = parse(data)
+	}
+	if err == nil {
+		written, err = a.dir.Written(a.file())
+	}
+	return rec, written, err
+}
+
+func wrap(rec Record, err error) error {
+	if err == nil {
+		return nil
+	}
+	of := "container " + rec.ContainerID + " " + rec.IfName
+	if rec.Pod != "" {
+		of = "pod " + rec.Pod + ", " + of
+	}
+	return fmt.Errorf("%s: %w", of, err)
+}
+
+// Attachment returns the interface that a record is about.
+func (r Record) Attachment() plugin.Attachment {
+	return plugin.Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
+}

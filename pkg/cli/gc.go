@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+const gcHelp = `Find attachments that no pod has any more, and with --yes remove them: their
+addresses, interfaces, rules and records. Without --yes nothing is changed.
+
+An attachment is dead when its network namespace no longer exists or the node
+was booted since, and no runtime runs its container. Whose namespace exists is
+never touched. With --yes it refuses, and says why, when no runtime could be
+asked what it runs or when nothing would be left; --all overrules that.
+
+The exit status is 0 when there is nothing to do or all was removed, and for
+every dry run; 1 when something is left; 2 when it could not run; 3 when it
+refused.`
+
+// gcFlags are the flags of podlace gc.
+type gcFlags struct {
+	confFlags
+	binDir string
+	yes    bool
+	all    bool
+}
+
+func newGC() *cobra.Command {
+	var flags gcFlags
+	cmd := &cobra.Command{
+		Use:   "gc",
+		Short: "Find, and remove with --yes, what pods left that are gone",
+		Long:  gcHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return flags.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags.add(cmd)
+	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "/opt/cni/bin", "folder with the plugins")
+	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove what is listed")
+	cmd.Flags().BoolVar(&flags.all, "all", false, "also when no runtime could be asked, or nothing would be left")
+	return cmd
+}
+
+// collection is one run, and its form in JSON.
+type collection struct {
+	DryRun      bool                    `json:"dryRun"`
+	Asked       []string                `json:"asked"` // sources that know what runs
+	Attachments []*reconcile.Attachment `json:"attachments"`
+	Dead        int                     `json:"dead"`
+	Kept        int                     `json:"kept"`
+	Removed     int                     `json:"removed"`
+	Left        int                     `json:"left"`
+	Doubt       string                  `json:"doubt,omitempty"`
+	Notes       []string                `json:"notes,omitempty"`
+	Errors      []string                `json:"errors,omitempty"`
+}
+
+func (f gcFlags) run(stdout, stderr io.Writer) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	networks, notes, err := reconcile.Networks(f.dir)
+	if err != nil {
+		return err
+	}
+	if f.network != "" && !slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) {
+		return fmt.Errorf("no configuration in %s has the network %s", f.dir, f.network)
+	}
+	// The list comes first: what is made after it is in neither of the lists that are made from it.
+	list, err := reconcile.List(networks)
+	if err != nil {
+		return err
+	}
+	rt := reconcile.AskRuntimes()
+	reconcile.Judge(list, rt, f.all)
+	c := collection{DryRun: !f.yes, Asked: rt.Asked, Notes: append(notes, rt.Notes...)}
+	doubt := reconcile.Doubt(list, rt)
+	if doubt != nil && !f.all {
+		c.Doubt = doubt.Error()
+	}
+	list = f.only(list)
+	plans := f.plans(networks, list, &c)
+	c.Attachments = reconcile.Dead(list)
+	c.Dead, c.Kept = len(c.Attachments), len(list)-len(c.Attachments)
+	if f.yes && c.Doubt == "" {
+		if err := c.collect(networks, plans, list); err != nil {
+			return err
+		}
+	}
+	return c.report(f.output, stdout, stderr)
+}
+
+// plans returns what will run, and notes what will not.
+func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
+	concerned := map[string]bool{}
+	for _, a := range reconcile.Dead(list) {
+		concerned[a.Network] = true
+	}
+	for _, n := range networks {
+		if concerned[n.Name] {
+			delete(concerned, n.Name)
+			plan := reconcile.NewPlan(n, f.binDir)
+			plans, c.Notes = append(plans, plan), append(c.Notes, plan.Notes...)
+		}
+	}
+	for _, a := range reconcile.Dead(list) {
+		if concerned[a.Network] {
+			delete(concerned, a.Network)
+			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: what it has is left", a.Network, f.dir))
+		}
+	}
+	return plans
+}
+
+func (c *collection) collect(networks []reconcile.Network, plans []reconcile.Plan, list []*reconcile.Attachment) error {
+	for _, p := range plans {
+		if err := p.Collect(list); err != nil {
+			c.Errors = append(c.Errors, err.Error())
+		}
+	}
+	after, err := reconcile.List(networks)
+	if err != nil {
+		return err
+	}
+	c.Left = reconcile.Compare(list, after)
+	c.Removed = c.Dead - c.Left
+	return nil
+}
+
+func (c *collection) report(output string, stdout, stderr io.Writer) error {
+	if output == outputJSON {
+		if c.Attachments == nil {
+			c.Attachments = []*reconcile.Attachment{}
+		}
+		if err := printJSON(stdout, c); err != nil {
+			return err
+		}
+	} else if err := c.print(stdout, stderr); err != nil {
+		return err
+	}
+	switch {
+	case c.refused():
+		return exitError(exitRefused)
+	case c.Left > 0 || len(c.Errors) > 0:
+		return exitError(exitMissed)
+	}
+	return nil
+}
+
+func (c *collection) refused() bool { return !c.DryRun && c.Doubt != "" }
+
+func (c *collection) print(stdout, stderr io.Writer) error {
+	for _, text := range append(c.Notes, c.Errors...) {
+		fmt.Fprintln(stderr, "podlace:", text)
+	}
+	if c.Dead > 0 {
+		if err := table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tDEAD", c.Attachments, describe); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(stdout, c.summary())
+	if c.Doubt != "" {
+		return errors.Join(err, c.explain(stdout))
+	}
+	return err
+}
+
+func describe(a *reconcile.Attachment) string {
+	if a.Removed == nil {
+		return a.Dead
+	}
+	return map[bool]string{true: "removed: ", false: "LEFT: "}[*a.Removed] + a.Dead
+}
+
+func (c *collection) summary() string {
+	text := fmt.Sprintf("%d of %d attachments are dead, %d stay", c.Dead, c.Dead+c.Kept, c.Kept)
+	switch {
+	case c.Dead == 0:
+		return text
+	case c.refused():
+		return text + "; nothing was removed"
+	case c.DryRun:
+		return text + "; nothing was removed: --yes does it"
+	}
+	return fmt.Sprintf("%s; %d removed, %d left", text, c.Removed, c.Left)
+}
+
+func (c *collection) explain(w io.Writer) error {
+	verb := "--yes would refuse"
+	if c.refused() {
+		verb = "refused"
+	}
+	_, err := fmt.Fprintf(w, "%s: %s\nStart the runtime, or look at the list above; --all --yes removes it all the same.\n", verb, c.Doubt)
+	return err
+}

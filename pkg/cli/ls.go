@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+const lsHelp = `List the attachments that are recorded on this node: by the records of the
+plugins and the leases of host-local. The last column tells whether the pod's
+network namespace is there: alive, gone, or unknown when no record names it.`
+
+// confFlags say where the networks are.
+type confFlags struct {
+	dir     string
+	network string
+	output  string
+}
+
+func (f *confFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.dir, "conf-dir", "/etc/cni/net.d", "folder with the network configurations")
+	cmd.Flags().StringVar(&f.network, "network", "", "only this network")
+	addOutput(cmd, &f.output)
+}
+
+func newLs() *cobra.Command {
+	var flags confFlags
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the attachments that are recorded on this node",
+		Long:  lsHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return flags.list(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+func (f confFlags) list(stdout, stderr io.Writer) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	// The folder only tells of lease folders in other places.
+	networks, _, err := reconcile.Networks(f.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintln(stderr, "podlace:", err)
+	}
+	list, err := reconcile.List(networks)
+	if err != nil {
+		return err
+	}
+	list = f.only(list)
+	if f.output == outputJSON {
+		return printJSON(stdout, list)
+	}
+	return table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list, func(a *reconcile.Attachment) string { return a.State })
+}
+
+func (f confFlags) check() error {
+	if err := checkOutput(f.output); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("records and leases are root's: run it as root")
+	}
+	return nil
+}
+
+// only returns those of the network that was asked for.
+func (f confFlags) only(list []*reconcile.Attachment) []*reconcile.Attachment {
+	list = append([]*reconcile.Attachment{}, list...)
+	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
+}
+
+// table prints a line for each attachment, with one more column at the end.
+func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(*reconcile.Attachment) string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, heading)
+	for _, a := range list {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", a.Network, dash(a.Pod), short(a.ContainerID), dash(a.IfName), dash(joined(a.Addresses)), last(a))
+	}
+	return t.Flush()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// short cuts an ID as crictl does.
+func short(id string) string { return id[:min(len(id), 13)] }
+
+func joined(addresses []netip.Addr) string {
+	list := make([]string, len(addresses))
+	for i, a := range addresses {
+		list[i] = a.String()
+	}
+	return strings.Join(list, " ")
+}

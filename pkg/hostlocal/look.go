@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// DefaultDir holds the lease folders of networks that name no dataDir.
+const DefaultDir = defaultDataDir
+
+// Lease is what one attachment has in a lease folder.
+type Lease struct {
+	plugin.Attachment // without interface name when the lease is of the old format
+	Addresses         []netip.Addr
+	Netns             string    // "" when another program made the lease
+	Earlier           bool      // it was made before the node was booted
+	Written           time.Time // when the youngest file was
+}
+
+// Leases looks at a lease folder without a lock, and changes nothing. A lease that the index does not know counts as one of the present
+// boot.
+func Leases(path string) ([]Lease, error) {
+	dir, err := store.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	found, _, err := readLeases(dir, slog.New(slog.DiscardHandler))
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	known, boot, err := indexed(path)
+	if err != nil {
+		return nil, err
+	}
+	byOwner := map[plugin.Attachment]*Lease{}
+	for addr, of := range found {
+		l := byOwner[of]
+		if l == nil {
+			e := known[of]
+			l = &Lease{Attachment: of, Netns: e.Netns, Earlier: e.Boot != "" && e.Boot != boot}
+			byOwner[of] = l
+		}
+		l.Addresses = append(l.Addresses, addr)
+		if at, err := dir.Written(addr.String()); err == nil && at.After(l.Written) {
+			l.Written = at
+		}
+	}
+	var out []Lease
+	for _, l := range byOwner {
+		slices.SortFunc(l.Addresses, netip.Addr.Compare)
+		out = append(out, *l)
+	}
+	return out, nil
+}
+
+// indexed reads the index beside a lease folder, and tells the present boot.
+func indexed(path string) (known map[plugin.Attachment]entry, boot string, err error) {
+	if boot, err = bootID(); err != nil {
+		return nil, "", err
+	}
+	dir, err := store.Open(indexPath(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, boot, nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	x := &index{dir: dir, boot: boot}
+	defer x.close()
+	entries, err := x.all()
+	known = map[plugin.Attachment]entry{}
+	for _, e := range entries {
+		known[e.Attachment] = e
+	}
+	return known, boot, err
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const (
+	// gcTimeout bounds one plugin's GC, which is a DEL for each that is dead.
+	gcTimeout = 10 * time.Minute
+	// bannerTimeout bounds the question what a program is.
+	bannerTimeout = 10 * time.Second
+)
+
+// Plan is what GC of one network will run.
+type Plan struct {
+	Network Network
+	Run     []Plugin
+	Notes   []string // who is left out, and why
+	binDir  string
+}
+
+// NewPlan looks which plugins of a network are Podlace's. Those of others are left alone: their GC would take a pod for dead that is made
+// after the list was, which ours does not, since it is told who is dead. Of a foreign plugin that uses our host-local this one runs.
+func NewPlan(n Network, binDir string) Plan {
+	plan := Plan{Network: n, binDir: binDir}
+	if n.DisableGC {
+		plan.Notes = []string{n.File + ": disableGC is set: left alone"}
+		return plan
+	}
+	for _, p := range n.Plugins {
+		err := ours(filepath.Join(binDir, p.Type))
+		if err == nil {
+			plan.Run = append(plan.Run, p)
+			continue
+		}
+		note := fmt.Sprintf("network %s: %s is left alone: %v", n.Name, p.Type, err)
+		if p.IPAM == "host-local" && ours(filepath.Join(binDir, p.IPAM)) == nil {
+			plan.Run = append(plan.Run, Plugin{Type: p.IPAM, raw: p.raw})
+			note += "; its addresses are host-local's, which runs"
+		}
+		plan.Notes = append(plan.Notes, note)
+	}
+	return plan
+}
+
+// ours fails when a program is no plugin of Podlace: those say so when they are started without a verb.
+func ours(path string) error {
+	if _, err := os.Stat(path); err != nil {
+		return err
+	}
+	var stderr child.Buffer
+	cmd := exec.Command(path)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Stderr = &stderr
+	if err := child.Run(cmd, bannerTimeout, nil); err != nil || !strings.Contains(stderr.String(), "plugin of Podlace") {
+		return errors.New("it is not Podlace's")
+	}
+	return nil
+}
+
+// Collect has the plugins remove the dead of the network. It goes on after errors. What is not in the list is not touched, whatever a plugin
+// finds: the list of the valid holds all others, and the list of the dead says that no other goes.
+func (p Plan) Collect(list []*Attachment) error {
+	valid, dead := p.lists(list)
+	if len(dead) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, pl := range p.Run {
+		if err := p.gc(pl, valid, dead); err != nil {
+			errs = append(errs, fmt.Errorf("network %s: %s: %w", p.Network.Name, pl.Type, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
+	valid = []plugin.Attachment{}
+	known := map[plugin.Attachment]bool{}
+	for _, a := range list {
+		of := a.of()
+		if a.Network != p.Network.Name {
+			continue
+		}
+		known[of] = true
+		switch {
+		case a.Dead != "":
+			dead = append(dead, of)
+		default:
+			if of.IfName == "" { // the specification wants one, and for a lease of the old format any counts
+				of.IfName = "eth0"
+			}
+			valid = append(valid, of)
+		}
+	}
+	for _, c := range readCache() {
+		if of := (plugin.Attachment{ContainerID: c.ContainerID, IfName: c.IfName}); c.Network == p.Network.Name && !known[of] {
+			valid = append(valid, of)
+		}
+	}
+	return valid, dead
+}
+
+// gc calls the verb as libcni does, with both names that it has for the list.
+func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
+	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
+		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})
+	if err != nil {
+		return err
+	}
+	var stdout, stderr child.Buffer
+	cmd := exec.Command(filepath.Join(p.binDir, pl.Type))
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=GC", "CNI_PATH=" + p.binDir}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
+	err = child.Run(cmd, gcTimeout, nil)
+	if err == nil {
+		return nil
+	}
+	var failure struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return fmt.Errorf("code %d: %s", failure.Code, failure.Msg)
+}
+
+func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
+	keys := map[string]json.RawMessage{}
+	if err := json.Unmarshal(raw, &keys); err != nil {
+		return nil, err
+	}
+	for k, v := range more {
+		data, err := json.Marshal(v)
+		if err != nil {
+			return nil, err
+		}
+		keys[k] = data
+	}
+	return json.Marshal(keys)
+}
+
+// Compare fills in which of the dead are no longer recorded, and counts those that still are.
+func Compare(before, after []*Attachment) (left int) {
+	still := map[key]bool{}
+	for _, a := range after {
+		still[key{a.Network, a.of()}] = true
+	}
+	for _, a := range Dead(before) {
+		removed := !still[key{a.Network, a.of()}]
+		a.Removed = &removed
+		if !removed {
+			left++
+		}
+	}
+	return left
+}

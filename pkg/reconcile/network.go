@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// gcVersion is the oldest cniVersion that has GC. Podlace's plugins serve it, whatever the conflist says.
+const gcVersion = "1.1.0"
+
+// Network is a network configuration as a runtime loads it.
+type Network struct {
+	Name       string
+	File       string
+	CNIVersion string
+	DisableGC  bool
+	Plugins    []Plugin
+}
+
+// Plugin is one plugin of a network.
+type Plugin struct {
+	Type string
+	IPAM string // its type, "" without
+	raw  json.RawMessage
+}
+
+// Networks reads the configurations of a folder, in the order of their names. Of two with one name the first counts, as for runtimes. One
+// that cannot be read is told in notes.
+func Networks(dir string) (networks []Network, notes []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() || !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(e.Name())) {
+			continue
+		}
+		n, err := readNetwork(filepath.Join(dir, e.Name()))
+		same := slices.IndexFunc(networks, func(other Network) bool { return other.Name == n.Name })
+		switch {
+		case err != nil:
+			notes = append(notes, err.Error())
+		case same >= 0:
+			notes = append(notes, fmt.Sprintf("%s: network %s is in %s already", n.File, n.Name, networks[same].File))
+		default:
+			networks = append(networks, n)
+		}
+	}
+	return networks, notes, nil
+}
+
+func readNetwork(path string) (n Network, err error) {
+	var raw struct {
+		CNIVersion string            `json:"cniVersion"`
+		Name       string            `json:"name"`
+		Type       string            `json:"type"`
+		DisableGC  bool              `json:"disableGC"`
+		Inlined    bool              `json:"loadOnlyInlinedPlugins"`
+		Plugins    []json.RawMessage `json:"plugins"`
+	}
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &raw)
+	}
+	switch {
+	case err != nil:
+		return n, fmt.Errorf("%s: %w", path, err)
+	case raw.Name == "":
+		return n, fmt.Errorf("%s: it has no name", path)
+	case raw.Type != "":
+		raw.Plugins = []json.RawMessage{data}
+	case !raw.Inlined: // SPEC.md 1.1: the folder of the network's name holds more plugins
+		more, err := inFolder(filepath.Join(filepath.Dir(path), raw.Name))
+		if err != nil {
+			return n, fmt.Errorf("%s: %w", path, err)
+		}
+		raw.Plugins = append(raw.Plugins, more...)
+	}
+	n = Network{Name: raw.Name, File: path, CNIVersion: raw.CNIVersion, DisableGC: raw.DisableGC}
+	for i, data := range raw.Plugins {
+		var p struct {
+			Type string `json:"type"`
+			IPAM struct {
+				Type string `json:"type"`
+			} `json:"ipam"`
+		}
+		if err := json.Unmarshal(data, &p); err != nil || p.Type == "" || p.Type != filepath.Base(p.Type) {
+			return n, fmt.Errorf("%s: plugins[%d]: it has no usable type", path, i)
+		}
+		n.Plugins = append(n.Plugins, Plugin{p.Type, p.IPAM.Type, data})
+	}
+	if len(n.Plugins) == 0 {
+		return n, fmt.Errorf("%s: no plugins", path)
+	}
+	return n, nil
+}
+
+func inFolder(dir string) (plugins []json.RawMessage, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".conf" {
+			data, e := os.ReadFile(filepath.Join(dir, e.Name()))
+			plugins, err = append(plugins, data), errors.Join(err, e)
+		}
+	}
+	return plugins, err
+}
+
+// gcVersion returns the version in which GC of the network is called.
+func (n Network) gcVersion() string {
+	if ok, err := version.GreaterThanOrEqualTo(n.CNIVersion, gcVersion); ok && err == nil {
+		return n.CNIVersion
+	}
+	return gcVersion
+}
+
+// dataDir returns the folder in which host-local keeps the networks' leases, "" for the default.
+func (p Plugin) dataDir() string {
+	var conf struct {
+		IPAM struct {
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(p.raw, &conf)
+	return conf.IPAM.DataDir
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reconcile finds the attachments of this node that no pod has any more, and has the plugins remove them.
+//
+// An attachment is dead only by evidence. Nothing is done to one whose network namespace exists, or whose container a runtime runs. It is
+// dead when the namespace that its ADD was given no longer exists, or the node was booted since. Where nobody knows the namespace, since
+// another program made the lease, or where its path is there and no namespace any more, it is dead when a runtime was asked, neither it
+// nor libcni's cache knows the container, and the lease is older than any ADD takes.
+package reconcile
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// unsure is the age up to which an attachment of unknown namespace may be one whose ADD is under way: a runtime lists a pod only after it.
+const unsure = 10 * time.Minute
+
+// States of a namespace.
+const (
+	Alive   = "alive"
+	Gone    = "gone"
+	Unknown = "unknown"
+)
+
+// Attachment is what this node has recorded of one.
+type Attachment struct {
+	Network     string       `json:"network"`
+	Pod         string       `json:"pod,omitempty"`
+	ContainerID string       `json:"containerID"`
+	IfName      string       `json:"ifname,omitempty"` // "" for a lease of the old format
+	Addresses   []netip.Addr `json:"addresses,omitempty"`
+	Netns       string       `json:"netns,omitempty"`
+	State       string       `json:"state"`          // of the namespace
+	Holders     []string     `json:"plugins"`        // who has something of it
+	Dead        string       `json:"dead,omitempty"` // why; "" for one that stays
+	Removed     *bool        `json:"removed,omitempty"`
+
+	earlier bool // it is of an earlier boot
+	cached  bool // libcni knows it
+	written time.Time
+}
+
+func (a *Attachment) of() plugin.Attachment {
+	return plugin.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+type key struct {
+	network string
+	of      plugin.Attachment
+}
+
+// List returns what is recorded on this node: records of the plugins and leases of host-local, in the folders that the networks name and
+// in the default one.
+func List(networks []Network) ([]*Attachment, error) {
+	found := map[key]*Attachment{}
+	records, err := attachment.All()
+	if err != nil {
+		return nil, err
+	}
+	for _, rec := range records {
+		a := entry(found, rec.Network, rec.Attachment())
+		a.Pod, a.Netns = rec.Pod, rec.Netns
+		a.Holders = append(a.Holders, rec.Plugin)
+		a.Addresses = append(a.Addresses, recordedAddresses(rec)...)
+	}
+	for path := range leaseFolders(networks) {
+		if err := addLeases(found, path); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range readCache() {
+		if a := found[key{c.Network, plugin.Attachment{ContainerID: c.ContainerID, IfName: c.IfName}}]; a != nil {
+			a.cached = true
+			a.Netns, a.Pod = either(a.Netns, c.Netns), either(a.Pod, c.pod())
+		}
+	}
+	var list []*Attachment
+	for _, a := range found {
+		slices.SortFunc(a.Addresses, netip.Addr.Compare)
+		a.Addresses = slices.Compact(a.Addresses)
+		slices.Sort(a.Holders)
+		a.State = stateOf(a.Netns, a.earlier)
+		list = append(list, a)
+	}
+	slices.SortFunc(list, func(a, b *Attachment) int {
+		return strings.Compare(a.sortKey(), b.sortKey())
+	})
+	return list, nil
+}
+
+func (a *Attachment) sortKey() string {
+	return strings.Join([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, "\x00")
+}
+
+func entry(found map[key]*Attachment, network string, of plugin.Attachment) *Attachment {
+	k := key{network, of}
+	if found[k] == nil {
+		found[k] = &Attachment{Network: network, ContainerID: of.ContainerID, IfName: of.IfName}
+	}
+	return found[k]
+}
+
+func either(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func stateOf(netns string, earlier bool) string {
+	switch {
+	case plugin.NetnsExists(netns):
+		return Alive
+	case earlier || plugin.NetnsGone(netns):
+		return Gone
+	}
+	return Unknown
+}
+
+// recordedAddresses reads what a plugin may have put into its part of a record.
+func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
+	var state struct {
+		Addresses []netip.Prefix `json:"addresses"`
+	}
+	_ = json.Unmarshal(rec.State, &state)
+	for _, p := range state.Addresses {
+		list = append(list, p.Addr())
+	}
+	return list
+}
+
+// leaseFolders returns the lease folders that there are.
+func leaseFolders(networks []Network) map[string]bool {
+	folders := map[string]bool{}
+	paths, _ := filepath.Glob(hostlocal.DefaultDir + "/*")
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil && info.IsDir() && !strings.HasPrefix(filepath.Base(path), ".") {
+			folders[path] = true
+		}
+	}
+	for _, n := range networks {
+		for _, p := range n.Plugins {
+			if dir := p.dataDir(); p.IPAM == "host-local" && dir != "" {
+				folders[filepath.Join(dir, n.Name)] = true
+			}
+		}
+	}
+	return folders
+}
+
+func addLeases(found map[key]*Attachment, path string) error {
+	leases, err := hostlocal.Leases(path)
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		a := entry(found, filepath.Base(path), l.Attachment)
+		// A record lies on tmpfs: what has one is of this boot.
+		a.earlier = l.Earlier && len(a.Holders) == 0
+		a.Netns, a.written = either(a.Netns, l.Netns), l.Written
+		a.Holders = append(a.Holders, "host-local")
+		a.Addresses = append(a.Addresses, l.Addresses...)
+	}
+	return nil
+}
+
+// Judge fills in what is dead. all lets those of unknown namespace count as dead also when no runtime could be asked.
+func Judge(list []*Attachment, rt Runtimes, all bool) {
+	for _, a := range list {
+		a.Pod = either(a.Pod, rt.pods[a.ContainerID])
+		if a.State == Alive || rt.Running[a.ContainerID] {
+			continue
+		}
+		switch {
+		case a.earlier:
+			a.Dead = "made before the node was booted"
+		case a.State == Gone:
+			a.Dead = "namespace " + a.Netns + " is gone"
+		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < unsure:
+		case a.Netns != "":
+			a.Dead = a.Netns + " is no namespace any more"
+		case !a.cached:
+			a.Dead = "no runtime knows the container"
+		}
+	}
+}
+
+// Dead returns those that are dead.
+func Dead(list []*Attachment) (dead []*Attachment) {
+	for _, a := range list {
+		if a.Dead != "" {
+			dead = append(dead, a)
+		}
+	}
+	return dead
+}
+
+// Doubt tells why an admin should look before anything of the list is removed; nil when there is no reason.
+func Doubt(list []*Attachment, rt Runtimes) error {
+	dead := len(Dead(list))
+	switch {
+	case dead == 0:
+	case len(rt.Asked) == 0:
+		return errors.New("no runtime could be asked what it runs: there is no crictl that answers, and none of " + strings.Join(taskFolders(), ", "))
+	case dead == len(list):
+		return errors.New("nothing would be left: every attachment of this node looks dead")
+	}
+	return nil
+}

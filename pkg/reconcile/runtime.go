@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/child"
+)
+
+// Runtimes is what the runtimes of this node know.
+type Runtimes struct {
+	Asked   []string        // the sources that answered
+	Running map[string]bool // containers, by ID
+	Notes   []string        // sources that are there and did not answer
+	pods    map[string]string
+}
+
+// taskFolders hold a folder for each container that runs: containerd's, by its namespaces, those of containerd in k3s, and CRI-O's.
+func taskFolders() []string {
+	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task",
+		"/run/containers/storage/overlay-containers"}
+}
+
+// crictlTimeout is enough for a runtime that is busy starting.
+const crictlTimeout = 20 * time.Second
+
+// AskRuntimes asks everything on this node that may know what runs. An ID counts as running when any source has it.
+func AskRuntimes() Runtimes {
+	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
+	for _, folder := range taskFolders() {
+		level := "/*/*"
+		if strings.HasSuffix(folder, "-containers") {
+			level = "/*"
+		}
+		if _, err := os.ReadDir(folder); err != nil {
+			continue
+		}
+		rt.Asked = append(rt.Asked, folder)
+		paths, _ := filepath.Glob(folder + level)
+		for _, path := range paths {
+			rt.Running[filepath.Base(path)] = true
+		}
+	}
+	if path, err := exec.LookPath("crictl"); err == nil {
+		if err := rt.askCRI(path); err != nil {
+			rt.Notes = append(rt.Notes, fmt.Sprintf("crictl pods: %v", err))
+		} else {
+			rt.Asked = append(rt.Asked, "crictl")
+		}
+	}
+	return rt
+}
+
+// askCRI asks by crictl, which knows where the runtime's socket is.
+func (rt *Runtimes) askCRI(path string) error {
+	var stdout, stderr child.Buffer
+	cmd := exec.Command(path, "pods", "-o", "json")
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := child.Run(cmd, crictlTimeout, nil); err != nil {
+		first, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+		return fmt.Errorf("%w: %s", err, first)
+	}
+	var answer struct {
+		Items *[]struct {
+			ID       string `json:"id"`
+			State    string `json:"state"`
+			Metadata struct {
+				Name      string `json:"name"`
+				Namespace string `json:"namespace"`
+			} `json:"metadata"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &answer); err != nil {
+		return err
+	}
+	if answer.Items == nil {
+		return fmt.Errorf("the answer has no items")
+	}
+	for _, pod := range *answer.Items {
+		rt.pods[pod.ID] = pod.Metadata.Namespace + "/" + pod.Metadata.Name
+		if pod.State == "SANDBOX_READY" {
+			rt.Running[pod.ID] = true
+		}
+	}
+	return nil
+}
+
+// cacheDir is where libcni keeps, for each attachment of a runtime that uses it, what DEL needs.
+const cacheDir = "/var/lib/cni/results"
+
+// cached is an entry of libcni's cache.
+type cached struct {
+	Kind        string      `json:"kind"`
+	ContainerID string      `json:"containerId"`
+	IfName      string      `json:"ifName"`
+	Network     string      `json:"networkName"`
+	Netns       string      `json:"netns"`
+	Args        [][2]string `json:"cniArgs"`
+}
+
+func readCache() (entries []cached) {
+	paths, _ := filepath.Glob(cacheDir + "/*")
+	for _, path := range paths {
+		var c cached
+		if data, err := os.ReadFile(path); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
+			entries = append(entries, c)
+		}
+	}
+	return entries
+}
+
+func (c cached) pod() string {
+	args := map[string]string{}
+	for _, kv := range c.Args {
+		args[kv[0]] = kv[1]
+	}
+	if args["K8S_POD_NAME"] == "" {
+		return ""
+	}
+	return args["K8S_POD_NAMESPACE"] + "/" + args["K8S_POD_NAME"]
+}
