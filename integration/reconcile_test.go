@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// collector is a node with one network, a pod that is gone and a runtime that can be asked.
+type collector struct {
+	*testing.T
+	network *network
+	conf    string
+}
+
+func newCollector(t *testing.T) collector {
+	t.Helper()
+	need(t, "bridge", "host-local", "portmap", "bandwidth")
+	c := collector{T: t, conf: t.TempDir()}
+	conflist := []byte(chainOf(t, "1.1.0", "nftables"))
+	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), conflist, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const tasks = "/run/containerd/io.containerd.runtime.v2.task"
+	if err := os.MkdirAll(tasks, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll("/run/containerd") })
+	var err error
+	if c.network, err = openNetwork(conflist, t.TempDir(), nil); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// add attaches a pod until the test ends.
+func (c collector) add(name string) {
+	c.Helper()
+	pod := newPod(c.T, name)
+	rt := attachment(pod, name, map[string]any{"bandwidth": capabilities()["bandwidth"]})
+	c.network.must(c.T, "ADD", rt)
+	c.Cleanup(func() { c.network.must(c.T, "DEL", rt) })
+}
+
+// lose attaches a pod whose namespace vanishes at once.
+func (c collector) lose(name string) *libcni.RuntimeConf {
+	c.Helper()
+	pod := newPod(c.T, name)
+	rt := attachment(pod, name, map[string]any{"bandwidth": capabilities()["bandwidth"]})
+	c.network.must(c.T, "ADD", rt)
+	if err := pod.Close(); err != nil {
+		c.Fatal(err)
+	}
+	return rt
+}
+
+func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
+	c.Helper()
+	networks, _, err := reconcile.Networks(c.conf)
+	if err != nil {
+		c.Fatal(err)
+	}
+	list, err := reconcile.List(networks)
+	if err != nil {
+		c.Fatal(err)
+	}
+	reconcile.Judge(list, reconcile.AskRuntimes(), false)
+	return networks, list
+}
+
+// TestOldListC85: pods that were made after the list are not touched, however long ago that is, and one that came back under the same
+// name neither.
+func TestOldListC85(t *testing.T) {
+	c := newCollector(t)
+	c.add("oldlist-stays")
+	before := watch(t)
+	c.lose("oldlist-lost")
+	first := c.lose("oldlist-back")
+	networks, list := c.list()
+	if dead := reconcile.Dead(list); len(list) != 3 || len(dead) != 2 {
+		t.Fatalf("%d of %d are dead", len(dead), len(list))
+	}
+	c.network.must(t, "DEL", first)
+	late, back := newPod(t, "oldlist-late"), newPod(t, "oldlist-back")
+	rtLate, rtBack := attachment(late, "oldlist-late", nil), attachment(back, "oldlist-back", nil)
+	c.network.must(t, "ADD", rtLate)
+	c.network.must(t, "ADD", rtBack)
+	if err := kerneltest.Age(stateDirs()...); err != nil {
+		t.Fatal(err)
+	}
+	if err := reconcile.NewPlan(networks[0], binDir()).Collect(list); err != nil {
+		t.Error(err)
+	}
+	c.network.must(t, "CHECK", rtLate)
+	c.network.must(t, "CHECK", rtBack)
+	_, after := c.list()
+	if left := reconcile.Compare(list, after); left != 1 || len(after) != 3 {
+		t.Errorf("%d left of the dead, %d in all: want the one that came back, and three", left, len(after))
+	}
+	c.network.must(t, "DEL", rtLate)
+	c.network.must(t, "DEL", rtBack)
+	before.clean(t, "GC by an old list")
+}
+
+// TestLeftAlone: networks without configuration and plugins of others are told, and their attachments stay.
+func TestLeftAlone(t *testing.T) {
+	need(t, "podlace")
+	c := newCollector(t)
+	c.add("alone-stays")
+	c.lose("alone-lost")
+	gc := func(wantExit int, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(binDir(), "podlace"), append([]string{"gc", "--yes"}, args...)...)
+		out, _ := cmd.CombinedOutput()
+		if exit := cmd.ProcessState.ExitCode(); exit != wantExit {
+			t.Errorf("podlace gc %q: exit %d, want %d\n%s", args, exit, wantExit, out)
+		}
+		return string(out)
+	}
+	says := func(out string, want ...string) {
+		t.Helper()
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s\ndoes not say %q", out, w)
+			}
+		}
+	}
+	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", binDir()), "has no configuration in", "LEFT: namespace", "0 removed, 1 left")
+	foreign := t.TempDir()
+	for _, name := range []string{"bridge", "portmap", "bandwidth"} {
+		if err := os.WriteFile(filepath.Join(foreign, name), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "1 left")
+	says(gc(0, "--conf-dir", c.conf, "--bin-dir", binDir()), "1 removed, 0 left")
+	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")
+}
