@@ -26,7 +26,7 @@ func newCollector(t *testing.T) collector {
 	t.Helper()
 	need(t, "bridge", "host-local", "portmap", "bandwidth")
 	c := collector{T: t, conf: t.TempDir()}
-	conflist := []byte(chainOf(t, "1.1.0", "nftables"))
+	conflist := chainOf(t, "1.1.0", "nftables")
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), conflist, 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ func layers() [][]string {
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
+		{"pkg/reconcile"},
 		{"pkg/cli"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace"},
 	}
@@ -41,13 +42,14 @@ func only() map[string][]string {
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge knows EEXIST.
 		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/hostlocal", "pkg/bridge", "integration/"},
-		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/cli", "integration/"},
+		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},              // what changes the system
+		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile"}, // ipam runs it without knowing it
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},                               // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
 		module + "pkg/demo":              {"pkg/cli"},
+		module + "pkg/reconcile":         {"pkg/cli", "integration/"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest"},
 		"github.com/spf13/cobra":         {"pkg/cli"},

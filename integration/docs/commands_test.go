@@ -96,8 +96,8 @@ func command(line, folder string) string {
 		return "make -o build install BIN=" + bin + " DESTDIR=" + folder + strings.TrimPrefix(line, "make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
-	case strings.HasPrefix(line, "podlace demo"):
-		// Its flags are checked here; what it does has tests of its own.
+	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"):
+		// The flags are checked here; what they do has tests of its own.
 		return strings.TrimSpace(line) + " --help\n"
 	}
 	return regexp.MustCompile(`(^|\s)(/etc/|/opt/|/usr/local/)`).ReplaceAllString(line, "${1}"+folder+"${2}")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,6 +24,7 @@ func conflists(t testing.TB) []string {
 	for _, path := range paths {
 		switch name := filepath.Base(path); filepath.Ext(name) {
 		case ".go", ".md":
+		case ".service", ".timer": // TestUnits
 		case ".conflist":
 			names = append(names, name)
 		default:
@@ -95,7 +97,7 @@ func TestConflistsAreDescribed(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range conflists(t) {
+	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer")) {
 		if !listed[name] {
 			t.Errorf("conf/README.md does not describe %s", name)
 		}

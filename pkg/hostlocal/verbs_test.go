@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -74,6 +75,35 @@ func TestGC(t *testing.T) {
 		t.Error(diff)
 	}
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
+}
+
+// TestGCGoesOnC83: a lease that cannot be deleted is told, and keeps no other from going.
+func TestGCGoesOnC83(t *testing.T) {
+	l := newLab(t, one)
+	for i, id := range []string{"a", "b", "c"} {
+		l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
+	}
+	l.age()
+	for _, name := range []string{"10.1.2.2", "10.1.2.3"} { // what is mounted on cannot be deleted
+		path := filepath.Join(l.dir, name)
+		if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	}
+	a := l.call("GC", "", `"cni.dev/valid-attachments":[]`)
+	l.mustFail(a, plugin.CodeTryAgain, "lease 10.1.2.2")
+	l.mustFail(a, plugin.CodeTryAgain, "lease 10.1.2.3")
+	if _, left := l.files()["10.1.2.4"]; left {
+		t.Error("the third lease is left")
+	}
+	for _, name := range []string{"10.1.2.2", "10.1.2.3"} {
+		_ = unix.Unmount(filepath.Join(l.dir, name), unix.MNT_DETACH)
+	}
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
+	if files := l.files(); files["10.1.2.2"]+files["10.1.2.3"] != "" {
+		t.Errorf("left %v", files)
+	}
 }
 
 func TestGCWithoutFolder(t *testing.T) {

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// unit is a parsed systemd unit: values by section and key.
+type unit map[string]map[string][]string
+
+// readUnit parses a unit and refuses what is not in systemd.unit(5)'s syntax, as far as these units need it.
+func readUnit(t *testing.T, path string) unit {
+	t.Helper()
+	u, section := unit{}, ""
+	for n, line := range strings.Split(read(t, path), "\n") {
+		switch key, value, ok := strings.Cut(line, "="); {
+		case line == "" || line[0] == '#':
+		case line[0] == '[' && strings.HasSuffix(line, "]"):
+			section = strings.Trim(line, "[]")
+			u[section] = map[string][]string{}
+		case !ok || section == "" || value == "" || !slices.Contains(unitKeys()[section], key):
+			t.Errorf("%s:%d: %q: no key of section %q that is known here", path, n+1, line, section)
+		default:
+			u[section][key] = append(u[section][key], value)
+		}
+	}
+	return u
+}
+
+func unitKeys() map[string][]string {
+	return map[string][]string{
+		"Unit":    {"Description", "Documentation", "After"},
+		"Service": {"Type", "ExecStart", "SuccessExitStatus"},
+		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
+		"Install": {"WantedBy"},
+	}
+}
+
+// TestUnits: each unit is well-formed, runs a command that is installed where it says, with flags that it has, and each timer has its service.
+func TestUnits(t *testing.T) {
+	services, timers := units(t, "*.service"), units(t, "*.timer")
+	if len(services) == 0 || len(timers) == 0 {
+		t.Fatal("there are none")
+	}
+	for _, name := range services {
+		service := readUnit(t, "conf/"+name)["Service"]
+		command := strings.Fields(strings.Join(service["ExecStart"], " "))
+		if len(command) < 2 || command[0] != "/usr/local/bin/podlace" || slices.Index(service["Type"], "oneshot") != 0 {
+			t.Errorf("%s: %q", name, service)
+			continue
+		}
+		out, err := exec.Command(filepath.Join(binDir(), "podlace"), append(command[1:], "--help")...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "exit status") {
+			t.Errorf("%s: %q: %v\n%s", name, command, err, out)
+		}
+	}
+	for _, name := range timers {
+		timer := readUnit(t, "conf/"+name)
+		if !slices.Contains(services, strings.TrimSuffix(name, ".timer")+".service") {
+			t.Errorf("%s has no service", name)
+		}
+		if !slices.Equal(timer["Install"]["WantedBy"], []string{"timers.target"}) {
+			t.Errorf("%s: wanted by %q", name, timer["Install"]["WantedBy"])
+		}
+		for key, values := range timer["Timer"] {
+			if _, err := time.ParseDuration(strings.Replace(values[0], "min", "m", 1)); err != nil || len(values) != 1 {
+				t.Errorf("%s: %s=%q: %v", name, key, values, err)
+			}
+		}
+	}
+	t.Run("systemd-analyze", func(t *testing.T) { verifyUnits(t, append(services, timers...)) })
+}
+
+func units(t *testing.T, pattern string) (names []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(root, "conf", pattern))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		names = append(names, filepath.Base(path))
+	}
+	return names
+}
+
+// verifyUnits asks systemd, where there is one, with the built binary in place of the installed one.
+func verifyUnits(t *testing.T, names []string) {
+	t.Helper()
+	tool, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("SKIPPED: no systemd-analyze")
+	}
+	dir := t.TempDir()
+	args := []string{"verify", "--man=no"}
+	for _, name := range names {
+		bin, err := filepath.Abs(binDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(read(t, "conf/"+name), "/usr/local/bin", bin)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, path)
+	}
+	if out, err := exec.Command(tool, args...).CombinedOutput(); err != nil || strings.Contains(string(out), dir) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
