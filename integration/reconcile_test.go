@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +110,51 @@ func TestOldListC85(t *testing.T) {
 	c.network.must(t, "DEL", rtLate)
 	c.network.must(t, "DEL", rtBack)
 	before.clean(t, "GC by an old list")
+}
+
+// TestRebootF27: after a boot the leases are there and nothing else. Those of pods that never came back go, whatever holds their names.
+func TestRebootF27(t *testing.T) {
+	need(t, "podlace")
+	c := newCollector(t)
+	c.add("reboot-before") // makes what stays
+	before := watch(t)
+	pod := newPod(t, "reboot-lost")
+	c.network.must(t, "ADD", attachment(pod, "reboot-lost", nil))
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	network := c.network.list.Name
+	c.forget(network, "reboot-lost")
+	cmd := exec.Command(filepath.Join(binDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", binDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "removed: made before the node was booted") || !strings.Contains(string(out), "1 removed, 0 left") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	before.clean(t, "podlace gc after a boot")
+}
+
+// forget does to an attachment what a boot does: its record goes, and its lease is of the boot before.
+func (c collector) forget(network, id string) {
+	c.Helper()
+	records, _ := filepath.Glob("/run/podlace/" + network + "/*")
+	leases, _ := filepath.Glob("/var/lib/cni/networks/.podlace/" + network + "/???")
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		c.Fatal(err)
+	}
+	for _, path := range append(records, leases...) {
+		data, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(data), id) {
+			if slices.Contains(records, path) {
+				err = os.Remove(path)
+			} else {
+				err = os.WriteFile(path, []byte(strings.ReplaceAll(string(data), strings.TrimSpace(string(boot)), "earlier")), 0o600)
+			}
+		}
+		if err != nil {
+			c.Fatal(err)
+		}
+	}
 }
 
 // TestLeftAlone: networks without configuration and plugins of others are told, and their attachments stay.

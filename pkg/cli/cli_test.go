@@ -108,11 +108,26 @@ func TestRefusedCommands(t *testing.T) {
 		"no plugins":        {[]string{"demo", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap, loopback"},
 		"no reference":      {[]string{"demo", "--plugins", plugins(t), "--reference", dir}, "plugin folder " + dir},
 		"no such conflist":  {[]string{"demo", "--conflist", filepath.Join(dir, "none")}, "no such file"},
+		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output "xml"`},
+		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output "xml"`},
+		"arguments of gc":   {[]string{"gc", "all"}, `"all"`},
 		"surplus arguments": {[]string{"demo", "now"}, `"now"`},
 	} {
 		status, stdout, stderr := run(test.args...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
 			t.Errorf("%s: status %d, stderr %q", name, status, stderr)
+		}
+	}
+}
+
+// TestNeedsRoot: what is root's is not taken for nothing.
+func TestNeedsRoot(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("SKIPPED: it needs an ordinary user")
+	}
+	for _, name := range []string{"gc", "ls"} {
+		if status, stdout, stderr := run(name); status != exitFailed || stdout != "" || !strings.Contains(stderr, "run it as root") {
+			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}
 	}
 }

@@ -83,7 +83,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	}
 	rt := reconcile.AskRuntimes()
 	reconcile.Judge(list, rt, f.all)
-	c := collection{DryRun: !f.yes, Asked: rt.Asked, Notes: append(notes, rt.Notes...)}
+	c := collection{DryRun: !f.yes, Asked: append([]string{}, rt.Asked...), Notes: append(notes, rt.Notes...)}
 	doubt := reconcile.Doubt(list, rt)
 	if doubt != nil && !f.all {
 		c.Doubt = doubt.Error()
