@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd_test
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestCollect: podlace gc removes what a pod left that containerd lost, and not while containerd runs its sandbox. The other pod notices
+// nothing, and containerd's own DEL afterwards succeeds.
+func TestCollect(t *testing.T) {
+	c := openRuntime(t)
+	const port = 18086
+	web, lost := runPod(t, c, "web", hostPort(port)), runPod(t, c, "lost", hostPort(port+1), limits("20M", "20M"))
+	if err := syscall.Unmount(lost.netns, syscall.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(lost.netns); err != nil {
+		t.Fatal(err)
+	}
+	if out := collectDead(t); !strings.Contains(out, "0 of 2 attachments are dead, 2 stay") {
+		t.Errorf("containerd runs both:\n%s", out)
+	}
+	killSandbox(t, lost.sandbox)
+	out := collectDead(t)
+	if !regexp.MustCompile(`(?m)^podlace +[a-z]+/lost +`+lost.sandbox[:13]+` .*removed: namespace .* is gone$`).MatchString(out) ||
+		!strings.Contains(out, "1 removed, 0 left") {
+		t.Errorf("containerd runs one:\n%s", out)
+	}
+	web.serves("", netip.AddrPortFrom(node4, port))
+	lost.remove()
+}
+
+// collectDead runs podlace gc with the folders of containerd's configuration.
+func collectDead(t *testing.T) string {
+	t.Helper()
+	config, err := os.ReadFile("/run/node/config.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := func(key string) string {
+		m := regexp.MustCompile(key + ` = "([^"]*)"`).FindSubmatch(config)
+		if m == nil {
+			t.Fatalf("%s has no %s", config, key)
+		}
+		return string(m[1])
+	}
+	program := filepath.Join(folder("bin_dir"), "podlace")
+	if _, err := os.Stat(program); err != nil {
+		t.Skip("SKIPPED:", err)
+	}
+	out, err := exec.Command(program, "gc", "--yes", "--conf-dir", folder("conf_dir"), "--bin-dir", folder("bin_dir")).CombinedOutput()
+	if err != nil {
+		t.Errorf("podlace gc: %v", err)
+	}
+	return string(out)
+}
+
+// killSandbox kills the process of a sandbox, and waits until containerd has noticed.
+func killSandbox(t *testing.T, id string) {
+	t.Helper()
+	task := "/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id
+	data, err := os.ReadFile(task + "/init.pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid < 2 {
+		t.Fatal(pid, err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if _, err := os.Stat(task); err != nil {
+			return
+		}
+	}
+	t.Fatalf("containerd keeps %s", task)
+}
