@@ -85,7 +85,7 @@ func traffic(m, v station) []frame {
 	}
 }
 
-// TestNeighbours: what one pod can do to another, without protection, with that of the reference, and with ours.
+// TestNeighbours (S-24): what one pod can do to another, without protection, with that of the reference, and with ours.
 func TestNeighbours(t *testing.T) {
 	for _, protection := range []struct {
 		name   string
@@ -95,7 +95,7 @@ func TestNeighbours(t *testing.T) {
 		{"both", []any{"antiSpoof", true, "macspoofchk", true}, always}} {
 		t.Run(protection.name, func(t *testing.T) {
 			l := newLab(t, append([]any{"name", "guarded", "bridge", "btg"}, protection.keys...)...)
-			// S-24: the rules hold for the longest container IDs.
+			// The rules hold for the longest container IDs.
 			m, v := l.add(strings.Repeat("m", 250)), l.other().add(strings.Repeat("v", 250))
 			frames := traffic(m.station(), v.station())
 			var sent [][]byte
@@ -113,7 +113,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestStolenMAC: S-22 a frame with the victim's own MAC would lead the victim's traffic to its sender from then on.
+// TestStolenMAC (S-22): a frame with the victim's own MAC would lead the victim's traffic to its sender from then on.
 func TestStolenMAC(t *testing.T) {
 	l := newLab(t, "name", "stolen", "bridge", "btg5", "macspoofchk", true)
 	m, v, other := l.add("m"), l.other().add("v"), l.other().add("other")
@@ -189,7 +189,7 @@ func TestCheckGuard(t *testing.T) {
 	}
 }
 
-// TestPodTakesNoRoutes: S-02, S-03 without any protection in the bridge, neither the node nor another pod believes an advertisement.
+// TestPodTakesNoRoutes (S-02, S-03): without any protection in the bridge, neither the node nor another pod believes an advertisement.
 func TestPodTakesNoRoutes(t *testing.T) {
 	l := newLab(t, "name", "believers", "bridge", "btg4")
 	m, v := l.add("m"), l.other().add("v")
