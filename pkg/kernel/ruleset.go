@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 )
 
@@ -56,6 +57,9 @@ func (r ruleset) set(name string, value []nftables.SetDatatype, key ...nftables.
 		return nil, err
 	}
 	s := &nftables.Set{Table: r.table, Name: name, KeyType: keyType}
+	if len(key) == 1 && key[0].Name == nftables.TypeIFName.Name {
+		s.KeyByteOrder = binaryutil.NativeEndian // nft(8) prints names of this order alone
+	}
 	if value != nil {
 		s.IsMap = true
 		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
