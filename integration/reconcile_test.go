@@ -98,7 +98,7 @@ func TestOldListC85(t *testing.T) {
 	if err := kerneltest.Age(stateDirs()...); err != nil {
 		t.Fatal(err)
 	}
-	if err := reconcile.NewPlan(networks[0], binDir()).Collect(list); err != nil {
+	if err := reconcile.NewPlan(networks[0], list, binDir()).Collect(list); err != nil {
 		t.Error(err)
 	}
 	c.network.must(t, "CHECK", rtLate)
@@ -157,11 +157,12 @@ func (c collector) forget(network, id string) {
 	}
 }
 
-// TestLeftAlone: networks without configuration and plugins of others are told, and their attachments stay.
+// TestLeftAlone: plugins of others are told, and their attachments stay. A network whose configuration is gone is cleaned.
 func TestLeftAlone(t *testing.T) {
 	need(t, "podlace")
 	c := newCollector(t)
 	c.add("alone-stays")
+	before := watch(t)
 	c.lose("alone-lost")
 	gc := func(wantExit int, args ...string) string {
 		t.Helper()
@@ -180,14 +181,16 @@ func TestLeftAlone(t *testing.T) {
 			}
 		}
 	}
-	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", binDir()), "has no configuration in", "LEFT: namespace", "0 removed, 1 left")
 	foreign := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "bandwidth"} {
 		if err := os.WriteFile(filepath.Join(foreign, name), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "1 left")
-	says(gc(0, "--conf-dir", c.conf, "--bin-dir", binDir()), "1 removed, 0 left")
+	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "LEFT: namespace", "0 removed, 1 left")
+	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone", "1 left")
+	// By the records alone: the configuration is gone.
+	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", binDir()), "has no configuration in", "1 removed, 0 left")
+	before.clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")
 }

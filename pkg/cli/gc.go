@@ -73,13 +73,13 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.network != "" && !slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) {
-		return fmt.Errorf("no configuration in %s has the network %s", f.dir, f.network)
-	}
 	// The list comes first: what is made after it is in neither of the lists that are made from it.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
+	}
+	if f.network != "" && !known(f.network, networks, list) {
+		return fmt.Errorf("nothing is known of a network %s: neither by a configuration in %s nor by a record", f.network, f.dir)
 	}
 	rt := reconcile.AskRuntimes()
 	reconcile.Judge(list, rt, f.all)
@@ -100,24 +100,27 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return c.report(f.output, stdout, stderr)
 }
 
-// plans returns what will run, and notes what will not.
+func known(network string, networks []reconcile.Network, list []*reconcile.Attachment) bool {
+	return slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == network }) ||
+		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == network })
+}
+
+// plans returns what will run, and notes what will not. A network that has no configuration any more is collected by its records.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
-	concerned := map[string]bool{}
+	planned := map[string]bool{}
 	for _, a := range reconcile.Dead(list) {
-		concerned[a.Network] = true
-	}
-	for _, n := range networks {
-		if concerned[n.Name] {
-			delete(concerned, n.Name)
-			plan := reconcile.NewPlan(n, f.binDir)
-			plans, c.Notes = append(plans, plan), append(c.Notes, plan.Notes...)
+		if planned[a.Network] {
+			continue
 		}
-	}
-	for _, a := range reconcile.Dead(list) {
-		if concerned[a.Network] {
-			delete(concerned, a.Network)
-			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: what it has is left", a.Network, f.dir))
+		planned[a.Network] = true
+		n := reconcile.Network{Name: a.Network}
+		if i := slices.IndexFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network }); i >= 0 {
+			n = networks[i]
+		} else {
+			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: its records tell what to do", a.Network, f.dir))
 		}
+		plan := reconcile.NewPlan(n, list, f.binDir)
+		plans, c.Notes = append(plans, plan), append(c.Notes, plan.Notes...)
 	}
 	return plans
 }

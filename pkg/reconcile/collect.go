@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,27 +34,54 @@ type Plan struct {
 }
 
 // NewPlan looks which plugins of a network are Podlace's. Those of others are left alone: their GC would take a pod for dead that is made
-// after the list was, which ours does not, since it is told who is dead. Of a foreign plugin that uses our host-local this one runs.
-func NewPlan(n Network, binDir string) Plan {
+// after the list was, which ours does not, since it is told who is dead. Of a foreign plugin that uses our host-local this one runs. So do
+// plugins that hold something of the dead and stand in no configuration any more.
+func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
 		plan.Notes = []string{n.File + ": disableGC is set: left alone"}
 		return plan
 	}
 	for _, p := range n.Plugins {
-		err := ours(filepath.Join(binDir, p.Type))
-		if err == nil {
-			plan.Run = append(plan.Run, p)
-			continue
+		err := plan.add(p)
+		if err != nil && p.IPAM == hostLocal && plan.add(Plugin{Type: hostLocal, raw: p.raw}) == nil {
+			err = fmt.Errorf("%w; its addresses are host-local's, which runs", err)
 		}
-		note := fmt.Sprintf("network %s: %s is left alone: %v", n.Name, p.Type, err)
-		if p.IPAM == "host-local" && ours(filepath.Join(binDir, p.IPAM)) == nil {
-			plan.Run = append(plan.Run, Plugin{Type: p.IPAM, raw: p.raw})
-			note += "; its addresses are host-local's, which runs"
+		plan.note(p.Type, err)
+	}
+	for _, a := range Dead(list) {
+		for _, holder := range a.Holders {
+			if a.Network == n.Name && !plan.knows(holder) {
+				plan.note(holder, plan.add(Plugin{Type: holder, raw: json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)}))
+			}
 		}
-		plan.Notes = append(plan.Notes, note)
 	}
 	return plan
+}
+
+const hostLocal = "host-local"
+
+func (p *Plan) add(pl Plugin) error {
+	if pl.Type != filepath.Base(pl.Type) {
+		return errors.New("it is no name of a plugin")
+	}
+	err := ours(filepath.Join(p.binDir, pl.Type))
+	if err == nil {
+		p.Run = append(p.Run, pl)
+	}
+	return err
+}
+
+func (p *Plan) note(name string, err error) {
+	if err != nil {
+		p.Notes = append(p.Notes, fmt.Sprintf("network %s: %s is left alone: %v", p.Network.Name, name, err))
+	}
+}
+
+// knows tells whether a plugin runs, by itself or for another, or stands in the configuration.
+func (p *Plan) knows(name string) bool {
+	same := func(pl Plugin) bool { return pl.Type == name || pl.IPAM == name }
+	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
 // ours fails when a program is no plugin of Podlace: those say so when they are started without a verb.

@@ -264,7 +264,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := NewPlan(networks[0], dir)
+	plan := NewPlan(networks[0], nil, dir)
 	if len(plan.Run) != 3 || len(plan.Notes) != 3 || !strings.Contains(plan.Notes[0], "foreign is left alone: it is not Podlace's") ||
 		!strings.Contains(plan.Notes[1], "missing is left alone") || !strings.Contains(plan.Notes[2], "host-local's, which runs") {
 		t.Errorf("runs %v, notes %q", plan.Run, plan.Notes)
@@ -304,8 +304,38 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	if _, err := os.Stat(filepath.Join(dir, "foreign.GC")); err == nil {
 		t.Error("GC of a foreign plugin ran")
 	}
-	if plan := NewPlan(Network{Name: "n", DisableGC: true, Plugins: networks[0].Plugins}, dir); len(plan.Run) != 0 || len(plan.Notes) != 1 {
+	if plan := NewPlan(Network{Name: "n", DisableGC: true, Plugins: networks[0].Plugins}, nil, dir); len(plan.Run) != 0 || len(plan.Notes) != 1 {
 		t.Errorf("disableGC: runs %v, notes %q", plan.Run, plan.Notes)
+	}
+}
+
+// TestPlanByRecords: what holds something of the dead runs, also when no configuration names it.
+func TestPlanByRecords(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"bridge", "portmap", "host-local"} {
+		script(t, filepath.Join(dir, name), `echo "CNI plugin of Podlace x" >&2`)
+	}
+	bridge := Plugin{Type: "bridge", IPAM: hostLocal, raw: json.RawMessage(`{}`)}
+	list := []*Attachment{{Network: "n", Dead: "yes", Holders: []string{"bridge", "host-local", "portmap"}}, {Network: "n", Holders: []string{"bandwidth"}},
+		{Network: "m", Dead: "yes", Holders: []string{"tuning"}}, {Network: "o", Dead: "yes", Holders: []string{"../../bin/sh"}}}
+	for name, c := range map[string]struct {
+		network Network
+		want    string
+		notes   int
+	}{
+		"one is not configured":  {Network{Name: "n", Plugins: []Plugin{bridge}}, "bridge portmap", 0},
+		"no configuration":       {Network{Name: "n"}, "bridge host-local portmap", 0},
+		"not there":              {Network{Name: "m"}, "", 1},
+		"not the name of a file": {Network{Name: "o"}, "", 1},
+	} {
+		plan := NewPlan(c.network, list, dir)
+		var got []string
+		for _, p := range plan.Run {
+			got = append(got, p.Type)
+		}
+		if strings.Join(got, " ") != c.want || len(plan.Notes) != c.notes {
+			t.Errorf("%s: runs %q, notes %q", name, got, plan.Notes)
+		}
 	}
 }
 
