@@ -103,8 +103,8 @@ func TestDelegate(t *testing.T) {
 	s.f.oracle.clean(t, "a life with the stub")
 }
 
-// TestDelegateC84: GC is passed on to the address plugin, with the list of those that stay.
-func TestDelegateC84(t *testing.T) {
+// TestDelegateGC (C-84): GC is passed on to the address plugin, with the list of those that stay.
+func TestDelegateGC(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").run(t).ok(t)
 	attached, fresh := object{"containerID": s.f.attached.Name, "ifname": "eth0"}, object{"containerID": s.f.fresh.Name, "ifname": "eth0"}

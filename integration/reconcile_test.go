@@ -78,9 +78,9 @@ func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	return networks, list
 }
 
-// TestOldListC85: pods that were made after the list are not touched, however long ago that is, and one that came back under the same
+// TestOldList (C-85): pods that were made after the list are not touched, however long ago that is, and one that came back under the same
 // name neither.
-func TestOldListC85(t *testing.T) {
+func TestOldList(t *testing.T) {
 	c := newCollector(t)
 	c.add("oldlist-stays")
 	before := watch(t)
@@ -112,8 +112,8 @@ func TestOldListC85(t *testing.T) {
 	before.clean(t, "GC by an old list")
 }
 
-// TestRebootF27: after a boot the leases are there and nothing else. Those of pods that never came back go, whatever holds their names.
-func TestRebootF27(t *testing.T) {
+// TestReboot (F-27): after a boot the leases are there and nothing else. Those of pods that never came back go, whatever holds their names.
+func TestReboot(t *testing.T) {
 	need(t, "podlace")
 	c := newCollector(t)
 	c.add("reboot-before") // makes what stays

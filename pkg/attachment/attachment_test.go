@@ -328,8 +328,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestCollectC83 deletes what is not valid, goes on after errors, and tells all of them.
-func TestCollectC83(t *testing.T) {
+// TestCollect (C-83) deletes what is not valid, goes on after errors, and tells all of them.
+func TestCollect(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
 	for _, id := range []string{"a", "b", "c", "d"} {
@@ -362,8 +362,8 @@ func TestCollectC83(t *testing.T) {
 	}
 }
 
-// TestCollectC85 waits for whoever works on an attachment, and decides by what he left.
-func TestCollectC85(t *testing.T) {
+// TestCollectWaits (C-85) waits for whoever works on an attachment, and decides by what he left.
+func TestCollectWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
 	r.Valid, r.Dead = map[plugin.Attachment]bool{}, map[plugin.Attachment]bool{{ContainerID: "a", IfName: "eth0"}: true}

@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCRandomC80: two networks share a node; what GC of one leaves is exactly what is valid, and the other keeps all.
-func TestGCRandomC80(t *testing.T) {
+// TestGCRandom (C-80): two networks share a node; what GC of one leaves is exactly what is valid, and the other keeps all.
+func TestGCRandom(t *testing.T) {
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // each attachment is an interface of one pod
 	nets[1] = nets[0]
@@ -126,9 +126,9 @@ func (l lab) owns(want map[plugin.Attachment]bool) {
 	}
 }
 
-// TestGCWhileAddingC85: pods come and go while GC runs with lists that lack them. None loses anything: neither by a plain GC, which spares
+// TestGCWhileAdding (C-85): pods come and go while GC runs with lists that lack them. None loses anything: neither by a plain GC, which spares
 // what is young, nor by one that names the dead, however old its list is.
-func TestGCWhileAddingC85(t *testing.T) {
+func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
 		"named": {"cni.dev/valid-attachments", []any{}, "podlace/dead-attachments", []any{object{"containerID": "pod", "ifname": "eth0"}}},
@@ -186,8 +186,8 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	return ended
 }
 
-// TestGCAgainC85: what a plain GC spares, the next one collects.
-func TestGCAgainC85(t *testing.T) {
+// TestGCAgain (C-85): what a plain GC spares, the next one collects.
+func TestGCAgain(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))

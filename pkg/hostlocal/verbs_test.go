@@ -77,8 +77,8 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOnC83: a lease that cannot be deleted is told, and keeps no other from going.
-func TestGCGoesOnC83(t *testing.T) {
+// TestGCGoesOn (C-83): a lease that cannot be deleted is told, and keeps no other from going.
+func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
 		l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))

@@ -141,7 +141,8 @@ func TestPrevResultRules(t *testing.T) {
 	}
 }
 
-func TestValidAttachmentsC81(t *testing.T) {
+// TestValidAttachments (C-81): null and [] keep nothing; no list, and what is no list, is refused.
+func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},

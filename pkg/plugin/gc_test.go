@@ -21,8 +21,8 @@ func gcRequest(dead map[Attachment]bool) *Request {
 	return r
 }
 
-// TestStaleC85: what is not in the list goes, unless it was made just now and may be in the making.
-func TestStaleC85(t *testing.T) {
+// TestStale (C-85): what is not in the list goes, unless it was made just now and may be in the making.
+func TestStale(t *testing.T) {
 	const alive, gone = "/proc/self/ns/net", "/nonexistent"
 	plain := filepath.Join(t.TempDir(), "plain")
 	if err := os.WriteFile(plain, nil, 0o600); err != nil {

@@ -102,8 +102,8 @@ func lease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestListF27 joins records, leases and the cache of libcni; leases of an earlier boot are told apart.
-func TestListF27(t *testing.T) {
+// TestList (F-27) joins records, leases and the cache of libcni; leases of an earlier boot are told apart.
+func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
 			os.RemoveAll(dir)
