@@ -30,7 +30,7 @@ type guards struct {
 
 func buildGuards(c *nftables.Conn) (err error) {
 	g := guards{ruleset: ruleset{c, c.AddTable(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}}
-	if err := g.ruleset.mark(guardSchema); err != nil {
+	if err := g.mark(guardSchema); err != nil {
 		return err
 	}
 	var macPorts, ports *nftables.Set
@@ -49,7 +49,7 @@ func buildGuards(c *nftables.Conn) (err error) {
 	mac, arp, ip, ip6, all := g.chain("mac", nil, 0, ""), g.chain("arp", nil, 0, ""), g.chain("ip", nil, 0, ""), g.chain("ip6", nil, 0, ""), g.chain("guard", nil, 0, "")
 	g.rule(mac, join(g.not(etherSource(), g.macs), drop())...)
 	for kind, chain := range map[uint16]*nftables.Chain{unix.ETH_P_ARP: arp, unix.ETH_P_IP: ip, unix.ETH_P_IPV6: ip6} {
-		g.rule(all, etherType(), equal(1, be16(kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name})
+		g.rule(all, etherType(), equal(be16(kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name})
 	}
 	g.rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
 	g.arp(arp)
@@ -98,13 +98,13 @@ func (g guards) arp(chain *nftables.Chain) {
 	g.rule(chain, network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.rule(chain, join(g.not(at(8, 6), g.macs), drop())...)
 	g.rule(chain, join(g.of(at(14, 4), g.four), accept())...)
-	g.rule(chain, join([]expr.Any{network(1, 6, 2), equal(1, be16(1)), network(1, 14, 4), equal(1, make([]byte, 4))}, accept())...)
+	g.rule(chain, join([]expr.Any{network(1, 6, 2), equal(be16(1)), network(1, 14, 4), equal(make([]byte, 4))}, accept())...)
 	g.rule(chain, drop()...)
 }
 
 func udp(source, destination uint16) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(1, []byte{unix.IPPROTO_UDP}),
-		transport(0, 4), equal(1, append(be16(source), be16(destination)...))}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{unix.IPPROTO_UDP}),
+		transport(0, 4), equal(append(be16(source), be16(destination)...))}
 }
 
 func transport(offset, length uint32) expr.Any {
@@ -115,7 +115,7 @@ func transport(offset, length uint32) expr.Any {
 func (g guards) ip(chain *nftables.Chain) {
 	g.rule(chain, join(udp(67, 68), drop())...)
 	g.rule(chain, join(g.of(at(ipv4.source, 4), g.four), accept())...)
-	g.rule(chain, join([]expr.Any{network(1, ipv4.source, 4), equal(1, make([]byte, 4))}, udp(68, 67), accept())...)
+	g.rule(chain, join([]expr.Any{network(1, ipv4.source, 4), equal(make([]byte, 4))}, udp(68, 67), accept())...)
 	g.rule(chain, drop()...)
 }
 
@@ -133,7 +133,7 @@ const (
 )
 
 func icmp6(kind byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(1, []byte{unix.IPPROTO_ICMPV6}), transport(0, 1), equal(1, []byte{kind})}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{unix.IPPROTO_ICMPV6}), transport(0, 1), equal([]byte{kind})}
 }
 
 // ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast
@@ -147,7 +147,7 @@ func (g guards) ip6(chain *nftables.Chain) {
 	g.rule(chain, join(icmp6(neighAdvert), g.not(target, g.six), drop())...)
 	g.rule(chain, join(g.of(at(ipv6.source, 16), g.six), accept())...)
 	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
-		g.rule(chain, join([]expr.Any{network(1, ipv6.source, 16), equal(1, make([]byte, 16))}, icmp6(kind), accept())...)
+		g.rule(chain, join([]expr.Any{network(1, ipv6.source, 16), equal(make([]byte, 16))}, icmp6(kind), accept())...)
 	}
 	g.rule(chain, drop()...)
 }

@@ -45,7 +45,7 @@ func buildHostports(c *nftables.Conn) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
-		h.rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(1, native(unix.RTN_LOCAL)),
+		h.rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
 	back := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
@@ -70,7 +70,7 @@ func (h hostports) protect() {
 
 // loopback matches an IPv4 address in 127.0.0.0/8.
 func loopback(offset uint32) []expr.Any {
-	return []expr.Any{network(1, offset, 1), equal(1, []byte{127})}
+	return []expr.Any{network(1, offset, 1), equal([]byte{127})}
 }
 
 // family is where a family's header has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its quarters.
@@ -89,7 +89,7 @@ var (
 )
 
 func (f family) only() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal(1, []byte{f.proto})}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{f.proto})}
 }
 
 func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {

@@ -82,8 +82,9 @@ func find(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-func equal(register uint32, data []byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
+// equal compares what was loaded into register 1.
+func equal(data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
