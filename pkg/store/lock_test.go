@@ -183,3 +183,73 @@ func TestLockCannotBeMade(t *testing.T) {
 		t.Error("locked a folder for writing")
 	}
 }
+
+// TestLockFileReplaced (F-07): who waited for a lock whose file was removed meanwhile gets the one that others take from now on.
+func TestLockFileReplaced(t *testing.T) {
+	d, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	first, err := d.Lock("lock", 0o600)
+	if err != nil || first.Lost() {
+		t.Fatal(err, first.Lost())
+	}
+	got := make(chan *Lock)
+	go func() {
+		l, err := d.Lock("lock", 0o600)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- l
+	}()
+	for open := 0; open < 2; { // until the other has the file open
+		open = 0
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + fd.Name()); to == d.Path()+"/lock" {
+				open++
+			}
+		}
+	}
+	if err := os.Remove(d.Path() + "/lock"); err != nil {
+		t.Fatal(err)
+	}
+	if !first.Lost() {
+		t.Error("its file is gone, and the lock counts as held")
+	}
+	first.Unlock()
+	second := <-got
+	if second == nil || second.Lost() {
+		t.Error("the lock of a removed file was given")
+	}
+	second.Unlock()
+}
+
+// TestStamp: the time is that of the clock, not of its last tick, and later changes have another.
+func TestStamp(t *testing.T) {
+	d, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for range 50 {
+		before := time.Now().UnixNano()
+		stamp, err := d.Stamp()
+		if modified, e := d.Modified(); err != nil || e != nil || modified != stamp || stamp < before || stamp > time.Now().UnixNano() {
+			t.Fatalf("stamp %d, modified %d, before %d: %v", stamp, modified, before, err)
+		}
+		if err := d.Overwrite("file", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if modified, err := d.Modified(); err != nil || modified == stamp {
+			t.Fatalf("a new file left the time %d: %v", modified, err)
+		}
+		if err := d.Remove("file"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

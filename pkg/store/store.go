@@ -95,6 +95,17 @@ func (d *Dir) Written(name string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
+// Stamp sets the folder's time of modification to now and returns what Modified returns from then on. Kernels before 6.13 take the time
+// of a change from their last tick, so that two changes within some milliseconds have the same; a stamp has one that no tick has.
+func (d *Dir) Stamp() (int64, error) {
+	now := unix.NsecToTimespec(time.Now().UnixNano())
+	err := unix.UtimesNanoAt(int(d.self.Fd()), ".", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, now}, 0)
+	if err != nil && !errors.Is(err, unix.EPERM) { // the folder of another user keeps its time
+		return 0, &fs.PathError{Op: "stamp", Path: d.path, Err: err}
+	}
+	return d.Modified()
+}
+
 // Move moves the file name of this folder to another, under the same name, over what may be there.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
@@ -255,24 +266,41 @@ func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error)
 	})
 }
 
+// lock opens the file, locks it by set, and begins again when the file was removed or replaced meanwhile: what others lock from now on
+// is another file.
 func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) error) (*Lock, error) {
-	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
-	if err != nil {
-		return nil, err
+	deadline := time.Now().Add(LockTimeout)
+	for {
+		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
+		if err != nil {
+			return nil, err
+		}
+		if err := await(f, filepath.Join(d.path, name), deadline, set); err != nil {
+			f.Close()
+			return nil, err
+		}
+		l := &Lock{f, d, name, func(fd int) error { return set(fd, false) }}
+		if !l.Lost() {
+			return l, nil
+		}
+		l.Unlock()
+		if time.Now().After(deadline) {
+			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: removed again and again for %v", filepath.Join(d.path, name), LockTimeout)
+		}
 	}
-	path, deadline := filepath.Join(d.path, name), time.Now().Add(LockTimeout)
+}
+
+func await(f *os.File, path string, deadline time.Time, set func(fd int, on bool) error) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
 		err := set(int(f.Fd()), true)
 		if err == nil {
-			return &Lock{f, func(fd int) error { return set(fd, false) }}, nil
+			return nil
 		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
+			return fmt.Errorf("lock %s: %w", path, err)
 		}
 		if time.Now().After(deadline) {
-			f.Close()
-			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, LockTimeout)
+			return plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, LockTimeout)
 		}
 		time.Sleep(wait)
 	}
@@ -281,7 +309,18 @@ func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) erro
 // Lock is a held lock.
 type Lock struct {
 	f    *os.File
+	dir  *Dir
+	name string
 	free func(fd int) error
+}
+
+// Lost tells whether the lock file was removed or replaced since, so that another process may hold "the" lock too.
+func (l *Lock) Lost() bool {
+	var own, there unix.Stat_t
+	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, 0) != nil {
+		return true
+	}
+	return own.Dev != there.Dev || own.Ino != there.Ino
 }
 
 // File returns the open file that carries the lock. A child process that inherits it holds the lock until it ends, even when this
