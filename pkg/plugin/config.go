@@ -94,7 +94,7 @@ func (p Plugin) gate(verb, v string) error {
 func (p Plugin) readPrev(r *Request, env envelope) error {
 	prev, err := prevResult(env)
 	if err != nil && r.Verb != "STATUS" {
-		return Errorf(CodeDecode, "prevResult: %w", err)
+		return Errorf(CodeDecode, "prevResult: %w", explain(err, nil))
 	}
 	r.Prev = prev
 	if prev == nil && (r.Verb == "CHECK" || r.Verb == "ADD" && p.Chained) {

@@ -28,7 +28,7 @@ const (
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", err)
+		return Errorf(CodeDecode, "network configuration: %w", explain(err, nil))
 	}
 	list, ok := keys[validKey]
 	if !ok {
@@ -48,7 +48,7 @@ func (r *Request) readValid(data []byte) error {
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
-		return nil, Errorf(CodeDecode, "%s: %w", key, err)
+		return nil, Errorf(CodeDecode, "%s: %w", key, explain(err, nil))
 	}
 	set := map[Attachment]bool{}
 	for _, a := range entries {

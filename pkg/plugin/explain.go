@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// explain says in the words of JSON why a document could not be decoded into a value of type t, which may be nil: encoding/json speaks
+// of the types of Go.
+func explain(err error, t reflect.Type) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	key, declared := follow(wrong.Field, t)
+	if key == "" {
+		key = "the value"
+	} else if declared != nil && declared != wrong.Type {
+		key = "an entry of " + key
+	}
+	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wanted(wrong.Type))
+}
+
+// follow walks a dotted path of encoding/json from t on, through lists too. It returns the path without embedded structs, which the
+// document does not know, and the type of what stands there, nil when that is unknown.
+func follow(path string, t reflect.Type) (string, reflect.Type) {
+	var keys []string
+	for name := range strings.SplitSeq(path, ".") {
+		for t != nil && (t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array) {
+			t = t.Elem()
+		}
+		if t != nil && t.Kind() == reflect.Struct {
+			if f, ok := jsonFields(t)[strings.ToLower(name)]; ok {
+				t = f.of
+			} else if f, ok := t.FieldByName(name); ok && f.Anonymous {
+				t = f.Type
+				continue
+			} else {
+				t = nil
+			}
+		}
+		keys = append(keys, name)
+	}
+	return strings.Join(keys, "."), t
+}
+
+// jsonValue names what was found: encoding/json calls it "string", "array", or "number 7.5" when the kind is right.
+func jsonValue(v string) string {
+	if number, ok := strings.CutPrefix(v, "number "); ok {
+		return number
+	}
+	switch v {
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	case "bool":
+		return "true or false"
+	}
+	return "a " + v
+}
+
+// wanted names what a value of type t is written as.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return fmt.Sprintf("a whole number of at most %d bits", t.Bits())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return fmt.Sprintf("a whole number from 0 on, of at most %d bits", t.Bits())
+	case reflect.Pointer:
+		return wanted(t.Elem())
+	case reflect.Slice, reflect.Array:
+		return "a list of " + entries(t.Elem())
+	}
+	return "an object"
+}
+
+func entries(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "strings"
+	case reflect.Pointer:
+		return entries(t.Elem())
+	case reflect.Slice, reflect.Array:
+		return "lists of " + entries(t.Elem())
+	case reflect.Struct, reflect.Map:
+		return "objects"
+	}
+	return "values"
+}
