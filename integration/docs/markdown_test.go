@@ -14,7 +14,7 @@ import (
 // document is a Markdown file, cut into what the tests look at.
 type document struct {
 	path     string // from the top of the tree
-	headings []string
+	headings []string // of the first two levels
 	blocks   []block
 	tables   []table
 	prose    []string // the lines outside code blocks
@@ -53,7 +53,9 @@ func cut(path, text string) document {
 			d.blocks[len(d.blocks)-1].text += line + "\n"
 		case strings.HasPrefix(line, "#"):
 			heading = strings.TrimSpace(strings.TrimLeft(line, "#"))
-			d.headings = append(d.headings, heading)
+			if !strings.HasPrefix(line, "###") {
+				d.headings = append(d.headings, heading)
+			}
 		case strings.HasPrefix(line, "|"):
 			d.addRow(heading, cells(line))
 		default:

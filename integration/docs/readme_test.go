@@ -4,6 +4,7 @@ package docs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -163,6 +164,7 @@ const (
 	result       kind = "result"
 	failure      kind = "error"
 	capabilities kind = "capabilities"
+	node         kind = "CIDRs of the node"
 )
 
 func kindOf(t testing.TB, b block) kind {
@@ -181,6 +183,8 @@ func kindOf(t testing.TB, b block) kind {
 		return failure
 	case has("interfaces") || has("cniVersion") && has("ips"):
 		return result
+	case has("podCIDRs"):
+		return node
 	case has("portMappings", "bandwidth", "ips", "ipRanges", "mac"):
 		return capabilities
 	}
@@ -200,10 +204,13 @@ func runExamples(t *testing.T, d document) {
 	blocks := d.of("json")
 	caps := map[string]any{}
 	for _, b := range blocks {
-		if kindOf(t, b) == capabilities {
+		switch kindOf(t, b) {
+		case capabilities:
 			if err := json.Unmarshal([]byte(b.text), &caps); err != nil {
 				t.Fatal(err)
 			}
+		case node:
+			writeNodeFile(t, b.text)
 		}
 	}
 	var results []any
@@ -225,6 +232,16 @@ func runExamples(t *testing.T, d document) {
 			t.Errorf("%s: no configuration of the document gives this result, but\n%s", d.at(b), pretty(results))
 		}
 	}
+}
+
+// writeNodeFile tells host-local the CIDRs of the node until the end of the test.
+func writeNodeFile(t *testing.T, text string) {
+	t.Helper()
+	const path = "/run/podlace/node.json"
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
 // normalise replaces MAC addresses, which partly are random.

@@ -31,8 +31,8 @@ func (l layer3) has6() bool {
 	return false
 }
 
-// planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet; with
-// isDefaultGateway each family gets a default route unless the IPAM plugin gave one with a gateway.
+// planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet, if that has more
+// than two; with isDefaultGateway each family gets a default route unless the IPAM plugin gave one with a gateway.
 func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 	l := layer3{shown: from.Routes}
 	byFamily := map[bool]netip.Addr{} // key: is IPv4
@@ -44,6 +44,11 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 		gw, hasGW := netip.AddrFromSlice(ip.Gateway)
 		gw = gw.Unmap()
 		if !hasGW && cfg.Gateway {
+			if p.Addr().BitLen()-p.Bits() < 2 { // RFC 3021, RFC 6164: no address is set apart
+				return layer3{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
+					"isGateway: address %s has no gateway, and a subnet of one or two addresses has none to spare", p),
+					`give the range a "gateway": with a /31 or /127 one of its two addresses`)
+			}
 			gw, hasGW = p.Masked().Addr().Next(), true
 		}
 		if hasGW && (!gw.IsValid() || gw.Is4() != p.Addr().Is4()) {

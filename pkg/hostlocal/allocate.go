@@ -3,6 +3,7 @@
 package hostlocal
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -42,20 +43,20 @@ func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
 		ips = append(ips, ip)
 	}
 	if len(requests) > 0 {
-		return nil, plugin.Errorf(plugin.CodeConfig, "failed to allocate all requested IPs: %s", addresses(requests))
+		return nil, plugin.Errorf(plugin.CodeConfig, "failed to allocate all requested IPs: %s", reasons(cfg.Sets, requests))
 	}
-	if err := a.l.index.put(a.mine); err != nil {
+	if err := a.l.mending(func() error { return a.l.index.put(a.mine) }); err != nil {
 		return nil, err
 	}
 	return ips, a.l.index.settle()
 }
 
-func addresses(requests []request) string {
+func reasons(sets []RangeSet, requests []request) string {
 	list := make([]string, len(requests))
 	for i, q := range requests {
-		list[i] = q.addr.String()
+		list[i] = fmt.Sprintf("%s is %s", q.addr, unusable(sets, q.addr))
 	}
-	return strings.Join(list, ",")
+	return strings.Join(list, ", ")
 }
 
 // one takes an address of the set: the requested one, else the next free one after the last that was given. It returns the requests
@@ -79,24 +80,34 @@ func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPC
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
+// requested takes addr, also from a pod that is certainly gone.
 func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
 	}
 	ok, err := a.try(addr)
-	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s", addr, set)
+	if ok || err != nil {
+		return addr, err
 	}
-	return addr, err
+	owner, known, err := a.l.owner(addr)
+	if err != nil {
+		return addr, err
+	}
+	if known && a.l.index.dead(owner) {
+		if err := a.collect(owner); err != nil {
+			return addr, err
+		}
+		if ok, err := a.try(addr); ok || err != nil {
+			return addr, err
+		}
+	}
+	return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s: it is leased to %s", addr, set, owner)
 }
 
 // next prefers addresses that were not released lately, then the one that was released first. When none is left, addresses of pods
 // that are certainly gone are collected.
 func (a *allocation) next(i int, set RangeSet) (got netip.Addr, err error) {
-	resting, err := a.l.index.resting()
-	if err != nil {
-		return got, err
-	}
+	resting := a.l.index.resting()
 	for collected := false; ; collected = true {
 		err = set.walk(a.l.last(i), func(addr netip.Addr, _ Range) (bool, error) {
 			if slices.Contains(resting, addr) {
@@ -121,7 +132,11 @@ func (a *allocation) next(i int, set RangeSet) (got netip.Addr, err error) {
 		if collected {
 			return got, a.exhausted(set, err)
 		}
-		if n, e := a.collectDead(set); e != nil || n == 0 {
+		n, e := a.collectDead(set)
+		if e != nil {
+			return got, e
+		}
+		if n == 0 {
 			return got, a.exhausted(set, err)
 		}
 		resting = nil
@@ -133,38 +148,37 @@ func (a *allocation) exhausted(set RangeSet, err error) error {
 	if e != nil {
 		return e
 	}
-	n := 0
-	for addr := range taken {
-		if _, in := set.find(addr); in {
-			n++
-		}
-	}
-	return plugin.WithHint(err, "%d of %s addresses are leased in %s", n, set.size(), a.l.dir.Path())
+	usage, _ := set.usage(taken)
+	return plugin.WithHint(err, "%s in %s", usage, a.l.dir.Path())
 }
 
-// collectDead ends the leases of pods that are certainly gone, and returns how many addresses that freed.
+// collectDead ends the leases of pods that are certainly gone and have an address of the set, and returns how many pods these were.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
-	entries, err := a.l.index.all()
+	entries, err := a.l.every()
 	if err != nil {
 		return 0, err
 	}
 	freed := 0
 	for _, e := range entries {
-		if !a.l.index.dead(e) || !slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in }) {
+		if !e.within(set) || !a.l.index.dead(e) {
 			continue
 		}
-		a.r.Log.Warn("collecting the addresses of a pod that is gone", "of", e.ContainerID, "ifname", e.IfName, "addresses", e.Addresses)
-		if a.r.Reclaimed != nil {
-			a.r.Reclaimed(e.Attachment)
-		}
-		released, err := a.l.end(e)
-		freed += len(released)
-		if err != nil {
+		if err := a.collect(e); err != nil {
 			return freed, err
 		}
+		freed++
+	}
+	return freed, nil
+}
+
+func (a *allocation) collect(e entry) error {
+	a.r.Log.Warn("collecting the addresses of a pod that is gone", "of", e.ContainerID, "ifname", e.IfName, "pod", e.Pod, "addresses", e.Addresses)
+	if a.r.Reclaimed != nil {
+		a.r.Reclaimed(e.Attachment)
 	}
 	a.taken = nil
-	return freed, nil
+	_, err := a.l.end(e)
+	return err
 }
 
 // try takes addr if it is free.
@@ -183,7 +197,8 @@ func (a *allocation) try(addr netip.Addr) (bool, error) {
 		return false, err
 	}
 	a.mine.Addresses = append(a.mine.Addresses, addr)
-	return true, a.l.index.wake(addr)
+	a.l.index.wake(addr)
+	return true, nil
 }
 
 // pick returns the request that the set serves, and those that remain: a source of lower precedence that asks for an address of the

@@ -22,6 +22,7 @@ type Config struct {
 	Sets     []RangeSet
 	Routes   []*types.Route
 	DNS      types.DNS
+	Strict   bool // STATUS fails when a set is exhausted
 	requests []request
 }
 
@@ -35,11 +36,12 @@ type request struct {
 type rawConfig struct {
 	IPAM struct {
 		rawRange
-		Type       string            `json:"type"`
-		Ranges     [][]rawRange      `json:"ranges"`
-		Routes     []json.RawMessage `json:"routes"`
-		DataDir    string            `json:"dataDir"`
-		ResolvConf string            `json:"resolvConf"`
+		Type         string       `json:"type"`
+		Ranges       [][]rawRange `json:"ranges"`
+		Routes       []rawRoute   `json:"routes"`
+		DataDir      string       `json:"dataDir"`
+		ResolvConf   string       `json:"resolvConf"`
+		StrictStatus bool         `json:"strictStatus"`
 	} `json:"ipam"`
 	RuntimeConfig struct {
 		IPRanges [][]rawRange `json:"ipRanges"`
@@ -58,7 +60,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.DecodeWithin("ipam", &raw); err != nil {
 		return Config{}, err
 	}
-	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir)}
+	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir), Strict: raw.IPAM.StrictStatus}
 	if raw.IPAM.DataDir != "" && !filepath.IsAbs(raw.IPAM.DataDir) {
 		return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir)
 	}
@@ -79,21 +81,6 @@ func Parse(r *plugin.Request) (Config, error) {
 		cfg.DNS, err = readResolvConf(raw.IPAM.ResolvConf)
 	}
 	return cfg, err
-}
-
-func parseRoutes(raw []json.RawMessage) ([]*types.Route, error) {
-	var routes []*types.Route
-	for i, data := range raw {
-		route := &types.Route{}
-		if err := json.Unmarshal(data, route); err != nil {
-			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: %w", i, err)
-		}
-		if route.Dst.IP == nil {
-			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: an entry has no dst", i)
-		}
-		routes = append(routes, route)
-	}
-	return routes, nil
 }
 
 // parseDir reads what DEL and GC need, and takes defaults for whatever is wrong.
@@ -123,6 +110,9 @@ func parseSets(raw rawConfig) ([]RangeSet, error) {
 	lists = append(lists, raw.IPAM.Ranges...)
 	if len(lists) == 0 {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"), `give "ranges": [[{"subnet": "10.88.0.0/16"}]]`)
+	}
+	if err := resolvePodCIDRs(lists); err != nil {
+		return nil, err
 	}
 	sets := make([]RangeSet, len(lists))
 	for i, list := range lists {

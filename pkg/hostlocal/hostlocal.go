@@ -7,17 +7,12 @@ package hostlocal
 import (
 	"errors"
 	"io/fs"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 // Plugin returns the host-local plugin.
@@ -38,7 +33,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if err := clearOwn(r, l); err != nil {
 		return nil, err
 	}
-	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath}}
+	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath, Pod: r.Pod.String()}}
 	ips, err := a.all(cfg)
 	if err != nil {
 		return nil, err
@@ -75,7 +70,7 @@ func del(r *plugin.Request) error {
 
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
-		entries, err := l.index.all()
+		entries, err := l.every()
 		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }), err
 	})
 }
@@ -114,67 +109,6 @@ func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 		_, err := l.end(e)
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, l.index.settle())...)
-}
-
-// check compares the leases with prevResult: each address of a range of ours must be leased to this attachment.
-func check(r *plugin.Request) error {
-	cfg, err := Parse(r)
-	if err != nil {
-		return err
-	}
-	dir, err := store.Open(cfg.Dir)
-	if err != nil {
-		return plugin.Errorf(plugin.CodeStateDiffers, "lease folder: %w", err)
-	}
-	defer dir.Close()
-	for _, ip := range r.Prev.IPs {
-		p, ok := kernel.Prefix(&ip.Address)
-		if !ok || !cfg.serves(p.Addr()) {
-			continue
-		}
-		data, err := dir.Read(p.Addr().String())
-		if err != nil {
-			return plugin.Errorf(plugin.CodeStateDiffers, "lease of %s: %w", p.Addr(), err)
-		}
-		if of := parseOwner(string(data)); !owns(of, r.Attachment()) {
-			return plugin.Errorf(plugin.CodeStateDiffers, "the lease of %s belongs to container %q interface %q", p.Addr(), of.ContainerID, of.IfName)
-		}
-	}
-	return nil
-}
-
-func (c Config) serves(addr netip.Addr) bool {
-	for _, set := range c.Sets {
-		if _, ok := set.find(addr); ok {
-			return true
-		}
-	}
-	return false
-}
-
-// status fails only when no ADD can work: an exhausted pool recovers by itself and must not take the node out of service.
-func status(r *plugin.Request) error {
-	cfg, err := Parse(r)
-	if err != nil {
-		return err
-	}
-	if err := writable(cfg.Dir); err != nil {
-		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder %s: %w", cfg.Dir, err)
-	}
-	return nil
-}
-
-// writable tells whether ADD could write to a folder, or make it, without doing so.
-func writable(path string) error {
-	for ; ; path = filepath.Dir(path) {
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
-			continue
-		}
-		info, err := os.Stat(path)
-		if err == nil && !info.IsDir() {
-			err = unix.ENOTDIR
-		}
-		return errors.Join(err, unix.Access(path, unix.W_OK|unix.X_OK))
-	}
+	l.settle()
+	return errors.Join(errs...)
 }

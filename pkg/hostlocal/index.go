@@ -3,16 +3,21 @@
 package hostlocal
 
 import (
+	"bytes"
 	"crypto/sha512"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -21,17 +26,22 @@ import (
 // The index tells the leases of an attachment without reading all of them, and since when each exists. It lives in
 // <dataDir>/.podlace/<network>, which programs of others that work on the lease folder never see: shards, chosen by a hash of the
 // attachment, and a mark with the modification time that the lease folder had when the index was last right. Whenever the folder has
-// another time, somebody else, or a process that was killed, changed it: then the index is made anew.
+// another time, somebody else, or a process that was killed, changed it: then the index is made anew. So it is after a boot, since nothing
+// is synced to disk, and when a shard is damaged.
+//
+// Everything in it can be made from the leases: where it cannot be written, such as on a full disk, DEL and GC work without.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
-	restFile    = "released"
-	indexFormat = 1
+	indexFormat = 2
 	torn        = "torn"
 
 	// shards is how many files the index has: with 10,000 leases each holds some ten.
 	shards = 1024
 )
+
+// errDamaged: a shard is not as it was written. The caller makes the index anew.
+var errDamaged = errors.New("lease index: a shard is damaged")
 
 // entry is what the index knows of an attachment.
 type entry struct {
@@ -39,14 +49,42 @@ type entry struct {
 	Addresses []netip.Addr `json:"addresses"`
 	Boot      string       `json:"boot"`            // when the lease was made, or first seen
 	Netns     string       `json:"netns,omitempty"` // CNI_NETNS of the ADD
+	Pod       string       `json:"pod,omitempty"`
+}
+
+// String names the owner of an address.
+func (e entry) String() string {
+	if e.ContainerID == "" {
+		return "a file that cannot be read"
+	}
+	text := "container " + e.ContainerID
+	if e.Pod != "" {
+		text = "pod " + e.Pod + ", " + text
+	}
+	if e.IfName != "" {
+		text += ", interface " + e.IfName
+	}
+	return text
+}
+
+// within tells whether an address of the entry is of the set.
+func (e entry) within(set RangeSet) bool {
+	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
 
 // shard is a part of the index, by container ID and interface name.
 type shard map[string]entry
 
+// shardDocument is a shard as a file.
+type shardDocument struct {
+	Sum     uint32          `json:"sum"` // CRC-32 of entries
+	Entries json.RawMessage `json:"entries"`
+}
+
 type mark struct {
-	Format   int   `json:"format"`
-	Modified int64 `json:"modified"` // nanoseconds since 1970, of the lease folder
+	Format   int    `json:"format"`
+	Modified int64  `json:"modified"` // nanoseconds since 1970, of the lease folder
+	Boot     string `json:"boot"`
 }
 
 func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfName }
@@ -58,79 +96,116 @@ func shardName(a plugin.Attachment) string {
 
 // index is the open index of a lease folder whose lock is held.
 type index struct {
-	dir    *store.Dir
-	leases *store.Dir
+	dir    *store.Dir // nil when there is none and none can be made
+	leases *leases
 	boot   string
+	mark   []byte // as the file was when this process last looked
+
+	// What cannot be written is kept in memory, for this process, and why. The mark is not written then.
+	memory map[string]shard
+	broken error
 }
 
 func indexPath(leases string) string {
 	return filepath.Join(filepath.Dir(leases), indexFolder, filepath.Base(leases))
 }
 
-func openIndex(l *leases) (*index, error) {
-	dir, err := store.Make(indexPath(l.dir.Path()), 0o700)
-	if err != nil {
-		return nil, fmt.Errorf("lease index: %w", err)
-	}
-	boot, err := bootID()
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return &index{dir, l.dir, boot}, nil
-}
-
 // bootID tells one boot of the node from another.
 func bootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id)), err
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(data)), err
 }
 
-func (x *index) close() { x.dir.Close() }
+func openIndex(l *leases) (*index, error) {
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	x := &index{leases: l, boot: boot}
+	if x.dir, err = store.Make(indexPath(l.dir.Path()), 0o700); err != nil {
+		x.goWithout(map[string]shard{}, err)
+	}
+	return x, nil
+}
 
-// trusted tells whether nobody else changed the lease folder since settle.
+func (x *index) close() {
+	if x.dir != nil {
+		x.dir.Close()
+	}
+}
+
+// goWithout lets this process work without the files of the index.
+func (x *index) goWithout(memory map[string]shard, err error) {
+	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
+	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
+}
+
+// trusted tells whether nobody else changed the lease folder since settle, in this boot.
 func (x *index) trusted() bool {
 	var m mark
-	data, err := x.dir.Read(markFile)
-	if err != nil || json.Unmarshal(data, &m) != nil || m.Format != indexFormat {
+	if x.broken != nil {
 		return false
 	}
-	modified, err := x.leases.Modified()
+	x.mark, _ = x.dir.Read(markFile)
+	if json.Unmarshal(x.mark, &m) != nil || m.Format != indexFormat || m.Boot != x.boot {
+		return false
+	}
+	modified, err := x.leases.dir.Modified()
 	return err == nil && modified == m.Modified
 }
 
-// settle says that the index is right for the lease folder as it is now.
+// settle says that the index is right for the lease folder as it is now. Where two processes may have worked at once, since somebody took
+// the lock file away, nobody can say so: the next one makes the index anew.
 func (x *index) settle() error {
-	modified, err := x.leases.Modified()
+	if x.broken != nil {
+		return nil
+	}
+	if now, _ := x.dir.Read(markFile); x.leases.lock.Lost() || !bytes.Equal(now, x.mark) {
+		return x.dir.Remove(markFile)
+	}
+	modified, err := x.leases.dir.Stamp()
 	if err != nil {
 		return err
 	}
-	return x.write(markFile, mark{indexFormat, modified})
+	if x.mark, err = json.Marshal(mark{indexFormat, modified, x.boot}); err != nil {
+		return err
+	}
+	return x.write(markFile, x.mark)
 }
 
-func (x *index) write(name string, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return err
+func (x *index) write(name string, data []byte) error {
+	err := x.dir.Write(name, data, 0o600)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder in its place
+		if err = x.leases.putAside(x.dir, name); err == nil {
+			err = x.dir.Write(name, data, 0o600)
+		}
 	}
-	if err := x.dir.Write(name, data, 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("lease index: %w", err)
 	}
 	return nil
 }
 
-// read returns a shard; one that is missing or damaged is empty, and then the mark was not settled either.
+// read returns a shard; one that is missing is empty.
 func (x *index) read(name string) (shard, error) {
-	s := shard{}
+	if x.memory != nil {
+		return maps.Clone(x.memory[name]), nil
+	}
 	data, err := x.dir.Read(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("lease index: %w", err)
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}
-	if json.Unmarshal(data, &s) != nil {
-		return shard{}, nil
+	return parseShard(data)
+}
+
+func parseShard(data []byte) (shard, error) {
+	var doc shardDocument
+	s := shard{}
+	if json.Unmarshal(data, &doc) != nil || crc32.ChecksumIEEE(doc.Entries) != doc.Sum || json.Unmarshal(doc.Entries, &s) != nil {
+		return nil, errDamaged
 	}
 	return s, nil
 }
@@ -149,6 +224,9 @@ func (x *index) put(e entry) error {
 	if err != nil {
 		return err
 	}
+	if s == nil {
+		s = shard{}
+	}
 	if len(e.Addresses) == 0 {
 		delete(s, entryKey(e.Attachment))
 	} else {
@@ -158,8 +236,30 @@ func (x *index) put(e entry) error {
 	return x.replace(name, s)
 }
 
+func (x *index) replace(name string, s shard) error {
+	if x.memory != nil {
+		x.memory[name] = s
+		return x.broken
+	}
+	if len(s) == 0 {
+		return x.dir.Remove(name)
+	}
+	entries, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(entries), entries})
+	if err != nil {
+		return err
+	}
+	return x.write(name, data)
+}
+
 // shardFiles returns the names of the shards that exist.
 func (x *index) shardFiles() ([]string, error) {
+	if x.memory != nil {
+		return slices.Collect(maps.Keys(x.memory)), nil
+	}
 	names, err := x.dir.List()
 	if err != nil {
 		return nil, fmt.Errorf("lease index: %w", err)
@@ -167,8 +267,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return len(name) != 3 }), nil
 }
 
-// all returns every entry.
-func (x *index) all() ([]entry, error) {
+// all returns every entry, by address. With damaged set, shards that are damaged are left out.
+func (x *index) all(damaged bool) ([]entry, error) {
 	names, err := x.shardFiles()
 	if err != nil {
 		return nil, err
@@ -176,23 +276,43 @@ func (x *index) all() ([]entry, error) {
 	var out []entry
 	for _, name := range names {
 		s, err := x.read(name)
-		if err != nil {
+		if err != nil && !damaged {
 			return nil, err
 		}
-		for _, e := range s {
-			out = append(out, e)
-		}
+		out = slices.AppendSeq(out, maps.Values(s))
 	}
+	slices.SortFunc(out, func(a, b entry) int { return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare) })
 	return out, nil
 }
 
-// rebuild reads every lease. An attachment that the index knew keeps the boot that it was known from; one that is new to it counts as
-// made in the present boot, since nothing tells that its pod is gone.
-func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) error {
-	known, err := x.all()
-	if err != nil {
-		return err
+// rebuild makes the index from every lease. An attachment that the index knew keeps the boot that it was known from; one that is new to it
+// counts as made in the present boot, since nothing tells that its pod is gone.
+func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
+	known, err := x.all(true)
+	byName := x.sort(found, known)
+	if x.broken != nil {
+		x.memory = byName
+		return
 	}
+	var names []string
+	if err == nil {
+		names, err = x.shardFiles()
+	}
+	for _, name := range names {
+		if byName[name] == nil {
+			byName[name] = shard{} // is removed
+		}
+	}
+	for name, s := range byName {
+		err = errors.Join(err, x.replace(name, s))
+	}
+	if err = errors.Join(err, x.settle()); err != nil {
+		x.goWithout(byName, err)
+	}
+}
+
+// sort puts the leases into shards.
+func (x *index) sort(found map[netip.Addr]plugin.Attachment, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {
 		old[e.Attachment] = e
@@ -207,73 +327,14 @@ func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) error {
 		if !ok {
 			e = entry{Attachment: of, Boot: x.boot}
 			if o, ok := old[of]; ok {
-				e.Boot, e.Netns = o.Boot, o.Netns
+				e.Boot, e.Netns, e.Pod = o.Boot, o.Netns, o.Pod
 			}
 		}
 		e.Addresses = append(e.Addresses, addr)
 		slices.SortFunc(e.Addresses, netip.Addr.Compare)
 		byName[name][entryKey(of)] = e
 	}
-	names, err := x.shardFiles()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if byName[name] == nil {
-			if err := x.dir.Remove(name); err != nil {
-				return err
-			}
-		}
-	}
-	for name, s := range byName {
-		if err := x.write(name, s); err != nil {
-			return err
-		}
-	}
-	return x.settle()
-}
-
-func (x *index) replace(name string, s shard) error {
-	if len(s) == 0 {
-		return x.dir.Remove(name)
-	}
-	return x.write(name, s)
-}
-
-// maxResting is how many released addresses are remembered.
-const maxResting = 256
-
-// resting returns the addresses that were released last, oldest first. They are given out again only when nothing else is free, so
-// that a peer that still talks to a pod that is gone does not reach another at once.
-func (x *index) resting() ([]netip.Addr, error) {
-	data, err := x.dir.Read(restFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var list []netip.Addr
-	if err == nil && json.Unmarshal(data, &list) != nil {
-		list = nil // only a preference is lost
-	}
-	return list, err
-}
-
-// rest remembers released addresses.
-func (x *index) rest(released []netip.Addr) error {
-	list, err := x.resting()
-	if err != nil || len(released) == 0 {
-		return err
-	}
-	list = append(list, released...)
-	return x.write(restFile, list[max(0, len(list)-maxResting):])
-}
-
-// wake forgets that an address was released, since it is given out.
-func (x *index) wake(addr netip.Addr) error {
-	list, err := x.resting()
-	if err != nil || !slices.Contains(list, addr) {
-		return err
-	}
-	return x.write(restFile, slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))
+	return byName
 }
 
 // dead tells whether the pod of an entry is certainly gone: the node was booted since, or its namespace no longer exists.

@@ -3,6 +3,7 @@
 package hostlocal
 
 import (
+	"crypto/sha512"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -55,10 +58,22 @@ func openLeases(path string, log *slog.Logger) (*leases, error) {
 
 func (l *leases) reindex() error {
 	found, err := l.all()
-	if err != nil {
-		return err
+	if err == nil {
+		l.index.rebuild(found)
 	}
-	return l.index.rebuild(found)
+	return err
+}
+
+// mending runs f, which uses the index, and again after the index was made anew if f found it damaged.
+func (l *leases) mending(f func() error) error {
+	err := f()
+	if errors.Is(err, errDamaged) {
+		l.log.Warn("the lease index is made anew", "error", err)
+		if err = l.reindex(); err == nil {
+			err = f()
+		}
+	}
+	return err
 }
 
 func (l *leases) close() {
@@ -72,9 +87,16 @@ func (l *leases) close() {
 // owner renders what a lease file holds.
 func owner(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// parseOwner reads a lease file. Files written before the reference's version 0.7 hold only the container ID.
-func parseOwner(data string) plugin.Attachment {
-	id, ifname, _ := strings.Cut(strings.TrimSpace(data), "\r\n")
+// maxLease is beyond what any lease holds: a container ID of 64 characters and an interface name of 15.
+const maxLease = 1024
+
+// parseOwner reads a lease file. Files written before the reference's version 0.7 hold only the container ID. What nobody can have written
+// belongs to a container of a name that no container has: its address is taken as long as that of any lease.
+func parseOwner(data []byte) plugin.Attachment {
+	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
+	if len(data) > maxLease || strings.ContainsFunc(id+ifname, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }) {
+		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
+	}
 	return plugin.Attachment{ContainerID: id, IfName: ifname}
 }
 
@@ -90,8 +112,8 @@ func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
 		return nil, err
 	}
 	for _, name := range empty {
-		if err := l.putAside(name); err != nil {
-			return nil, err
+		if err := l.putAside(l.dir, name); err != nil {
+			l.log.Warn("torn lease keeps its address", "lease", name, "error", err)
 		}
 	}
 	return found, nil
@@ -110,7 +132,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]plugin.A
 			continue
 		}
 		data, err := dir.Read(name)
-		of := parseOwner(string(data))
+		of := parseOwner(data)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
@@ -118,21 +140,24 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]plugin.A
 		case of.ContainerID == "":
 			empty = append(empty, name)
 		default:
+			if of.ContainerID[0] == '?' {
+				log.Warn("foreign lease keeps its address", "lease", name)
+			}
 			found[addr] = of
 		}
 	}
 	return found, empty, nil
 }
 
-// putAside moves a torn lease into the folder of the index, for the admin to look at.
-func (l *leases) putAside(name string) error {
-	to, err := store.Make(filepath.Join(l.index.dir.Path(), torn), 0o700)
+// putAside moves a file that is damaged into a folder beside the index, for the admin to look at.
+func (l *leases) putAside(from *store.Dir, name string) error {
+	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
 		return err
 	}
 	defer to.Close()
-	l.log.Warn("torn lease is put aside", "lease", name, "folder", to.Path())
-	return l.dir.Move(name, to)
+	l.log.Warn("a damaged file is put aside", "name", name, "from", from.Path(), "to", to.Path())
+	return from.Move(name, to)
 }
 
 // take makes the lease of addr; ok is false when somebody has it.
@@ -162,13 +187,30 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 // holds tells whether the lease of addr is a's.
 func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("lease %s: %w", addr, err)
 	}
-	return owns(parseOwner(string(data)), a), nil
+	return owns(parseOwner(data), a), nil
+}
+
+// owner returns what is known of who has addr.
+func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
+	data, err := l.dir.Read(addr.String())
+	if err != nil {
+		return entry{}, false, nil
+	}
+	e.Attachment = parseOwner(data)
+	err = l.mending(func() error {
+		var got entry
+		if got, indexed, err = l.index.get(e.Attachment); indexed {
+			e = got
+		}
+		return err
+	})
+	return e, indexed, err
 }
 
 // written returns when the first lease of an entry was made.
@@ -182,21 +224,33 @@ func (l *leases) written(e entry) time.Time {
 }
 
 // entries returns what the index knows of an attachment: the entry of the old file format, without interface name, comes second.
-func (l *leases) entries(a plugin.Attachment) ([]entry, error) {
-	var out []entry
-	for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
-		e, ok, err := l.index.get(key)
-		if err != nil {
-			return nil, err
+func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
+	err = l.mending(func() error {
+		out = nil
+		for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
+			e, ok, err := l.index.get(key)
+			if err != nil {
+				return err
+			}
+			if ok {
+				out = append(out, e)
+			}
 		}
-		if ok {
-			out = append(out, e)
-		}
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }
 
-// end releases all leases of an entry and forgets it.
+// every returns all entries.
+func (l *leases) every() (out []entry, err error) {
+	err = l.mending(func() error {
+		out, err = l.index.all(false)
+		return err
+	})
+	return out, err
+}
+
+// end releases all leases of an entry and forgets it. What counts are the leases: an index that cannot be written is given up.
 func (l *leases) end(e entry) (released []netip.Addr, err error) {
 	var errs []error
 	for _, addr := range e.Addresses {
@@ -210,10 +264,19 @@ func (l *leases) end(e entry) (released []netip.Addr, err error) {
 		return released, err
 	}
 	e.Addresses = nil
-	if err := l.index.put(e); err != nil {
-		return released, err
+	l.index.rest(released)
+	if err := l.mending(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
+		l.index.goWithout(map[string]shard{}, err)
 	}
-	return released, l.index.rest(released)
+	return released, nil
+}
+
+// settle is that of the index, after a verb that is done whether it can be written or not: the leases that it removed gave the folder
+// another time than the old mark has.
+func (l *leases) settle() {
+	if err := l.index.settle(); err != nil {
+		l.log.Warn("the next verb makes the lease index anew", "error", err)
+	}
 }
 
 // names returns the addresses that have a lease file, whatever is in it.

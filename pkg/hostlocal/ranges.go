@@ -14,7 +14,7 @@ import (
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
-	Gateway    netip.Addr // never handed out
+	Gateway    netip.Addr // never handed out; invalid when there is none
 }
 
 // RangeSet is a pool: one address of it is given to each attachment. All its ranges are of one family.
@@ -38,10 +38,10 @@ func parseRange(raw rawRange) (Range, error) {
 	if subnet.Addr().Is4In6() {
 		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: is an IPv4-mapped address", subnet)
 	}
-	if subnet.Addr().BitLen()-subnet.Bits() < 2 {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: too small to allocate from", subnet)
+	r := Range{Subnet: subnet, Start: subnet.Addr(), End: last(subnet)}
+	if !pointToPoint(subnet) {
+		r.Start, r.End, r.Gateway = subnet.Addr().Next(), lastUsable(subnet), subnet.Addr().Next()
 	}
-	r := Range{Subnet: subnet, Start: subnet.Addr().Next(), End: lastUsable(subnet), Gateway: subnet.Addr().Next()}
 	for _, f := range []struct {
 		key, value string
 		into       *netip.Addr
@@ -81,6 +81,10 @@ func last(p netip.Prefix) netip.Addr {
 	addr, _ := netip.AddrFromSlice(bytes)
 	return addr
 }
+
+// pointToPoint tells whether a subnet has no room for a network address, a broadcast address and a gateway of its own: all of its one or
+// two addresses are for pods (RFC 3021 for IPv4, RFC 6164 for IPv6).
+func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
 func lastUsable(p netip.Prefix) netip.Addr {
 	if p.Addr().Is4() {
@@ -182,8 +186,8 @@ func (s RangeSet) walk(begin netip.Addr, try func(netip.Addr, Range) (bool, erro
 	return plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", s)
 }
 
-func (s RangeSet) size() string {
-	total := uint64(0)
+// size returns how many addresses the set has to give; ok is false when they are more than 2^32.
+func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
 		var n uint64
@@ -191,12 +195,51 @@ func (s RangeSet) size() string {
 			n = n<<8 + uint64(b[i]) - uint64(a[i])
 		}
 		if [8]byte(a[:8]) != [8]byte(b[:8]) || n > 1<<32 {
-			return "more than 2^32"
+			return 0, false
 		}
 		total += n + 1
 		if r.Contains(r.Gateway) {
 			total--
 		}
 	}
-	return fmt.Sprint(total)
+	return total, true
+}
+
+// leased counts the addresses of the set that are taken.
+func (s RangeSet) leased(taken map[netip.Addr]bool) (n uint64) {
+	for addr := range taken {
+		if r, in := s.find(addr); in && addr != r.Gateway {
+			n++
+		}
+	}
+	return n
+}
+
+// usage tells how many addresses of the set are taken, and whether all are.
+func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
+	n, size := s.leased(taken), "more than 2^32"
+	if total, ok := s.size(); ok {
+		size, full = fmt.Sprint(total), n >= total
+	}
+	return fmt.Sprintf("%d of %s addresses are leased", n, size), full
+}
+
+// unusable tells why no set gives addr to a pod that asks for it.
+func unusable(sets []RangeSet, addr netip.Addr) string {
+	for _, s := range sets {
+		for _, r := range s {
+			switch {
+			case addr == r.Gateway:
+				return fmt.Sprintf("the gateway of %s", r.Subnet)
+			case r.Contains(addr):
+				return fmt.Sprintf("a second address of range set %s", s)
+			case !r.Subnet.Contains(addr):
+			case !pointToPoint(r.Subnet) && addr == r.Subnet.Addr():
+				return fmt.Sprintf("the network address of %s", r.Subnet)
+			case addr == last(r.Subnet) && addr != lastUsable(r.Subnet):
+				return fmt.Sprintf("the broadcast address of %s", r.Subnet)
+			}
+		}
+	}
+	return "in no range"
 }

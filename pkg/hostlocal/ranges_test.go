@@ -30,13 +30,22 @@ func TestParseRange(t *testing.T) {
 		{rawRange{Subnet: "192.0.2.0/24", RangeStart: "192.0.2.7", RangeEnd: "192.0.2.7"}, "192.0.2.7", "192.0.2.7", "192.0.2.1"},
 		{rawRange{Subnet: "192.0.2.0/24", RangeStart: "::ffff:192.0.2.5", Gateway: "::ffff:192.0.2.9"}, "192.0.2.5", "192.0.2.254", "192.0.2.9"},
 		{rawRange{Subnet: "192.0.2.0/24", Gateway: "198.51.100.1"}, "192.0.2.1", "192.0.2.254", "198.51.100.1"},
+		{rawRange{Subnet: "192.0.2.4/31"}, "192.0.2.4", "192.0.2.5", ""},
+		{rawRange{Subnet: "192.0.2.4/31", Gateway: "192.0.2.4"}, "192.0.2.4", "192.0.2.5", "192.0.2.4"},
+		{rawRange{Subnet: "192.0.2.255/32"}, "192.0.2.255", "192.0.2.255", ""},
+		{rawRange{Subnet: "255.255.255.254/31"}, "255.255.255.254", "255.255.255.255", ""},
+		{rawRange{Subnet: "2001:db8::6/127"}, "2001:db8::6", "2001:db8::7", ""},
+		{rawRange{Subnet: "2001:db8::9/128", Gateway: "fe80::1"}, "2001:db8::9", "2001:db8::9", "fe80::1"},
 	} {
 		got, err := parseRange(c.raw)
 		if err != nil {
 			t.Errorf("%+v: %v", c.raw, err)
 			continue
 		}
-		want := Range{netip.MustParsePrefix(c.raw.Subnet), netip.MustParseAddr(c.start), netip.MustParseAddr(c.end), netip.MustParseAddr(c.gateway)}
+		want := Range{Subnet: netip.MustParsePrefix(c.raw.Subnet), Start: netip.MustParseAddr(c.start), End: netip.MustParseAddr(c.end)}
+		if c.gateway != "" {
+			want.Gateway = netip.MustParseAddr(c.gateway)
+		}
 		if got != want {
 			t.Errorf("%+v: got %+v, want %+v", c.raw, got, want)
 		}
@@ -57,10 +66,8 @@ func TestParseRangeRefused(t *testing.T) {
 		{rawRange{Subnet: "192.0.2.128/23"}, "has host bits set, want 192.0.2.0/23"},
 		{rawRange{Subnet: "2001:db8::1/64"}, "has host bits set, want 2001:db8::/64"},
 		{rawRange{Subnet: "::ffff:192.0.2.0/120"}, "IPv4-mapped"},
-		{rawRange{Subnet: "192.0.2.0/31"}, "too small"},
-		{rawRange{Subnet: "192.0.2.0/32"}, "too small"},
-		{rawRange{Subnet: "2001:db8::/127"}, "too small"},
-		{rawRange{Subnet: "2001:db8::/128"}, "too small"},
+		{rawRange{Subnet: "192.0.2.1/31"}, "has host bits set, want 192.0.2.0/31"},
+		{rawRange{Subnet: "192.0.2.0/31", RangeStart: "192.0.2.2"}, "not in subnet"},
 		{rawRange{Subnet: subnet, RangeStart: "x"}, `rangeStart "x": want an IP address`},
 		{rawRange{Subnet: subnet, RangeStart: "192.0.3.5"}, "rangeStart 192.0.3.5: not in subnet"},
 		{rawRange{Subnet: subnet, RangeStart: "2001:db8::5"}, "not in subnet"},
@@ -186,19 +193,20 @@ func TestWalk(t *testing.T) {
 func TestSize(t *testing.T) {
 	for _, c := range []struct {
 		set  RangeSet
-		want string
+		want uint64 // 0: more than 2^32
 	}{
-		{RangeSet{span(t, "192.0.2.0/24", "", "")}, "253"},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, "1"},
-		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), span(t, "198.51.100.0/30", "", "")}, "11"},
-		{RangeSet{span(t, "10.0.0.0/8", "", "")}, "16777213"},
-		{RangeSet{span(t, "2001:db8::/112", "", "")}, "65534"},
-		{RangeSet{span(t, "2001:db8::/64", "", "")}, "more than 2^32"},
-		{RangeSet{span(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, "more than 2^32"},
-		{RangeSet{span(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, "2"},
+		{RangeSet{span(t, "192.0.2.0/24", "", "")}, 253},
+		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.10")}, 1},
+		{RangeSet{span(t, "192.0.2.0/24", "192.0.2.10", "192.0.2.19"), span(t, "198.51.100.0/30", "", "")}, 11},
+		{RangeSet{span(t, "10.0.0.0/8", "", "")}, 16777213},
+		{RangeSet{span(t, "2001:db8::/112", "", "")}, 65534},
+		{RangeSet{span(t, "2001:db8::/64", "", "")}, 0},
+		{RangeSet{span(t, "2001:db8::/32", "2001:db8:1::", "2001:db8:2::")}, 0},
+		{RangeSet{span(t, "2001:db8::/64", "2001:db8::ff", "2001:db8::100")}, 2},
+		{RangeSet{span(t, "192.0.2.0/31", "", ""), span(t, "192.0.2.5/32", "", "")}, 3},
 	} {
-		if got := c.set.size(); got != c.want {
-			t.Errorf("%s: %s, want %s", c.set, got, c.want)
+		if got, ok := c.set.size(); got != c.want || ok != (c.want != 0) {
+			t.Errorf("%s: %d %t, want %d", c.set, got, ok, c.want)
 		}
 	}
 }

@@ -3,12 +3,9 @@
 package hostlocal
 
 import (
-	"io"
-	"os"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -16,18 +13,9 @@ import (
 // maxResolvConf bounds the file: resolvers read three name servers and six search domains (resolv.conf(5)).
 const maxResolvConf = 64 << 10
 
-// readResolvConf reads a file of the form of resolv.conf(5).
+// readResolvConf reads a file of the form of resolv.conf(5). The words are passed on as they stand, as the reference does.
 func readResolvConf(path string) (types.DNS, error) {
-	// O_NONBLOCK: a FIFO must not block.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf %q: want a regular file", path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxResolvConf))
+	data, err := readSmall(path, maxResolvConf, 0) // resolv.conf is a symbolic link on many nodes
 	if err != nil {
 		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
 	}

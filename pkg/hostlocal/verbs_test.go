@@ -223,9 +223,9 @@ func TestUndoKeepsOthers(t *testing.T) {
 func TestOwner(t *testing.T) {
 	for text, want := range map[string]plugin.Attachment{
 		"id\r\neth0": {ContainerID: "id", IfName: "eth0"}, "id": {ContainerID: "id"}, " id \n": {ContainerID: "id"}, "": {},
-		"id\r\neth0\r\n": {ContainerID: "id", IfName: "eth0"}, "id\neth0": {ContainerID: "id\neth0"}, "\r\neth0": {ContainerID: "eth0"},
+		"id\r\neth0\r\n": {ContainerID: "id", IfName: "eth0"}, "\r\neth0": {ContainerID: "eth0"},
 	} {
-		if got := parseOwner(text); got != want {
+		if got := parseOwner([]byte(text)); got != want {
 			t.Errorf("%q: %+v, want %+v", text, got, want)
 		}
 	}

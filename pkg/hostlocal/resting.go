@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+)
+
+// restFile lists the addresses that were released last, in the folder of the index.
+const restFile = "released"
+
+// maxResting is how many released addresses are remembered.
+const maxResting = 256
+
+// resting returns the addresses that were released last, oldest first. They are given out again only when nothing else is free, so
+// that a peer that still talks to a pod that is gone does not reach another at once. Without the file only that preference is lost.
+func (x *index) resting() (list []netip.Addr) {
+	if x.dir == nil {
+		return nil
+	}
+	data, _ := x.dir.Read(restFile)
+	if json.Unmarshal(data, &list) != nil {
+		return nil
+	}
+	return list
+}
+
+// rest remembers released addresses.
+func (x *index) rest(released []netip.Addr) {
+	if len(released) > 0 {
+		list := append(x.resting(), released...)
+		x.setResting(list[max(0, len(list)-maxResting):])
+	}
+}
+
+// wake forgets that an address was released, since it is given out.
+func (x *index) wake(addr netip.Addr) {
+	if list := x.resting(); slices.Contains(list, addr) {
+		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))
+	}
+}
+
+func (x *index) setResting(list []netip.Addr) {
+	data, err := json.Marshal(list)
+	if err == nil && x.dir != nil {
+		err = x.write(restFile, data)
+	}
+	if err != nil {
+		x.leases.log.Warn("which addresses were released lately is not remembered", "error", err)
+	}
+}

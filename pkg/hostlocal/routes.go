@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"net"
+	"net/netip"
+	"reflect"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+type rawRoute struct {
+	Dst      string `json:"dst"`
+	GW       string `json:"gw"`
+	MTU      int    `json:"mtu"`
+	AdvMSS   int    `json:"advmss"`
+	Priority int    `json:"priority"`
+	Table    *int   `json:"table"`
+	Scope    *int   `json:"scope"`
+}
+
+// parseRoutes refuses what no kernel takes, before anything is changed. A gateway outside all subnets is no error here: it may be on the
+// link by another route.
+func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
+	var routes []*types.Route
+	for i, r := range raw {
+		route, err := parseRoute(r)
+		if err != nil {
+			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: %w", i, err)
+		}
+		for k, other := range routes {
+			if reflect.DeepEqual(other, route) {
+				return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: the route to %s is the same as routes[%d]", i, r.Dst, k)
+			}
+		}
+		routes = append(routes, route)
+	}
+	return routes, nil
+}
+
+func parseRoute(raw rawRoute) (*types.Route, error) {
+	if raw.Dst == "" {
+		return nil, plugin.Errorf(plugin.CodeConfig, "an entry has no dst")
+	}
+	dst, err := netip.ParsePrefix(raw.Dst)
+	if err != nil || dst.Addr().Is4In6() {
+		return nil, plugin.Errorf(plugin.CodeConfig, "dst %q: want an address and prefix length such as 0.0.0.0/0", raw.Dst)
+	}
+	if dst.Addr().Is4() && dst != dst.Masked() { // in IPv6 the kernel drops the host bits by itself
+		return nil, plugin.Errorf(plugin.CodeConfig, "dst %s: has host bits set, want %s", dst, dst.Masked())
+	}
+	var gw net.IP
+	if raw.GW != "" {
+		addr, err := netip.ParseAddr(raw.GW)
+		if addr = addr.Unmap(); err != nil || addr.Zone() != "" || addr.Is4() != dst.Addr().Is4() {
+			return nil, plugin.Errorf(plugin.CodeConfig, "gw %q: want an address of the family of dst %s", raw.GW, dst)
+		}
+		gw = addr.AsSlice()
+	}
+	return &types.Route{Dst: *kernel.IPNet(dst), GW: gw, MTU: raw.MTU, AdvMSS: raw.AdvMSS, Priority: raw.Priority, Table: raw.Table, Scope: raw.Scope}, nil
+}
