@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// writeNode puts content into a file of the node, below the sandbox's own /run, until the end of the test.
+func writeNode(t testing.TB, path, content string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(path) })
+}
+
+const flannel = "FLANNEL_NETWORK=10.42.0.0/16\nFLANNEL_SUBNET=10.42.3.1/24\nFLANNEL_IPV6_NETWORK=fd42::/48\nFLANNEL_IPV6_SUBNET=fd42:0:0:3::1/64\nFLANNEL_MTU=1450\n"
+
+func TestPodCIDR(t *testing.T) {
+	const both = `"ranges":[[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]]`
+	for _, c := range []struct {
+		what, node, flannel string
+		ipam                string
+		want                string // sets, or what the error says
+	}{
+		{"both families", `{"podCIDRs":["10.1.2.0/24","fd00:1::/64"]}`, "", both, "10.1.2.1-10.1.2.254 fd00:1::1-fd00:1::ffff:ffff:ffff:ffff"},
+		{"IPv6 first", `{"podCIDRs":["fd00:1::/120","10.1.2.0/24"]}`, "", both, "10.1.2.1-10.1.2.254 fd00:1::1-fd00:1::ff"},
+		{"flat", `{"podCIDRs":["10.1.2.0/24","fd00:1::/64"]}`, "", `"subnet":"usePodCidr"`, "10.1.2.1-10.1.2.254"},
+		{"flat IPv6", `{"podCIDRs":["10.1.2.0/24","fd00:1::/120"]}`, "", `"subnet":"usePodCidrIPv6"`, "fd00:1::1-fd00:1::ff"},
+		{"any case", `{"podCIDRs":["10.1.2.0/24"]}`, "", `"subnet":"USEPODCIDR"`, "10.1.2.1-10.1.2.254"},
+		{"IPv6 alone", `{"podCIDRs":["fd00:1::/120"]}`, "", `"subnet":"usePodCidr"`, "fd00:1::1-fd00:1::ff"},
+		{"first of its family", `{"podCIDRs":["10.1.2.0/24","10.9.2.0/24"]}`, "", `"subnet":"usePodCidr"`, "10.1.2.1-10.1.2.254"},
+		{"beside a subnet", `{"podCIDRs":["10.1.2.0/24"]}`, "", `"ranges":[[{"subnet":"usePodCidr","rangeStart":"10.1.2.9"},{"subnet":"10.2.0.0/30"}]]`, "10.1.2.9-10.1.2.254,10.2.0.1-10.2.0.2"},
+		{"flannel", "", flannel, both, "10.42.3.1-10.42.3.254 fd42:0:0:3::1-fd42::3:ffff:ffff:ffff:ffff"},
+		{"quoted", "", `FLANNEL_SUBNET="10.42.3.1/24"` + "\r\n", `"subnet":"usePodCidr"`, "10.42.3.1-10.42.3.254"},
+		{"node.json before flannel", `{"podCIDRs":["10.1.2.0/24"]}`, flannel, `"subnet":"usePodCidr"`, "10.1.2.1-10.1.2.254"},
+
+		{"no file", "", "", both, "neither /run/podlace/node.json nor /run/flannel/subnet.env is there"},
+		{"no IPv6", `{"podCIDRs":["10.1.2.0/24"]}`, "", both, "/run/podlace/node.json has no IPv6 CIDR"},
+		{"no IPv4", `{"podCIDRs":["fd00:1::/64"]}`, "", both, "/run/podlace/node.json has no IPv4 CIDR"},
+		{"no IPv6 in flannel", "", "FLANNEL_SUBNET=10.42.3.1/24", `"subnet":"usePodCidrIPv6"`, "/run/flannel/subnet.env has no IPv6 CIDR"},
+		{"empty", " ", flannel, both, "/run/podlace/node.json: want {"},
+		{"no CIDR yet", `{"podCIDRs":}`, "", both, "/run/podlace/node.json: want {"},
+		{"empty list", `{"podCIDRs":[]}`, "", both, "with one CIDR at least"},
+		{"a word", `{"podCIDRs":["pods"]}`, "", both, `podCIDRs: "pods" is no CIDR`},
+		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `FLANNEL_SUBNET "x" is no CIDR`},
+		{"nothing in flannel", "", "FLANNEL_MTU=1450", both, "has neither FLANNEL_SUBNET nor"},
+		{"large", strings.Repeat(" ", maxNodeFile+1), "", both, "larger than 65536 bytes"},
+		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "host bits"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			for file, content := range map[string]string{nodeFile: c.node, flannelFile: c.flannel} {
+				if content != "" {
+					writeNode(t, file, content)
+				}
+			}
+			cfg, err := parsed(`{"ipam":{`+c.ipam+`}}`, nil)
+			if err != nil {
+				if plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v, want %q", err, c.want)
+				}
+				return
+			}
+			if diff := cmp.Diff(strings.Fields(c.want), cfg.texts()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestPodCIDRFromRuntime: the words hold for the runtime's ranges too.
+func TestPodCIDRFromRuntime(t *testing.T) {
+	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
+	if err != nil || cfg.texts()[0] != "10.1.2.1-10.1.2.254" {
+		t.Errorf("got %v, %v", cfg.texts(), err)
+	}
+}
+
+// TestPodCIDRFileIsHardened: nothing but a regular file is read, and nothing blocks.
+func TestPodCIDRFileIsHardened(t *testing.T) {
+	target := filepath.Join(t.TempDir(), "target")
+	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
+	for what, place := range map[string]func() error{
+		"symbolic link": func() error { return os.Symlink(target, nodeFile) },
+		"FIFO":          func() error { return unix.Mkfifo(nodeFile, 0o600) },
+		"folder":        func() error { return os.Mkdir(nodeFile, 0o700) },
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(nodeFile), 0o700), place()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), nodeFile) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := os.Remove(nodeFile); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestVerbsWithoutPodCIDR: without the file no pod can start, and the others go on.
+func TestVerbsWithoutPodCIDR(t *testing.T) {
+	l := newLab(t, `"subnet":"usePodCidr"`)
+	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	l.mustGive("a", "10.1.2.2/24")
+	l.mustGive("b", "10.1.2.3/24")
+	l.mustGive("c", "10.1.2.4/24")
+	l.ok(l.call("STATUS", "", ""))
+	if err := os.Remove(nodeFile); err != nil {
+		t.Fatal(err)
+	}
+	for verb, code := range map[string]uint{"ADD": plugin.CodeConfig, "STATUS": plugin.CodeNotAvailable} {
+		a := l.call(verb, "d", "")
+		l.mustFail(a, code, "neither /run/podlace/node.json nor")
+		if !strings.Contains(a.Detail, "kubectl get node NODE -o jsonpath=") {
+			t.Errorf("%s does not say what to do: %s", verb, a.Detail)
+		}
+	}
+	l.ok(l.call("CHECK", "a", prev("192.0.2.7/24", "10.1.2.2/24")))
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, `belongs to container "b"`)
+	l.mustFail(l.call("CHECK", "a", prev("192.0.2.7/24")), plugin.CodeStateDiffers, "no address of prevResult is leased")
+	l.ok(l.call("DEL", "a", ""))
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"c","ifname":"eth0"}]`))
+	if files := l.files(); files["10.1.2.2"] != "" || files["10.1.2.3"] != "" || files["10.1.2.4"] == "" {
+		t.Errorf("left %v", files)
+	}
+}
+
+// TestPodCIDRChanges: new pods get addresses of the new CIDR, and the old ones go as ever.
+func TestPodCIDRChanges(t *testing.T) {
+	l := newLab(t, `"subnet":"usePodCidr"`)
+	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	l.mustGive("a", "10.1.2.2/24")
+	writeNode(t, nodeFile, `{"podCIDRs":["10.1.9.0/24"]}`)
+	l.mustGive("b", "10.1.9.2/24")
+	l.ok(l.call("DEL", "a", ""))
+	if l.files()["10.1.2.2"] != "" {
+		t.Error("the lease of the old CIDR is left")
+	}
+}

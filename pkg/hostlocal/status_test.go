@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// TestStrictStatus: a full pool takes the node out of service only when the configuration says so, and not while pods that are gone hold
+// addresses.
+func TestStrictStatus(t *testing.T) {
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`) // .2, and both of 10.1.3
+	strict := l
+	strict.ipam += `,"strictStatus":true`
+	pod := kerneltest.NewPod(t)
+	l.ok(l.call("ADD", "a", "", "CNI_NETNS="+pod.Path))
+	l.ok(l.call("ADD", "b", ""))
+	strict.ok(strict.call("STATUS", "", ""))
+	l.ok(l.call("ADD", "c", ""))
+	l.ok(l.call("STATUS", "", ""))
+	const says = "no IP addresses available in range set: 10.1.2.1-10.1.2.2,10.1.3.0-10.1.3.1: 3 of 3 addresses are leased in "
+	strict.mustFail(strict.call("STATUS", "", ""), plugin.CodeNotAvailable, says+l.dir)
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	strict.ok(strict.call("STATUS", "", ""))
+	l.ok(l.call("ADD", "d", ""))
+	strict.mustFail(strict.call("STATUS", "", ""), plugin.CodeNotAvailable, says)
+	l.ok(l.call("DEL", "b", ""))
+	strict.ok(strict.call("STATUS", "", ""))
+}
+
+// TestC72StatusIsPassive (C-72): STATUS answers while another process holds the lock, and makes nothing.
+func TestC72StatusIsPassive(t *testing.T) {
+	l := newLab(t, one+`,"strictStatus":true`)
+	l.ok(l.call("STATUS", "", ""))
+	if entries, err := os.ReadDir(filepath.Dir(l.dir)); err != nil || len(entries) != 0 {
+		t.Errorf("made %v, %v", entries, err)
+	}
+	l.mustGive("a", "10.1.2.2/24")
+	dir, err := store.Open(l.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	lock, err := dir.Lock(lockFile, 0o750)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	before, modified := l.files(), l.modified()
+	start := time.Now()
+	l.ok(l.call("STATUS", "", ""))
+	if waited := time.Since(start); waited >= store.LockTimeout {
+		t.Errorf("STATUS waited %v for the lock", waited)
+	}
+	if diff := cmp.Diff(before, l.files()); diff != "" || modified != l.modified() {
+		t.Errorf("STATUS changed the folder:\n%s", diff)
+	}
+}
+
+// modified returns when the folders of leases and index were changed last.
+func (l lab) modified() (times [2]time.Time) {
+	l.Helper()
+	for i, path := range []string{l.dir, indexPath(l.dir)} {
+		info, err := os.Stat(path)
+		if err != nil {
+			l.Fatal(err)
+		}
+		times[i] = info.ModTime()
+	}
+	return times
+}
+
+// TestStatusOfBrokenFolders: where no lease can ever be written, no ADD can work.
+func TestStatusOfBrokenFolders(t *testing.T) {
+	for what, place := range map[string]func(dir string) error{
+		"a file for the leases": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"a file above": func(dir string) error {
+			return errors.Join(os.Remove(filepath.Dir(dir)), os.WriteFile(filepath.Dir(dir), nil, 0o600))
+		},
+		"a file for the index":    func(dir string) error { return os.WriteFile(filepath.Dir(indexPath(dir)), nil, 0o600) },
+		"a link to nothing":       func(dir string) error { return os.Symlink("/nonexistent", dir) },
+		"a read-only file system": func(dir string) error { return readOnly(filepath.Dir(dir)) },
+		"a read-only index": func(dir string) error {
+			return errors.Join(os.MkdirAll(indexPath(dir), 0o700), readOnly(indexPath(dir)))
+		},
+		"a link to nothing (index)": func(dir string) error { return os.Symlink("/nonexistent", filepath.Dir(indexPath(dir))) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t, one)
+			t.Cleanup(func() {
+				_, _ = unix.Unmount(filepath.Dir(l.dir), unix.MNT_DETACH), unix.Unmount(indexPath(l.dir), unix.MNT_DETACH)
+			})
+			if err := place(l.dir); err != nil {
+				t.Fatal(err)
+			}
+			l.mustFail(l.call("STATUS", "", ""), plugin.CodeNotAvailable, "lease folder ")
+			if a := l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
+				t.Errorf("ADD: %+v", a)
+			}
+		})
+	}
+}
+
+// readOnly mounts a folder over itself, read-only.
+func readOnly(path string) error {
+	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+}
