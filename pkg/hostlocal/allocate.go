@@ -73,9 +73,7 @@ func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPC
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := a.l.setLast(i, got); err != nil {
-		return nil, nil, err
-	}
+	a.l.setLast(i, got)
 	in, _ := set.find(got)
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }

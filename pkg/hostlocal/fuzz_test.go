@@ -3,6 +3,9 @@
 package hostlocal
 
 import (
+	"encoding/json"
+	"errors"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/big"
@@ -190,4 +193,50 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	if size, ok := (RangeSet{r}).size(); !ok || size != uint64(len(want)) {
 		t.Fatalf("size of %s: %d %t, want %d", r, size, ok, len(want))
 	}
+}
+
+// FuzzShard: a file of the index is either damaged, or what put wrote.
+func FuzzShard(f *testing.F) {
+	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`, `{"sum":634125391,"entries":null}`,
+		`{"sum":1,"entries":{"a/eth0":{"containerID":"a","ifname":"eth0","addresses":["10.1.2.3"],"boot":"x"}}}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := parseShard(data)
+		if err != nil && (!errors.Is(err, errDamaged) || len(s) > 0) {
+			t.Errorf("%q: %v, %v", data, s, err)
+		}
+		for key, e := range s {
+			_, _ = key, e.String()
+			for _, addr := range e.Addresses {
+				_ = addr.String()
+			}
+		}
+		// With the right sum, the content may be anything.
+		if doc, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(data), data}); err == nil && json.Valid(data) {
+			if s, err := parseShard(doc); err == nil && s == nil && strings.TrimSpace(string(data)) != "null" {
+				t.Errorf("%q: no shard and no error", doc)
+			}
+		}
+	})
+}
+
+// FuzzNodeFiles: what is read from the node is a list of CIDRs or an error.
+func FuzzNodeFiles(f *testing.F) {
+	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, flannel, "FLANNEL_SUBNET=", "FLANNEL_SUBNET=\"10.1.2.1/24\"\r\n"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, parse := range []func([]byte) ([]netip.Prefix, error){parseNodeFile, parseFlannelFile} {
+			cidrs, err := parse(data)
+			if (err == nil) != (len(cidrs) > 0) {
+				t.Errorf("%q: %v, %v", data, cidrs, err)
+			}
+			for _, c := range cidrs {
+				if !c.IsValid() {
+					t.Errorf("%q: %v", data, c)
+				}
+			}
+		}
+	})
 }

@@ -4,6 +4,7 @@ package hostlocal
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha512"
 	"encoding/json"
 	"errors"
@@ -41,7 +42,7 @@ const (
 )
 
 // errDamaged: a shard is not as it was written. The caller makes the index anew.
-var errDamaged = errors.New("lease index: a shard is damaged")
+var errDamaged = errors.New("lease index: damaged")
 
 // entry is what the index knows of an attachment.
 type entry struct {
@@ -85,6 +86,7 @@ type mark struct {
 	Format   int    `json:"format"`
 	Modified int64  `json:"modified"` // nanoseconds since 1970, of the lease folder
 	Boot     string `json:"boot"`
+	Shards   int    `json:"shards"` // how many there are
 }
 
 func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfName }
@@ -100,8 +102,9 @@ type index struct {
 	leases *leases
 	boot   string
 	mark   []byte // as the file was when this process last looked
+	shards int    // how many there should be
 
-	// What cannot be written is kept in memory, for this process, and why. The mark is not written then.
+	// An index that cannot be written, broken says why, or that another process changes too, is kept in memory for this process.
 	memory map[string]shard
 	broken error
 }
@@ -150,24 +153,25 @@ func (x *index) trusted() bool {
 	if json.Unmarshal(x.mark, &m) != nil || m.Format != indexFormat || m.Boot != x.boot {
 		return false
 	}
+	x.shards = m.Shards
 	modified, err := x.leases.dir.Modified()
 	return err == nil && modified == m.Modified
 }
 
 // settle says that the index is right for the lease folder as it is now. Where two processes may have worked at once, since somebody took
-// the lock file away, nobody can say so: the next one makes the index anew.
+// the lock file away, neither can say so, and the other sees by the mark that it cannot: the next one makes the index anew.
 func (x *index) settle() error {
 	if x.broken != nil {
 		return nil
 	}
-	if now, _ := x.dir.Read(markFile); x.leases.lock.Lost() || !bytes.Equal(now, x.mark) {
-		return x.dir.Remove(markFile)
+	if now, _ := x.dir.Read(markFile); x.memory != nil || x.leases.lock.Lost() || !bytes.Equal(now, x.mark) {
+		return x.write(markFile, []byte(rand.Text()))
 	}
 	modified, err := x.leases.dir.Stamp()
 	if err != nil {
 		return err
 	}
-	if x.mark, err = json.Marshal(mark{indexFormat, modified, x.boot}); err != nil {
+	if x.mark, err = json.Marshal(mark{indexFormat, modified, x.boot, x.shards}); err != nil {
 		return err
 	}
 	return x.write(markFile, x.mark)
@@ -175,6 +179,9 @@ func (x *index) settle() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
+	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ { // somebody else's: the lock file was removed
+		err = x.dir.Write(name, data, 0o600)
+	}
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder in its place
 		if err = x.leases.putAside(x.dir, name); err == nil {
 			err = x.dir.Write(name, data, 0o600)
@@ -193,12 +200,21 @@ func (x *index) read(name string) (shard, error) {
 	}
 	data, err := x.dir.Read(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, x.mustBeComplete()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	return parseShard(data)
+}
+
+// mustBeComplete counts the shards where one is missing: it has no leases, or was deleted.
+func (x *index) mustBeComplete() error {
+	names, err := x.shardFiles()
+	if err == nil && len(names) != x.shards {
+		err = fmt.Errorf("%w: %d are there, want %d", errDamaged, len(names), x.shards)
+	}
+	return err
 }
 
 func parseShard(data []byte) (shard, error) {
@@ -224,6 +240,7 @@ func (x *index) put(e entry) error {
 	if err != nil {
 		return err
 	}
+	had := len(s)
 	if s == nil {
 		s = shard{}
 	}
@@ -233,7 +250,11 @@ func (x *index) put(e entry) error {
 		slices.SortFunc(e.Addresses, netip.Addr.Compare)
 		s[entryKey(e.Attachment)] = e
 	}
-	return x.replace(name, s)
+	if err := x.replace(name, s); err != nil {
+		return err
+	}
+	x.shards += min(len(s), 1) - min(had, 1)
+	return nil
 }
 
 func (x *index) replace(name string, s shard) error {
@@ -298,14 +319,17 @@ func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
 	if err == nil {
 		names, err = x.shardFiles()
 	}
+	removed := 0
 	for _, name := range names {
 		if byName[name] == nil {
-			byName[name] = shard{} // is removed
+			byName[name] = shard{}
+			removed++
 		}
 	}
 	for name, s := range byName {
 		err = errors.Join(err, x.replace(name, s))
 	}
+	x.shards = len(byName) - removed
 	if err = errors.Join(err, x.settle()); err != nil {
 		x.goWithout(byName, err)
 	}

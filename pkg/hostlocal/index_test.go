@@ -212,9 +212,7 @@ func BenchmarkLeases(b *testing.B) {
 				}
 				addr = addr.Next()
 			}
-			if err := l.setLast(0, addr); err != nil {
-				b.Fatal(err)
-			}
+			l.setLast(0, addr)
 			l.close()
 			for b.Loop() {
 				l, err := openLeases(dir, slog.Default())

@@ -64,14 +64,30 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// mending runs f, which uses the index, and again after the index was made anew if f found it damaged.
+// mending runs f, which uses the index, and again after the index was made anew if f found it damaged. When that does not help, another
+// process is at work, since somebody removed the lock file: then f gets an index of its own.
 func (l *leases) mending(f func() error) error {
 	err := f()
-	if errors.Is(err, errDamaged) {
+	for _, remedy := range []func() error{l.reindex, l.goAlone} {
+		if !errors.Is(err, errDamaged) {
+			return err
+		}
 		l.log.Warn("the lease index is made anew", "error", err)
-		if err = l.reindex(); err == nil {
+		if err = remedy(); err == nil {
 			err = f()
 		}
+	}
+	return err
+}
+
+func (l *leases) goAlone() error {
+	found, err := l.all()
+	if err != nil {
+		return err
+	}
+	known, err := l.index.all(true)
+	if err == nil {
+		l.index.memory = l.index.sort(found, known)
 	}
 	return err
 }
@@ -303,6 +319,16 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-func (l *leases) setLast(set int, addr netip.Addr) error {
-	return l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600) // only a preference is lost by a kill
+// setLast remembers where the next search begins; only that preference is lost when it cannot, or when this process is killed meanwhile.
+func (l *leases) setLast(set int, addr netip.Addr) {
+	name := fmt.Sprint(lastPrefix, set)
+	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)
+	if errors.Is(err, unix.EISDIR) {
+		if err = l.putAside(l.dir, name); err == nil {
+			err = l.dir.Overwrite(name, []byte(addr.String()), 0o600)
+		}
+	}
+	if err != nil {
+		l.log.Warn("the address given last is not remembered", "error", err)
+	}
 }

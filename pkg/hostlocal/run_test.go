@@ -31,6 +31,17 @@ func newLab(t *testing.T, ipam string) lab {
 	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
+// newQuickLab is newLab in the sandbox's own namespace: the plugin looks only at whether the path is there.
+func newQuickLab(t *testing.T, ipam string) lab {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "lab") // on tmpfs
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
+}
+
 // answer is the result or the error of a call.
 type answer struct {
 	IPs []struct {

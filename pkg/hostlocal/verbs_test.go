@@ -184,31 +184,6 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestLockFileRemoved: who cleans the folder while pods start takes the lock away, but not the addresses: a lease is made by link(2).
-func TestLockFileRemoved(t *testing.T) {
-	l := newLab(t, one)
-	l.mustGive("first", "10.1.2.2/24")
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				_ = os.Remove(filepath.Join(l.dir, lockFile))
-			}
-		}
-	}()
-	given, _ := l.parallel(40)
-	close(stop)
-	<-stopped
-	if len(given) == 0 {
-		t.Error("nobody got an address")
-	}
-	l.mustBeDistinct(given)
-}
-
 // TestUndoKeepsOthers: what a failed ADD gives back is its own.
 func TestUndoKeepsOthers(t *testing.T) {
 	l := newLab(t, one)

@@ -157,7 +157,12 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := fault.Point("overwrite " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	return d.root.WriteFile(name, data, mode)
+	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, mode) // a FIFO in its place must not block
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
 }
 
 // Create is Write for a name that must not exist yet (errors.Is fs.ErrExist). Content and exclusiveness come in one step, by link(2)
