@@ -235,3 +235,41 @@ func BenchmarkLeases(b *testing.B) {
 		})
 	}
 }
+
+// TestTwoHolders (F-07): when two processes hold the lock at once, since its file was removed, neither vouches for the index, whoever ends
+// first: what one did not see of the other is found by the next.
+func TestTwoHolders(t *testing.T) {
+	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // the last: one was killed
+		l := newQuickLab(t, one)
+		l.mustGive("first", "10.1.2.2/24")
+		var both [2]*leases
+		for i := range both {
+			var err error
+			if both[i], err = openLeases(l.dir, slog.Default()); err != nil {
+				t.Fatal(err)
+			}
+			if i > 0 {
+				continue
+			}
+			if err := os.Remove(filepath.Join(l.dir, lockFile)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, holder := range both {
+			if ok, err := holder.take(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}), plugin.Attachment{ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		for _, i := range order {
+			both[i].settle()
+		}
+		both[0].close()
+		both[1].close()
+		for i := range both {
+			l.ok(l.call("DEL", fmt.Sprint("pod", i), ""))
+		}
+		if diff := cmp.Diff([]string{"10.1.2.2"}, sortedKeys(l.leasesOf())); diff != "" {
+			t.Errorf("order %v:\n%s", order, diff)
+		}
+	}
+}
