@@ -13,7 +13,7 @@ import (
 
 // document is a Markdown file, cut into what the tests look at.
 type document struct {
-	path     string // from the top of the tree
+	path     string   // from the top of the tree
 	headings []string // of the first two levels
 	blocks   []block
 	tables   []table

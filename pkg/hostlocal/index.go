@@ -159,12 +159,12 @@ func (x *index) trusted() bool {
 }
 
 // settle says that the index is right for the lease folder as it is now. Where two processes may have worked at once, since somebody took
-// the lock file away, neither can say so, and the other sees by the mark that it cannot: the next one makes the index anew.
+// the lock file away, neither can say so: the second has made the index anew, since the folder changed, and the first sees that by the mark.
 func (x *index) settle() error {
 	if x.broken != nil {
 		return nil
 	}
-	if now, _ := x.dir.Read(markFile); x.memory != nil || x.leases.lock.Lost() || !bytes.Equal(now, x.mark) {
+	if now, _ := x.dir.Read(markFile); x.memory != nil || !bytes.Equal(now, x.mark) {
 		return x.write(markFile, []byte(rand.Text()))
 	}
 	modified, err := x.leases.dir.Stamp()
