@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// model is the allocator in the simplest form: sorted lists and a map.
+type model struct {
+	pools   [][]netip.Addr        // of each set, in the order of the ranges, without gateways
+	all     [][]netip.Addr        // with gateways: what the last address is looked for in
+	last    []netip.Addr          // of each set
+	leases  map[string]modelLease // by container
+	owner   map[netip.Addr]string // container
+	resting []netip.Addr          // oldest first
+	now     int                   // boots so far
+}
+
+type modelLease struct {
+	addrs []netip.Addr
+	boot  int
+}
+
+// next is the address of the set that comes next; ok is false when none is free. Those that rest come last, but not after a collection.
+func (m *model) next(set int, collected bool) (netip.Addr, bool) {
+	order := m.all[set]
+	at := slices.Index(order, m.last[set]) + 1 // behind the last one; at the beginning when that is unknown
+	for _, addr := range append(slices.Clone(order[at:]), order[:at]...) {
+		if m.owner[addr] == "" && slices.Contains(m.pools[set], addr) && (collected || !slices.Contains(m.resting, addr)) {
+			return addr, true
+		}
+	}
+	for _, addr := range m.resting {
+		if m.owner[addr] == "" && slices.Contains(m.pools[set], addr) {
+			return addr, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func (m *model) release(id string) {
+	addrs := slices.SortedFunc(slices.Values(m.leases[id].addrs), netip.Addr.Compare)
+	for _, addr := range addrs {
+		delete(m.owner, addr)
+		m.resting = append(m.resting, addr)
+	}
+	m.resting = m.resting[max(0, len(m.resting)-maxResting):]
+	delete(m.leases, id)
+}
+
+// add returns the addresses that id gets, or the code of the error.
+func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint) {
+	if had, ok := m.leases[id]; ok {
+		if had.boot == m.now {
+			return nil, plugin.CodeAddressTaken
+		}
+		m.release(id)
+	}
+	for set := range m.pools {
+		addr, code := m.take(set, wanted)
+		if code != 0 {
+			m.leases[id] = modelLease{got, m.now}
+			// What a failed ADD gives back rests in the order in which it was taken.
+			for _, addr := range got {
+				delete(m.owner, addr)
+				m.resting = append(m.resting, addr)
+			}
+			delete(m.leases, id)
+			return nil, code
+		}
+		m.owner[addr], m.last[set] = id, addr
+		m.resting = slices.DeleteFunc(m.resting, func(a netip.Addr) bool { return a == addr })
+		got = append(got, addr)
+	}
+	m.leases[id] = modelLease{got, m.now}
+	return got, 0
+}
+
+func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
+	for _, addr := range wanted {
+		if !slices.Contains(m.all[set], addr) {
+			continue
+		}
+		if owner := m.owner[addr]; owner != "" && m.leases[owner].boot < m.now {
+			m.release(owner)
+		}
+		if m.owner[addr] != "" || !slices.Contains(m.pools[set], addr) {
+			return addr, plugin.CodeAddressTaken
+		}
+		return addr, 0
+	}
+	addr, ok := m.next(set, false)
+	if ok {
+		return addr, 0
+	}
+	m.collect(set)
+	if addr, ok = m.next(set, true); !ok {
+		return addr, plugin.CodeExhausted
+	}
+	return addr, 0
+}
+
+// collect releases who is of an earlier boot and has an address of the set, by address.
+func (m *model) collect(set int) {
+	var dead []string
+	for id, lease := range m.leases {
+		if lease.boot < m.now && slices.ContainsFunc(lease.addrs, func(a netip.Addr) bool { return slices.Contains(m.all[set], a) }) {
+			dead = append(dead, id)
+		}
+	}
+	m.releaseAll(dead)
+}
+
+func (m *model) releaseAll(ids []string) {
+	sorted := func(id string) []netip.Addr {
+		return slices.SortedFunc(slices.Values(m.leases[id].addrs), netip.Addr.Compare)
+	}
+	slices.SortFunc(ids, func(a, b string) int { return slices.CompareFunc(sorted(a), sorted(b), netip.Addr.Compare) })
+	for _, id := range ids {
+		m.release(id)
+	}
+}
+
+// randomSets makes up to three sets of small ranges, of both families, with gateways inside, outside and by default. Subnets do not overlap.
+func randomSets(random *rand.Rand, m *model) string {
+	var sets []string
+	for set := range 1 + random.IntN(3) {
+		six := random.IntN(2) == 0
+		var ranges []string
+		var pool, all []netip.Addr
+		for r := range 1 + random.IntN(3) {
+			text, gateway, addrs := randomRange(random, six, byte(set), byte(r))
+			ranges = append(ranges, text)
+			all = append(all, addrs...)
+			pool = append(pool, slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return a == gateway })...)
+		}
+		sets = append(sets, "["+strings.Join(ranges, ",")+"]")
+		m.pools, m.all, m.last = append(m.pools, pool), append(m.all, all), append(m.last, netip.Addr{})
+	}
+	return `"ranges":[` + strings.Join(sets, ",") + `]`
+}
+
+func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway netip.Addr, addrs []netip.Addr) {
+	base := netip.AddrFrom4([4]byte{10, set, r, 16 * byte(random.IntN(16))})
+	if six {
+		base = netip.AddrFrom16([16]byte{0: 0xfd, 2: set, 3: r, 15: 16 * byte(random.IntN(16))})
+	}
+	small := 1 + random.IntN(4) // bits for hosts
+	for range 1 << small {
+		addrs = append(addrs, base)
+		base = base.Next()
+	}
+	subnet := netip.PrefixFrom(addrs[0], base.BitLen()-small)
+	text = fmt.Sprintf(`{"subnet":%q`, subnet)
+	if small > 1 {
+		gateway = addrs[1]
+		addrs = addrs[1:]
+		if !six {
+			addrs = addrs[:len(addrs)-1]
+		}
+	}
+	switch random.IntN(4) {
+	case 0: // inside
+		gateway = addrs[random.IntN(len(addrs))]
+		text += fmt.Sprintf(`,"gateway":%q`, gateway)
+	case 1: // outside
+		gateway = map[bool]netip.Addr{true: netip.MustParseAddr("fe80::1"), false: netip.MustParseAddr("192.0.2.1")}[six]
+		text += fmt.Sprintf(`,"gateway":%q`, gateway)
+	}
+	if random.IntN(3) == 0 {
+		from := random.IntN(len(addrs))
+		addrs = addrs[from : from+1+random.IntN(len(addrs)-from)]
+		text += fmt.Sprintf(`,"rangeStart":%q,"rangeEnd":%q`, addrs[0], addrs[len(addrs)-1])
+	}
+	return text + "}", gateway, addrs
+}
+
+// TestAllocatorAgainstModel: for random pools and random verbs, the allocator gives what the model gives: the same address, the same error,
+// and nobody's twice.
+func TestAllocatorAgainstModel(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 6))
+	for range 60 {
+		m := &model{leases: map[string]modelLease{}, owner: map[netip.Addr]string{}}
+		sets := randomSets(random, m)
+		l := newQuickLab(t, sets)
+		if err := os.Mkdir(l.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for step := range 80 {
+			m.step(l, random)
+			if t.Failed() {
+				t.Fatalf("step %d of %s", step, sets)
+			}
+		}
+	}
+}
+
+func (m *model) step(l lab, random *rand.Rand) {
+	l.Helper()
+	id := fmt.Sprint("c", random.IntN(20))
+	switch kind := random.IntN(40); {
+	case kind == 0:
+		m.now++
+		l.boot(fmt.Sprintf("boot-%d", random.Uint64()))
+	case kind == 1:
+		m.gc(l, random)
+	case kind < 14:
+		l.ok(l.call("DEL", id, ""))
+		m.release(id)
+	default:
+		var wanted []netip.Addr
+		more := ""
+		if set := random.IntN(len(m.all)); kind < 18 {
+			wanted = []netip.Addr{m.all[set][random.IntN(len(m.all[set]))]}
+			more = fmt.Sprintf(`"runtimeConfig":{"ips":[%q]}`, wanted[0])
+		}
+		want, code := m.add(id, wanted)
+		got := l.call("ADD", id, more)
+		var addrs []netip.Addr
+		for _, ip := range got.IPs {
+			addrs = append(addrs, netip.MustParsePrefix(ip.Address).Addr())
+		}
+		if diff := cmp.Diff(want, addrs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || got.Code != code {
+			l.Errorf("ADD %s %v: %+v, want code %d\n%s", id, wanted, got, code, diff)
+		}
+		if code == plugin.CodeExhausted {
+			m.mustCount(l, got)
+		}
+	}
+	if n := len(l.namesLeft()); n != len(m.owner) {
+		l.Errorf("%d leases, want %d", n, len(m.owner))
+	}
+}
+
+func (m *model) gc(l lab, random *rand.Rand) {
+	l.Helper()
+	var valid, gone []string
+	for id := range m.leases {
+		if random.IntN(2) == 0 {
+			valid = append(valid, fmt.Sprintf(`{"containerID":%q,"ifname":"eth0"}`, id))
+		} else {
+			gone = append(gone, id)
+		}
+	}
+	m.releaseAll(gone)
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
+}
+
+// mustCount: an exhausted set is one that is full, and the details say so.
+func (m *model) mustCount(l lab, a answer) {
+	l.Helper()
+	for _, pool := range m.pools {
+		full := !slices.ContainsFunc(pool, func(addr netip.Addr) bool { return m.owner[addr] == "" })
+		if full && strings.Contains(a.Detail, fmt.Sprintf("%d of %d addresses are leased", len(pool), len(pool))) {
+			return
+		}
+	}
+	l.Errorf("no set is full as told: %s", a.Detail)
+}
