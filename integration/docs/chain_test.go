@@ -111,6 +111,14 @@ func (n network) add(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
+// tryAdd is add for a goroutine other than the test's.
+func (n network) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
+	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
+	defer cancel()
+	_, err := n.cni.AddNetworkList(ctx, n.list, n.runtime(id, pod))
+	return err
+}
+
 func (n network) check(t testing.TB, id string, pod *sandbox.Pod) error {
 	t.Helper()
 	if ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, "0.4.0"); err != nil || !ok {

@@ -289,6 +289,20 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
+// ReferenceHashes are the hashes in the names of what may be left of an attachment that has no record: the reference's for any
+// interface, and ours for interfaces other than eth0. The reference's is not among them while eth0 of the container has a record of the
+// plugin: then it is eth0's.
+func (k Key) ReferenceHashes(plugin string) []string {
+	eth0 := Key{k.Network, k.ContainerID, "eth0"}
+	if k == eth0 {
+		return []string{k.ReferenceHash()}
+	}
+	if _, err := os.Stat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil {
+		return []string{k.ReferenceHash()}
+	}
+	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
+}
+
 // MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
 func (k Key) MAC(end string) net.HardwareAddr {
 	sum := k.sum("/" + end)

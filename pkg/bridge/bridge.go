@@ -211,53 +211,6 @@ func withIPAM(config []byte, ipam json.RawMessage) []byte {
 	return out
 }
 
-// delUnrecorded is DEL for an attachment that this plugin did not make, or whose record is lost: the configuration says what to
-// look for. The pod's interface is deleted only when prevResult proves it to be this attachment's.
-func (b bridge) delUnrecorded(r *plugin.Request) error {
-	var raw struct {
-		IPMasq        any `json:"ipMasq"`
-		IPMasqBackend any `json:"ipMasqBackend"`
-	}
-	_ = json.Unmarshal(r.Config, &raw)
-	st := state{}
-	if object := ipamObject(r.Config); ipam.ValidType(ipamType(object)) == nil {
-		st.IPAM = object
-	}
-	if raw.IPMasq != nil && raw.IPMasq != false && raw.IPMasqBackend == "iptables" {
-		st.Masquerade = "iptables"
-		st.Addresses = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
-	}
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	err = deleteProven(r)
-	return errors.Join(err, b.removeAll(r, attachment.KeyOf(r), host, st))
-}
-
-// deleteProven deletes the pod's interface when prevResult names it with its MAC.
-func deleteProven(r *plugin.Request) error {
-	if r.Netns == nil || r.Prev == nil {
-		return nil
-	}
-	pod, err := kernel.Open(r.Netns)
-	if err != nil {
-		return err
-	}
-	defer pod.Close()
-	link, ok, err := pod.Link(r.IfName)
-	if err != nil || !ok {
-		return err
-	}
-	for _, i := range r.Prev.Interfaces {
-		if i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String() {
-			return pod.DelLink(r.IfName)
-		}
-	}
-	return nil
-}
-
 // status fails only when no ADD can work here.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)

@@ -175,6 +175,11 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 
 func (j *job) checkMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
+	if m.Backend != "" {
+		if ok, err := j.masqueradedByReference(m.of(l.addresses)); ok || err != nil {
+			return err
+		}
+	}
 	switch m.Backend {
 	case "nftables":
 		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, m, l.addresses, j.shared))

@@ -62,5 +62,10 @@ func (j *job) checkGuard(g *kernel.Guard) error {
 	if g == nil {
 		return nil
 	}
+	if !attachment.Recorded(j.r) && !j.cfg.AntiSpoof {
+		if ok, err := j.host.HasReferenceSpoofCheck(asReference(j.att.Key)); ok || err != nil {
+			return err
+		}
+	}
 	return j.host.CheckGuard(*g)
 }

@@ -32,10 +32,10 @@ var iptablesFolders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr
 type NAT struct{ lines []string }
 
 // ReadNAT reads the nat table: one process.
-func (n *Node) ReadNAT(is4 bool) (NAT, error) { return readNAT(is4, nil) }
+func (n *Node) ReadNAT(is4 bool) (NAT, error) { return readNAT(iptablesName(is4), nil) }
 
-func readNAT(is4 bool, hold *os.File) (NAT, error) {
-	out, err := iptables(is4, "-save", "", hold, "-t", "nat")
+func readNAT(program string, hold *os.File) (NAT, error) {
+	out, err := iptables(program, "-save", "", hold, "-t", "nat")
 	return NAT{strings.Split(out, "\n")}, err
 }
 
@@ -71,6 +71,10 @@ next:
 // makes a chain or empties it. Two processes, one when there is nothing to change, under a lock of the node: what was read still holds when
 // it is changed, and a process that outlived its killed plugin is waited for.
 func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
+	return editNAT(iptablesName(is4), edit)
+}
+
+func editNAT(program string, edit func(NAT) ([]string, error)) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return err
@@ -81,7 +85,7 @@ func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
 		return err
 	}
 	defer lock.Unlock()
-	nat, err := readNAT(is4, lock.File())
+	nat, err := readNAT(program, lock.File())
 	if err != nil {
 		return err
 	}
@@ -90,8 +94,8 @@ func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
 		return err
 	}
 	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	return change(fmt.Sprintf("%s-restore with %d lines", iptablesName(is4), len(lines)), func() error {
-		_, err := iptables(is4, "-restore", input, lock.File(), "--noflush", "-w", iptablesWait)
+	return change(fmt.Sprintf("%s-restore with %d lines", program, len(lines)), func() error {
+		_, err := iptables(program, "-restore", input, lock.File(), "--noflush", "-w", iptablesWait)
 		return err
 	})
 }
@@ -104,22 +108,26 @@ func (n *Node) RemoveChain(addresses []netip.Prefix, parent, chain string) error
 		if !slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }) {
 			continue
 		}
-		if !HasIPTables(is4) {
-			slog.Warn("iptables is not installed, so its rules cannot be removed", "program", iptablesName(is4), "chain", chain)
-			continue
-		}
-		err := n.EditNAT(is4, func(nat NAT) ([]string, error) {
-			if !nat.HasChain(chain) {
-				return nil, nil
-			}
-			return append(nat.Deletions(parent, chain), "-F "+chain, "-X "+chain), nil
-		})
+		err := removeChain(iptablesName(is4), parent, chain)
 		errs = append(errs, err)
 		if plugin.Code(err) == plugin.CodeTryAgain {
 			break // the other family would wait for the same lock as long once more
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func removeChain(program, parent, chain string) error {
+	if _, err := iptablesBinary(program + "-restore"); err != nil {
+		slog.Warn("iptables is not installed, so its rules cannot be removed", "program", program, "chain", chain)
+		return nil
+	}
+	return editNAT(program, func(nat NAT) ([]string, error) {
+		if !nat.HasChain(chain) {
+			return nil, nil
+		}
+		return append(nat.Deletions(parent, chain), "-F "+chain, "-X "+chain), nil
+	})
 }
 
 // Comment quotes a text for iptables-restore, cut to what the kernel holds (XT_MAX_COMMENT_LEN, 256 with the final zero).
@@ -160,8 +168,8 @@ func iptablesBinary(name string) (string, error) {
 		"install iptables, or use the nftables backend, which needs no program")
 }
 
-func iptables(is4 bool, tool, stdin string, hold *os.File, args ...string) (string, error) {
-	path, err := iptablesBinary(iptablesName(is4) + tool)
+func iptables(program, tool, stdin string, hold *os.File, args ...string) (string, error) {
+	path, err := iptablesBinary(program + tool)
 	if err != nil {
 		return "", err
 	}
@@ -177,7 +185,7 @@ func iptables(is4 bool, tool, stdin string, hold *os.File, args ...string) (stri
 	var exit *exec.ExitError
 	// Exit status 4 is a resource problem (iptables(8)): the xtables lock was not to be had.
 	if errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == 4 {
-		return "", plugin.Errorf(plugin.CodeTryAgain, "%s%s: %w: %s", iptablesName(is4), tool, err, text)
+		return "", plugin.Errorf(plugin.CodeTryAgain, "%s%s: %w: %s", program, tool, err, text)
 	}
-	return "", fmt.Errorf("%s%s: %w: %s", iptablesName(is4), tool, err, text)
+	return "", fmt.Errorf("%s%s: %w: %s", program, tool, err, text)
 }

@@ -131,7 +131,7 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirected tells whether the link's redirect leads to an ifindex.
+// Redirected tells whether what a link receives is sent through another, by whatever filter.
 func (n *NS) Redirected(from, to Link) (bool, error) {
 	var list []netlink.Filter
 	err := retry(func() (err error) {
@@ -143,7 +143,7 @@ func (n *NS) Redirected(from, to Link) (bool, error) {
 	}
 	for _, f := range list {
 		u32, ok := f.(*netlink.U32)
-		if !ok || u32.Priority != redirectPriority {
+		if !ok {
 			continue
 		}
 		for _, a := range u32.Actions {

@@ -161,8 +161,11 @@ func linkTo(host *kernel.Node, addr netip.Addr) (kernel.Link, error) {
 }
 
 func del(r *plugin.Request) error {
-	_, err := attachment.Drop(r, removeFromNode)
-	return err
+	found, err := attachment.Drop(r, removeFromNode)
+	if err != nil || found {
+		return err
+	}
+	return delReference(r)
 }
 
 func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
@@ -203,7 +206,11 @@ func check(r *plugin.Request) error {
 	defer host.Close()
 	pod := podAddresses(r.Prev, r.IfName)
 	ports := cfg.hostPorts(pod)
-	if cfg.Backend == "iptables" {
+	reference, err := madeByReference(r, host, ports)
+	if err != nil || reference == "nftables" {
+		return err
+	}
+	if cfg.Backend == "iptables" || reference == "iptables" {
 		return checkIPTables(host, attachment.KeyOf(r), ports)
 	}
 	return host.CheckHostPorts(attachment.KeyOf(r).Hash(), ports)

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// trafficLimit is far above what an answer takes.
+const trafficLimit = 10 * time.Second
+
+// The node and a machine in its network, which has no route to pods: an answer needs masquerade.
+var (
+	nodeAddresses = []string{"203.0.113.1", "2001:db8:113::1"}
+	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
+)
+
+// newPeer makes the machine, which tells everybody by which address it sees him.
+func newPeer(t *testing.T) *sandbox.Pod {
+	t.Helper()
+	peer := newPod(t, "peer")
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	t.Cleanup(func() {
+		if host, err := kernel.Host(); err == nil {
+			_ = host.DelLink("up0")
+			host.Close()
+		}
+	})
+	netns, err := os.Open(peer.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Close()
+	if _, err := host.AddVeth(kernel.Veth{Host: "up0", Pod: "eth0", Netns: netns}); err != nil {
+		t.Fatal(err)
+	}
+	in, err := kernel.Open(netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	plug(t, &host.NS, "up0", nodeAddresses)
+	plug(t, in, "eth0", peerAddresses)
+	for _, address := range peerAddresses {
+		tellAddresses(t, peer, net.JoinHostPort(address, "9000"))
+	}
+	return peer
+}
+
+func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
+	t.Helper()
+	link, _, err := ns.Link(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := []error{ns.Set(kernel.Sysctl{Path: "ipv6/conf/" + name + "/accept_dad", Value: "0"})}
+	for i, a := range addresses {
+		errs = append(errs, ns.AddAddress(link, netip.MustParsePrefix(fmt.Sprintf("%s/%d", a, []int{24, 64}[i])), false))
+	}
+	if err := errors.Join(append(errs, ns.SetUp(link))...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tellAddresses answers each line with the address of the client.
+func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
+	t.Helper()
+	var l net.Listener
+	err := pod.Do(func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				client, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+				for lines := bufio.NewReader(c); ; {
+					if _, err := lines.ReadString('\n'); err != nil {
+						return
+					}
+					if _, err := fmt.Fprintln(c, client); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+}
+
+// dial connects from a pod.
+func dial(pod *sandbox.Pod, address string) (c net.Conn, err error) {
+	err = pod.Do(func() error {
+		c, err = net.DialTimeout("tcp", address, trafficLimit)
+		return err
+	})
+	return c, err
+}
+
+// exchange sends a line and wants an answer.
+func exchange(c net.Conn, want string) error {
+	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "who am I\n"); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if got := strings.TrimSpace(line); err == nil && want != "" && got != want {
+		err = fmt.Errorf("the peer sees %s, want %s", got, want)
+	}
+	return err
+}
+
+// once opens a connection for one exchange.
+func once(pod *sandbox.Pod, address, want string) error {
+	c, err := dial(pod, address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return exchange(c, want)
+}
+
+// stream is traffic of a pod that goes on: one connection for each family that never breaks, and new ones beside it.
+type stream struct {
+	t      *testing.T
+	rounds atomic.Int64
+	quit   chan struct{}
+	done   chan error
+}
+
+func startStream(t *testing.T, pod *sandbox.Pod) *stream {
+	t.Helper()
+	s := &stream{t: t, quit: make(chan struct{}), done: make(chan error, 1)}
+	var conns []net.Conn
+	for i, a := range peerAddresses {
+		c, err := dial(pod, net.JoinHostPort(a, "9000"))
+		if err != nil {
+			t.Fatalf("pod to %s: %v", a, err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if err := exchange(c, nodeAddresses[i]); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	go func() {
+		s.done <- func() error {
+			for {
+				for i, c := range conns {
+					err := errors.Join(exchange(c, nodeAddresses[i]), once(pod, net.JoinHostPort(peerAddresses[i], "9000"), nodeAddresses[i]))
+					if err != nil {
+						return err
+					}
+				}
+				s.rounds.Add(1)
+				select {
+				case <-s.quit:
+					return nil
+				default:
+				}
+			}
+		}()
+	}()
+	return s
+}
+
+// goesOn waits for some more rounds.
+func (s *stream) goesOn() {
+	s.t.Helper()
+	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
+		select {
+		case err := <-s.done:
+			s.t.Fatalf("the pod's traffic stopped: %v", err)
+		default:
+		}
+	}
+}
+
+func (s *stream) stop() {
+	s.t.Helper()
+	close(s.quit)
+	if err := <-s.done; err != nil {
+		s.t.Errorf("the pod's traffic stopped: %v", err)
+	}
+}
+
+// watched is what the oracle compares before and after.
+func watched() sandbox.Options {
+	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.iptables`)}
+}
+
+func take(t *testing.T) *sandbox.Snapshot {
+	t.Helper()
+	s, err := sandbox.Take(watched())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// warm lets both sets of plugins make what stays for later pods.
+func warm(t *testing.T, networks ...network) {
+	t.Helper()
+	for i, n := range networks {
+		id := fmt.Sprint("warm", i)
+		pod := newPod(t, id)
+		n.add(t, id, pod)
+		n.del(t, id, pod)
+	}
+}
+
+// TestTakeOver (F-44): pods that the reference made are deleted by Podlace and nothing is left, whatever the backend and whether the
+// namespace is there, is not named, or is gone. Until then their traffic goes on while the plugins change (F-43) and while pods come and
+// go, and CHECK finds them well.
+func TestTakeOver(t *testing.T) {
+	reference := needReference(t)
+	for i, c := range []struct{ backends, netns string }{
+		{"unset", "live"}, {"iptables", "live"}, {"nftables", "live"},
+		{"unset", "empty"}, {"nftables", "empty"}, {"unset", "gone"}, {"nftables", "gone"},
+	} {
+		t.Run(c.backends+"/"+c.netns, func(t *testing.T) {
+			edits := withSpoofCheck(c.backends == "nftables" && c.netns == "live")
+			theirs := mixed(t, c.backends, reference, 7200+i, edits...)
+			ours := theirs.by(binDir())
+			t.Cleanup(func() { theirs.forget(t) })
+			peer := newPeer(t)
+			warm(t, theirs, ours)
+			before := take(t)
+
+			old := newPod(t, "old")
+			listen := address(t, theirs.add(t, "old", old))
+			tellAddresses(t, old, net.JoinHostPort(listen, "80"))
+			traffic := startStream(t, old)
+			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(7200+i))
+			other := mixed(t, c.backends, binDir(), 7250+i, edits...)
+			for _, id := range []string{"new1", "new2"} {
+				fresh := newPod(t, id)
+				other.add(t, id, fresh)
+				if err := errors.Join(ours.check(t, "old", old), other.check(t, id, fresh), once(peer, hostPort, peerAddresses[0])); err != nil {
+					t.Error(err)
+				}
+				traffic.goesOn()
+				other.del(t, id, fresh)
+				traffic.goesOn()
+			}
+			if err := errors.Join(ours.check(t, "old", old), once(peer, hostPort, peerAddresses[0])); err != nil {
+				t.Error(err)
+			}
+			traffic.stop()
+			endAs(t, ours, c.netns, "old", old)
+			kerneltest.NoLeak(t, before, watched())
+		})
+	}
+}
+
+// TestTakeOverVariants (F-44): what only some configurations have goes too.
+func TestTakeOverVariants(t *testing.T) {
+	reference := needReference(t)
+	spoof := withSpoofCheck(true)
+	for what, c := range map[string]struct {
+		netns string
+		edits []string
+	}{
+		"macspoofchk/live":  {"live", spoof},
+		"macspoofchk/empty": {"empty", spoof},
+		"0.3.1":             {"live", []string{`"1.0.0"`, `"0.3.1"`}}, // no prevResult at DEL
+		"edited":            {"live", []string{`"ipMasq": true, `, ``}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			added := c.edits
+			if what == "edited" {
+				added = nil // at ADD, and so only at DEL
+			}
+			theirs := mixed(t, "unset", reference, 7280, added...)
+			t.Cleanup(func() { theirs.forget(t) })
+			ours := mixed(t, "unset", binDir(), 7280, c.edits...)
+			ours.cache = theirs.cache
+			ours = ours.by(binDir())
+			warm(t, theirs)
+			before := take(t)
+			old := newPod(t, "old")
+			theirs.add(t, "old", old)
+			endAs(t, ours, c.netns, "old", old)
+			kerneltest.NoLeak(t, before, watched())
+			if c.netns == "live" && hasLink(t, old, "eth0") {
+				t.Error("the pod still has its interface")
+			}
+		})
+	}
+}
+
+func hasLink(t *testing.T, pod *sandbox.Pod, name string) (found bool) {
+	t.Helper()
+	err := pod.Do(func() error {
+		_, err := net.InterfaceByName(name)
+		found = err == nil
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func withSpoofCheck(on bool) []string {
+	if !on {
+		return nil
+	}
+	return []string{`"ipMasq"`, `"macspoofchk": true, "ipMasq"`}
+}
+
+// endAs deletes an attachment twice as a runtime does that has lost the namespace or its name.
+func endAs(t *testing.T, n network, netns, id string, pod *sandbox.Pod) {
+	t.Helper()
+	switch netns {
+	case "empty":
+		pod = &sandbox.Pod{Name: pod.Name}
+	case "gone":
+		if err := pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.del(t, id, pod)
+	n.del(t, id, pod)
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// delUnrecorded is DEL for an attachment that the reference plugin made, or whose record is lost. Names are computed, and what has no
+// such name, the veth pair, is deleted only when it is proven to be this attachment's.
+func (b bridge) delUnrecorded(r *plugin.Request) error {
+	st := state{}
+	if object := ipamObject(r.Config); ipam.ValidType(ipamType(object)) == nil {
+		st.IPAM = object
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	key := attachment.KeyOf(r)
+	// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
+	return errors.Join(deleteProven(r, host), host.DelReferenceMasquerade(asReference(key)), b.removeAll(r, key, host, st))
+}
+
+func asReference(key attachment.Key) kernel.Reference {
+	return kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: key.ReferenceHashes("bridge")}
+}
+
+// deleteProven deletes the veth pair, from the end that can be reached.
+func deleteProven(r *plugin.Request, host *kernel.Node) error {
+	if r.Netns == nil {
+		return deleteHostSide(r, host)
+	}
+	pod, err := kernel.Open(r.Netns)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	link, ok, err := pod.Link(r.IfName)
+	if err != nil || !ok {
+		return err
+	}
+	if ok, err = proven(r, host, link); ok {
+		return pod.DelLink(r.IfName)
+	}
+	return err
+}
+
+// isReferenceVeth tells whether a name is one that the reference gives host sides: eight hexadecimal digits. Ours have eleven.
+func isReferenceVeth(name string) bool {
+	digits, ok := strings.CutPrefix(name, "veth")
+	return ok && len(digits) == 8 && strings.Trim(digits, "0123456789abcdef") == ""
+}
+
+// proven tells whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
+// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration.
+func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error) {
+	if r.Prev != nil {
+		for _, i := range r.Prev.Interfaces {
+			if i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String() {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+	if link.Kind != "veth" || link.Peer == 0 {
+		return false, nil
+	}
+	side, ok, err := host.LinkByIndex(link.Peer)
+	if err != nil || !ok || side.Kind != "veth" || side.Peer != link.Index || !isReferenceVeth(side.Name) || side.LeadsGroup() {
+		return false, err
+	}
+	bridge, ok, err := host.LinkByIndex(side.Master)
+	return ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
+}
+
+// bridgeName returns the bridge of a configuration that may be wrong elsewhere.
+func bridgeName(config []byte) string {
+	conf := struct {
+		Bridge string `json:"bridge"`
+	}{defaultBridge}
+	if json.Unmarshal(config, &conf) != nil || conf.Bridge == "" {
+		return defaultBridge
+	}
+	return conf.Bridge
+}
+
+// deleteHostSide deletes the pair without its namespace, which may live on: prevResult must name the host side with its MAC, and it must
+// be a port of the bridge that prevResult names. A gateway's veth, which pods share, is no port.
+func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
+	if r.Prev == nil {
+		return nil
+	}
+	for _, i := range r.Prev.Interfaces {
+		if i.Sandbox != "" || i.Mac == "" {
+			continue
+		}
+		link, ok, err := host.Link(i.Name)
+		if err != nil {
+			return err
+		}
+		if !ok || link.Kind != "veth" || link.Master == 0 || i.Mac != link.MAC.String() {
+			continue
+		}
+		bridge, ok, err := host.LinkByIndex(link.Master)
+		if err != nil {
+			return err
+		}
+		if ok && names(r, bridge.Name) {
+			return host.DelLink(link.Name)
+		}
+	}
+	return nil
+}
+
+// names tells whether prevResult has an interface of the node with this name.
+func names(r *plugin.Request, name string) bool {
+	for _, i := range r.Prev.Interfaces {
+		if i.Name == name && i.Sandbox == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// masqueradedByReference tells whether an attachment without a record has the reference's masquerade on all addresses.
+func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
+	if attachment.Recorded(j.r) {
+		return false, nil
+	}
+	var err error
+	missing := slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
+		ok, e := j.host.HasReferenceMasquerade(asReference(j.att.Key), a.Addr())
+		err = errors.Join(err, e)
+		return !ok
+	})
+	return !missing, err
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// What the reference plugins (github.com/containernetworking/plugins) leave in the node's tables for one attachment. H is SHA-512 of
+// network and container ID, in hexadecimal digits:
+//
+//	bridge     chain CNI-H[:24] in nat of iptables and ip6tables, and jumps to it from POSTROUTING       all versions
+//	bridge     rules of chain masq_checks in table inet cni_plugins_masquerade, whose comment begins
+//	           with SHA-512(network)[:16]-SHA-512(interface:container)[:16]                              from 1.6.0
+//	bridge     chains cni-br-iface-<container>-<interface> and the same with -mac in table bridge nat,
+//	           and a jump from PREROUTING                                                                from 1.0.0
+//	portmap    chain CNI-DN-H[:21] in nat, and jumps to it from CNI-HOSTPORT-DNAT                        all versions
+//	portmap    chain CNI-SN-H[:21] in nat, and jumps to it from CNI-HOSTPORT-SNAT                        to 0.6
+//	portmap    rules in tables ip and ip6 cni_hostport, in whatever chain, whose comment is the
+//	           container ID. Chain hostip_hostports is of versions before 1.9.0                          from 1.6.0
+//	bandwidth  link bwpH[:12]                                                                            all versions
+//
+// Chains of iptables over nf_tables are chains of nf_tables, so no program is started for them. Only where the older xtables hold a
+// nat table, it is asked by program.
+const (
+	referenceMasquerade = "cni_plugins_masquerade"
+	referenceMasqChain  = "masq_checks"
+	referenceHostports  = "cni_hostport"
+	spoofParent         = "PREROUTING"
+)
+
+// Reference is an attachment as the reference plugins name it.
+type Reference struct {
+	Network, ContainerID, IfName string
+	// Hashes begin the names of chains; the reference has one, and there may be one of Podlace's own for a further interface.
+	Hashes []string
+	// Addresses tell attachments of one container apart where the reference does not; without any, all of the container's are meant.
+	Addresses []netip.Addr
+}
+
+func (r Reference) masqueradePrefix() string {
+	return shortHash(r.Network) + "-" + shortHash(r.IfName+":"+r.ContainerID)
+}
+
+func (r Reference) isMasquerade(of rule) bool {
+	return strings.HasPrefix(of.comment, r.masqueradePrefix())
+}
+
+func shortHash(text string) string {
+	sum := sha512.Sum512([]byte(text))
+	return hex.EncodeToString(sum[:8])
+}
+
+func natTable(is4 bool, chain string) place {
+	if is4 {
+		return place{unix.NFPROTO_IPV4, "nat", chain}
+	}
+	return place{unix.NFPROTO_IPV6, "nat", chain}
+}
+
+// names appends a part of each hash to a prefix.
+func (r Reference) names(prefix string, digits int) (names []string) {
+	for _, h := range r.Hashes {
+		names = append(names, prefix+h[:digits])
+	}
+	return names
+}
+
+// natChains are the chains of an attachment by the chain that leads to them.
+type natChains map[string][]string
+
+func (r Reference) masqueradeChains() natChains { return natChains{"POSTROUTING": r.names("CNI-", 24)} }
+
+func (r Reference) portChains() natChains {
+	return natChains{"CNI-HOSTPORT-DNAT": r.names("CNI-DN-", 21), "CNI-HOSTPORT-SNAT": r.names("CNI-SN-", 21)}
+}
+
+// DelReferenceMasquerade removes the rules of a bridge attachment that the reference made: masquerade in every form, and the protection
+// against false MACs. Nothing there is no error and costs some questions, no listing.
+func (n *Node) DelReferenceMasquerade(ref Reference) error {
+	err := removeListed("nft delete rules that the reference plugins left", func(t *nft) ([]mdl.Message, error) {
+		out, err := t.listChains(ref.masqueradeChains())
+		if err != nil {
+			return nil, err
+		}
+		for _, chain := range []string{ref.spoofChain(), ref.spoofChain() + "-mac"} {
+			more, err := t.unlink(place{unix.NFPROTO_BRIDGE, "nat", spoofParent}, chain)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, more...)
+		}
+		more, err := t.deletions(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain},
+			ref.isMasquerade)
+		return append(out, more...), err
+	})
+	return errors.Join(err, delLegacy(ref.masqueradeChains()))
+}
+
+// DelReferencePorts removes the hostPort rules of an attachment that the reference made, in every form.
+func (n *Node) DelReferencePorts(ref Reference) error {
+	err := removeListed("nft delete hostPort rules that the reference plugins left", func(t *nft) ([]mdl.Message, error) {
+		out, err := t.listChains(ref.portChains())
+		if err != nil {
+			return nil, err
+		}
+		for _, family := range []byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+			more, err := t.deletions(place{family, referenceHostports, ""}, ref.isPortRule)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, more...)
+		}
+		return out, nil
+	})
+	return errors.Join(err, delLegacy(ref.portChains()))
+}
+
+// isPortRule tells whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two
+// networks of one container.
+func (r Reference) isPortRule(of rule) bool {
+	if of.comment != r.ContainerID {
+		return false
+	}
+	return len(r.Addresses) == 0 || slices.ContainsFunc(r.Addresses, func(a netip.Addr) bool { return of.has(a.AsSlice()) })
+}
+
+// listChains lists what deletes the chains in both families.
+func (t *nft) listChains(chains natChains) ([]mdl.Message, error) {
+	var out []mdl.Message
+	for _, is4 := range []bool{true, false} {
+		for parent, names := range chains {
+			for _, name := range names {
+				more, err := t.unlink(natTable(is4, parent), name)
+				if err != nil {
+					return nil, err
+				}
+				out = append(out, more...)
+			}
+		}
+	}
+	return out, nil
+}
+
+// legacyTables are the files in which the older xtables name the tables that are in use. They are the thread's: the process's first thread
+// may be one that has entered a pod.
+func legacyTables(is4 bool) string {
+	if is4 {
+		return "/proc/thread-self/net/ip_tables_names"
+	}
+	return "/proc/thread-self/net/ip6_tables_names"
+}
+
+// hasLegacyNAT tells whether a nat table outside of nf_tables is in use.
+func hasLegacyNAT(is4 bool) bool {
+	data, err := os.ReadFile(legacyTables(is4))
+	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
+}
+
+// legacyProgram returns the program for the older xtables: iptables itself, where it is not that for nf_tables.
+func legacyProgram(is4 bool) string {
+	name := iptablesName(is4)
+	if _, err := iptablesBinary(name + "-legacy-restore"); err == nil {
+		return name + "-legacy"
+	}
+	return name
+}
+
+func delLegacy(chains natChains) error {
+	var errs []error
+	for _, is4 := range []bool{true, false} {
+		if !hasLegacyNAT(is4) {
+			continue
+		}
+		for parent, names := range chains {
+			for _, name := range names {
+				errs = append(errs, removeChain(legacyProgram(is4), parent, name))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r Reference) spoofChain() string { return "cni-br-iface-" + r.ContainerID + "-" + r.IfName }
+
+// HasReferenceSpoofCheck tells whether the reference checks the MACs of the attachment.
+func (n *Node) HasReferenceSpoofCheck(ref Reference) (bool, error) {
+	list, err := listedRules(place{unix.NFPROTO_BRIDGE, "nat", spoofParent})
+	return slices.ContainsFunc(list, func(r rule) bool { return r.jump == ref.spoofChain() }), err
+}
+
+// HasReferenceMasquerade tells whether the reference's rules masquerade an address of the attachment.
+func (n *Node) HasReferenceMasquerade(ref Reference, address netip.Addr) (bool, error) {
+	is := func(r rule) bool { return r.has(address.AsSlice()) }
+	list, err := listedRules(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain})
+	if err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(list, func(r rule) bool { return ref.isMasquerade(r) && is(r) }) {
+		return true, nil
+	}
+	if list, err = listedRules(natTable(address.Is4(), "POSTROUTING")); err != nil {
+		return false, err
+	}
+	chains := ref.names("CNI-", 24)
+	if slices.ContainsFunc(list, func(r rule) bool { return slices.Contains(chains, r.jump) && is(r) }) {
+		return true, nil
+	}
+	if !hasLegacyNAT(address.Is4()) {
+		return false, nil
+	}
+	nat, err := readNAT(legacyProgram(address.Is4()), nil)
+	return slices.ContainsFunc(chains, func(chain string) bool {
+		return len(nat.Rules("POSTROUTING", "-s "+address.String()+"/", "-j "+chain+" ")) > 0
+	}), err
+}
+
+// HasReferencePort tells whether the reference's rules of nftables forward the port to the pod.
+func (n *Node) HasReferencePort(ref Reference, p HostPort) (bool, error) {
+	at := place{unix.NFPROTO_IPV4, referenceHostports, ""}
+	if !p.To.Addr().Is4() {
+		at.family = unix.NFPROTO_IPV6
+	}
+	list, err := listedRules(at)
+	return slices.ContainsFunc(list, func(r rule) bool {
+		return r.comment == ref.ContainerID && r.has(p.protocol()) && r.has(be16(p.Port)) && r.has(be16(p.To.Port())) && r.has(p.To.Addr().AsSlice()) &&
+			(!p.HostIP.IsValid() || r.has(p.HostIP.AsSlice()))
+	}), err
+}
+
+// HasReferencePortChain tells whether the attachment may have chains for its ports in iptables.
+func (n *Node) HasReferencePortChain(ref Reference) (bool, error) {
+	if hasLegacyNAT(true) || hasLegacyNAT(false) {
+		return true, nil
+	}
+	t, err := openNFT("")
+	if err != nil {
+		return false, err
+	}
+	defer t.close()
+	list, err := t.listChains(natChains{"CNI-HOSTPORT-DNAT": ref.names("CNI-DN-", 21)})
+	return len(list) > 0, err
+}

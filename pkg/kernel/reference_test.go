@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipe runs a program of the node with text on its standard input.
+func pipe(t *testing.T, text string, command ...string) {
+	t.Helper()
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		if os.Getenv("KERNELTEST") == "require" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED: %v", err)
+	}
+	cmd := exec.Command(path, command[1:]...)
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s\n%s", command, err, out, text)
+	}
+}
+
+// leftBy is what versions of the reference made for a container, in the words of nft(8) and iptables-restore(8). The hash is made up.
+func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
+	return strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port).Replace(`
+table inet cni_plugins_masquerade {
+	chain masq_checks { ip saddr ADDR ip daddr != 10.9.0.0/16 masquerade comment "MASQ, net: n, if: eth0, id: ID"; }
+}
+table bridge nat {
+	chain PREROUTING { type filter hook prerouting priority -300; }
+	chain cni-br-iface-ID-eth0-mac { ether saddr 02:00:00:00:00:01 return comment "macspoofchk-ID-eth0"; drop; }
+	chain cni-br-iface-ID-eth0 { jump cni-br-iface-ID-eth0-mac comment "macspoofchk-ID-eth0"; }
+}
+add rule bridge nat PREROUTING iifname "vethID" jump cni-br-iface-ID-eth0 comment "macspoofchk-ID-eth0"
+table ip cni_hostport {
+	chain hostports { tcp dport NUMBER dnat to ADDR:80 comment "ID"; }
+	chain hostip_hostports { ip daddr 192.0.2.1 tcp dport NUMBER dnat to ADDR:80 comment "ID"; }
+	chain input { type nat hook input priority 100; ip saddr ADDR return comment "ID"; }
+	chain masquerading { type nat hook postrouting priority 100; ip saddr ADDR ip daddr ADDR masquerade comment "ID"; }
+}
+`), strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "ID", id, "ADDR", address, "NUMBER", port).Replace(`*nat
+:CNI-HASH24 -
+:CNI-DN-HASH21 -
+:CNI-SN-HASH21 -
+-A POSTROUTING -s ADDR/16 -m comment --comment "name: \"n\" id: \"ID\"" -j CNI-HASH24
+-A POSTROUTING -s ADDR -j CNI-HASH24
+-A CNI-HASH24 -d 10.9.0.0/16 -j ACCEPT
+-A CNI-HASH24 ! -d 224.0.0.0/4 -j MASQUERADE
+-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports NUMBER -j CNI-DN-HASH21
+-A CNI-DN-HASH21 -p tcp --dport NUMBER -j DNAT --to-destination ADDR:80
+-A CNI-HOSTPORT-SNAT -p tcp -s 127.0.0.1 -m multiport --dports 80 -j CNI-SN-HASH21
+-A CNI-SN-HASH21 -s 127.0.0.1 -d ADDR -p tcp --dport 80 -j MASQUERADE
+COMMIT
+`)
+}
+
+// TestDelReference (F-44): whatever any version of the reference left of an attachment goes, and what another has stays.
+func TestDelReference(t *testing.T) {
+	flush(t)
+	h := host(t)
+	hash := func(digit string) string { return strings.Repeat(digit, 24) }
+	gone := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{hash("a")}}
+	kept := Reference{Network: "n", ContainerID: "kept", IfName: "eth0", Hashes: []string{hash("b")}}
+	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-restore", "--noflush")
+	for _, one := range []struct {
+		ref           Reference
+		address, port string
+	}{{kept, "10.9.0.2", "8080"}, {gone, "10.9.0.3", "8081"}} {
+		nft, iptables := leftBy(one.ref.Hashes[0], one.ref.masqueradePrefix(), one.ref.ContainerID, one.address, one.port)
+		pipe(t, nft, "nft", "-f", "-")
+		pipe(t, iptables, "iptables-restore", "--noflush")
+	}
+	keptBefore, goneBefore := mentioning("kept", hash("b"))(t), mentioning("gone", hash("a"))(t)
+	if len(goneBefore) != 22 || len(keptBefore) != len(goneBefore) {
+		t.Fatalf("%d and %d rules and chains to begin with:\n%s", len(keptBefore), len(goneBefore), strings.Join(goneBefore, "\n"))
+	}
+	for range 2 {
+		mustDo(t, h.DelReferenceMasquerade(gone), h.DelReferencePorts(gone))
+	}
+	if left := mentioning("gone", hash("a"))(t); len(left) > 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+	if now := mentioning("kept", hash("b"))(t); len(now) != len(keptBefore) {
+		t.Errorf("of the other attachment there were %d rules and chains, are %d", len(keptBefore), len(now))
+	}
+	for what, masqueraded := range map[netip.Addr]bool{netip.MustParseAddr("10.9.0.2"): true, netip.MustParseAddr("10.9.0.9"): false} {
+		if ok, err := h.HasReferenceMasquerade(kept, what); ok != masqueraded || err != nil {
+			t.Errorf("%s is masqueraded: %t, %v", what, ok, err)
+		}
+	}
+}
+
+// TestDelReferenceLegacy: chains of the older xtables are removed by program.
+func TestDelReferenceLegacy(t *testing.T) {
+	h := host(t)
+	ref := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{strings.Repeat("c", 24)}}
+	_, iptables := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
+	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
+	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
+	nat := func() []string {
+		t.Helper()
+		now, err := readNAT("iptables-legacy", nil)
+		mustDo(t, err)
+		return slices.DeleteFunc(now.lines, func(line string) bool { return !strings.Contains(line, ref.Hashes[0][:21]) })
+	}
+	pipe(t, iptables, "iptables-legacy-restore", "--noflush")
+	if before := nat(); len(before) != 11 {
+		t.Fatalf("%d lines to begin with:\n%s", len(before), strings.Join(before, "\n"))
+	}
+	if ok, err := h.HasReferenceMasquerade(ref, netip.MustParseAddr("10.9.0.3")); !ok || err != nil {
+		t.Errorf("masqueraded: %t, %v", ok, err)
+	}
+	for range 2 {
+		mustDo(t, h.DelReferenceMasquerade(ref), h.DelReferencePorts(ref))
+	}
+	if left := nat(); len(left) > 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+// mentioning lists what the node's tables have of a container.
+func mentioning(id, hash string) func(*testing.T) []string {
+	return func(t *testing.T) (lines []string) {
+		for _, line := range records(t, "nft ") {
+			if strings.HasPrefix(line, "nft ") && (strings.Contains(line, hash[:21]) || strings.Contains(line, id)) {
+				lines = append(lines, line)
+			}
+		}
+		return lines
+	}
+}
+
+// TestTwoNetworksOfOneContainer: the reference marks hostPort rules by the container alone; DEL of one network leaves the other's.
+func TestTwoNetworksOfOneContainer(t *testing.T) {
+	flush(t)
+	h := host(t)
+	pipe(t, `table ip cni_hostport { chain hostports {
+		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
+	ref := Reference{Network: "n", ContainerID: "c", IfName: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
+	mustDo(t, h.DelReferencePorts(ref))
+	left, err := mustNFT(t).rules(place{unix.NFPROTO_IPV4, referenceHostports, ""})
+	if err != nil || len(left) != 1 || !left[0].has([]byte{10, 9, 0, 2}) {
+		t.Errorf("left %v, %v", left, err)
+	}
+	ref.Addresses = nil
+	mustDo(t, h.DelReferencePorts(ref))
+	if left, err = mustNFT(t).rules(place{unix.NFPROTO_IPV4, referenceHostports, ""}); err != nil || len(left) != 0 {
+		t.Errorf("without addresses: left %v, %v", left, err)
+	}
+}
+
+func mustNFT(t *testing.T) *nft {
+	t.Helper()
+	n, err := openNFT("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.close)
+	return n
+}

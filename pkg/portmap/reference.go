@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"encoding/json"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// delReference removes the rules of an attachment without a record, which the reference plugin made, or ours in the form of the
+// reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
+// runtime names ports.
+func delReference(r *plugin.Request) error {
+	var conf struct {
+		Runtime struct {
+			Ports []any `json:"portMappings"`
+		} `json:"runtimeConfig"`
+	}
+	if err := json.Unmarshal(r.Config, &conf); err == nil && len(conf.Runtime.Ports) == 0 {
+		return nil
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return host.DelReferencePorts(asReference(r))
+}
+
+func asReference(r *plugin.Request) kernel.Reference {
+	ref := kernel.Reference{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Hashes: attachment.KeyOf(r).ReferenceHashes(r.Plugin)}
+	if r.Prev != nil {
+		for _, p := range podAddresses(r.Prev, r.IfName) {
+			ref.Addresses = append(ref.Addresses, p.Addr())
+		}
+	}
+	return ref
+}
+
+// madeByReference returns the backend of the reference that forwards the ports of an attachment without a record; "" when none does. Its
+// rules in iptables are the same as ours, and only said to exist.
+func madeByReference(r *plugin.Request, host *kernel.Node, ports []kernel.HostPort) (backend string, err error) {
+	if attachment.Recorded(r) {
+		return "", nil
+	}
+	ref := asReference(r)
+	all := len(ports) > 0
+	for _, p := range ports {
+		ok, err := host.HasReferencePort(ref, p)
+		if err != nil {
+			return "", err
+		}
+		all = all && ok
+	}
+	if all {
+		return "nftables", nil
+	}
+	if ok, err := host.HasReferencePortChain(ref); !ok || err != nil {
+		return "", err
+	}
+	return "iptables", nil
+}
