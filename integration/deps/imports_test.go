@@ -26,7 +26,7 @@ func layers() [][]string {
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
-		{"pkg/reconcile"},
+		{"pkg/reconcile", "pkg/rollback"},
 		{"pkg/cli"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace"},
 	}
@@ -44,12 +44,13 @@ func only() map[string][]string {
 		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},                               // what changes the system
+		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},                                               // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/reconcile":         {"pkg/cli", "integration/"},
+		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest"},
 		"github.com/spf13/cobra":         {"pkg/cli"},

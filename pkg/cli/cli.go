@@ -56,6 +56,6 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newDemo(), newGC(), newLs(), newVersion())
+	root.AddCommand(newDemo(), newGC(), newLs(), newRollback(), newVersion())
 	return root
 }

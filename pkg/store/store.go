@@ -71,6 +71,14 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
+// RemoveAll deletes the folder path with all that is in it; one that is not there is no error.
+func RemoveAll(path string) error {
+	if err := fault.Point("remove " + path); err != nil {
+		return err
+	}
+	return os.RemoveAll(path)
+}
+
 // Close releases the folder, not its locks.
 func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// rollback runs the command with the network's configuration, and returns what it says.
+func rollback(t *testing.T, n network, flags ...string) (string, error) {
+	t.Helper()
+	return rollbackBy(t, binDir(), n, nil, flags...)
+}
+
+func rollbackBy(t *testing.T, bin string, n network, env []string, flags ...string) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "10-mixed.conflist"), n.list.Bytes, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(bin, "podlace"), append([]string{"rollback", "--conf-dir", dir}, flags...)...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func mustRollback(t *testing.T, n network, flags ...string) string {
+	t.Helper()
+	out, err := rollback(t, n, flags...)
+	if err != nil {
+		t.Fatalf("rollback: %v\n%s", err, out)
+	}
+	return out
+}
+
+// ownTraces are the names of what only Podlace makes.
+var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace|/\.podlace).*$`)
+
+// TestRollback (F-44): pods that Podlace made are deleted by the reference after a rollback, and nothing is left. Their traffic goes on
+// meanwhile and while the plugins change (F-43).
+func TestRollback(t *testing.T) {
+	reference := needReference(t)
+	for i, backends := range []string{"unset", "iptables", "nftables"} {
+		t.Run(backends, func(t *testing.T) {
+			port := 7300 + i
+			edits := withSpoofCheck(backends == "nftables")
+			ours := mixed(t, backends, binDir(), port, edits...)
+			theirs := ours.by(reference)
+			t.Cleanup(func() { ours.forget(t) })
+			peer := newPeer(t)
+			warm(t, theirs, ours)
+			mustRollback(t, ours, "--yes")
+			before := take(t)
+			if left := ownTraces.FindString(before.String()); left != "" {
+				t.Errorf("after a rollback without pods there is %s", left)
+			}
+
+			old := newPod(t, "old")
+			tellAddresses(t, old, net.JoinHostPort(address(t, ours.add(t, "old", old)), "80"))
+			traffic := startStream(t, old)
+			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(port))
+			running := take(t)
+			if out := mustRollback(t, ours); !strings.Contains(out, "pod shop/web-0: container old, eth0 in network mixed\n") || !strings.Contains(out, "Nothing was changed") {
+				t.Errorf("the dry run says\n%s", out)
+			}
+			kerneltest.NoLeak(t, running, watched())
+
+			for range 2 { // again is fine
+				mustRollback(t, ours, "--yes")
+				if left := ownTraces.FindString(take(t).String()); left != "" {
+					t.Errorf("after a rollback there is %s", left)
+				}
+				if checked := strings.Contains(take(t).String(), "nft chain bridge nat cni-br-iface-old-eth0-mac"); checked != (edits != nil) {
+					t.Errorf("MACs are checked by rules of the reference: %t", checked)
+				}
+				traffic.goesOn()
+				if err := once(peer, hostPort, peerAddresses[0]); err != nil {
+					t.Errorf("hostPort: %v", err)
+				}
+			}
+			fresh := newPod(t, "new")
+			other := mixed(t, backends, reference, port+50, edits...)
+			other.add(t, "new", fresh)
+			traffic.goesOn()
+			other.del(t, "new", fresh)
+			traffic.goesOn()
+			if err := once(peer, hostPort, peerAddresses[0]); err != nil {
+				t.Errorf("hostPort after a pod of the reference: %v", err)
+			}
+			if err := theirs.check(t, "old", old); err == nil || err.Error() != "Limit doesn't match" {
+				t.Errorf("CHECK: %v, want no error but that of bandwidth, which computes its queue in another way", err)
+			}
+			traffic.stop()
+			theirs.del(t, "old", old)
+			theirs.del(t, "old", old)
+			kerneltest.NoLeak(t, before, watched())
+		})
+	}
+}
+
+// TestRollbackInterrupted (F-44): whichever change fails, the pod's traffic goes on, and the next run completes the work.
+func TestRollbackInterrupted(t *testing.T) {
+	reference := needReference(t)
+	for _, backends := range []string{"unset", "nftables"} {
+		t.Run(backends, func(t *testing.T) {
+			ours := mixed(t, backends, binDir(), 7400)
+			theirs := ours.by(reference)
+			t.Cleanup(func() { ours.forget(t) })
+			newPeer(t)
+			warm(t, theirs, ours)
+			mustRollback(t, ours, "--yes")
+			before := take(t)
+			pod := newPod(t, "old")
+			for n := 1; ; n++ {
+				ours.add(t, "old", pod)
+				traffic := startStream(t, pod)
+				out, err := rollbackBy(t, os.Getenv(tracedEnv), ours, []string{fmt.Sprint("PODLACE_FAIL_AT=", n)}, "--yes")
+				if err != nil && !strings.Contains(out, "injected fault") {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				traffic.goesOn()
+				mustRollback(t, ours, "--yes")
+				traffic.goesOn()
+				traffic.stop()
+				theirs.del(t, "old", pod)
+				kerneltest.NoLeak(t, before, watched())
+				if err == nil {
+					if n < 8 {
+						t.Errorf("there were %d changes only:\n%s", n-1, out)
+					}
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestRollbackOfTheDead (F-44): what a pod left that went away without a DEL goes, and an unknown network keeps everything.
+func TestRollbackOfTheDead(t *testing.T) {
+	reference := needReference(t)
+	ours := mixed(t, "nftables", binDir(), 7450)
+	theirs := ours.by(reference)
+	t.Cleanup(func() { ours.forget(t) })
+	warm(t, theirs, ours)
+	mustRollback(t, ours, "--yes")
+	before := take(t)
+	pod, live := newPod(t, "old"), newPod(t, "live")
+	ours.add(t, "old", pod)
+	mixed(t, "nftables", binDir(), 7451).add(t, "live", live)
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	unknown := mixed(t, "nftables", binDir(), 7450, `"mixed"`, `"another"`)
+	if out, err := rollback(t, unknown, "--yes"); err == nil || !strings.Contains(out, "no configuration of this network names the plugin bridge") ||
+		!strings.Contains(take(t).String(), "podlace_masquerade") {
+		t.Errorf("without the configuration: %v\n%s", err, out)
+	}
+	mustRollback(t, ours, "--yes")
+	theirs.del(t, "old", pod)
+	theirs.del(t, "live", live)
+	kerneltest.NoLeak(t, before, watched())
+}

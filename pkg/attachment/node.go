@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Step is one thing that is to be done to an attachment or to the node, in words, and how.
+type Step struct {
+	Text string
+	Do   func() error
+}
+
+// Networks returns the names of the networks that have records or had some since the node booted.
+func Networks() ([]string, error) {
+	entries, err := os.ReadDir(store.Root)
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, ignoreMissing(err)
+}
+
+// Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
+func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
+	dir, err := store.Open(folder(network))
+	if err != nil {
+		return nil, nil, ignoreMissing(err)
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	found = map[Key]map[string]Record{}
+	for _, name := range names {
+		if strings.HasPrefix(name, ".") {
+			continue
+		}
+		data, e := dir.Read(name)
+		if errors.Is(e, fs.ErrNotExist) {
+			continue // its DEL was faster
+		}
+		rec, e := parse(data)
+		if e != nil || rec.Network != network {
+			unreadable = append(unreadable, name)
+			continue
+		}
+		if found[rec.Key] == nil {
+			found[rec.Key] = map[string]Record{}
+		}
+		found[rec.Key][rec.Plugin] = rec
+	}
+	return found, unreadable, err
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Sorted returns the keys of Attachments in a fixed order.
+func Sorted[T any](of map[Key]T) []Key {
+	return slices.SortedFunc(maps.Keys(of), func(a, b Key) int {
+		return strings.Compare(a.ContainerID+"/"+a.IfName, b.ContainerID+"/"+b.IfName)
+	})
+}
+
+// LockKey locks an attachment against all plugins. Its folder must exist.
+func LockKey(k Key) (*Attachment, error) {
+	dir, err := store.Open(folder(k.Network))
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.LockAt(lockFile, 0o600, k.offset())
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &Attachment{Key: k, dir: dir, lock: lock}, nil
+}
+
+// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays.
+func Clear() error {
+	networks, err := Networks()
+	errs := []error{err}
+	for _, network := range networks {
+		errs = append(errs, store.RemoveAll(folder(network)))
+	}
+	entries, err := os.ReadDir(store.Root)
+	errs = append(errs, ignoreMissing(err))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			errs = append(errs, os.Remove(filepath.Join(store.Root, e.Name())))
+		}
+	}
+	_ = os.Remove(store.Root)
+	return errors.Join(errs...)
+}

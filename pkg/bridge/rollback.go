@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// Recorded is what the record of an attachment tells those who work on the node as a whole.
+type Recorded struct {
+	Addresses []netip.Prefix // with the length of their subnet
+	DataDir   string         // of the IPAM plugin; "" for its default
+}
+
+// FromRecord reads a record.
+func FromRecord(rec attachment.Record) (Recorded, error) {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return Recorded{}, err
+	}
+	var ipam struct {
+		DataDir string `json:"dataDir"`
+	}
+	_ = json.Unmarshal(st.IPAM, &ipam)
+	return Recorded{st.Addresses, ipam.DataDir}, nil
+}
+
+var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
+
+// ToReference lists what gives an attachment the rules of the reference plugin, so that its DEL removes them. addresses are all that
+// the container has in the network: in iptables the reference has one chain for them. Ours in nftables end with their tables.
+func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return nil, err
+	}
+	guard, err := referenceGuard(host, rec, st.Guard, conf)
+	if err != nil {
+		return nil, err
+	}
+	masquerade, err := masqueradeSteps(host, rec, st, addresses, conf)
+	return append(guard, masquerade...), err
+}
+
+// referenceGuard keeps the check of MACs, which the reference has too; it has no check of addresses.
+func referenceGuard(host *kernel.Node, rec attachment.Record, guard *kernel.Guard, conf json.RawMessage) ([]attachment.Step, error) {
+	if guard == nil {
+		return nil, nil
+	}
+	if conf == nil {
+		return nil, errNoConfiguration
+	}
+	var keys struct {
+		MACSpoofCheck bool `json:"macspoofchk"`
+	}
+	if err := json.Unmarshal(conf, &keys); err != nil {
+		return nil, err
+	}
+	mac, err := net.ParseMAC(guard.MAC)
+	if err != nil || !keys.MACSpoofCheck {
+		return []attachment.Step{{Text: "NOTE: the protection of its neighbours ends, the configuration has no macspoofchk"}}, err
+	}
+	return []attachment.Step{{Text: "check its MAC by rules of nftables", Do: func() error {
+		ref := kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}
+		return host.EnsureReferenceSpoofCheck(ref, guard.Link, mac)
+	}}}, nil
+}
+
+func masqueradeSteps(host *kernel.Node, rec attachment.Record, st state, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
+	named := attachment.Key{Network: rec.Network, ContainerID: rec.ContainerID, IfName: "eth0"} // as the reference names any interface
+	if st.Masquerade == "" || st.Masquerade == "iptables" && rec.Key == named {
+		return nil, nil
+	}
+	m, err := referenceMasquerade(conf)
+	if err != nil {
+		return nil, err
+	}
+	if m.Backend == "" {
+		return []attachment.Step{{Text: "NOTE: the configuration has no ipMasq any more, so its masquerade ends"}}, nil
+	}
+	own, all := m.of(st.Addresses), m.of(addresses)
+	steps := []attachment.Step{{Text: fmt.Sprintf("masquerade %s by rules of %s", list(own), m.Backend), Do: func() error {
+		if m.Backend == "iptables" {
+			return masqueradeByIPTables(host, named, all, m.of(m.Except))
+		}
+		return host.EnsureReferenceMasquerade(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, own, m.of(m.Except))
+	}}}
+	if st.Masquerade == "iptables" {
+		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),
+			Do: func() error { return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(rec.Key)) }})
+	}
+	return steps, nil
+}
+
+// referenceMasquerade reads what the configuration wants masqueraded, with the backend that the reference takes for it. The reference knows
+// neither families nor exceptions; its rules can express them, and its DEL removes them.
+func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
+	if conf == nil {
+		return Masquerade{}, errNoConfiguration
+	}
+	var raw rawConfig
+	if err := json.Unmarshal(conf, &raw); err != nil {
+		return Masquerade{}, err
+	}
+	cfg := Config{IPAM: ipamType(raw.IPAM)}
+	if err := parseMasquerade(&cfg, raw, nil); err != nil || cfg.Masquerade.Backend == "" {
+		return Masquerade{}, err
+	}
+	named := ""
+	if raw.IPMasqBackend != nil {
+		named = *raw.IPMasqBackend
+	}
+	cfg.Masquerade.Backend = kernel.ReferenceBackend(named)
+	return cfg.Masquerade, nil
+}
+
+func list(addresses []netip.Prefix) string {
+	var out []string
+	for _, a := range addresses {
+		out = append(out, a.Addr().String())
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// toReference runs the steps for an attachment, as the configuration stands, and returns their texts.
+func (l lab) toReference(id, ifname string) (texts []string) {
+	l.Helper()
+	all, unreadable, err := attachment.Attachments(l.network())
+	k := attachment.Key{Network: l.network(), ContainerID: id, IfName: ifname}
+	if err != nil || len(unreadable) > 0 || all[k] == nil {
+		l.Fatalf("%v, %v, %v", all, unreadable, err)
+	}
+	rec := all[k]["bridge"]
+	of, err := FromRecord(rec)
+	if err != nil {
+		l.Fatal(err)
+	}
+	conf, err := json.Marshal(l.conf)
+	if err != nil {
+		l.Fatal(err)
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer host.Close()
+	steps, err := ToReference(host, rec, of.Addresses, conf)
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() {
+		c, err := nftables.New()
+		if err != nil {
+			l.Fatal(err)
+		}
+		table := c.AddTable(&nftables.Table{Name: "cni_plugins_masquerade", Family: nftables.TableFamilyINet}) // deleting what is missing fails
+		c.DelTable(table)
+		if err := c.Flush(); err != nil {
+			l.Error(err)
+		}
+	})
+	for range 2 { // again is fine
+		for _, s := range steps {
+			if s.Do == nil {
+				continue
+			}
+			if err := s.Do(); err != nil {
+				l.Fatal(err)
+			}
+		}
+	}
+	for _, s := range steps {
+		texts = append(texts, s.Text)
+	}
+	return texts
+}
+
+// nftRules lists rules of a table, each as the parts of the oracle's line that are asked for.
+func nftRules(t *testing.T, in string) (lines []string) {
+	t.Helper()
+	s, err := sandbox.Take(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(s.String()) {
+		if strings.Contains(line, ": nft rule "+in+" ") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
+
+// TestCheckOfTheReference (F-44): an attachment without a record is masqueraded when the reference's rules say so.
+func TestCheckOfTheReference(t *testing.T) {
+	l := newLab(t, "ipMasqBackend", "nftables")
+	a := l.add("a")
+	want := "masquerade " + a.result.IPs[0].Address.IP.String() + ", " + a.result.IPs[1].Address.IP.String() + " by rules of nftables"
+	if diff := cmp.Diff([]string{want}, l.toReference("a", "eth0")); diff != "" {
+		t.Error(diff)
+	}
+	if err := flushSet("pods"); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(a.check(), plugin.CodeStateDiffers, "masquerade of")
+	a.loseRecord()
+	l.ok(a.check())
+	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) != 2 {
+		t.Errorf("rules: %q", rules)
+	}
+	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) != 0 {
+		t.Errorf("after DEL: %q", rules)
+	}
+	l.add("b") // writes the sets anew
+}
+
+// TestToReferenceWithExceptions: families and exceptions hold in the form of the reference too.
+func TestToReferenceWithExceptions(t *testing.T) {
+	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
+	l.add("a")
+	l.toReference("a", "eth0")
+	rules := nftRules(t, "inet cni_plugins_masquerade masq_checks")
+	// The kernel has verdict -5 for return.
+	returns := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, "c0000200") && strings.Contains(r, "fffffffb") })
+	masquerades := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, " masq ") })
+	if len(rules) != 2 || returns < 0 || masquerades < 0 {
+		t.Errorf("rules: %q", rules)
+	}
+}
+
+// TestToReferenceOfAnotherInterface: the reference names the chain of any interface by the container alone.
+func TestToReferenceOfAnotherInterface(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t, "ipMasqBackend", "iptables")
+	l.ok(l.call("ADD", "a", "CNI_IFNAME", "net1"))
+	t.Cleanup(func() { l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1")) })
+	own, theirs := masqueradeChain(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}), masqueradeChain(key("net", "a"))
+	l.toReference("a", "net1")
+	if rules := nftRules(t, "ip nat "+own); len(rules) > 0 {
+		t.Errorf("rules of %s: %q", own, rules)
+	}
+	if rules := nftRules(t, "ip nat "+theirs); len(rules) != 2 {
+		t.Errorf("rules of %s: %q", theirs, rules)
+	}
+	// An unrecorded DEL of net1 finds it, unless eth0 of the container is there and has it.
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	forget := l.add("a")
+	for _, left := range []int{2, 0} {
+		if err := host.DelReferenceMasquerade(asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"})); err != nil {
+			t.Fatal(err)
+		}
+		if rules := nftRules(t, "ip nat "+theirs); len(rules) != left {
+			t.Errorf("rules of %s, want %d: %q", theirs, left, rules)
+		}
+		if left > 0 {
+			forget.loseRecord()
+		}
+	}
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// EnsureReferenceMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables.
+// Destinations in except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would begin that never gets an answer.
+func (n *Node) EnsureReferenceMasquerade(ref Reference, addresses, except []netip.Prefix) error {
+	has, err := listedRules(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain})
+	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
+		return !slices.ContainsFunc(has, func(r rule) bool { return ref.isMasquerade(r) && r.has(a.Addr().AsSlice()) })
+	}) {
+		return err
+	}
+	return skeleton("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
+		table := c.AddTable(&nftables.Table{Name: referenceMasquerade, Family: nftables.TableFamilyINet})
+		h := ruleset{c, table}
+		checks := c.AddChain(&nftables.Chain{Table: table, Name: referenceMasqChain})
+		// The reference gives its chain no policy; the default is the same.
+		base := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+		for i, f := range []family{ipv4, ipv6} {
+			p := netip.MustParsePrefix(multicast[i])
+			h.rule(base, join(f.only(), f.subnet(f.destination, p, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
+		}
+		h.rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
+		comment := fmt.Sprintf("%s, net: %s, if: %s, id: %s", ref.masqueradePrefix(), ref.Network, ref.IfName, ref.ContainerID)
+		for _, a := range addresses {
+			f := familyOf(a.Addr())
+			comment := comment[:min(len(comment), maxComment)]
+			for _, p := range except {
+				if p.Addr().Is4() == a.Addr().Is4() {
+					h.commented(checks, comment, join(f.only(), f.is(f.source, a.Addr()), f.subnet(f.destination, p, expr.CmpOpEq),
+						[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}))
+				}
+			}
+			h.commented(checks, comment, join(f.only(), f.is(f.source, a.Addr()),
+				f.subnet(f.destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
+		}
+		return nil
+	})
+}
+
+// EnsureReferencePorts forwards ports by rules as the reference (1.9) writes them to nftables, unless they are there.
+func (n *Node) EnsureReferencePorts(ref Reference, ports []HostPort) error {
+	missing := false
+	for _, p := range ports {
+		ok, err := n.HasReferencePort(ref, p)
+		if err != nil {
+			return err
+		}
+		missing = missing || !ok
+	}
+	if !missing {
+		return nil
+	}
+	return skeleton("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
+		for _, f := range []family{ipv4, ipv6} {
+			var own []HostPort
+			for _, p := range ports {
+				if p.To.Addr().Is4() == (f.digit == ipv4.digit) {
+					own = append(own, p)
+				}
+			}
+			if len(own) > 0 {
+				f.referencePorts(c, ref, own)
+			}
+		}
+		return nil
+	})
+}
+
+// referencePorts writes the ports of one family, in the table of that family.
+func (f family) referencePorts(c *nftables.Conn, ref Reference, ports []HostPort) {
+	table := c.AddTable(&nftables.Table{Name: referenceHostports, Family: nftables.TableFamily(f.proto)})
+	h := ruleset{c, table}
+	chain := c.AddChain(&nftables.Chain{Table: table, Name: "hostports"})
+	byIP := c.AddChain(&nftables.Chain{Table: table, Name: "hostip_hostports"})
+	all := h.chain("hostports_all", nil, 0, "")
+	h.rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: byIP.Name})
+	h.rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: chain.Name})
+	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput} {
+		base := h.chain(name, hook, int(*nftables.ChainPriorityNATDest), nftables.ChainTypeNAT)
+		h.rule(base, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)),
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: all.Name})
+	}
+	for _, p := range ports {
+		var match []expr.Any
+		if p.HostIP.IsValid() {
+			match = f.is(f.destination, p.HostIP)
+		}
+		h.commented(chain, ref.ContainerID, join(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(p.protocol()),
+			port(1), equal(be16(p.Port)),
+			&expr.Immediate{Register: 1, Data: p.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: be16(p.To.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: 2}}))
+	}
+	if !ports[0].SNAT {
+		return
+	}
+	policy := nftables.ChainPolicyAccept
+	back := c.AddChain(&nftables.Chain{Table: table, Name: "masquerading", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
+	to := ports[0].To.Addr()
+	sources := []netip.Addr{to}
+	if to.Is4() {
+		sources = append(sources, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	for _, source := range sources {
+		h.commented(back, ref.ContainerID, join(f.is(f.source, source), f.is(f.destination, to), []expr.Any{&expr.Masq{}}))
+	}
+}
+
+// EnsureReferenceSpoofCheck lets only frames of one MAC through a port of a bridge, by chains as the reference writes them (macspoofchk),
+// unless they are there.
+func (n *Node) EnsureReferenceSpoofCheck(ref Reference, link string, mac net.HardwareAddr) error {
+	if ok, err := n.HasReferenceSpoofCheck(ref); ok || err != nil {
+		return err
+	}
+	return skeleton("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
+		r := ruleset{c, c.AddTable(&nftables.Table{Name: "nat", Family: nftables.TableFamilyBridge})}
+		policy := nftables.ChainPolicyAccept
+		base := c.AddChain(&nftables.Chain{Table: r.table, Name: spoofParent, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityRef(-300), Policy: &policy})
+		comment := "macspoofchk-" + ref.ContainerID + "-" + ref.IfName
+		port, macs := r.chain(ref.spoofChain(), nil, 0, ""), r.chain(ref.spoofChain()+"-mac", nil, 0, "")
+		r.commented(macs, comment, []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, equal(mac),
+			&expr.Verdict{Kind: expr.VerdictReturn}})
+		r.commented(macs, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
+		r.commented(port, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: macs.Name}})
+		r.commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equal(ifname(link)),
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: port.Name}})
+		return nil
+	})
+}
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// is matches one address of the header at the offset.
+func (f family) is(offset uint32, a netip.Addr) []expr.Any {
+	return []expr.Any{network(1, offset, f.length), equal(a.AsSlice())}
+}
+
+// subnet compares the address of the header at the offset with a subnet.
+func (f family) subnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
+	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
+		length := uint32(p.Bits() / 8)
+		return []expr.Any{network(1, offset, length), &expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()[:length]}}
+	}
+	mask, none := make([]byte, f.length), make([]byte, f.length)
+	for bit := range p.Bits() {
+		mask[bit/8] |= 1 << (7 - bit%8)
+	}
+	return []expr.Any{network(1, offset, f.length), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.length, Mask: mask, Xor: none},
+		&expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()}}
+}
+
+func (h ruleset) commented(chain *nftables.Chain, comment string, exprs []expr.Any) {
+	h.c.AddRule(&nftables.Rule{Table: h.table, Chain: chain, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
+}
+
+// Table is a table of nftables.
+type Table struct {
+	family nftables.TableFamily
+	Name   string
+}
+
+// String returns family and name.
+func (t Table) String() string {
+	if t.family == nftables.TableFamilyBridge {
+		return "bridge " + t.Name
+	}
+	return "inet " + t.Name
+}
+
+// OwnTables returns those of the tables that Podlace makes which are there.
+func (n *Node) OwnTables() (found []Table, err error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	for _, own := range []Table{{nftables.TableFamilyINet, masqueradeTable}, {nftables.TableFamilyINet, hostportTable}, {nftables.TableFamilyBridge, guardTable}} {
+		tables, err := c.ListTablesOfFamily(own.family)
+		if err = ignore(err, noNFT[:]...); err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }) {
+			found = append(found, own)
+		}
+	}
+	return found, nil
+}
+
+// DelTable deletes a table with all that is in it. One that is not there is no error.
+func (n *Node) DelTable(t Table) error {
+	err := skeleton("nft delete table "+t.String(), func(c *nftables.Conn) error {
+		c.DelTable(&nftables.Table{Name: t.Name, Family: t.family})
+		return nil
+	})
+	return ignore(err, append(noNFT[:], unix.ENOENT)...)
+}
+
+// ReferenceBackend returns the backend that the reference takes: the one that is named, else iptables where it is installed.
+func ReferenceBackend(named string) string {
+	switch {
+	case named != "":
+		return named
+	case HasIPTables(true):
+		return "iptables"
+	}
+	return "nftables"
+}

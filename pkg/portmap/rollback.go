@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// ToReference lists what gives the ports of an attachment the rules of the reference plugin, so that its DEL removes them, and then takes
+// ours away. addresses are those of the pod with the lengths of their subnets.
+func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return nil, err
+	}
+	named := attachment.Key{Network: rec.Network, ContainerID: rec.ContainerID, IfName: "eth0"} // as the reference names any interface
+	if len(st.Ports) == 0 || st.Backend == "iptables" && rec.Key == named {
+		return nil, nil
+	}
+	if conf == nil {
+		return nil, fmt.Errorf("no configuration of this network names the plugin portmap")
+	}
+	var raw rawConfig
+	if err := json.Unmarshal(conf, &raw); err != nil {
+		return nil, err
+	}
+	backend := ""
+	if raw.Backend != nil {
+		backend = *raw.Backend
+	}
+	backend = kernel.ReferenceBackend(backend)
+	cfg := Config{Backend: backend, MarkBit: defaultMarkBit, SNAT: st.Ports[0].SNAT, MasqAll: st.Ports[0].MasqAll}
+	for _, step := range []func(*Config, rawConfig) error{parseIPTables, parseConditions} {
+		if err := step(&cfg, raw); err != nil {
+			return nil, err
+		}
+	}
+	return []attachment.Step{
+		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
+			if backend == "iptables" {
+				return addByIPTables(host, named, cfg, st.Ports, withSubnets(st.Ports, addresses))
+			}
+			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, st.Ports)
+		}},
+		{Text: "remove its hostPorts of Podlace", Do: func() error { return removeOwn(host, rec, st) }},
+	}, nil
+}
+
+// Targets returns the addresses that the ports of an attachment lead to.
+func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
+	var st state
+	err = json.Unmarshal(rec.State, &st)
+	for _, p := range st.Ports {
+		addresses = append(addresses, p.To.Addr())
+	}
+	return addresses, err
+}
+
+// EndPorts ends the hostPorts of an attachment whose pod is gone.
+func EndPorts(host *kernel.Node, rec attachment.Record) error {
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return err
+	}
+	return removeOwn(host, rec, st)
+}
+
+func removeOwn(host *kernel.Node, rec attachment.Record, st state) error {
+	if st.Backend == "iptables" {
+		return delByIPTables(host, rec.Key, st.Ports)
+	}
+	return host.DelHostPorts(rec.Hash(), st.Ports)
+}
+
+// withSubnets gives the addresses that ports lead to the lengths of their subnets; one that is not known is alone.
+func withSubnets(ports []kernel.HostPort, addresses []netip.Prefix) (pods []netip.Prefix) {
+	for _, p := range ports {
+		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())
+		if i := slices.IndexFunc(addresses, func(a netip.Prefix) bool { return a.Addr() == p.To.Addr() }); i >= 0 {
+			of = addresses[i]
+		}
+		if !slices.Contains(pods, of) {
+			pods = append(pods, of)
+		}
+	}
+	return pods
+}
+
+func listPorts(ports []kernel.HostPort) string {
+	var out []string
+	for _, p := range ports {
+		if s := p.String(); !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return "hostPort " + strings.Join(out, ", ")
+}
