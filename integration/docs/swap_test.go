@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TestSwapUnderLoad (F-43): while pods come and go in parallel, the programs are replaced by those of the other set over and over, as
+// scripts/install.sh does it. No verb fails, and whoever adds and whoever deletes, a rollback finds what is left.
+func TestSwapUnderLoad(t *testing.T) {
+	reference := needReference(t)
+	for _, backends := range []string{"iptables", "nftables"} {
+		t.Run(backends, func(t *testing.T) {
+			bin := t.TempDir()
+			install(t, reference, bin)
+			n := mixed(t, backends, bin, 7500)
+			t.Cleanup(func() { n.forget(t) })
+			warm(t, n.by(reference), n.by(binDir()))
+			mustRollback(t, n, "--yes")
+			before := take(t)
+
+			const workers, rounds = 3, 12
+			var pods [workers]*sandbox.Pod
+			for i := range pods {
+				pods[i] = newPod(t, fmt.Sprint("swap", i))
+			}
+			var load sync.WaitGroup
+			for i, pod := range pods {
+				load.Go(func() {
+					for round := range rounds {
+						of := mixed(t, backends, bin, 20000+i*rounds+round)
+						id := fmt.Sprintf("swap%d-%d", i, round)
+						if err := of.tryAdd(t, id, pod); err != nil {
+							t.Errorf("ADD: %v", err)
+						}
+						of.del(t, id, pod)
+					}
+				})
+			}
+			done := make(chan struct{})
+			go func() { load.Wait(); close(done) }()
+			swaps := 0
+			for busy := true; busy; swaps++ {
+				install(t, []string{binDir(), reference}[swaps%2], bin)
+				select {
+				case <-done:
+					busy = false
+				default:
+				}
+			}
+			if swaps < rounds {
+				t.Errorf("the programs were replaced only %d times", swaps)
+			}
+			install(t, reference, bin)
+			mustRollback(t, n, "--yes")
+			kerneltest.NoLeak(t, before, watched())
+		})
+	}
+}
+
+// install puts the plugins of one folder in place of those of another.
+func install(t *testing.T, from, to string) {
+	t.Helper()
+	script, err := filepath.Abs(filepath.Join(root, "scripts/install.sh"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(script, from, to, "bridge", "host-local", "portmap", "bandwidth")
+	cmd.Env = os.Environ()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("install: %v\n%s", err, out)
+	}
+}
