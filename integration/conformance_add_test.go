@@ -97,7 +97,7 @@ func TestAddLive(t *testing.T) {
 	n := newNode(t, "live", 152, "nftables")
 	n = n.with(0, "ipam.routes", liveRoutes())
 	t.Run("C-38 links, addresses and routes are live", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("live")
 		defer h.del()
 		err := h.inPod(func(l netlink.Link) error {
@@ -157,7 +157,7 @@ func TestAddTwice(t *testing.T) {
 	for title, edit := range inOrder(map[string]object{"": {}, ", address given": {"runtimeConfig": object{"ips": []any{"10.153.7.7/16"}}}}) {
 		for _, plugin := range []string{"bridge", "host-local"} {
 			t.Run("C-40 ADD of "+plugin+" eight times at once"+title, func(t *testing.T) {
-				n.T = t
+				n := n.in(t)
 				before := watch(t)
 				h := held{node: n, pod: newPod(t, "twice"), ifname: "eth0"}
 				add := h.call(0, "ADD")

@@ -154,7 +154,7 @@ func TestCheckTells(t *testing.T) {
 	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages()} {
 		for title, b := range inOrder(table) {
 			t.Run(title, func(t *testing.T) {
-				n.T = t
+				n := n.in(t)
 				n.broken(b)
 				next := n.attach("tells-next")
 				next.check()
@@ -186,7 +186,7 @@ func TestCheckTellsIPTables(t *testing.T) {
 	n := newNode(t, "tells-ipt", 141, "iptables")
 	for _, program := range []string{"iptables", "ip6tables"} {
 		t.Run("C-63 "+program+" flushed", func(t *testing.T) {
-			n.T = t
+			n := n.in(t)
 			h := n.attach("flushed")
 			h.check()
 			if out, err := exec.Command(program, "-t", "nat", "-F").CombinedOutput(); err != nil {
@@ -207,7 +207,7 @@ func TestCheckTellsIPTables(t *testing.T) {
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("allows")
 		err := h.inPod(func(l netlink.Link) error {
 			return errors.Join(setMAC(l), netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst, Gw: h.result.Routes[0].GW}))
@@ -224,7 +224,7 @@ func TestCheckAllows(t *testing.T) {
 		h.del()
 	})
 	t.Run("C-61 MAC of the bridge changed", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("bridge-mac")
 		if err := onHost(bridgeOf(h), setMAC); err != nil {
 			t.Fatal(err)
@@ -247,7 +247,7 @@ func TestCheckAtOnce(t *testing.T) {
 	}
 	n := newNode(t, "at-once", 143, "nftables")
 	t.Run(fmt.Sprint("C-67 CHECK right after ADD, pods: ", pods), func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		before := watch(t)
 		for i := range pods {
 			h := n.attach(fmt.Sprint("at-once-", i))
@@ -297,7 +297,7 @@ func TestCheckLooks(t *testing.T) {
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("shadowed-a")
 		h.check()
 		if err := flushRules(); err != nil {

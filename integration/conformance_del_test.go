@@ -66,12 +66,11 @@ func TestDelHarsh(t *testing.T) {
 			before := watch(t)
 			for title, edit := range inOrder(harshDels(t)) {
 				t.Run(title, func(t *testing.T) {
-					n.T = t
+					n := n.in(t)
 					n.attach("harsh").del(edit)
 					before.clean(t, title)
 				})
 			}
-			n.T = t
 			n.delMore(before)
 		})
 	}
@@ -80,7 +79,7 @@ func TestDelHarsh(t *testing.T) {
 // delMore are cases that are more than one edited DEL.
 func (n node) delMore(before *oracle) {
 	n.Run("C-46 DEL after the namespace went", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("vanished")
 		if err := h.pod.Close(); err != nil {
 			t.Fatal(err)
@@ -89,7 +88,7 @@ func (n node) delMore(before *oracle) {
 		before.clean(t, "DEL")
 	})
 	n.Run("C-49 DEL three times", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		stays := n.with(1, "runtimeConfig", nil).attach("stays")
 		with := watch(t, stays.pod)
 		h := n.attach("thrice")
@@ -102,7 +101,7 @@ func (n node) delMore(before *oracle) {
 		before.clean(t, "DEL of the other")
 	})
 	n.Run("C-48 DEL after ADD refused the runtimeConfig", func(t *testing.T) {
-		n.T = t
+		n := n.in(t)
 		h := n.attach("refused")
 		with := watch(t, h.pod)
 		second := held{node: n.with(1, "runtimeConfig.portMappings", ports(port(-1, 80, "tcp"))).with(2, "runtimeConfig.bandwidth", object{"ingressRate": -1}),
@@ -212,13 +211,38 @@ func TestDelReadOnly(t *testing.T) {
 		{"bridge", "/var/lib/cni/networks/readonly"}, {"host-local", "/var/lib/cni/networks/readonly"}, {"bridge", "/run/podlace/readonly"}, {"portmap", "/run/podlace/readonly"},
 	} {
 		t.Run("C-51 DEL of "+c.plugin+" with read-only "+strings.Split(c.dir, "/")[1], func(t *testing.T) {
-			n.T = t
+			n := n.in(t)
 			h := n.attach(fmt.Sprint("readonly", i))
 			del := h.call(map[string]int{"portmap": 1}[c.plugin], "DEL")
 			del.plugin = c.plugin
 			again := readOnly(t, c.dir)
 			del.run(t).refused(t, 5)
 			again()
+			h.del()
+			before.clean(t, "the next DEL")
+		})
+	}
+}
+
+// TestDelBusy: a lease that cannot be deleted although its folder can be written to.
+func TestDelBusy(t *testing.T) {
+	n := newNode(t, "undeletable", 122, "nftables")
+	before := watch(t)
+	for _, plugin := range []string{"bridge", "host-local"} {
+		t.Run("C-51 DEL of "+plugin+" with a lease that cannot be deleted", func(t *testing.T) {
+			n := n.in(t)
+			h := n.attach("undeletable")
+			lease := "/var/lib/cni/networks/undeletable/" + h.result.IPs[1].Address.IP.String()
+			if err := unix.Mount(lease, lease, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+			del := h.call(0, "DEL")
+			del.plugin = plugin
+			o := del.run(t)
+			if err := unix.Unmount(lease, 0); err != nil {
+				t.Fatal(err)
+			}
+			o.refused(t, 11)
 			h.del()
 			before.clean(t, "the next DEL")
 		})
@@ -240,7 +264,7 @@ func TestDelTexts(t *testing.T) {
 		"C-53 the name of the network is not found": s.call("DEL").config(`{"name": "not found"}`),
 	}) {
 		t.Run(title, func(t *testing.T) {
-			s.on(t, "DEL", `[ -z "$SAY" ] || { echo "$SAY"; exit 1; }`)
+			s.on(t, "DEL", `[ -z "$SAY" ] || { printf %s "$SAY"; exit 1; }`)
 			c.run(t).refused(t, append(allCodes(), codeEnv)...)
 		})
 	}

@@ -74,7 +74,7 @@ func TestDelBounded(t *testing.T) {
 		t.Log("SKIPPED part of the test: no iptables program")
 	}
 	s.call("ADD").run(t).ok(t)
-	s.on(t, "DEL", "sleep 600")
+	s.on(t, "DEL", "exec sleep 100")
 	dels = append(dels, &blocked{title: "C-54 DEL of bridge, IPAM plugin hangs", call: s.call("DEL")})
 
 	holdAll(t, dels, "/var/lib/cni/networks/locked/lock", "/run/podlace/busy/.lock", "/run/podlace/.iptables")
@@ -130,7 +130,7 @@ func TestStatusLooks(t *testing.T) {
 	}
 	t.Run("C-72 STATUS with an IPAM plugin that hangs", func(t *testing.T) {
 		s := newStub(t)
-		s.on(t, "STATUS", "sleep 600")
+		s.on(t, "STATUS", "exec sleep 100")
 		if o := s.call("STATUS").run(t).ok(t); !strings.Contains(o.stderr, "does not answer") {
 			t.Errorf("stderr does not tell it: %s", o.stderr)
 		}

@@ -54,6 +54,12 @@ func (n node) with(i int, pairs ...any) node {
 	return n
 }
 
+// in returns the node for a subtest.
+func (n node) in(t *testing.T) node {
+	n.T = t
+	return n
+}
+
 // held is an attachment of a pod to a node's network.
 type held struct {
 	node
