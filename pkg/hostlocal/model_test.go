@@ -256,6 +256,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 		}
 	}
 	m.releaseAll(gone)
+	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 

@@ -130,6 +130,7 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, `belongs to container "b"`)
 	l.mustFail(l.call("CHECK", "a", prev("192.0.2.7/24")), plugin.CodeStateDiffers, "no address of prevResult is leased")
 	l.ok(l.call("DEL", "a", ""))
+	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"c","ifname":"eth0"}]`))
 	if files := l.files(); files["10.1.2.2"] != "" || files["10.1.2.3"] != "" || files["10.1.2.4"] == "" {
 		t.Errorf("left %v", files)
