@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"os"
@@ -137,7 +138,20 @@ func TestList(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, path, strings.ReplaceAll(string(data), strings.TrimSpace(string(boot)), "earlier"))
+		var shard struct {
+			Sum     uint32          `json:"sum"`
+			Entries json.RawMessage `json:"entries"`
+		}
+		if err := json.Unmarshal(data, &shard); err != nil {
+			t.Fatal(err)
+		}
+		shard.Entries = bytes.ReplaceAll(shard.Entries, bytes.TrimSpace(boot), []byte("earlier"))
+		shard.Sum = crc32.ChecksumIEEE(shard.Entries)
+		data, err = json.Marshal(shard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, path, string(data))
 	}
 	before, _ := filepath.Glob("/var/lib/cni/networks/*/*")
 	list, err := List(nil)
