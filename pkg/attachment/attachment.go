@@ -81,6 +81,7 @@ type Attachment struct {
 	netns  string
 	dir    *store.Dir
 	lock   *store.Lock
+	saved  bool
 }
 
 // Open locks the attachment that r is about, against all plugins, and makes the folder for its record.
@@ -123,13 +124,16 @@ func (a *Attachment) Save(state any) error {
 		return err
 	}
 	data = append(data, '\n')
-	err = a.dir.Create(a.file(), data, 0o600)
-	if errors.Is(err, fs.ErrExist) {
+	if !a.saved {
+		err = a.dir.Create(a.file(), data, 0o600)
+	}
+	if a.saved || errors.Is(err, fs.ErrExist) {
 		err = a.dir.Write(a.file(), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
+	a.saved = true
 	return nil
 }
 
@@ -158,7 +162,10 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 }
 
 // Remove deletes the record.
-func (a *Attachment) Remove() error { return a.dir.Remove(a.file()) }
+func (a *Attachment) Remove() error {
+	a.saved = false
+	return a.dir.Remove(a.file())
+}
 
 // Forget deletes the record that another plugin has of the attachment, once all that it names is gone.
 func (a *Attachment) Forget(plugin string) error { return a.dir.Remove(plugin + "-" + a.Hash()) }
@@ -264,6 +271,26 @@ func list(network, prefix string) ([]Record, error) {
 		}
 	}
 	return records, nil
+}
+
+// ListAll returns the records that a plugin has in all networks.
+func ListAll(plugin string) ([]Record, error) {
+	networks, err := os.ReadDir(store.Root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var all []Record
+	for _, n := range networks {
+		if !n.IsDir() {
+			continue
+		}
+		records, err := List(n.Name(), plugin)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, records...)
+	}
+	return all, nil
 }
 
 func parse(data []byte) (Record, error) {

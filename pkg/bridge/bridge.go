@@ -22,11 +22,16 @@ import (
 // state is what the record of an attachment holds.
 type state struct {
 	Bridge     string          `json:"bridge"`
-	Index      int             `json:"index,omitempty"` // of the host side
-	IPAM       json.RawMessage `json:"ipam,omitempty"`  // the object of the configuration, for a DEL after it was edited
+	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
+	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
+	Index      int             `json:"index,omitempty"`      // of the host side
+	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
 	Masquerade string          `json:"masquerade,omitempty"`
 	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
 	Routes     []kernel.Route  `json:"routes,omitempty"`
+	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // of the bridge
+	Hairpin    bool            `json:"hairpin,omitempty"`
+	Isolated   bool            `json:"isolated,omitempty"`
 	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
 	Guard      *kernel.Guard   `json:"guard,omitempty"`
 }
@@ -89,7 +94,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := b.clearResidue(j); err != nil {
 		return nil, err
 	}
-	st := state{Bridge: j.cfg.Bridge, Masquerade: j.cfg.Masquerade.Backend, Shared: j.shared}
+	st := state{Bridge: j.cfg.Bridge, Unfinished: true, Masquerade: j.cfg.Masquerade.Backend, Shared: j.shared, Hairpin: j.cfg.Hairpin,
+		Isolated: j.cfg.Isolated}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
@@ -113,7 +119,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Index, st.Addresses, st.Routes = w.host.Index, layer3.addresses, layer3.routes
+	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
+	st.Addresses, st.Routes, st.Gateways = layer3.addresses, layer3.routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3)
 	if err := j.att.Save(st); err != nil {
 		return nil, err
@@ -127,19 +134,38 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.masquerade(layer3); err != nil {
 		return nil, err
 	}
+	st.Unfinished = false
+	if err := j.att.Save(st); err != nil {
+		return nil, err
+	}
 	return j.result(w, layer3, addresses), nil
 }
 
-// clearResidue refuses an attachment that exists already, here or in another namespace, and removes what one of the same key left that
-// was cut off.
+// clearResidue removes what an ADD of the same key left that never came to its end, and refuses an attachment that exists, here or in
+// another namespace: the runtime has its result.
 func (b bridge) clearResidue(j *job) error {
+	var st state
+	recorded, err := j.att.Load(&st)
+	if err != nil {
+		return err
+	}
+	if recorded && st.Unfinished {
+		// The lock is ours, so whoever began this is gone. Its links are found by their names.
+		if err := b.clear(j, st); err != nil {
+			return err
+		}
+		recorded = false
+	}
 	_, exists, err := j.pod.Link(j.r.IfName)
 	if err != nil {
 		return err
 	}
 	if exists {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", j.r.IfName),
-			"it is left as it is; another plugin or an earlier ADD made it")
+		hint := "it is left as it is; another plugin made it"
+		if recorded {
+			hint = "it is left as it is; an earlier ADD made it: call DEL first"
+		}
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", j.r.IfName), "%s", hint)
 	}
 	if _, exists, err = j.host.Link(j.att.HostVeth()); err != nil {
 		return err
@@ -148,10 +174,13 @@ func (b bridge) clearResidue(j *job) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the container is attached already, by %s, in another namespace", j.att.HostVeth()),
 			"call DEL first")
 	}
-	var st state
-	if ok, err := j.att.Load(&st); err != nil || !ok {
-		return err
+	if recorded {
+		return b.clear(j, st)
 	}
+	return nil
+}
+
+func (b bridge) clear(j *job, st state) error {
 	j.r.Log.Info("removing what an interrupted attachment left")
 	return b.remove(j.r, j.att, j.host, st)
 }

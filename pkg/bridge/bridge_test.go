@@ -173,6 +173,33 @@ func TestResidue(t *testing.T) {
 	l.ok(a.check())
 }
 
+// TestUnfinished: an ADD that was killed, also after it had made both links, is replaced by the next one, in whichever namespace that
+// is. Another's interface of the same name stays.
+func TestUnfinished(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	unfinish(t, l, "a")
+	a := l.add("a")
+	l.ok(a.check())
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	unfinish(t, l, "a")
+	elsewhere := l.again()
+	l.ok(elsewhere.add("a").check())
+	unfinish(t, l, "a")
+	if err := l.pod.Do(func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+		t.Errorf("another's interface is gone: %v", err)
+	}
+	if left := leases(t); len(left) > 0 {
+		t.Errorf("left the leases %v", left)
+	}
+}
+
 // TestAttachedElsewhere: a container that is attached in another namespace stays so, with its record or without.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)

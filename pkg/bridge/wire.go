@@ -45,8 +45,12 @@ func (j *job) wire() (w wiring, err error) {
 func (j *job) ensureBridge() (kernel.Link, error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
+	var lost []port
+	if err == nil && (!ok || !link.Up) {
+		lost, err = j.lostPorts()
+	}
 	if err == nil && !ok {
-		if link, ok, err = j.makeBridge(name); err != nil {
+		if link, ok, err = j.makeBridge(name, formerMAC(lost)); err != nil {
 			return link, err
 		}
 	}
@@ -68,6 +72,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		}
 	}
 	if !link.Up {
+		j.reattach(link, lost)
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
@@ -75,8 +80,8 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 
 // makeBridge makes the bridge, unless another ADD was faster. A Service whose backend is on the same bridge needs its rules for the
 // backend's answer, which would otherwise go straight to the client, from an address that the client never talked to.
-func (j *job) makeBridge(name string) (kernel.Link, bool, error) {
-	err := j.host.AddBridge(name, randomMAC(), j.cfg.MTU)
+func (j *job) makeBridge(name string, mac net.HardwareAddr) (kernel.Link, bool, error) {
+	err := j.host.AddBridge(name, mac, j.cfg.MTU)
 	if err != nil && !isExist(err) {
 		return kernel.Link{}, false, err
 	}

@@ -187,6 +187,11 @@ func (n *NS) SetPromisc(link Link) error {
 	return change("link set "+link.Name+" promisc on", func() error { return n.h.SetPromiscOn(byIndex(link.Index)) })
 }
 
+// SetMaster makes a link a port of a bridge.
+func (n *NS) SetMaster(link, bridge Link) error {
+	return change("link set "+link.Name+" master "+bridge.Name, func() error { return n.h.LinkSetMasterByIndex(byIndex(link.Index), bridge.Index) })
+}
+
 // SetHairpin lets a bridge port send a frame back out of the port that it came from, or not.
 func (n *NS) SetHairpin(link Link, on bool) error {
 	return change(fmt.Sprintf("bridge link set %s hairpin %t", link.Name, on), func() error { return n.h.LinkSetHairpin(byIndex(link.Index), on) })

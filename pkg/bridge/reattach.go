@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// port is the host side of a live attachment whose bridge was deleted by somebody, with what its record says.
+type port struct {
+	link kernel.Link
+	state
+}
+
+// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It is
+// called only when the bridge is missing or down: it comes up as the last step, so that a bridge which is down may be one whose
+// maker was killed before it had attached them.
+func (j *job) lostPorts() ([]port, error) {
+	records, err := attachment.ListAll("bridge")
+	if err != nil {
+		return nil, err
+	}
+	var lost []port
+	for _, rec := range records {
+		p := port{}
+		if json.Unmarshal(rec.State, &p.state) != nil || p.Bridge != j.cfg.Bridge || p.Unfinished || p.Index == 0 {
+			continue
+		}
+		var ok bool
+		if p.link, ok, err = j.host.LinkByIndex(p.Index); err != nil {
+			return nil, err
+		}
+		if ok && p.link.Name == rec.HostVeth() && p.link.Master == 0 {
+			lost = append(lost, p)
+		}
+	}
+	return lost, nil
+}
+
+// formerMAC returns the MAC that the bridge had, so that the pods' neighbour entries stay right; without lost ports a random one.
+func formerMAC(lost []port) net.HardwareAddr {
+	for _, p := range lost {
+		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
+			return mac
+		}
+	}
+	return randomMAC()
+}
+
+// reattach makes lost ports ports of the bridge again, with their settings and their gateway addresses. What fails is logged only: this
+// ADD is about another pod.
+func (j *job) reattach(bridge kernel.Link, lost []port) {
+	for _, p := range lost {
+		err := j.reattachPort(bridge, p)
+		j.r.Log.Warn("attached a pod again, whose bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
+	}
+}
+
+func (j *job) reattachPort(bridge kernel.Link, p port) error {
+	errs := []error{j.host.SetMaster(p.link, bridge)}
+	if p.Hairpin {
+		errs = append(errs, j.host.SetHairpin(p.link, true))
+	}
+	if p.Isolated {
+		errs = append(errs, j.host.SetIsolated(p.link, true))
+	}
+	if !p.link.Up {
+		errs = append(errs, j.host.SetUp(p.link))
+	}
+	has, err := j.host.Addresses(bridge)
+	errs = append(errs, err)
+	for _, gw := range p.Gateways {
+		if slices.Contains(has, gw) {
+			continue
+		}
+		if gw.Addr().Is6() {
+			errs = append(errs, j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"}))
+		}
+		if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

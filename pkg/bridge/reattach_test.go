@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// again returns the lab with another pod.
+func (l lab) again() lab {
+	l.pod = kerneltest.NewPod(l.T)
+	return l
+}
+
+func mac(t *testing.T, name string) (mac string) {
+	t.Helper()
+	if err := onHost(name, func(l netlink.Link) error { mac = l.Attrs().HardwareAddr.String(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// TestReattach: the bridge is deleted beneath pods of two networks, one with isolated ports. CHECK tells; the next ADD makes the bridge
+// with its former MAC and attaches all of them again, as they were.
+func TestReattach(t *testing.T) {
+	l := newLab(t)
+	other := l.again()
+	other.conf = l.conf.with("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
+		"ipam", object{"type": "host-local", "subnet": "fd00:62::/64"})
+	t.Cleanup(func() {
+		if err := onHost("bt0", delAddress("fd00:62::1/64")); err != nil {
+			t.Error(err)
+		}
+	})
+	a, b := l.add("a"), other.add("b")
+	former := mac(t, "bt0")
+	if err := onHost("bt0", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range []attached{a, b} {
+		pod.fails(pod.check(), plugin.CodeStateDiffers, "bridge bt0 is missing")
+	}
+	c := l.again().add("c")
+	for _, pod := range []attached{a, b, c} {
+		pod.ok(pod.check())
+	}
+	if now := mac(t, "bt0"); now != former {
+		t.Errorf("the bridge has MAC %s, had %s", now, former)
+	}
+}
+
+// TestReattachAfterKill: whoever made the bridge was killed before it brought the bridge up, so the next ADD attaches.
+func TestReattachAfterKill(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "bt0"
+	attrs.HardwareAddr, _ = net.ParseMAC(mac(t, "bt0"))
+	if err := errors.Join(onHost("bt0", netlink.LinkDel), netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})); err != nil {
+		t.Fatal(err)
+	}
+	a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
+	l.again().add("c")
+	l.ok(a.check())
+}
+
+// TestReattachOnlyItsOwn: a link that has another bridge, that is another's by now, or whose attachment was never finished, stays alone.
+func TestReattachOnlyItsOwn(t *testing.T) {
+	l := newLab(t)
+	l.again().add("another") // from which the bridge takes its former MAC
+	moved, renamed, unfinished := l.add("moved"), l.again().add("renamed"), l.again().add("unfinished")
+	t.Cleanup(func() { _ = onHost("bt9", netlink.LinkDel) })
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bt9"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := onHost("bt0", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	bt9, err := netlink.LinkByName("bt9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := onHost(moved.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetMaster(v, bt9) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "somebodys0") }); err != nil {
+		t.Fatal(err)
+	}
+	unfinish(t, l, "unfinished")
+	l.again().add("c")
+	for name, want := range map[string]int{moved.hostVeth(): bt9.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
+		if err := onHost(name, func(v netlink.Link) error {
+			if got := v.Attrs().MasterIndex; got != want {
+				t.Errorf("%s has master %d, want %d", name, got, want)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := onHost("somebodys0", netlink.LinkDel); err != nil {
+		t.Error(err)
+	}
+}
+
+// unfinish makes the record of an attachment what it was a moment before its ADD ended.
+func unfinish(t *testing.T, l lab, id string) {
+	t.Helper()
+	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bridge = `"state":{`
+	edited := strings.Replace(string(data), bridge, bridge+`"unfinished":true,`, 1)
+	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
