@@ -16,6 +16,7 @@ import (
 const (
 	codeVersion = 1
 	codeEnv     = 4
+	codeTaken   = 102
 	codeIO      = 5
 	codeDecode  = 6
 	codeConfig  = 7

@@ -9,9 +9,10 @@
 //   - TestChain* drive whole conflists through libcni in every version.
 //   - TestBad* hold tables of input that must be refused, TestGood* and TestRuntime* of
 //     input that must not.
-//   - TestSweep kills the chain between any two changes and looks for leftovers.
+//   - TestSweep* kill the chain between any two changes and look for leftovers.
+//   - TestFault* bring about whatever else may go wrong on a node.
 //
 // PODLACE_BIN names a folder with other binaries to test, for instance those of
 // the reference plugins; without it the plugins of this tree are built.
-// SWEEP=all visits every kill point instead of a sample.
+// FAULTS=all visits every point instead of a sample.
 package integration

@@ -4,12 +4,14 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -21,9 +23,12 @@ type stepExec struct {
 	invoke.DefaultExec
 	at     int // 0 counts only
 	policy string
+	signal syscall.Signal // 0 for SIGKILL
+	run    string         // with policy "pause"
 	dir    string
 
 	points int
+	ended  []int // points of each plugin of the chain
 	killed bool
 	where  string
 }
@@ -32,6 +37,7 @@ type stepExec struct {
 type stepReport struct {
 	Points  int    `json:"points"`
 	Killed  bool   `json:"killed"`
+	Output  string `json:"output"`
 	Call    string `json:"call"`
 	Process string `json:"process"`
 	Exit    int    `json:"exit"`
@@ -45,7 +51,8 @@ func (e *stepExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	}
 	file := filepath.Join(e.dir, "report.json")
 	cmd := exec.CommandContext(ctx, filepath.Join(os.Getenv(toolsEnv), "stepper"),
-		"-at", fmt.Sprint(at), "-policy", e.policy, "-report", file, "--", path)
+		"-at", fmt.Sprint(at), "-policy", e.policy, "-signal", fmt.Sprint(int(cmp.Or(e.signal, syscall.SIGKILL))),
+		"-run", e.run, "-report", file, "--", path)
 	var stdout, stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
 	runErr := cmd.Run()
@@ -53,7 +60,11 @@ func (e *stepExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	if err != nil {
 		return nil, fmt.Errorf("stepper: %w: %s", err, stderr.String())
 	}
+	if report.Output != "" {
+		return nil, fmt.Errorf("command at the point: %s", report.Output)
+	}
 	e.points += report.Points
+	e.ended = append(e.ended, e.points)
 	if report.Killed {
 		e.killed, e.where = true, fmt.Sprintf("%s of %s in %s", report.Call, report.Process, filepath.Base(path))
 	}

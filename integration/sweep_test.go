@@ -3,9 +3,10 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
-	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,15 +24,18 @@ const sweepBudget = 12 * time.Second
 const victim = "sweep-victim"
 
 // sweep kills a chain at every point, or at a sample of them, and each time lets
-// the runtime do one of the three things that runtimes do.
+// the runtime do one of the things that runtimes do.
 type sweep struct {
 	*network // the chain, not stepped
 	conflist []byte
 	cacheDir string
 	dir      string
 	stays    *sandbox.Pod // attached all the time; must not notice
+	taken    []string     // its addresses
+	bridge   int          // points of the ADD of the bridge, the first plugin
 	kills    int
 	failures int
+	tally
 }
 
 // kill is one case: the point, what dies, and what the runtime does afterwards.
@@ -47,19 +51,22 @@ const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
 	thenCollect = "GC"
+	thenAdd     = "ADD again"
 )
 
-// TestSweep is short enough for every run; SWEEP=all visits every case.
-func TestSweep(t *testing.T) {
+// TestSweepAdd and TestSweepDel are short enough for every run; FAULTS=all visits every case.
+func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
+
+func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
+
+func sweepBoth(t *testing.T, verb, title string) {
 	for _, backend := range []string{"nftables", "iptables"} {
-		for _, verb := range []string{"ADD", "DEL"} {
-			t.Run(backend+"/"+verb, func(t *testing.T) {
-				if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
-					t.Skip("SKIPPED: no iptables program")
-				}
-				newSweep(t, backend).run(t, verb)
-			})
-		}
+		t.Run(title+", "+backend, func(t *testing.T) {
+			if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
+				t.Skip("SKIPPED: no iptables program")
+			}
+			newSweep(t, backend).sweep(t, verb)
+		})
 	}
 }
 
@@ -71,7 +78,7 @@ func newSweep(t *testing.T, backend string) *sweep {
 		t.Fatal(err)
 	}
 	s.stays = newPod(t, "sweep-stays")
-	s.must(t, "ADD", attachment(s.stays, "stays", map[string]any{"bandwidth": capabilities()["bandwidth"]}))
+	s.taken = addresses(t, s.must(t, "ADD", attachment(s.stays, "stays", map[string]any{"bandwidth": capabilities()["bandwidth"]})))
 	t.Cleanup(func() { s.must(t, "DEL", attachment(s.stays, "stays", nil)) })
 	return s
 }
@@ -91,13 +98,13 @@ func (s *sweep) stepped(k kill) (*stepExec, error) {
 	return e, err
 }
 
-func (s *sweep) run(t *testing.T, verb string) {
+func (s *sweep) sweep(t *testing.T, verb string) {
 	points, cost := s.measure(t, verb)
 	cases := casesOf(verb, points)
 	stride := 1
-	if os.Getenv("SWEEP") != "all" {
-		// Neighbouring cases differ in what follows, so a stride that 3 does not divide visits all of that.
-		if stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 {
+	if !exhaustive() {
+		// Neighbouring cases differ in what follows, so a odd stride that 3 does not divide visits all of that.
+		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
 	}
@@ -107,6 +114,8 @@ func (s *sweep) run(t *testing.T, verb string) {
 		visited++
 	}
 	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills, %d failed", verb, points, visited, len(cases), stride, s.kills, s.failures)
+	s.points = visited
+	s.report(t)
 	if s.kills*10 < visited*8 {
 		t.Errorf("%s: only %d of %d cases came to a kill", verb, s.kills, visited)
 	}
@@ -127,6 +136,9 @@ func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
 		if v == verb {
 			points = e.points
 		}
+		if v == "ADD" {
+			s.bridge = e.ended[0]
+		}
 	}
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)
@@ -141,10 +153,14 @@ func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
 // all tried when everything is.
 func casesOf(verb string, points int) []kill {
 	policies := []string{"self", "root", "all"}
+	follow := []string{thenDel, thenEmptied, thenCollect}
+	if verb == "ADD" {
+		follow = append(follow, thenAdd)
+	}
 	var cases []kill
 	for at := 1; at <= points; at++ {
-		for _, then := range []string{thenDel, thenEmptied, thenCollect} {
-			if os.Getenv("SWEEP") != "all" {
+		for _, then := range follow {
+			if !exhaustive() {
 				cases = append(cases, kill{verb, at, policies[(at+len(cases))%3], then})
 				continue
 			}
@@ -162,7 +178,10 @@ func (s *sweep) one(t *testing.T, k kill) {
 	t.Helper()
 	where, err := s.tryOne(k)
 	if err == nil {
-		err = s.again()
+		s.next++
+		if err = s.again(); err != nil {
+			s.nextFailed++
+		}
 	}
 	if err != nil {
 		s.failures++
@@ -198,6 +217,7 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 	}
 	leaks, err := before.leaks()
 	if err == nil && len(leaks) > 0 {
+		s.leaks++
 		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
 	}
 	return e.where, err
@@ -206,6 +226,10 @@ func (s *sweep) tryOne(k kill) (where string, err error) {
 // follow does what the runtime does after the kill.
 func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
+	case thenAdd:
+		if err := s.addAgain(k, rt); err != nil {
+			return err
+		}
 	case thenEmptied:
 		if err := pod.Close(); err != nil {
 			return err
@@ -232,6 +256,28 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	return err
 }
 
+// lastWords is how many points of a plugin may come after it has noted that its
+// ADD is finished: the result goes to stdout, and the process ends.
+const lastWords = 3
+
+// addAgain is a runtime that does not call DEL before it tries again. Only when
+// the bridge had come to its end, it must be refused.
+func (s *sweep) addAgain(k kill, rt *libcni.RuntimeConf) error {
+	_, err := s.do("ADD", rt, nil)
+	if err == nil {
+		if k.at > s.bridge {
+			return errors.New("a second ADD of an attachment that was finished succeeded")
+		}
+		_, err = s.do("CHECK", rt, nil)
+		return err
+	}
+	var refused *types.Error
+	if errors.As(err, &refused) && refused.Code == codeTaken && strings.Contains(refused.Details, "call DEL first") && k.at > s.bridge-lastWords {
+		return nil
+	}
+	return fmt.Errorf("ADD again: %w", err)
+}
+
 // again is the next life of the same container.
 func (s *sweep) again() error {
 	pod, err := sandbox.NewPod(victim)
@@ -240,10 +286,20 @@ func (s *sweep) again() error {
 	}
 	defer pod.Close()
 	rt := attachment(pod, victim, capabilities())
-	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-		if _, err := s.do(verb, rt, nil); err != nil {
-			return fmt.Errorf("next %s: %w", verb, err)
+	result, err := s.do("ADD", rt, nil)
+	if err != nil {
+		return fmt.Errorf("next ADD: %w", err)
+	}
+	for _, address := range s.taken {
+		if strings.Contains(string(encode(result)), `"`+address+`/`) {
+			s.duplicates++
+			err = fmt.Errorf("%s was given twice", address)
 		}
 	}
-	return nil
+	for _, verb := range []string{"CHECK", "DEL"} {
+		if _, e := s.do(verb, rt, nil); e != nil {
+			err = errors.Join(err, fmt.Errorf("next %s: %w", verb, e))
+		}
+	}
+	return err
 }

@@ -7,6 +7,9 @@
 //
 //	stepper -at 17 -policy self -report /tmp/report.json -- /opt/cni/bin/bridge
 //
+// Instead of killing it can send another signal (-signal), or hold the caller
+// while a shell command changes the world beneath it (-policy pause -run).
+//
 // Only changing calls are counted because every moment between two changes
 // looks the same from outside, so that killing at the entry of the second one
 // stands for all of them. With -at 0 nothing is killed and the report holds the
@@ -20,13 +23,17 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Report says what one run did.
 type Report struct {
 	Points  int    `json:"points"`            // changing calls seen
 	Killed  bool   `json:"killed"`            // the n-th call was reached
+	Output  string `json:"output,omitempty"`  // of the command that was run there, if it failed
 	Call    string `json:"call,omitempty"`    // the call it was killed at
 	Process string `json:"process,omitempty"` // name of the process that made it
 	Root    bool   `json:"root,omitempty"`    // that process was the program itself
@@ -35,11 +42,13 @@ type Report struct {
 
 func main() {
 	at := flag.Int("at", 0, "kill at the n-th changing call, 0 for never")
-	policy := flag.String("policy", "self", "what to kill: self (the caller), root (the program), all")
+	policy := flag.String("policy", "self", "what to kill: self (the caller), root (the program), all; or pause")
+	signal := flag.Int("signal", int(unix.SIGKILL), "the signal to send")
+	run := flag.String("run", "", "shell command to run at the call, with policy pause")
 	path := flag.String("report", "", "file to write the report to")
 	limit := flag.Duration("timeout", 30*time.Second, "kill everything after this long")
 	flag.Parse()
-	report, err := step(*at, *policy, *limit, flag.Args())
+	report, err := step(tracer{at: *at, policy: *policy, signal: unix.Signal(*signal), run: *run}, *limit, flag.Args())
 	if err == nil && *path != "" {
 		err = write(*path, report)
 	}
@@ -50,15 +59,15 @@ func main() {
 	os.Exit(report.Exit)
 }
 
-func step(at int, policy string, limit time.Duration, argv []string) (Report, error) {
+func step(t tracer, limit time.Duration, argv []string) (Report, error) {
 	if len(argv) == 0 {
 		return Report{}, errors.New("no program given")
 	}
-	if policy != "self" && policy != "root" && policy != "all" {
-		return Report{}, fmt.Errorf("policy %q: want self, root or all", policy)
+	if !slices.Contains([]string{"self", "root", "all", "pause"}, t.policy) {
+		return Report{}, fmt.Errorf("policy %q: want self, root, all or pause", t.policy)
 	}
-	t := tracer{at: at, policy: policy, calls: calls(), fresh: map[int]bool{}, live: map[int]bool{}}
-	return t.run(argv, limit)
+	t.calls, t.fresh, t.live = calls(), map[int]bool{}, map[int]bool{}
+	return t.trace(argv, limit)
 }
 
 func write(path string, r Report) error {

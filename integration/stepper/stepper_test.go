@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // work makes three changes in three processes, then one in the shell itself.
@@ -25,7 +27,7 @@ func stepWork(t *testing.T, at int, policy string) (Report, int) {
 	t.Helper()
 	dir := t.TempDir()
 	t.Chdir(dir)
-	report, err := step(at, policy, 10*time.Second, []string{"/bin/sh", "-c", work})
+	report, err := step(tracer{at: at, policy: policy, signal: unix.SIGKILL}, 10*time.Second, []string{"/bin/sh", "-c", work})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,14 +75,33 @@ func TestRootOnly(t *testing.T) {
 	t.Error("no point inside a child was found")
 }
 
+// TestPause runs a command while the program stands still, and lets it go on.
+func TestPause(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	report, err := step(tracer{at: 2, policy: "pause", run: "mkdir b; mkdir seen"}, 10*time.Second, []string{"/bin/sh", "-c", work})
+	if err != nil || !report.Killed || report.Exit != 0 || report.Output != "" || made(t, dir) != 5 {
+		t.Errorf("%+v, %v, %d files", report, err, made(t, dir))
+	}
+}
+
+// TestSignal sends one that the program may catch.
+func TestSignal(t *testing.T) {
+	t.Chdir(t.TempDir())
+	report, err := step(tracer{at: 2, policy: "root", signal: unix.SIGTERM}, 10*time.Second, []string{"/bin/sh", "-c", "trap 'exit 9' TERM; " + work})
+	if err != nil || report.Exit != 9 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
 func TestBadUse(t *testing.T) {
-	if _, err := step(1, "some", time.Second, []string{"/bin/true"}); err == nil {
+	if _, err := step(tracer{at: 1, policy: "some"}, time.Second, []string{"/bin/true"}); err == nil {
 		t.Error("an unknown policy was accepted")
 	}
-	if _, err := step(1, "self", time.Second, nil); err == nil {
+	if _, err := step(tracer{at: 1, policy: "self"}, time.Second, nil); err == nil {
 		t.Error("no program was accepted")
 	}
-	if _, err := step(0, "self", time.Second, []string{filepath.Join(t.TempDir(), "none")}); err == nil {
+	if _, err := step(tracer{policy: "self"}, time.Second, []string{filepath.Join(t.TempDir(), "none")}); err == nil {
 		t.Error("a missing program was accepted")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -27,6 +28,8 @@ const syscallStop = unix.SIGTRAP | 0x80
 type tracer struct {
 	at     int
 	policy string
+	signal unix.Signal
+	run    string
 	calls  map[uint64]string
 	root   int
 	report Report
@@ -34,7 +37,7 @@ type tracer struct {
 	fresh  map[int]bool // threads whose first SIGSTOP has been seen
 }
 
-func (t *tracer) run(argv []string, limit time.Duration) (Report, error) {
+func (t *tracer) trace(argv []string, limit time.Duration) (Report, error) {
 	runtime.LockOSThread()
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
 		Env:   os.Environ(),
@@ -134,12 +137,17 @@ func (t *tracer) entry(tid int) {
 func (t *tracer) kill(owner int) {
 	switch t.policy {
 	case "self":
-		_ = unix.Kill(owner, unix.SIGKILL)
+		_ = unix.Kill(owner, t.signal)
 	case "root":
-		_ = unix.Kill(t.root, unix.SIGKILL)
+		_ = unix.Kill(t.root, t.signal)
 	case "all":
 		for tid := range t.live {
-			_ = unix.Kill(group(tid), unix.SIGKILL)
+			_ = unix.Kill(group(tid), t.signal)
+		}
+	case "pause":
+		// Nothing else waits for children meanwhile, so the shell's end is not lost to the loop.
+		if out, err := exec.Command("/bin/sh", "-c", t.run).CombinedOutput(); err != nil {
+			t.report.Output = fmt.Sprintf("%v: %s", err, out)
 		}
 	}
 }
