@@ -4,6 +4,7 @@ package integration
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -27,7 +28,7 @@ type fixture struct {
 func newFixture(t *testing.T, plugin string) *fixture {
 	t.Helper()
 	need(t, "bridge", "host-local", plugin)
-	word := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(t.Name()))
+	word := regexp.MustCompile(`[^a-z0-9.]+`).ReplaceAllString(strings.ToLower(t.Name()), "-")
 	f := &fixture{attached: newPod(t, word+"-attached"), fresh: newPod(t, word+"-fresh")}
 	add := newCall("ADD", "bridge", f.attached, f.attached.Name, bridgeConf())
 	f.chainPod, f.prev = f.attached, json.RawMessage(add.run(t).ok(t).stdout)

@@ -77,6 +77,13 @@ func newSweep(t *testing.T, backend string) *sweep {
 	if s.network, err = openNetwork(s.conflist, s.cacheDir, nil); err != nil {
 		t.Fatal(err)
 	}
+	// What the first pod with a port makes stays.
+	warm := newPod(t, victim)
+	s.must(t, "ADD", attachment(warm, victim, capabilities()))
+	s.must(t, "DEL", attachment(warm, victim, capabilities()))
+	if err := warm.Close(); err != nil {
+		t.Fatal(err)
+	}
 	s.stays = newPod(t, "sweep-stays")
 	s.taken = addresses(t, s.must(t, "ADD", attachment(s.stays, "stays", map[string]any{"bandwidth": capabilities()["bandwidth"]})))
 	t.Cleanup(func() { s.must(t, "DEL", attachment(s.stays, "stays", nil)) })

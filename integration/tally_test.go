@@ -12,7 +12,7 @@ import (
 func exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
 // some is how many rounds of a fault to try: few in every run, or all.
-func some(few, all int) int {
+func some[T any](few, all T) T {
 	if exhaustive() {
 		return all
 	}

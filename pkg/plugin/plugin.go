@@ -31,6 +31,8 @@ type Plugin struct {
 	Check  func(*Request) error
 	GC     func(*Request) error
 	Status func(*Request) error
+
+	end <-chan os.Signal // signals that ask the process to end
 }
 
 // Version is the version of this build; release builds set it with -ldflags -X.
@@ -40,7 +42,7 @@ var Version = ""
 func (p Plugin) Main() int {
 	// One short-lived process: collecting garbage would only cost.
 	debug.SetGCPercent(-1)
-	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+	return p.patient().Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
 // Run runs the plugin with the given environment and streams and returns the exit status. All output to stdout is one write
@@ -54,12 +56,15 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	}
 	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), debug: getenv("PODLACE_LOG") == "debug"}
 	r.Log = r.logger(stderr)
+	defer r.close()
 	output, err := p.serve(r, getenv, stdin, stderr)
 	if err != nil {
 		output = r.errorJSON(err)
 	}
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
+			p.takeBack(r, &werr)
+			r.Log.Error("nobody reads the result", "error", werr)
 			return 1
 		}
 	}
@@ -118,9 +123,6 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, s
 			return nil, err
 		}
 	}
-	if r.Netns != nil {
-		defer r.Netns.Close()
-	}
 	return p.call(r)
 }
 
@@ -151,12 +153,18 @@ func (p Plugin) add(r *Request) ([]byte, error) {
 		return nil, err
 	}
 	out, err := encodeResult(result, r.CNIVersion)
-	if err != nil {
-		var undo Undo
-		if p.Del != nil {
-			undo.Push(func() error { return p.Del(r) })
-		}
-		undo.OnError(&err)
+	if err == nil {
+		err = p.interrupted()
 	}
+	p.takeBack(r, &err)
 	return out, err
+}
+
+// takeBack undoes a finished ADD whose result does not reach the runtime.
+func (p Plugin) takeBack(r *Request, err *error) {
+	var undo Undo
+	if p.Del != nil && r.Verb == "ADD" {
+		undo.Push(func() error { return p.Del(r) })
+	}
+	undo.OnError(err)
 }

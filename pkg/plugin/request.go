@@ -61,3 +61,9 @@ type Request struct {
 func (r *Request) Attachment() Attachment {
 	return Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }
+
+func (r *Request) close() {
+	if r.Netns != nil {
+		r.Netns.Close()
+	}
+}

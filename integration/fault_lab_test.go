@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// try counts one case: act does something to a pod and cleans up as a runtime
+// would; then nothing may be left, the pod that stays must be as it was, and the
+// next life of the container must work.
+func (s *sweep) try(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
+	t.Helper()
+	s.points++
+	err := s.tryAct(act)
+	if err == nil {
+		s.next++
+		if err = s.again(); err != nil {
+			s.nextFailed++
+		}
+	}
+	if err == nil {
+		_, err = s.do("CHECK", attachment(s.stays, "stays", nil), nil)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", title, err)
+	}
+}
+
+func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) error {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	before, err := newOracle(s.stays)
+	if err != nil {
+		return err
+	}
+	if err := act(pod, attachment(pod, victim, capabilities())); err != nil {
+		return err
+	}
+	if err := pod.Close(); err != nil {
+		return err
+	}
+	leaks, err := before.leaks()
+	if err == nil && len(leaks) > 0 {
+		s.leaks++
+		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
+	}
+	return err
+}
+
+// coded wants an error, if there is one, to be what a plugin itself answers: a
+// document with a code, but that of a defect.
+func coded(err error) error {
+	var doc *types.Error
+	if err == nil || errors.As(err, &doc) && doc.Code != 0 && doc.Code != 999 && doc.Msg != "" && !strings.Contains(doc.Msg, "goroutine ") {
+		return nil
+	}
+	return fmt.Errorf("no decent error: %w", err)
+}
+
+// emptied is the DEL of a runtime whose pod has lost its namespace.
+func (s *sweep) emptied(rt *libcni.RuntimeConf) error {
+	rt.NetNS = ""
+	_, err := s.do("DEL", rt, nil)
+	return err
+}
+
+// paused runs a verb of the chain and, at its point number at, a shell command.
+func (s *sweep) paused(verb string, at int, command string) (*stepExec, error) {
+	e := &stepExec{at: at, policy: "pause", run: command, dir: s.dir}
+	n, err := openNetwork(s.conflist, s.cacheDir, e)
+	if err != nil {
+		return nil, err
+	}
+	_, err = n.do(verb, attachment(&sandbox.Pod{Path: "/run/netns/" + victim}, victim, capabilities()), nil)
+	return e, err
+}
+
+// everywhere runs a shell command at every point of a verb, or at a sample of
+// them, and then after. Both the verb and what follows it may fail, but decently.
+func (s *sweep) everywhere(t *testing.T, verb, command string, after func(at int, rt *libcni.RuntimeConf) error) {
+	t.Helper()
+	points, _ := s.measure(t, verb)
+	stride := some(points/12+1, 1)
+	for at := 1; at <= points; at += stride {
+		s.try(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			if verb == "DEL" {
+				if _, err := s.do("ADD", rt, nil); err != nil {
+					return fmt.Errorf("ADD before: %w", err)
+				}
+			}
+			e, err := s.paused(verb, at, command)
+			if err := coded(err); err != nil {
+				return err
+			}
+			if err := after(at, rt); err != nil {
+				return fmt.Errorf("%s, exit of the verb %w", e.where, err)
+			}
+			return nil
+		})
+	}
+	s.report(t)
+}
+
+// program returns the path of a program, or skips the test.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("SKIPPED: no program %s", name)
+	}
+	return path
+}
+
+// shell runs a command line on the node.
+func shell(t testing.TB, line string) string {
+	t.Helper()
+	out, err := exec.Command("/bin/sh", "-ec", line).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", line, err, out)
+	}
+	return string(out)
+}
+
+// leaseFiles lists the addresses that are leased in a network.
+func leaseFiles(network string) (list []string) {
+	entries, _ := os.ReadDir("/var/lib/cni/networks/" + network)
+	for _, e := range entries {
+		if name := e.Name(); strings.ContainsAny(name, ".:") && strings.Trim(name, "0123456789abcdef.:") == "" && !strings.HasPrefix(name, ".") {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+func sorted(list []string) []string { slices.Sort(list); return list }
+
+// hostSide returns the name of the node's end of a pod, as the result tells it.
+func hostSide(t testing.TB, result types.Result) string {
+	t.Helper()
+	interfaces, _ := rawObject(t, string(encode(result)))["interfaces"].([]any)
+	for _, i := range interfaces {
+		if i, _ := i.(map[string]any); i["sandbox"] == nil && strings.HasPrefix(fmt.Sprint(i["name"]), "veth") {
+			return fmt.Sprint(i["name"])
+		}
+	}
+	t.Fatalf("no end on the node in %s", encode(result))
+	return ""
+}
