@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -64,10 +65,13 @@ func TestReattach(t *testing.T) {
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "bt0"
-	attrs.HardwareAddr, _ = net.ParseMAC(mac(t, "bt0"))
-	if err := errors.Join(onHost("bt0", netlink.LinkDel), netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})); err != nil {
+	former, _ := net.ParseMAC(mac(t, "bt0"))
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	if err := errors.Join(onHost("bt0", netlink.LinkDel), host.AddBridge("bt0", former, 0, true)); err != nil {
 		t.Fatal(err)
 	}
 	a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
@@ -80,18 +84,18 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
 	l.again().add("another") // from which the bridge takes its former MAC
 	moved, renamed, unfinished := l.add("moved"), l.again().add("renamed"), l.again().add("unfinished")
-	t.Cleanup(func() { _ = onHost("bt9", netlink.LinkDel) })
-	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bt9"}}); err != nil {
+	t.Cleanup(func() { _ = onHost("elsewhere0", netlink.LinkDel) })
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "elsewhere0"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := onHost("bt0", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	bt9, err := netlink.LinkByName("bt9")
+	elsewhere0, err := netlink.LinkByName("elsewhere0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := onHost(moved.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetMaster(v, bt9) }); err != nil {
+	if err := onHost(moved.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetMaster(v, elsewhere0) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "somebodys0") }); err != nil {
@@ -99,7 +103,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 	unfinish(t, l, "unfinished")
 	l.again().add("c")
-	for name, want := range map[string]int{moved.hostVeth(): bt9.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
+	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
 		if err := onHost(name, func(v netlink.Link) error {
 			if got := v.Attrs().MasterIndex; got != want {
 				t.Errorf("%s has master %d, want %d", name, got, want)

@@ -50,8 +50,10 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		lost, err = j.lostPorts()
 	}
 	if err == nil && !ok {
-		if link, ok, err = j.makeBridge(name, formerMAC(lost)); err != nil {
-			return link, err
+		// A Service whose backend is on the same bridge needs its rules for the backend's answer, which would otherwise go straight to
+		// the client, from an address that the client never talked to.
+		if err = j.host.AddBridge(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway); err == nil || isExist(err) {
+			link, ok, err = j.host.Link(name)
 		}
 	}
 	if err == nil && !ok {
@@ -76,20 +78,6 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
-}
-
-// makeBridge makes the bridge, unless another ADD was faster. A Service whose backend is on the same bridge needs its rules for the
-// backend's answer, which would otherwise go straight to the client, from an address that the client never talked to.
-func (j *job) makeBridge(name string, mac net.HardwareAddr) (kernel.Link, bool, error) {
-	err := j.host.AddBridge(name, mac, j.cfg.MTU)
-	if err != nil && !isExist(err) {
-		return kernel.Link{}, false, err
-	}
-	link, ok, e := j.host.Link(name)
-	if err == nil && e == nil && ok && j.cfg.Gateway {
-		e = j.host.FilterBridged(link)
-	}
-	return link, ok, e
 }
 
 // quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of

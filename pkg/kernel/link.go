@@ -60,12 +60,28 @@ func observed(l netlink.Link, err error) (Link, bool, error) {
 }
 
 // AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
-// change it. An existing interface of that name gives unix.EEXIST.
-func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int) error {
+// change it. filtered lets iptables and nftables rules of the IP families see what the bridge forwards (nf_call_iptables and
+// nf_call_ip6tables in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there. All of it comes in one
+// request, so that nobody who is killed leaves a part. An existing interface of that name gives unix.EEXIST.
+func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return change("link add "+name+" type bridge", func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, mtu
-		return n.h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		for _, attr := range linkAttrs(name, mac, mtu) {
+			req.AddData(attr)
+		}
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+		if filtered {
+			data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+			data.AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, nl.Uint8Attr(1))
+			data.AddRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, nl.Uint8Attr(1))
+		}
+		req.AddData(info)
+		return n.within(func() error {
+			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+			return err
+		})
 	})
 }
 
@@ -101,7 +117,7 @@ func (n *Node) AddVeth(v Veth) (int, error) {
 func (v Veth) request() *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	for _, attr := range v.side(v.Host, v.HostMAC) {
+	for _, attr := range linkAttrs(v.Host, v.HostMAC, v.MTU) {
 		req.AddData(attr)
 	}
 	if v.Master != 0 {
@@ -111,7 +127,7 @@ func (v Veth) request() *nl.NetlinkRequest {
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
 	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.VETH_INFO_PEER, nil)
 	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
-	for _, attr := range v.side(v.Pod, v.PodMAC) {
+	for _, attr := range linkAttrs(v.Pod, v.PodMAC, v.MTU) {
 		peer.AddChild(attr)
 	}
 	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Netns.Fd())))
@@ -119,32 +135,15 @@ func (v Veth) request() *nl.NetlinkRequest {
 	return req
 }
 
-func (v Veth) side(name string, mac net.HardwareAddr) []*nl.RtAttr {
+func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	attrs := []*nl.RtAttr{nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name))}
 	if mac != nil {
 		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_ADDRESS, mac))
 	}
-	if v.MTU != 0 {
-		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(v.MTU))))
+	if mtu != 0 {
+		attrs = append(attrs, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))))
 	}
 	return attrs
-}
-
-// FilterBridged lets iptables and nftables rules of the IP families see what a bridge forwards (nf_call_iptables and nf_call_ip6tables
-// in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there.
-func (n *Node) FilterBridged(link Link) error {
-	return change("link set "+link.Name+" type bridge nf_call_iptables 1 nf_call_ip6tables 1", func() error {
-		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-		req.AddData(indexed(link.Index))
-		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-		data.AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, nl.Uint8Attr(1))
-		data.AddRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, nl.Uint8Attr(1))
-		req.AddData(info)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
-	})
 }
 
 // indexed is the header of a request about the link with an ifindex.

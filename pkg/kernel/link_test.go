@@ -98,9 +98,9 @@ func TestBridge(t *testing.T) {
 	h := host(t)
 	_, netns := podNS(t)
 	address := mac("06:00:00:00:00:09")
-	mustDo(t, h.AddBridge("kt0", address, 1400))
+	mustDo(t, h.AddBridge("kt0", address, 1400, false))
 	t.Cleanup(func() { mustDo(t, h.DelLink("kt0")) })
-	if err := h.AddBridge("kt0", address, 0); !errors.Is(err, unix.EEXIST) {
+	if err := h.AddBridge("kt0", address, 0, false); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("again: %v", err)
 	}
 	link := mustLink(t, h, "kt0")
@@ -214,7 +214,7 @@ func TestOpenRefused(t *testing.T) {
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)
-	mustDo(t, pod.AddBridge("kt0", nil, 0), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	mustDo(t, pod.AddBridge("kt0", nil, 0, false), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
 	mustDo(t, pod.SetUp(mustLink(t, pod, "kt0")))
 	if value, err := pod.Get("ipv4/ip_forward"); value != "1" || err != nil {
 		t.Errorf("in the pod: %q, %v", value, err)

@@ -43,7 +43,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 // namespace is a pod's or the node's.
 type namespace interface {
 	Link(name string) (Link, bool, error)
-	AddBridge(name string, mac net.HardwareAddr, mtu int) error
+	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error
 	SetUp(Link) error
 	DelLink(name string) error
 }
@@ -75,7 +75,7 @@ func newWire(t testing.TB) wire {
 
 func addBridge(t testing.TB, n namespace, name string) Link {
 	t.Helper()
-	mustDo(t, n.AddBridge(name, nil, 0))
+	mustDo(t, n.AddBridge(name, nil, 0, false))
 	t.Cleanup(func() { mustDo(t, n.DelLink(name)) })
 	link := mustLink(t, n, name)
 	mustDo(t, n.SetUp(link))
