@@ -63,6 +63,10 @@ reference: ## build the reference plugins from go.mod into build/reference
 bench: build reference ## measure side by side with the reference plugins
 	@go run ./integration/bench -plugins $(BIN) -reference build/reference $(ARGS)
 
+.PHONY: faults
+faults: ## bring about every fault at every point and print a table; ARGS='-run F-13', ARGS=-sample
+	@go run ./integration/faults $(ARGS)
+
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package
 	@scripts/test.sh -cover

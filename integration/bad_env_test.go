@@ -14,13 +14,16 @@ import (
 
 // Codes of the CNI specification, section "Error", and of docs/ARCHITECTURE.md.
 const (
-	codeVersion = 1
-	codeEnv     = 4
-	codeTaken   = 102
-	codeIO      = 5
-	codeDecode  = 6
-	codeConfig  = 7
-	codeNetns   = 8
+	codeVersion   = 1
+	codeEnv       = 4
+	codeDiffers   = 100
+	codeExhausted = 101
+	codeTaken     = 102
+	codeIO        = 5
+	codeDecode    = 6
+	codeConfig    = 7
+	codeNetns     = 8
+	codeTryAgain  = 11
 )
 
 // TestBadEnvMissing leaves out each required variable, and each pair of them.

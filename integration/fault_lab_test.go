@@ -92,7 +92,7 @@ func (s *sweep) paused(verb string, at int, command string) (*stepExec, error) {
 
 // everywhere runs a shell command at every point of a verb, or at a sample of
 // them, and then after. Both the verb and what follows it may fail, but decently.
-func (s *sweep) everywhere(t *testing.T, verb, command string, after func(at int, rt *libcni.RuntimeConf) error) {
+func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measure(t, verb)
 	stride := some(points/12+1, 1)
@@ -107,8 +107,8 @@ func (s *sweep) everywhere(t *testing.T, verb, command string, after func(at int
 			if err := coded(err); err != nil {
 				return err
 			}
-			if err := after(at, rt); err != nil {
-				return fmt.Errorf("%s, exit of the verb %w", e.where, err)
+			if err := after(pod, rt); err != nil {
+				return fmt.Errorf("%s: %w", e.where, err)
 			}
 			return nil
 		})

@@ -46,7 +46,7 @@ func shared() *regexp.Regexp {
 		`file .*/(lock|\.lock|\.iptables|\.(masqueraded|gateway-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst: the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left, and
+// TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left, and
 // the second try makes what is missing.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {

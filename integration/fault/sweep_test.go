@@ -49,7 +49,7 @@ func (w world) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39): a failed ADD leaves everything as it was, without any DEL, and the next ADD works.
+// TestAdd (C-39, F-11): a failed ADD leaves everything as it was, without any DEL, and the next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w world) {
 		for i := range w.chain {
@@ -71,7 +71,7 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault: what a failed ADD left could still hinder the next one, though no oracle sees it. TestFirst does the same for the
+// TestAddAfterFault (F-11): what a failed ADD left could still hinder the next one, though no oracle sees it. TestFirst does the same for the
 // whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w world) {
@@ -91,10 +91,10 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53): after a DEL that failed anywhere the next one finishes, and no error is one that runtimes take for success.
+// TestDel (C-53, F-11): after a DEL that failed anywhere the next one finishes, and no error is one that runtimes take for success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC: the same for GC, which deletes the pod because nobody said that it is still there.
+// TestGC (F-11): the same for GC, which deletes the pod because nobody said that it is still there.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {

@@ -273,26 +273,6 @@ func list(network, prefix string) ([]Record, error) {
 	return records, nil
 }
 
-// ListAll returns the records that a plugin has in all networks.
-func ListAll(plugin string) ([]Record, error) {
-	networks, err := os.ReadDir(store.Root)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var all []Record
-	for _, n := range networks {
-		if !n.IsDir() {
-			continue
-		}
-		records, err := List(n.Name(), plugin)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, records...)
-	}
-	return all, nil
-}
-
 func parse(data []byte) (Record, error) {
 	var rec Record
 	if err := json.Unmarshal(data, &rec); err != nil {

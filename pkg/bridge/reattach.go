@@ -22,14 +22,14 @@ type port struct {
 // called only when the bridge is missing or down: it comes up as the last step, so that a bridge which is down may be one whose
 // maker was killed before it had attached them.
 func (j *job) lostPorts() ([]port, error) {
-	records, err := attachment.ListAll("bridge")
+	records, err := attachment.All()
 	if err != nil {
 		return nil, err
 	}
 	var lost []port
 	for _, rec := range records {
 		p := port{}
-		if json.Unmarshal(rec.State, &p.state) != nil || p.Bridge != j.cfg.Bridge || p.Unfinished || p.Index == 0 {
+		if rec.Plugin != j.r.Plugin || json.Unmarshal(rec.State, &p.state) != nil || p.Bridge != j.cfg.Bridge || p.Unfinished || p.Index == 0 {
 			continue
 		}
 		var ok bool
