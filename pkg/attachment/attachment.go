@@ -202,10 +202,25 @@ func Recorded(r *plugin.Request) bool {
 // Drop serves DEL: under the attachment's lock, remove is called with the recorded state; it removes the record last. found is false
 // when there is no record, and then nothing is made either.
 func Drop[T any](r *plugin.Request, remove func(*Attachment, T) error) (found bool, err error) {
-	return drop(r, KeyOf(r), remove)
+	return drop(r, KeyOf(r), remove, func(*Attachment) error { return nil })
 }
 
-func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error) (found bool, err error) {
+// DropOr is Drop that calls unrecorded when there is no record, also under the lock: an ADD that comes next must not lose what it makes.
+// Only in a network of which nothing is recorded there is no lock, and no attachment.
+func DropOr[T any](r *plugin.Request, remove func(*Attachment, T) error, unrecorded func(*Attachment) error) error {
+	called := false
+	found, err := drop(r, KeyOf(r), remove, func(a *Attachment) error {
+		called = true
+		return unrecorded(a)
+	})
+	if err != nil || found || called {
+		return err
+	}
+	return unrecorded(nil)
+}
+
+func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error,
+	unrecorded func(*Attachment) error) (found bool, err error) {
 	dir, err := store.Open(folder(k.Network))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -222,7 +237,7 @@ func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error) (f
 	if ok, err := a.Load(&state); err != nil {
 		return false, err
 	} else if !ok {
-		return false, a.Remove() // what a writer left that was killed
+		return false, errors.Join(unrecorded(a), a.Remove()) // what a writer left that was killed
 	}
 	return true, remove(a, state)
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -262,6 +263,45 @@ func TestUnreadableFolder(t *testing.T) {
 	if openErr == nil || listErr == nil || dropErr == nil || collectErr == nil {
 		t.Errorf("open %v, list %v, drop %v, collect %v", openErr, listErr, dropErr, collectErr)
 	}
+}
+
+// TestDropOr: what is done without a record is done under the lock as well, and once; only a network without a folder has no lock.
+func TestDropOr(t *testing.T) {
+	r := request(t.Name(), "id", "eth0")
+	calls := 0
+	recorded := func(*Attachment, testState) error { t.Error("there is no record"); return nil }
+	if err := DropOr(r, recorded, func(a *Attachment) error {
+		calls++
+		if a != nil {
+			t.Error("an attachment without a folder")
+		}
+		return nil
+	}); err != nil || calls != 1 {
+		t.Errorf("without a folder: %d calls, %v", calls, err)
+	}
+	mustOpen(t, r).Close()
+	t.Cleanup(func() { os.RemoveAll(folder(r.Network)) })
+	err := DropOr(r, recorded, func(a *Attachment) error {
+		calls++
+		if err := unix.FcntlFlock(mustFile(t, r).Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: a.offset(), Len: 1}); err == nil {
+			t.Error("the attachment is not locked")
+		}
+		return errors.New("told")
+	})
+	if err == nil || err.Error() != "told" || calls != 2 {
+		t.Errorf("with a folder: %d calls, %v", calls, err)
+	}
+}
+
+// mustFile opens the lock file of a network once more.
+func mustFile(t *testing.T, r *plugin.Request) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(folder(r.Network), lockFile), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
 }
 
 // TestUnreadableRecordFile: a record that cannot even be opened may name something; DEL must not report that nothing is there.

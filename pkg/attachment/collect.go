@@ -42,7 +42,7 @@ func dropIf[T any](r *plugin.Request, k Key, when func(Record, time.Time) bool, 
 		}
 		dropped = true
 		return remove(a, state)
-	})
+	}, func(*Attachment) error { return nil })
 	return dropped, err
 }
 

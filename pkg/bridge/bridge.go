@@ -186,11 +186,14 @@ func (b bridge) clear(j *job, st state) error {
 }
 
 func (b bridge) del(r *plugin.Request) error {
-	found, err := attachment.Drop(r, func(att *attachment.Attachment, st state) error { return b.removeFromNode(r, att, st) })
-	if err != nil || found {
-		return err
-	}
-	return b.delUnrecorded(r)
+	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return b.removeFromNode(r, att, st) },
+		func(att *attachment.Attachment) error {
+			as := *r
+			if att != nil {
+				as.Hold = att.LockFile()
+			}
+			return b.delUnrecorded(&as)
+		})
 }
 
 func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
