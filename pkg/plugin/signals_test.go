@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// TestTakenBack: an ADD that a signal came to meanwhile, or whose result nobody reads, is undone once; a DEL is not.
+func TestTakenBack(t *testing.T) {
+	undone := 0
+	p := Plugin{Name: "x", NoNetns: true, Add: func(*Request) (*types100.Result, error) { return &types100.Result{}, nil },
+		Del: func(*Request) error { undone++; return nil }}
+	add, conf := newEnv("ADD").with("CNI_NETNS", "/run/netns/x"), config("")
+	if o := run(p, add, conf); o.exit != 0 || undone != 0 {
+		t.Errorf("without a signal: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+	}
+	if exit := p.Run(add.get, strings.NewReader(conf), brokenStream{}, io.Discard); exit != 1 || undone != 1 {
+		t.Errorf("without a reader: exit %d, undone %d times", exit, undone)
+	}
+	end := make(chan os.Signal, 1)
+	p.end = end
+	end <- syscall.SIGTERM
+	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) || !strings.Contains(o.stdout, "terminated came meanwhile") {
+		t.Errorf("with SIGTERM: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+	}
+	end <- syscall.SIGTERM
+	if o := run(p, newEnv("DEL"), conf); o.exit != 0 || undone != 3 {
+		t.Errorf("DEL: exit %d, %d times: %s", o.exit, undone, o.stdout)
+	}
+}
