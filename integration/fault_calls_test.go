@@ -84,7 +84,7 @@ func TestFaultCalls(t *testing.T) {
 			for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
 				for call, errnos := range inOrder(failures()) {
 					for _, errno := range errnos {
-						if kinds++; kinds%some(5, 1) == 0 {
+						if kinds++; kinds%some(9, 1) == 0 {
 							s.failCall(t, verb, plugin, call, errno, strace)
 						}
 					}
@@ -155,7 +155,7 @@ func TestFaultLimits(t *testing.T) {
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
-			for n := 3; n < 24; n += some(3, 1) {
+			for n := 3; n < 24; n += some(6, 1) {
 				// With fewer than 8 the Go runtime itself cannot start to poll, and ends without an answer.
 				s.limited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
@@ -165,7 +165,7 @@ func TestFaultLimits(t *testing.T) {
 	t.Run("F-45 little memory", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
-			for kib := 2000; kib < 2_000_000; kib += kib/some(1, 8) + 1 {
+			for kib := 2000; kib < 2_000_000; kib += kib*some(16, 1)/8 + 1 {
 				// The Go runtime ends without an answer then.
 				s.limited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}

@@ -187,7 +187,7 @@ func testDamagedRecords(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	pod := newPod(t, victim)
 	other := newPod(t, "other")
-	for i := range some(30, 1000) {
+	for i := range some(15, 1000) {
 		s.points++
 		rt := attachment(pod, victim, nil)
 		result, err := s.do("ADD", rt, nil)

@@ -95,7 +95,7 @@ func (s *sweep) paused(verb string, at int, command string) (*stepExec, error) {
 func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measure(t, verb)
-	stride := some(points/12+1, 1)
+	stride := some(points/6+1, 1)
 	for at := 1; at <= points; at += stride {
 		s.try(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if verb == "DEL" {

@@ -27,7 +27,7 @@ func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measure(t, verb)
 	undone := 0
-	for at := 1; at <= points; at += some(points/15+1, 1) {
+	for at := 1; at <= points; at += some(points/7+1, 1) {
 		for _, signal := range some(signals()[at%3:at%3+1], signals()) {
 			s.try(t, fmt.Sprintf("%v at point %d of %s", signal, at, verb), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 				if verb == "DEL" {

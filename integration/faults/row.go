@@ -69,6 +69,7 @@ func (t test) read(out []byte) (rows []row, text string) {
 		if e.Test != t.name {
 			cases++
 		}
+		var of []string // items that this is
 		r := row{outcome: map[string]string{"pass": "ok", "fail": "FAILED"}[e.Action], seconds: e.Elapsed}
 		if e.Action == "skip" {
 			r.outcome = reason(outputs[e.Test])
@@ -76,16 +77,17 @@ func (t test) read(out []byte) (rows []row, text string) {
 		switch last := path.Base(e.Test); {
 		case number.MatchString(last[:min(4, len(last))]):
 			r.number, r.title, _ = strings.Cut(strings.ReplaceAll(last, "_", " "), " ")
+			of = append(of, r.number)
 		case t.inDoc && e.Test == t.name:
-			r.number, r.title = t.numbers[0], t.title()
+			of, r.title = number.FindAllString(t.doc, -1), t.title()
 			if cases > 0 {
 				r.points = fmt.Sprint(cases)
 			}
-		default:
-			continue
 		}
 		r.count(outputs[e.Test])
-		rows = append(rows, r)
+		for _, r.number = range of {
+			rows = append(rows, r)
+		}
 	}
 	return rows, all.String()
 }
