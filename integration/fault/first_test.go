@@ -66,6 +66,8 @@ func TestFirst(t *testing.T) {
 					before := w.take()
 					if w.fault(add, n) {
 						w.same(before)
+					} else {
+						w.call(i, "DEL", nil).ok(w)
 					}
 					result := add.ok(w).stdout
 					w.call(i, "CHECK", result).ok(w)

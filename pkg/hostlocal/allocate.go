@@ -30,10 +30,7 @@ type allocation struct {
 func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	undo.Push(func() error {
-		_, err := a.l.end(a.mine)
-		return err
-	})
+	undo.Push(func() error { return a.l.end(a.mine) })
 	requests := cfg.requests
 	for i, set := range cfg.Sets {
 		var ip *types100.IPConfig
@@ -175,8 +172,7 @@ func (a *allocation) collect(e entry) error {
 		a.r.Reclaimed(e.Attachment)
 	}
 	a.taken = nil
-	_, err := a.l.end(e)
-	return err
+	return a.l.end(e)
 }
 
 // try takes addr if it is free.

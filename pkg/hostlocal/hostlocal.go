@@ -49,7 +49,7 @@ func clearOwn(r *plugin.Request, l *leases) error {
 	}
 	for _, e := range entries {
 		if e.Boot != l.index.boot {
-			if _, err := l.end(e); err != nil {
+			if err := l.end(e); err != nil {
 				return err
 			}
 			continue
@@ -106,8 +106,7 @@ func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		_, err := l.end(e)
-		errs = append(errs, err)
+		errs = append(errs, l.end(e))
 	}
 	l.settle()
 	return errors.Join(errs...)

@@ -221,6 +221,12 @@ func TestRequested(t *testing.T) {
 	}
 }
 
+// TestRequestedInSmallSubnet: nothing in a /31 is called a broadcast address.
+func TestRequestedInSmallSubnet(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/31","rangeEnd":"10.1.2.0"`)
+	l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.1"]}`), plugin.CodeConfig, "10.1.2.1 is in no range")
+}
+
 func TestDNS(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.WriteFile(file, []byte("nameserver 192.0.2.3\n"), 0o600); err != nil {

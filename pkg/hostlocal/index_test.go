@@ -224,7 +224,7 @@ func BenchmarkLeases(b *testing.B) {
 				if _, err := a.all(Config{Sets: []RangeSet{set}}); err != nil {
 					b.Fatal(err)
 				}
-				if _, err := l.end(a.mine); err != nil {
+				if err := l.end(a.mine); err != nil {
 					b.Fatal(err)
 				}
 				if err := l.index.settle(); err != nil {

@@ -267,8 +267,9 @@ func (l *leases) every() (out []entry, err error) {
 }
 
 // end releases all leases of an entry and forgets it. What counts are the leases: an index that cannot be written is given up.
-func (l *leases) end(e entry) (released []netip.Addr, err error) {
+func (l *leases) end(e entry) error {
 	var errs []error
+	var released []netip.Addr
 	for _, addr := range e.Addresses {
 		ok, err := l.release(addr, e.Attachment)
 		errs = append(errs, err)
@@ -277,14 +278,14 @@ func (l *leases) end(e entry) (released []netip.Addr, err error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return released, err
+		return err
 	}
 	e.Addresses = nil
 	l.index.rest(released)
 	if err := l.mending(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
 		l.index.goWithout(map[string]shard{}, err)
 	}
-	return released, nil
+	return nil
 }
 
 // settle is that of the index, after a verb that is done whether it can be written or not: the leases that it removed gave the folder

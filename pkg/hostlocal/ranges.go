@@ -38,9 +38,9 @@ func parseRange(raw rawRange) (Range, error) {
 	if subnet.Addr().Is4In6() {
 		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: is an IPv4-mapped address", subnet)
 	}
-	r := Range{Subnet: subnet, Start: subnet.Addr(), End: last(subnet)}
+	r := Range{Subnet: subnet, Start: subnet.Addr(), End: lastUsable(subnet)}
 	if !pointToPoint(subnet) {
-		r.Start, r.End, r.Gateway = subnet.Addr().Next(), lastUsable(subnet), subnet.Addr().Next()
+		r.Start, r.Gateway = subnet.Addr().Next(), subnet.Addr().Next()
 	}
 	for _, f := range []struct {
 		key, value string
@@ -87,7 +87,7 @@ func last(p netip.Prefix) netip.Addr {
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
 func lastUsable(p netip.Prefix) netip.Addr {
-	if p.Addr().Is4() {
+	if p.Addr().Is4() && !pointToPoint(p) {
 		return last(p).Prev()
 	}
 	return last(p)
