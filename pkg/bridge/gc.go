@@ -21,9 +21,10 @@ func (b bridge) gc(r *plugin.Request) error {
 
 // removeAs returns DEL for attachments other than the one that r is about.
 func (b bridge) removeAs(r *plugin.Request) func(*attachment.Attachment, state) error {
+	config := r.ConfigForDel()
 	return func(att *attachment.Attachment, st state) error {
 		of := *r
-		of.Verb, of.ContainerID, of.IfName, of.Hold = "DEL", att.ContainerID, att.IfName, att.LockFile()
+		of.Config, of.Verb, of.ContainerID, of.IfName, of.Hold = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
 		return b.removeFromNode(&of, att, st)
 	}
 }

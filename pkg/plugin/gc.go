@@ -104,6 +104,23 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
+// ConfigForDel returns the configuration without the lists of GC. Each attachment that is removed has its configuration read again, and
+// the lists are as long as the node has pods.
+func (r *Request) ConfigForDel() []byte {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(r.Config, &keys) != nil {
+		return r.Config
+	}
+	for _, key := range []string{validKey, legacyKey, DeadKey} {
+		delete(keys, key)
+	}
+	config, err := json.Marshal(keys)
+	if err != nil {
+		return r.Config
+	}
+	return config
+}
+
 // NetnsGone tells whether a namespace is certainly gone, by its path; "" is none that one could know of.
 func NetnsGone(path string) bool {
 	if path == "" {

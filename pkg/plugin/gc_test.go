@@ -84,6 +84,18 @@ func TestConfigForGC(t *testing.T) {
 	}
 }
 
+// TestConfigForDel: what is removed one by one does not carry the lists of all, which would cost more the more pods there are.
+func TestConfigForDel(t *testing.T) {
+	r := gcRequest(nil)
+	r.Config = []byte(`{"name":"net","ipam":{"type":"x"},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"podlace/dead-attachments":[]}`)
+	if diff := cmp.Diff(`{"ipam":{"type":"x"},"name":"net"}`, string(r.ConfigForDel())); diff != "" {
+		t.Error(diff)
+	}
+	if len(r.Config) < 100 {
+		t.Errorf("the request's own configuration is now %s", r.Config)
+	}
+}
+
 func TestDeadAttachments(t *testing.T) {
 	const valid = `"cni.dev/valid-attachments":null,`
 	for keys, want := range map[string]map[Attachment]bool{
