@@ -92,6 +92,24 @@ func TestAddLive(t *testing.T) {
 	}
 }
 
+// TestHostSideHasNoIPv6: routes of its own, for each pod, would make each link that comes or goes dearer for the node.
+func TestHostSideHasNoIPv6(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	link, err := netlink.LinkByName(a.hostVeth())
+	if err != nil {
+		t.Fatal(err)
+	}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	if err != nil || len(addrs) > 0 {
+		t.Errorf("addresses %v, %v", addrs, err)
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
+	if err != nil || len(routes) > 0 || link.Attrs().Flags&net.FlagUp == 0 {
+		t.Errorf("flags %s, routes %v, %v", link.Attrs().Flags, routes, err)
+	}
+}
+
 // TestAddTwice: the second ADD is an error and leaves the first as it is.
 func TestAddTwice(t *testing.T) {
 	l := newLab(t)

@@ -104,7 +104,9 @@ func randomMAC() net.HardwareAddr {
 // configure brings both ends up with addresses and routes: first the pod side, so that the port of the bridge forwards from the
 // moment the host side comes up.
 func (j *job) configure(w wiring, l layer3) error {
-	if err := j.host.Set(j.quiet(w.host.Name)...); err != nil {
+	// A port of the bridge needs no IPv6 of its own. With it each pod would have three routes on the node, and the kernel goes through all
+	// of them whenever a link comes or goes.
+	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
 	if err := j.pod.Set(j.podSettings(l)...); err != nil {

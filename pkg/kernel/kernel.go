@@ -25,6 +25,8 @@ const maxRetries = 30
 type NS struct {
 	h    *netlink.Handle
 	work chan func() // runs on a thread inside the namespace; nil for the own namespace
+
+	sysctls map[string]*os.File // folders below /proc/sys/net, once opened
 }
 
 // Node is the namespace of the process itself, with what is done there alone.
@@ -74,6 +76,9 @@ func (n *NS) serve(netns *os.File, ready chan<- error) {
 // Close releases the namespace.
 func (n *NS) Close() {
 	n.h.Close()
+	for _, folder := range n.sysctls {
+		folder.Close()
+	}
 	if n.work != nil {
 		close(n.work)
 	}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,7 +27,7 @@ const sysctlRoot = "/proc/sys/net"
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.within(func() error {
 		for _, s := range settings {
-			if err := s.set(); err != nil {
+			if err := n.set(s); err != nil {
 				return err
 			}
 		}
@@ -37,28 +38,58 @@ func (n *NS) Set(settings ...Sysctl) error {
 // Get returns the value of a setting; errors.Is fs.ErrNotExist when the kernel does not have it.
 func (n *NS) Get(path string) (value string, err error) {
 	err = n.within(func() error {
-		data, err := os.ReadFile(filepath.Join(sysctlRoot, path))
-		value = string(bytes.TrimSpace(data))
+		f, err := n.openSysctl(path, os.O_RDONLY)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		value, err = readSysctl(f)
 		return err
 	})
 	return value, err
 }
 
-func (s Sysctl) set() error {
-	path := filepath.Join(sysctlRoot, s.Path)
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+// openSysctl opens a setting from the folder of its family, which stays open. All namespaces have a folder of that name in one place, and
+// the kernel goes through those of all pods of the node, one by one, each time that it looks it up.
+func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
+	family, rest, _ := strings.Cut(path, "/")
+	folder := n.sysctls[family]
+	if folder == nil {
+		var err error
+		if folder, err = os.Open(filepath.Join(sysctlRoot, family)); err != nil {
+			return nil, err
+		}
+		if n.sysctls == nil {
+			n.sysctls = map[string]*os.File{}
+		}
+		n.sysctls[family] = folder
+	}
+	fd, err := unix.Openat(int(folder.Fd()), rest, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(sysctlRoot, path), Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func readSysctl(f *os.File) (string, error) {
+	var buf [64]byte
+	n, err := f.Read(buf[:])
+	return string(bytes.TrimSpace(buf[:n])), err
+}
+
+func (n *NS) set(s Sysctl) error {
+	f, err := n.openSysctl(s.Path, os.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-		f, err = os.OpenFile(path, os.O_RDONLY, 0)
+		f, err = n.openSysctl(s.Path, os.O_RDONLY)
 	}
 	if err != nil {
 		return fmt.Errorf("sysctl %s: %w", s.Path, err)
 	}
 	defer f.Close()
-	buf := make([]byte, 32)
-	if got, err := f.Read(buf); err == nil && string(bytes.TrimSpace(buf[:got])) == s.Value {
+	if got, err := readSysctl(f); err == nil && got == s.Value {
 		return nil
 	}
 	return change(fmt.Sprintf("sysctl %s=%s", s.Path, s.Value), func() error {
