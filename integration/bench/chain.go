@@ -166,15 +166,12 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 		return invocation{}, fmt.Errorf("encode configuration: %w", err)
 	}
 	kind, _ := p["type"].(string)
-	return invocation{
-		name:  kind,
-		path:  filepath.Join(c.folder, kind),
-		stdin: stdin,
-		env: append(os.Environ(),
-			"CNI_COMMAND="+verb, "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.pod.Path, "CNI_IFNAME="+podInterface,
-			"CNI_PATH="+c.folder,
-			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME="+c.pod.Name),
-	}, nil
+	env := append(os.Environ(), "CNI_COMMAND="+verb, "CNI_PATH="+c.folder)
+	if verb != verbStatus && verb != verbGC { // these are about no attachment
+		env = append(env, "CNI_CONTAINERID="+c.id, "CNI_NETNS="+c.pod.Path, "CNI_IFNAME="+podInterface,
+			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME="+c.pod.Name)
+	}
+	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
 // stdin is the plugin's configuration with what libcni injects: identity, prevResult, and of the capability

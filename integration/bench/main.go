@@ -2,11 +2,12 @@
 
 // Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of
 // ADD, CHECK and DEL, processes started, binary sizes, what pods move and what that costs, and what a limited pod
-// receives in its first second. A floor program makes exactly the needed kernel calls in as many processes and
-// shows how far down the times could go.
+// receives in its first second; then what a node that has many leases and pods makes of these times, many pods at once, and GC. A floor
+// program makes exactly the needed kernel calls in as many processes and shows how far down the times could go.
 //
 // Both folders run on the same machine at the same time, so ratios hold where times do not. A missed target is
-// reported and is no failure; the exit status is 1 when something did not run.
+// reported and is no failure; the exit status is 1 when something did not run, or did the wrong thing: an address given twice, a
+// lease that is left, a GC that took too much or too little.
 package main
 
 import (
@@ -16,6 +17,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -25,8 +28,20 @@ type options struct {
 	folders
 	rounds  int
 	seconds float64
+	scale   float64
+	groups  []string
 	format  string
 }
+
+const (
+	groupChains   = "chains"
+	groupDatapath = "datapath"
+	groupAll      = "all"
+	groupScale    = "scale" // what comes after these two
+)
+
+// scaled is a part of a size, as -scale says.
+func (o options) scaled(full int) int { return max(1, int(float64(full)*o.scale)) }
 
 func main() {
 	o, err := parse(os.Args[1:])
@@ -55,12 +70,20 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.reference, "reference", "build/reference", "`folder` of the plugins to compare with")
 	flags.IntVar(&o.rounds, "rounds", 30, "`rounds` of ADD, CHECK and DEL that count")
 	flags.Float64Var(&o.seconds, "seconds", 6, "`length` of each throughput measurement, all repeats together")
+	flags.Float64Var(&o.scale, "scale", 1, "`part` of the leases, pods and attachments to have beside, up to 1")
+	group := flags.String("group", groupAll, "comma-separated `groups` of rows: "+strings.Join(groupNames(), ", "))
 	flags.StringVar(&o.format, "o", "markdown", "output: markdown or json")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	if o.rounds < 1 || o.seconds <= 0 || flags.NArg() > 0 || (o.format != "markdown" && o.format != "json") {
-		return o, errors.New("want -rounds of at least 1, -seconds above 0, -o markdown or json, and no arguments")
+	o.groups = strings.Split(*group, ",")
+	for _, name := range o.groups {
+		if !slices.Contains(groupNames(), name) {
+			return o, fmt.Errorf("group %q: want some of %s", name, strings.Join(groupNames(), ", "))
+		}
+	}
+	if o.rounds < 1 || o.seconds <= 0 || o.scale <= 0 || o.scale > 1 || flags.NArg() > 0 || (o.format != "markdown" && o.format != "json") {
+		return o, errors.New("want -rounds of at least 1, -seconds above 0, -scale above 0 and up to 1, -o markdown or json, and no arguments")
 	}
 	for folder, hint := range map[*string]string{&o.plugins: "make build", &o.reference: "make reference"} {
 		path, err := filepath.Abs(*folder)
@@ -89,18 +112,13 @@ func run(o options, out, progress io.Writer) (int, error) {
 
 	r := newReport(o)
 	start := time.Now()
-	fmt.Fprintln(progress, "building the floor programs")
-	r.skip(o.buildFloors(temporary)...)
 	n := nodes{}
-	for _, s := range scenarios() {
-		fmt.Fprintf(progress, "%s: %d rounds\n", s.name, o.rounds)
-		r.measureChain(o, n, s)
+	for _, m := range measurements() {
+		if o.wants(m.group) {
+			fmt.Fprintln(progress, m.says)
+			m.measure(r, &o, n, temporary)
+		}
 	}
-	r.addSizes(o.folders)
-	fmt.Fprintln(progress, "throughput")
-	r.measureDatapath(o, n)
-	fmt.Fprintln(progress, "first second of a limited pod")
-	r.measureFirstSecond(o, n)
 	r.Seconds = time.Since(start).Round(100 * time.Millisecond).Seconds()
 
 	if err := r.write(out, o.format); err != nil {

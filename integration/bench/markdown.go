@@ -25,17 +25,33 @@ func newTable(title string, columns ...string) *table {
 func (t *table) row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
 
 func (r *report) markdown() string {
-	tables := []*table{r.chainTable(), r.pluginTable(), r.processTable(), r.sizeTable(), r.pathTable(), r.burstTable()}
 	var out strings.Builder
 	fmt.Fprintf(&out, "# Side by side with the reference plugins\n\nKernel %s, %d processors, load before %s, "+
 		"%d rounds, %.0f s in all. Times are milliseconds, p50 / p95; ratios are of p50.\n",
 		r.Kernel, r.CPUs, r.Load, r.Rounds, r.Seconds)
-	for _, t := range tables {
+	for _, t := range r.tables() {
 		fmt.Fprintf(&out, "\n%s", t.String())
 	}
 	list(&out, "Skipped", r.Skipped)
 	list(&out, "Failed", r.Failed)
 	return out.String()
+}
+
+// tables are those of the groups that were measured.
+func (r *report) tables() []*table {
+	var out []*table
+	for _, t := range []struct {
+		rows  int
+		table func() *table
+	}{
+		{len(r.Chains), r.chainTable}, {len(r.Plugins), r.pluginTable}, {len(r.Processes), r.processTable}, {len(r.Sizes), r.sizeTable},
+		{len(r.Datapath), r.pathTable}, {len(r.FirstSecond), r.burstTable}, {len(r.Growth), r.growthTable}, {len(r.Loads), r.loadTable},
+	} {
+		if t.rows > 0 {
+			out = append(out, t.table())
+		}
+	}
+	return out
 }
 
 func list(out *strings.Builder, title string, items []string) {

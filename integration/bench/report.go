@@ -19,6 +19,7 @@ type report struct {
 	CPUs        int          `json:"cpus"`
 	Load        string       `json:"load"` // of the minute before
 	Rounds      int          `json:"rounds"`
+	Scale       float64      `json:"scale"`
 	Seconds     float64      `json:"seconds"`
 	Chains      []chainRow   `json:"chains"`
 	Plugins     []chainRow   `json:"plugins"`
@@ -26,6 +27,8 @@ type report struct {
 	Sizes       []sizeRow    `json:"sizes"`
 	Datapath    []pathRow    `json:"datapath"`
 	FirstSecond []burstRow   `json:"firstSecond"`
+	Growth      []figureRow  `json:"growth"`
+	Loads       []figureRow  `json:"loads"`
 	Skipped     []string     `json:"skipped"`
 	Failed      []string     `json:"failed"`
 }
@@ -84,7 +87,7 @@ func newReport(o options) *report {
 	load, _ := os.ReadFile("/proc/loadavg")
 	minute, _, _ := strings.Cut(string(load), " ")
 	return &report{
-		Kernel: unix.ByteSliceToString(name.Release[:]), CPUs: runtime.NumCPU(), Load: minute, Rounds: o.rounds,
+		Kernel: unix.ByteSliceToString(name.Release[:]), CPUs: runtime.NumCPU(), Load: minute, Rounds: o.rounds, Scale: o.scale,
 		Skipped: []string{}, Failed: []string{},
 	}
 }

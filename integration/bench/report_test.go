@@ -69,6 +69,10 @@ func sampleReport() *report {
 			}}},
 		Datapath: []pathRow{{Path: pathPod, Gigabits: map[string]float64{sideOurs: 20, sideBare: 25},
 			CPU: map[string]float64{sideOurs: 0.05, sideBare: 0.04}}},
+		Growth: []figureRow{{What: "CHECK", Sides: map[string]figure{sideOurs: {Base: 10, Value: 5}, sideReference: {Base: 10, Value: 12}},
+			target: target{0.5, "<= 0.60", met}}},
+		Loads: []figureRow{{What: "GC", Sides: map[string]figure{sideOurs: {Value: 700}, sideReference: {Note: "has no GC"}},
+			target: target{Bar: "<= 2000 ms", Verdict: met}}},
 		Skipped: []string{"floor (C): no cc"}, Failed: []string{},
 	}
 }
@@ -79,6 +83,8 @@ func TestMarkdown(t *testing.T) {
 		"| full nftables | ADD | 12.0 / 14.0 | 100.0 / 120.0 | 0.12 | <= 0.20 | met | 6.0 / 7.0 | - | 2.00 | <= 1.30 | missed |",
 		"| full nftables | ADD | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
 		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
+		"| CHECK | 10.0, 5.0 | 0.50 | 10.0, 12.0 | 1.20 | <= 0.60 | met |",
+		"| GC | 700.0 | has no GC | - | <= 2000 ms | met |",
 		"Skipped: 1\n- floor (C): no cc\n",
 		"Failed: 0\n",
 	} {
@@ -97,7 +103,7 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{})); diff != "" {
+	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{})); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
 }
@@ -119,7 +125,7 @@ func TestParse(t *testing.T) {
 	if _, err := parse(good); err != nil {
 		t.Fatal(err)
 	}
-	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"more"}, {"-plugins", t.TempDir()}} {
+	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"-scale", "0"}, {"-scale", "2"}, {"-group", "none"}, {"more"}, {"-plugins", t.TempDir()}} {
 		if _, err := parse(append(slices.Clone(good), more...)); err == nil {
 			t.Errorf("%v is accepted", more)
 		}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// figure is what one side took, in milliseconds. Base is the same without what the row names, and 0 where a row compares sides.
+type figure struct {
+	Base  float64 `json:"base,omitempty"`
+	Value float64 `json:"value"`
+	Note  string  `json:"note,omitempty"` // what else there is to say of it
+}
+
+func (f figure) growth() float64 {
+	if f.Base == 0 {
+		return 0
+	}
+	return f.Value / f.Base
+}
+
+// figureRow is one figure of both sides. In a row of growth the bar is for Value over Base of ours, in a row of loads for ours over the
+// reference or for the milliseconds themselves.
+type figureRow struct {
+	What  string            `json:"what"`
+	Sides map[string]figure `json:"sides"`
+	target
+}
+
+// The most that each figure may be, in units of what the row compares with or in milliseconds.
+const (
+	leasesBar   = 1.2
+	podsBar     = 1.1
+	dualBar     = 1.2
+	checkBar    = 0.6
+	driftBar    = 1.1
+	parallelBar = 1.0 / 3
+
+	rebuildBar = 150.0
+	statusBar  = 50.0
+	gcBar      = 2000.0
+)
+
+// addGrowth adds a row that compares each side with itself.
+func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
+	row := figureRow{What: what, Sides: sides}
+	if ours, ok := sides[sideOurs]; ok {
+		row.target = atMost(ours.Value, ours.Base, bar)
+	}
+	r.Growth = append(r.Growth, row)
+}
+
+// addLoad adds a row that compares ours with the reference.
+func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
+	r.Loads = append(r.Loads, figureRow{what, sides, atMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
+}
+
+// addAbsolute adds a row whose bar is a time.
+func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) {
+	row := figureRow{What: what, Sides: sides}
+	ours, ok := sides[sideOurs]
+	if ok {
+		row.target = atMost(ours.Value, sides[sideReference].Value, 0)
+		row.Bar, row.Verdict = fmt.Sprintf("<= %.0f ms", bar), verdict(ours.Value <= bar)
+	}
+	r.Loads = append(r.Loads, row)
+}
+
+func (r *report) growthTable() *table {
+	t := newTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio", "bar", "")
+	for _, row := range r.Growth {
+		t.row(row.What, row.growthCell(sideOurs), ratio(row.Ratio), row.growthCell(sideReference), ratio(row.Sides[sideReference].growth()),
+			or(row.Bar), or(row.Verdict))
+	}
+	return t
+}
+
+func (r *report) loadTable() *table {
+	t := newTable("Many at once, and all at once (ms)", "what", sideOurs, sideReference, "ratio", "bar", "")
+	for _, row := range r.Loads {
+		t.row(row.What, row.loadCell(sideOurs), row.loadCell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+	}
+	return t
+}
+
+func (row figureRow) growthCell(side string) string {
+	v, ok := row.Sides[side]
+	if !ok {
+		return absent
+	}
+	return fmt.Sprintf("%.1f, %.1f", v.Base, v.Value)
+}
+
+func (row figureRow) loadCell(side string) string {
+	v, ok := row.Sides[side]
+	switch {
+	case !ok:
+		return absent
+	case v.Note != "":
+		return v.Note
+	default:
+		return fmt.Sprintf("%.1f", v.Value)
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
+
+// p50 is the median in milliseconds.
+func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
+
+// thousands writes 12345 as 12,345.
+func thousands(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

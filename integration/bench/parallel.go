@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const (
+	parallelCount   = 200
+	parallelRepeats = 3
+	parallelSubnet  = "10.95.0.0/16"
+)
+
+// crowd is many pods of one side that come and go at once.
+type crowd struct {
+	side   string
+	chains []*chain
+	add    []time.Duration
+	del    []time.Duration
+	err    error
+}
+
+// measureParallel starts one ADD for each of many pods at once, and then one DEL for each.
+func (r *report) measureParallel(o options, n nodes) {
+	count, s := o.scaled(parallelCount), nftables()
+	sides, missing := o.sides(s)
+	r.skip(missing...)
+	var crowds []*crowd
+	for _, side := range sides {
+		c, err := n.crowd(side, count)
+		if err != nil {
+			r.fail("parallel", err)
+			return
+		}
+		crowds = append(crowds, c)
+	}
+	for range max(1, min(parallelRepeats, o.rounds/5)) {
+		for _, c := range crowds {
+			if c.err == nil {
+				c.err = c.comeAndGo()
+			}
+		}
+	}
+	add, del := map[string]figure{}, map[string]figure{}
+	for _, c := range crowds {
+		switch {
+		case c.err == nil:
+			add[c.side], del[c.side] = figure{Value: p50(c.add)}, figure{Value: p50(c.del)}
+		case c.side == sideOurs:
+			r.fail("parallel", c.err)
+		default:
+			r.skip(fmt.Sprintf("parallel, %s: %v", c.side, c.err)) // not ours to judge
+		}
+	}
+	r.addLoad(fmt.Sprintf("%d ADDs at once (bridge, ipMasq)", count), parallelBar, add)
+	r.addLoad(fmt.Sprintf("%d DELs at once", count), 0, del)
+}
+
+func (n nodes) crowd(side side, count int) (*crowd, error) {
+	name := "parallel-" + side.name
+	first, err := n.chainOf(name, "node-"+name, side, masqueraded(parallelSubnet))
+	if err != nil {
+		return nil, err
+	}
+	c := &crowd{side: side.name}
+	for i := range count {
+		next, err := n.neighbour(first, i)
+		if err != nil {
+			return nil, err
+		}
+		c.chains = append(c.chains, next)
+	}
+	return c, nil
+}
+
+// comeAndGo attaches all, looks whether each has an address of its own, and detaches all.
+func (c *crowd) comeAndGo() error {
+	took, err := c.all(verbAdd)
+	if err != nil {
+		return err
+	}
+	c.add = append(c.add, took)
+	if err := c.distinct(); err != nil {
+		return err
+	}
+	if took, err = c.all(verbDel); err != nil {
+		return err
+	}
+	c.del = append(c.del, took)
+	return c.nothingLeased()
+}
+
+func (c *crowd) all(verb string) (time.Duration, error) {
+	errs := make([]error, len(c.chains))
+	var group sync.WaitGroup
+	start := time.Now()
+	for i, each := range c.chains {
+		group.Go(func() { errs[i] = each.run(verb, execute) })
+	}
+	group.Wait()
+	return time.Since(start), errors.Join(errs...)
+}
+
+func (c *crowd) distinct() error {
+	seen := map[netip.Addr]string{}
+	for _, each := range c.chains {
+		addr, _, err := each.address()
+		if err != nil {
+			return err
+		}
+		if other, ok := seen[addr]; ok {
+			return fmt.Errorf("%s was given to %s and to %s", addr, other, each.pod.Name)
+		}
+		seen[addr] = each.pod.Name
+	}
+	return nil
+}
+
+// nothingLeased looks for leases that are left.
+func (c *crowd) nothingLeased() error {
+	left, err := leaseFiles(filepath.Join(resultsFolder, c.chains[0].network))
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("%d leases are left after DEL", len(left))
+	}
+	return err
+}
+
+// leaseFiles returns who has which address, by the files of a lease folder.
+func leaseFiles(folder string) (map[netip.Addr]string, error) {
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, fmt.Errorf("list leases: %w", err)
+	}
+	leases := map[netip.Addr]string{}
+	for _, file := range files {
+		addr, err := netip.ParseAddr(file.Name())
+		if err != nil {
+			continue // lock and last_reserved_ip
+		}
+		content, err := os.ReadFile(filepath.Join(folder, file.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read lease: %w", err)
+		}
+		leases[addr] = string(content)
+	}
+	return leases, nil
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	podCount    = 1000
+	podSubnet   = "10.97.0.0/16"
+	fillWorkers = 4
+
+	statusCalls = 100
+	verbStatus  = "STATUS"
+
+	lateVersion = "1.1.0" // the first that has STATUS and GC
+)
+
+// masqueraded is bridge with host-local and ipMasq.
+func masqueraded(subnets ...string) pluginConf {
+	var ranges [][]map[string]any
+	for _, subnet := range subnets {
+		ranges = append(ranges, []map[string]any{{"subnet": subnet}})
+	}
+	return pluginConf{
+		"type": "bridge", "bridge": "br-many", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables",
+		"ipam": map[string]any{"type": "host-local", "ranges": ranges},
+	}
+}
+
+// measurePods compares a node that has one pod with a node that has many, each made by the side's own plugins: each side bears the
+// rules, leases and records that it makes itself.
+func (r *report) measurePods(o options, n nodes) {
+	count := o.scaled(podCount)
+	entries := map[string]*entry{}
+	var all []*entry
+	var full *chain
+	sides, missing := o.sides(nftables())
+	r.skip(missing...)
+	if len(missing) > 0 {
+		return
+	}
+	for _, side := range sides {
+		for _, what := range []string{besideNone, besideMany} {
+			name := "pods-" + side.name + "-" + what
+			c, err := n.chainOf(name, "node-"+name, side, masqueraded(podSubnet))
+			if err == nil && what == besideMany {
+				err = n.fillPods(c, count)
+			}
+			if err != nil {
+				r.fail("pods, "+side.name, err)
+				return
+			}
+			if side.name == sideOurs {
+				full = c // the last one: beside many
+			}
+			name = beside(side.name, what)
+			entries[name] = newEntry(name, c)
+			all = append(all, entries[name])
+		}
+	}
+	race(all, o.rounds)
+	r.addGrowth(fmt.Sprintf("bridge ADD, %s other pods", thousands(count)), podsBar, r.compare(entries, verbAdd))
+	for _, verb := range []string{verbCheck, verbDel} {
+		r.addGrowth(fmt.Sprintf("bridge %s, %s other pods", verb, thousands(count)), 0, r.compare(entries, verb))
+	}
+	r.measureStatus(full, fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
+}
+
+// fillPods attaches so many pods, each in a network namespace of its own, to the node and network of a chain.
+func (n nodes) fillPods(like *chain, count int) error {
+	chains := make(chan *chain)
+	errs := make(chan error, fillWorkers)
+	var group sync.WaitGroup
+	for range fillWorkers {
+		group.Go(func() {
+			var err error
+			for c := range chains {
+				if err == nil {
+					err = c.run(verbAdd, execute)
+				}
+			}
+			errs <- err
+		})
+	}
+	var made error
+	for i := 0; i < count && made == nil; i++ {
+		var c *chain
+		if c, made = n.neighbour(like, i); made == nil {
+			chains <- c
+		}
+	}
+	close(chains)
+	group.Wait()
+	for range fillWorkers {
+		made = errors.Join(made, <-errs)
+	}
+	return made
+}
+
+// neighbour is a chain for another pod of the same network on the same node.
+func (n nodes) neighbour(like *chain, i int) (*chain, error) {
+	name := fmt.Sprintf("%s-%d", like.network, i)
+	pod, err := n.open(name)
+	if err != nil {
+		return nil, err
+	}
+	c := *like
+	c.pod, c.id = pod, containerID(name)
+	return &c, nil
+}
+
+// measureStatus calls STATUS of the first plugin of a chain.
+func (r *report) measureStatus(like *chain, what string) {
+	c := *like
+	c.plugins = []pluginConf{c.plugins[0].with("cniVersion", lateVersion)}
+	var samples []time.Duration
+	for range statusCalls {
+		err := c.run(verbStatus, func(inv invocation) ([]byte, error) {
+			out, took, err := inv.timed()
+			samples = append(samples, took)
+			return out, err
+		})
+		if err != nil {
+			r.fail("STATUS", err)
+			return
+		}
+	}
+	r.addAbsolute(what, statusBar, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
+}
+
+// with is the same entry of a conflist with one key more.
+func (p pluginConf) with(key string, value any) pluginConf {
+	out := pluginConf{key: value}
+	for k, v := range p {
+		if k != key {
+			out[k] = v
+		}
+	}
+	return out
+}

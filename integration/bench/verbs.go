@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	stackSingle = "single"
+	stackDual   = "dual"
+	driftRounds = 120
+	driftParts  = 3 // the first part of the rounds is compared with the last
+)
+
+// measureStacks compares an attachment with two addresses with one that has one, and CHECK with ADD.
+func (r *report) measureStacks(o options, n nodes) {
+	entries := map[string]*entry{}
+	var all []*entry
+	for _, side := range o.bothSides() {
+		for _, stack := range []string{stackSingle, stackDual} {
+			ranges := [][]map[string]any{{{"subnet": "10.94.0.0/16"}}}
+			if stack == stackDual {
+				ranges = append(ranges, []map[string]any{{"subnet": "fd00:94::/64"}})
+			}
+			name := "stack-" + side.name + "-" + stack
+			c, err := n.chainOf(name, "node-"+name, side, pluginConf{
+				"type": "bridge", "bridge": "br-stack", "isDefaultGateway": true,
+				"ipam": map[string]any{"type": "host-local", "ranges": ranges},
+			})
+			if err != nil {
+				r.fail("dual stack", err)
+				return
+			}
+			e := newEntry(beside(side.name, stack), c)
+			entries[e.side] = e
+			all = append(all, e)
+		}
+	}
+	race(all, o.rounds)
+	dual, check := map[string]figure{}, map[string]figure{}
+	for _, side := range []string{sideOurs, sideReference} {
+		single, both := entries[beside(side, stackSingle)], entries[beside(side, stackDual)]
+		if err := errors.Join(single.err, both.err); err != nil {
+			r.fail("dual stack, "+side, err)
+			continue
+		}
+		plain := p50(single.samples[verbAdd].chain)
+		dual[side] = figure{Base: plain, Value: p50(both.samples[verbAdd].chain)}
+		check[side] = figure{Base: plain, Value: p50(single.samples[verbCheck].chain)}
+	}
+	r.addGrowth("dual-stack ADD, against single stack", dualBar, dual)
+	r.addGrowth("CHECK, against ADD (plain)", checkBar, check)
+}
+
+// measureDrift runs the full chain again and again on one node, and compares the last rounds with the first.
+func (r *report) measureDrift(o options, n nodes) {
+	s := nftables()
+	sides, missing := o.sides(s)
+	r.skip(missing...)
+	rounds := max(driftParts, o.scaled(driftRounds))
+	var entries []*entry
+	for _, side := range sides {
+		c, err := n.pluginChain(side, "node-drift-"+side.name, s, true)
+		if err != nil {
+			r.fail("drift", err)
+			return
+		}
+		entries = append(entries, newEntry(side.name, c))
+	}
+	race(entries, rounds) // in turn, so that both see the same load from elsewhere
+	figures := map[string]figure{}
+	for _, e := range entries {
+		if e.err != nil {
+			r.fail("drift, "+e.side, e.err)
+			continue
+		}
+		figures[e.side] = drift(e.totals())
+	}
+	r.addGrowth(fmt.Sprintf("full nftables, ADD+CHECK+DEL: last %d of %d, against the first", rounds/driftParts, rounds), driftBar, figures)
+}
+
+// totals are the times of all verbs together, round by round.
+func (e *entry) totals() []time.Duration {
+	total := slices.Clone(e.samples[verbAdd].chain)
+	for i := range total {
+		total[i] += e.samples[verbCheck].chain[i] + e.samples[verbDel].chain[i]
+	}
+	return total
+}
+
+func drift(times []time.Duration) figure {
+	part := len(times) / driftParts
+	return figure{Base: p50(times[:part]), Value: p50(times[len(times)-part:])}
+}
