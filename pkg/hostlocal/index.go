@@ -265,15 +265,29 @@ func (x *index) replace(name string, s shard) error {
 	if len(s) == 0 {
 		return x.dir.Remove(name)
 	}
-	entries, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(entries), entries})
+	data, err := s.encode()
 	if err != nil {
 		return err
 	}
 	return x.write(name, data)
+}
+
+func (s shard) encode() ([]byte, error) {
+	entries, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(shardDocument{crc32.ChecksumIEEE(entries), entries})
+}
+
+// renew is replace for a shard that is mostly as it was: to look is cheaper than to write.
+func (x *index) renew(name string, s shard) error {
+	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
+		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
+			return nil
+		}
+	}
+	return x.replace(name, s)
 }
 
 // shardFiles returns the names of the shards that exist.
@@ -327,7 +341,7 @@ func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
 		}
 	}
 	for name, s := range byName {
-		err = errors.Join(err, x.replace(name, s))
+		err = errors.Join(err, x.renew(name, s))
 	}
 	x.shards = len(byName) - removed
 	if err = errors.Join(err, x.settle()); err != nil {
