@@ -38,6 +38,10 @@ demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubern
 test: build ## run the tests, each in namespaces of its own; nothing is installed
 	@scripts/test.sh
 
+.PHONY: vm
+vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)
+	@VM='$(CACHE)/vm' scripts/vm/test.sh $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh

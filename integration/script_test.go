@@ -15,6 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -107,7 +108,8 @@ func (s *script) pod(ts *testscript.TestScript, name string) *sandbox.Pod {
 }
 
 // condition knows [has:NAME], for a plugin in the folder under test, and
-// [sysctl:NAME], for a kernel parameter that exists.
+// [sysctl:NAME], for a kernel parameter that exists, and [kernel:NAME], for a
+// feature.
 func condition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
@@ -116,8 +118,26 @@ func condition(cond string) (bool, error) {
 	case "sysctl":
 		_, err := os.Stat("/proc/sys/" + name)
 		return err == nil, nil
+	case "kernel":
+		return kernelHas(name)
 	}
 	return false, fmt.Errorf("unknown condition %q", cond)
+}
+
+func kernelHas(feature string) (bool, error) {
+	if feature != "vlan_filtering" {
+		return false, fmt.Errorf("unknown feature %q", feature)
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return false, err
+	}
+	defer host.Close()
+	has, err := host.HasVLANFiltering()
+	if err == nil && !has && os.Getenv("KERNELTEST") == "full" {
+		err = fmt.Errorf("KERNELTEST=full, and this kernel has no %s", feature)
+	}
+	return has, err
 }
 
 // usage ends a script whose command has the wrong number of arguments.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs all tests of the main module and counts what was skipped, with the reasons. The tests make their own
-# namespaces; no root and no network is needed.
+# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, and counts what was skipped, with the reasons. The
+# tests make their own namespaces; no root and no network is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -9,7 +9,7 @@ trap 'rm -f "$log"' EXIT
 export PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 status=0
 # -p 1: the packages measure traffic and must not disturb one another.
-go test -buildvcs=false -p 1 -v -timeout 20m "$@" ./... >"$log" 2>&1 || status=$?
+go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then
   grep -vE '^(=== (RUN|PAUSE|CONT|NAME)|    *--- PASS|--- PASS|PASS$)' "$log" || true
 else

@@ -89,8 +89,6 @@ func TestKeysAreDocumented(t *testing.T) {
 // refusals returns, for each key that is valid and not effective, a value that is refused.
 func refusals() map[string]string {
 	return map[string]string{
-		"bridge/vlan":               `{"vlan": 100}`,
-		"bridge/vlanTrunk":          `{"vlanTrunk": [{"id": 100}]}`,
 		"portmap/conditionsV4":      `{"conditionsV4": ["ip", "daddr", "192.0.2.1"]}`,
 		"portmap/conditionsV6":      `{"conditionsV6": ["ip6", "daddr", "2001:db8::1"]}`,
 		"bandwidth/shapedSubnets":   `{"shapedSubnets": ["192.0.2.0/24"]}`,

@@ -32,6 +32,7 @@ type state struct {
 	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // of the bridge
 	Hairpin    bool            `json:"hairpin,omitempty"`
 	Isolated   bool            `json:"isolated,omitempty"`
+	VLANs      VLANs           `json:"vlans,omitzero"`
 	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
 	Guard      *kernel.Guard   `json:"guard,omitempty"`
 }
@@ -55,28 +56,37 @@ type job struct {
 	shared bool
 }
 
-func (b bridge) open(r *plugin.Request) (j *job, err error) {
+func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	j = &job{r: r, cfg: cfg, shared: b.ipam.InProcess(cfg.IPAM)}
+	j := &job{r: r, cfg: cfg, shared: b.ipam.InProcess(cfg.IPAM)}
+	defer func() {
+		if err != nil {
+			j.close()
+		}
+	}()
+	if j.host, err = kernel.Host(); err != nil {
+		return nil, err
+	}
+	if err := cfg.VLANs.supported(j.host); err != nil { // before there is any state of the attachment
+		return nil, err
+	}
 	if j.att, err = attachment.Open(r); err != nil {
 		return nil, err
 	}
 	r.Hold = j.att.LockFile()
-	if j.host, err = kernel.Host(); err == nil {
-		j.pod, err = kernel.Open(r.Netns)
-	}
-	if err != nil {
-		j.close()
+	if j.pod, err = kernel.Open(r.Netns); err != nil {
 		return nil, err
 	}
 	return j, nil
 }
 
 func (j *job) close() {
-	j.att.Close()
+	if j.att != nil {
+		j.att.Close()
+	}
 	if j.host != nil {
 		j.host.Close()
 	}
@@ -95,7 +105,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	st := state{Bridge: j.cfg.Bridge, Unfinished: true, Masquerade: j.cfg.Masquerade.Backend, Shared: j.shared, Hairpin: j.cfg.Hairpin,
-		Isolated: j.cfg.Isolated}
+		Isolated: j.cfg.Isolated, VLANs: j.cfg.VLANs}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
@@ -257,6 +267,9 @@ func (b bridge) status(r *plugin.Request) error {
 	link, ok, err := host.Link(cfg.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%s is a %s, not a bridge", cfg.Bridge, link.Kind)
+	}
+	if e := cfg.VLANs.supported(host); err == nil && e != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", e)
 	}
 	if err == nil && cfg.IPAM != "" {
 		err = b.ipam.Status(r, cfg.IPAM)

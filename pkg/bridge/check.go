@@ -80,7 +80,7 @@ func (j *job) recordedRoutes(l *layer3) error {
 	return nil
 }
 
-// observe finds the three links. The host side is the peer of the pod side, by ifindex, whatever its name.
+// observe finds the links. The host side is the peer of the pod side, by ifindex, whatever its name.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -98,7 +98,8 @@ func (j *job) observe() (w wiring, err error) {
 	} else if !ok {
 		return w, differs("the host side of %s is missing", j.r.IfName)
 	}
-	return w, nil
+	w.gateway, err = j.observeGatewayLink(w.bridge)
+	return w, err
 }
 
 func (j *job) checkLinks(w wiring) error {
@@ -124,6 +125,9 @@ func (j *job) checkLinks(w wiring) error {
 	}
 	if port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
 		return differs("port %s has hairpin %t, isolated %t; want %t, %t", w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
+	}
+	if err := j.checkVLANs(w); err != nil {
+		return err
 	}
 	return j.checkTold(w)
 }
@@ -162,12 +166,12 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 			return differs("route to %s through %s is missing", route.Dst, j.r.IfName)
 		}
 	}
-	if has, err = j.host.Addresses(w.bridge); err != nil {
+	if has, err = j.host.Addresses(w.gateway); err != nil {
 		return err
 	}
 	for _, gw := range l.gateways {
 		if !slices.Contains(has, gw) {
-			return differs("gateway address %s is missing on %s", gw, w.bridge.Name)
+			return differs("gateway address %s is missing on %s", gw, w.gateway.Name)
 		}
 	}
 	return nil

@@ -36,12 +36,7 @@ type Config struct {
 	LeaveDown      bool // disableContainerInterface
 	MACSpoofCheck  bool
 	AntiSpoof      bool
-}
-
-type vlanRange struct {
-	ID    *int `json:"id"`
-	MinID *int `json:"minID"`
-	MaxID *int `json:"maxID"`
+	VLANs          VLANs
 }
 
 type rawConfig struct {
@@ -92,7 +87,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if dns := raw.DNS; len(dns.Nameservers)+len(dns.Search)+len(dns.Options) > 0 || dns.Domain != "" {
 		c.DNS = &dns
 	}
-	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseIPAM, parseLink, parseVlan, parseMasquerade, parseMAC} {
+	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseIPAM, parseLink, parseVLANs, parseMasquerade, parseMAC} {
 		if err := step(&c, raw, r); err != nil {
 			return Config{}, err
 		}
@@ -153,34 +148,6 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeConfig, "bridge %q: %w", c.Bridge, err)
 	}
 	return nil
-}
-
-func parseVlan(_ *Config, raw rawConfig, _ *plugin.Request) error {
-	if raw.Vlan < 0 || raw.Vlan > 4094 {
-		return plugin.Errorf(plugin.CodeConfig, "vlan %d: want 0-4094", raw.Vlan)
-	}
-	for i, t := range raw.VlanTrunk {
-		for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
-			if id != nil && (*id < 1 || *id > 4094) {
-				return plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d] %d: want 1-4094", i, *id)
-			}
-		}
-		if (t.MinID == nil) != (t.MaxID == nil) || t.MinID != nil && *t.MinID > *t.MaxID || t.ID == nil && t.MinID == nil {
-			return plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", i)
-		}
-	}
-	switch {
-	case raw.Vlan != 0:
-		return unsupported("vlan", raw.Vlan)
-	case len(raw.VlanTrunk) > 0:
-		return unsupported("vlanTrunk", "list")
-	}
-	return nil
-}
-
-// unsupported refuses what is valid but not effective here: a limit or a protection that is silently missing is worse than an error.
-func unsupported(key string, value any) error {
-	return plugin.Errorf(plugin.CodeUnsupported, "%s %v: this version of bridge does not support %s", key, value, key)
 }
 
 // ipMasq is true, false, or an object that says more.

@@ -46,9 +46,9 @@ func TestParse(t *testing.T) {
 		`"ipMasq":true`: {Bridge: "cni0"}, // nothing to masquerade
 		`"ipam":null`:   {Bridge: "cni0"},
 		`"ipam":{}`:     {Bridge: "cni0"},
-		`"vlan":0,"vlanTrunk":[],"macspoofchk":false,"preserveDefaultVlan":true`: {Bridge: "cni0"},
-		`"dns":{"nameservers":["192.0.2.1"]}`:                                    {Bridge: "cni0", DNS: &types.DNS{Nameservers: []string{"192.0.2.1"}}},
-		`"dns":{}`:                                                               {Bridge: "cni0"},
+		`"vlan":100,"vlanTrunk":[{"id":5}],"preserveDefaultVlan":true`: {Bridge: "cni0", VLANs: VLANs{ID: 100, Trunk: []uint16{5}, KeepDefault: true}},
+		`"dns":{"nameservers":["192.0.2.1"]}`:                          {Bridge: "cni0", DNS: &types.DNS{Nameservers: []string{"192.0.2.1"}}},
+		`"dns":{}`:                                                     {Bridge: "cni0"},
 	} {
 		got, err := parsed(keys, "1.1.0", nil)
 		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
@@ -61,16 +61,7 @@ func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"mtu":67`: "mtu 67: want 68-65535", `"mtu":65536`: "mtu 65536", `"mtu":-1`: "mtu -1",
 		`"bridge":"sixteen-bytes-xx"`: "bridge", `"bridge":"a/b"`: "bridge", `"bridge":"br%d"`: "bridge", `"bridge":"all"`: "bridge", `"bridge":".."`: "bridge",
-		`"hairpinMode":true,"promiscMode":true`: "exclude each other",
-		`"vlan":-100`:                           "vlan -100: want 0-4094", `"vlan":5000`: "vlan 5000", `"vlan":4095`: "vlan 4095",
-		`"vlanTrunk":[{}]`:                                              "want id, or minID and maxID",
-		`"vlanTrunk":[{"minID":5}]`:                                     "want id, or minID and maxID",
-		`"vlanTrunk":[{"maxID":5}]`:                                     "want id, or minID and maxID",
-		`"vlanTrunk":[{"minID":6,"maxID":5}]`:                           "want id, or minID and maxID",
-		`"vlanTrunk":[{"id":1},{"id":0}]`:                               "vlanTrunk[1] 0: want 1-4094",
-		`"vlanTrunk":[{"id":4095}]`:                                     "vlanTrunk[0] 4095",
-		`"vlanTrunk":[{"minID":-1,"maxID":5}]`:                          "vlanTrunk[0] -1",
-		`"vlanTrunk":[{"minID":1,"maxID":5000}]`:                        "vlanTrunk[0] 5000",
+		`"hairpinMode":true,"promiscMode":true`:                         "exclude each other",
 		`"ipMasqBackend":"ipvs"`:                                        `ipMasqBackend "ipvs": want nftables or iptables`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.1/8"]}`:                `ipMasq.nonMasqueradeCIDRs "10.0.0.1/8": want a subnet`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.0"]}`:                  `want a subnet`,
@@ -89,16 +80,6 @@ func TestParseRefused(t *testing.T) {
 	} {
 		if c, err := parsed(keys, "1.1.0", nil); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %+v, %v, want %q", keys, c, err, says)
-		}
-	}
-}
-
-// TestUnsupported: what is valid but not effective is named, with its value.
-func TestUnsupported(t *testing.T) {
-	for keys, says := range map[string]string{`"vlan":100`: "vlan 100", `"vlanTrunk":[{"id":5}]`: "vlanTrunk",
-		`"vlanTrunk":[{"minID":1,"maxID":4094}]`: "vlanTrunk"} {
-		if _, err := parsed(keys, "1.1.0", nil); plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", keys, err)
 		}
 	}
 }
@@ -156,13 +137,13 @@ func FuzzParse(f *testing.F) {
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 		c, err := Parse(r)
 		if err != nil {
-			if code := plugin.Code(err); code != plugin.CodeDecode && code != plugin.CodeConfig && code != plugin.CodeUnsupported {
+			if code := plugin.Code(err); code != plugin.CodeDecode && code != plugin.CodeConfig {
 				t.Errorf("%q: code %d, %v", config, code, err)
 			}
 			return
 		}
 		if plugin.ValidIfName(c.Bridge) != nil || c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0) || c.Masquerade.Backend != "" && c.IPAM == "" ||
-			strings.ContainsAny(c.IPAM, "/\x00") || c.MTU < 0 || c.LeaveDown && c.IPAM != "" {
+			strings.ContainsAny(c.IPAM, "/\x00") || c.MTU < 0 || c.LeaveDown && c.IPAM != "" || plugin.ValidIfName(c.gatewayName()) != nil {
 			t.Errorf("%q: %+v", config, c)
 		}
 	})

@@ -113,7 +113,7 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ports, err := j.host.Ports(bridge)
+	ports, err := j.neighbours(bridge)
 	if err != nil {
 		return "", err
 	}

@@ -136,6 +136,9 @@ func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result
 		result.Interfaces = append(result.Interfaces,
 			&types100.Interface{Name: i.link.Name, Mac: i.link.MAC.String(), Mtu: i.link.MTU, Sandbox: i.sandbox})
 	}
+	if w.gateway.Index != w.bridge.Index {
+		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: w.gateway.Name, Mac: w.gateway.MAC.String(), Mtu: w.gateway.MTU})
+	}
 	for _, ip := range l.ips {
 		ip.Interface = types100.Int(podIndex)
 		result.IPs = append(result.IPs, ip)

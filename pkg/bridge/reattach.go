@@ -64,6 +64,9 @@ func (j *job) reattach(bridge kernel.Link, lost []port) {
 
 func (j *job) reattachPort(bridge kernel.Link, p port) error {
 	errs := []error{j.host.SetMaster(p.link, bridge)}
+	if p.VLANs.used() {
+		errs = append(errs, j.setVLANs(bridge, p.link, p.VLANs))
+	}
 	if p.Hairpin {
 		errs = append(errs, j.host.SetHairpin(p.link, true))
 	}
@@ -73,16 +76,22 @@ func (j *job) reattachPort(bridge kernel.Link, p port) error {
 	if !p.link.Up {
 		errs = append(errs, j.host.SetUp(p.link))
 	}
-	has, err := j.host.Addresses(bridge)
+	as := *j
+	as.cfg.VLANs, as.cfg.Gateway, as.cfg.IPAM = p.VLANs, len(p.Gateways) > 0, ipamType(p.IPAM)
+	gateway, err := as.ensureGatewayLink(bridge)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	has, err := j.host.Addresses(gateway)
 	errs = append(errs, err)
 	for _, gw := range p.Gateways {
 		if slices.Contains(has, gw) {
 			continue
 		}
 		if gw.Addr().Is6() {
-			errs = append(errs, j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"}))
+			errs = append(errs, j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + gateway.Name + "/disable_ipv6", Value: "0"}))
 		}
-		if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
+		if err := j.host.AddAddress(gateway, gw, j.cfg.DAD); err != nil && !isExist(err) {
 			errs = append(errs, err)
 		}
 	}

@@ -5,6 +5,7 @@ package bridge
 import (
 	"crypto/rand"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,8 +16,9 @@ import (
 // dadTimeout bounds duplicate address detection, which takes one to two seconds (RFC 4862 section 5.4, one probe and its delay).
 const dadTimeout = 10 * time.Second
 
-// wiring is layer 2 of an attachment: the bridge and both ends of the veth pair.
-type wiring struct{ bridge, host, pod kernel.Link }
+// wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link that carries the gateway addresses, which is
+// the bridge or that of a VLAN.
+type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
 // wire makes the bridge when it is missing, and the veth pair, still down.
 func (j *job) wire() (w wiring, err error) {
@@ -26,6 +28,9 @@ func (j *job) wire() (w wiring, err error) {
 		}
 	}
 	if w.bridge, err = j.ensureBridge(); err != nil {
+		return w, err
+	}
+	if w.gateway, err = j.ensureGatewayLink(w.bridge); err != nil {
 		return w, err
 	}
 	veth := kernel.Veth{Host: j.att.HostVeth(), HostMAC: j.att.MAC("host"), Pod: j.r.IfName, PodMAC: j.cfg.MAC, MTU: j.cfg.MTU,
@@ -52,7 +57,11 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err == nil && !ok {
 		// A Service whose backend is on the same bridge needs its rules for the backend's answer, which would otherwise go straight to
 		// the client, from an address that the client never talked to.
-		if err = j.host.AddBridge(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway); err == nil || isExist(err) {
+		add := j.host.AddBridge
+		if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
+			add = j.host.AddVLANBridge
+		}
+		if err = add(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway && j.cfg.gatewayName() == name); err == nil || isExist(err) {
 			link, ok, err = j.host.Link(name)
 		}
 	}
@@ -64,6 +73,9 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	}
 	if link.Kind != "bridge" {
 		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", name, link.Kind)
+	}
+	if err := j.ensureFiltering(&link); err != nil {
+		return link, err
 	}
 	if err := j.host.Set(j.quiet(name)...); err != nil {
 		return link, err
@@ -126,7 +138,7 @@ func (j *job) configure(w wiring, l layer3) error {
 		return err
 	}
 	if j.cfg.Gateway {
-		if err := j.gateway(w.bridge, l); err != nil {
+		if err := j.gateway(w.gateway, l); err != nil {
 			return err
 		}
 	}
@@ -155,6 +167,11 @@ func (j *job) podSettings(l layer3) []kernel.Sysctl {
 }
 
 func (j *job) configurePort(w wiring) error {
+	if j.cfg.VLANs.used() {
+		if err := j.setVLANs(w.bridge, w.host, j.cfg.VLANs); err != nil {
+			return err
+		}
+	}
 	if j.cfg.Hairpin {
 		if err := j.host.SetHairpin(w.host, true); err != nil {
 			return err

@@ -25,6 +25,10 @@ type Link struct {
 	Master int // ifindex of the bridge, or 0
 	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
 	group  uint32
+
+	// What a bridge says about VLANs.
+	FiltersVLANs bool
+	DefaultVLAN  uint16 // of a new port, or 0
 }
 
 // groupBase keeps the device groups made here apart from those that an admin makes.
@@ -55,8 +59,13 @@ func observed(l netlink.Link, err error) (Link, bool, error) {
 		return Link{}, false, fmt.Errorf("link show: %w", err)
 	}
 	a := l.Attrs()
-	return Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
-		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}, true, nil
+	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
+		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
+	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
+		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
+		link.DefaultVLAN = *bridge.VlanDefaultPVID
+	}
+	return link, true, nil
 }
 
 // AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
@@ -64,7 +73,19 @@ func observed(l netlink.Link, err error) (Link, bool, error) {
 // nf_call_ip6tables in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there. All of it comes in one
 // request, so that nobody who is killed leaves a part. An existing interface of that name gives unix.EEXIST.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
-	return change("link add "+name+" type bridge", func() error {
+	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
+}
+
+// AddVLANBridge makes a bridge that keeps VLANs apart (vlan_filtering), and is else as one of AddBridge.
+func (n *NS) AddVLANBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
+	return n.addBridge("link add "+name+" type bridge vlan_filtering 1", name, mac, mtu, filtered, nl.IFLA_BR_VLAN_FILTERING)
+}
+
+func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered bool, on ...int) error {
+	if filtered {
+		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
+	}
+	return change(op, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		for _, attr := range linkAttrs(name, mac, mtu) {
@@ -72,10 +93,8 @@ func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool
 		}
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		if filtered {
-			data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-			data.AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, nl.Uint8Attr(1))
-			data.AddRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, nl.Uint8Attr(1))
+		if len(on) > 0 {
+			info.AddChild(switchedOn(on...))
 		}
 		req.AddData(info)
 		return n.within(func() error {
@@ -85,12 +104,21 @@ func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool
 	})
 }
 
+// switchedOn is the data of a bridge with attributes that are 1.
+func switchedOn(attributes ...int) *nl.RtAttr {
+	data := nl.NewRtAttr(nl.IFLA_INFO_DATA, nil)
+	for _, a := range attributes {
+		data.AddRtAttr(a, nl.Uint8Attr(1))
+	}
+	return data
+}
+
 // Veth describes a veth pair between the host and a pod.
 type Veth struct {
 	Host, Pod       string // names of the host side and the pod side
 	HostMAC, PodMAC net.HardwareAddr
 	MTU             int      // 0 for the kernel's default
-	Netns           *os.File // where the pod side is born
+	Netns           *os.File // where the pod side is born; nil for the namespace of the host side
 	Master          int      // ifindex of the bridge that the host side becomes a port of
 }
 
@@ -130,7 +158,9 @@ func (v Veth) request() *nl.NetlinkRequest {
 	for _, attr := range linkAttrs(v.Pod, v.PodMAC, v.MTU) {
 		peer.AddChild(attr)
 	}
-	peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Netns.Fd())))
+	if v.Netns != nil {
+		peer.AddRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(v.Netns.Fd())))
+	}
 	req.AddData(info)
 	return req
 }

@@ -24,7 +24,7 @@ import (
 // Main is what TestMain of a package calls whose tests change the kernel. The
 // tests run in namespaces of their own, and the process ends with their exit
 // code. Where namespaces cannot be had, the package is skipped loudly, or
-// fails with KERNELTEST=require in the environment.
+// fails with KERNELTEST=require in the environment, or full.
 //
 // A process that tests start from their own binary comes through TestMain too:
 // it has to turn off before Main, or gets a sandbox of its own.
@@ -34,12 +34,29 @@ func Main(m *testing.M) {
 	}
 	inside, code, err := sandbox.Enter()
 	if err != nil {
-		os.Exit(unavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require"))
+		os.Exit(unavailable(os.Stdout, err, os.Getenv("KERNELTEST") == "require" || full()))
 	}
 	if inside {
 		code = m.Run()
 	}
 	os.Exit(code)
+}
+
+// full is for a kernel that has every feature that the tests know of.
+func full() bool { return os.Getenv("KERNELTEST") == "full" }
+
+// Feature passes on whether the kernel has a feature that it can lack, which a
+// test judges by, and says what it lacks. With KERNELTEST=full that is a
+// failure.
+func Feature(t testing.TB, has bool, name string) bool {
+	t.Helper()
+	if !has && full() {
+		t.Fatalf("KERNELTEST=full, and this kernel has no %s", name)
+	}
+	if !has {
+		t.Logf("this kernel has no %s: only what is done without it is tested", name)
+	}
+	return has
 }
 
 func fuzzWorker(arg string) bool {

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// shared is where the guest sees the folder that it shares with the host for one run: "run" is what to execute, "exit" gets its status.
+const shared = "/mnt"
+
+// boot is the life of the first process. Whatever happens it ends with the machine switched off.
+func boot() {
+	if err := start(); err != nil {
+		fmt.Println("vm:", err)
+	}
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	select {}
+}
+
+func start() error {
+	for _, m := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}} {
+		if err := mount(m[0], m[1], m[0], 0, ""); err != nil {
+			return err
+		}
+	}
+	if err := loadModules(); err != nil {
+		return err
+	}
+	output, err := openPort("output")
+	if err != nil {
+		return err
+	}
+	if err := enterHostRoot(); err != nil {
+		return err
+	}
+	for _, m := range [][4]string{
+		{"devpts", "/dev/pts", "devpts"}, {"tmpfs", "/dev/shm", "tmpfs"}, {"tmpfs", "/run", "tmpfs", "mode=755"}, {"tmpfs", "/tmp/guest", "tmpfs"},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2"}, {"debugfs", "/sys/kernel/debug", "debugfs"}, {"shared", shared, "9p", plan9 + ",cache=none"},
+	} {
+		if err := mount(m[0], m[1], m[2], 0, m[3]); err != nil {
+			return err
+		}
+	}
+	return run(output)
+}
+
+const plan9 = "trans=virtio,version=9p2000.L,msize=512000"
+
+func mount(source, target, kind string, flags uintptr, data string) error {
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", kind, target, err)
+	}
+	return nil
+}
+
+func loadModules() error {
+	list, err := os.ReadFile("/" + loadList)
+	if err != nil {
+		return err
+	}
+	for _, name := range strings.Fields(string(list)) {
+		f, err := os.Open("/" + name)
+		if err != nil {
+			return err
+		}
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+		f.Close()
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("load %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// openPort opens the virtio port of a name, which carries bytes as they are, other than a console.
+func openPort(name string) (*os.File, error) {
+	for range 500 {
+		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
+		for _, file := range names {
+			if text, _ := os.ReadFile(file); strings.TrimSpace(string(text)) == name {
+				// By open(2): os.OpenFile would leave it non-blocking for the command.
+				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(file)), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+				if err == nil {
+					return os.NewFile(uintptr(fd), name), nil
+				}
+			}
+		}
+		time.Sleep(10 * time.Millisecond) // the device appears in its own time
+	}
+	return nil, fmt.Errorf("no virtio port %s", name)
+}
+
+// enterHostRoot makes the file system of the host the root, with what is written kept in memory, and the modules of the guest's kernel
+// where modprobe looks for them.
+func enterHostRoot() error {
+	if err := mount("root", "/host", "9p", unix.MS_RDONLY, plan9+",cache=loose"); err != nil {
+		return err
+	}
+	if err := mount("tmpfs", "/memory", "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/memory/upper", "/memory/work"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := mount("overlay", "/root", "overlay", 0, "lowerdir=/host,upperdir=/memory/upper,workdir=/memory/work"); err != nil {
+		return err
+	}
+	folder := parameter("vm")
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(folder+"/bin/modprobe"), 0o644); err != nil {
+		return err
+	}
+	if err := mount("/root"+folder+"/modules/lib/modules", "/root/lib/modules", "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/dev", "/proc", "/sys"} {
+		if err := mount(dir, "/root"+dir, "", unix.MS_MOVE, ""); err != nil {
+			return err
+		}
+	}
+	err := errors.Join(os.Chdir("/root"), unix.Mount(".", "/", "", unix.MS_MOVE, ""), unix.Chroot("."), os.Chdir("/"))
+	return err
+}
+
+// parameter returns the value of podlace.NAME= on the kernel's command line.
+func parameter(name string) string {
+	line, _ := os.ReadFile("/proc/cmdline")
+	for _, word := range strings.Fields(string(line)) {
+		if value, ok := strings.CutPrefix(word, "podlace."+name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// run executes the command and leaves its status for the host.
+func run(output *os.File) error {
+	cmd := exec.Command(shared + "/run")
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp/guest"}
+	err := cmd.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		return err
+	}
+	return os.WriteFile(shared+"/exit", fmt.Appendln(nil, cmd.ProcessState.ExitCode()), 0o644)
+}

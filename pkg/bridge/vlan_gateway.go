@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"fmt"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// gatewayName returns the name of the link that carries the gateway addresses.
+func (c Config) gatewayName() string {
+	if c.VLANs.ID == 0 || !c.Gateway || c.IPAM == "" {
+		return c.Bridge
+	}
+	return fmt.Sprintf("%s.%d", c.Bridge, c.VLANs.ID)
+}
+
+// ensureGatewayLink returns the link for gateway addresses: the bridge itself, or for a VLAN a veth whose other end is a port in that
+// VLAN. All pods of the VLAN share it, so it stays. Each step is done by whoever finds it undone: many first pods come at once.
+func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
+	name := j.cfg.gatewayName()
+	if name == bridge.Name {
+		return bridge, nil
+	}
+	link, ok, err := j.host.Link(name)
+	if err == nil && !ok {
+		pair := kernel.Veth{Host: attachment.Key{IfName: name}.HostVeth(), HostMAC: randomMAC(), Pod: name, PodMAC: randomMAC(), MTU: bridge.MTU,
+			Master: bridge.Index}
+		if _, err := j.host.AddVeth(pair); err != nil && !isExist(err) {
+			return link, err
+		}
+		link, ok, err = j.host.Link(name)
+	}
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "%s was deleted by somebody else, or the name %s is taken", name, attachment.Key{IfName: name}.HostVeth())
+	}
+	if err != nil {
+		return link, err
+	}
+	port, ok, err := j.portOf(link)
+	if err != nil {
+		return link, err
+	}
+	if !ok || port.Master != 0 && port.Master != bridge.Index {
+		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s",
+			name, j.cfg.VLANs.ID, bridge.Name), "somebody else made it; rename or delete it")
+	}
+	if err := j.ensureGatewayPort(bridge, link, port); err != nil {
+		return link, err
+	}
+	return link, j.host.EnsureVLANGateway(rulesOf(bridge, link))
+}
+
+func rulesOf(bridge, link kernel.Link) kernel.VLANGateway {
+	return kernel.VLANGateway{Bridge: bridge.Name, Link: link.Name, MAC: link.MAC}
+}
+
+// portOf returns the other end of a veth pair of the node.
+func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
+	if link.Kind != "veth" || link.Peer == 0 {
+		return port, false, nil
+	}
+	port, ok, err = j.host.LinkByIndex(link.Peer)
+	return port, ok && port.Kind == "veth" && port.Peer == link.Index, err // the index may be that of a link in another namespace
+}
+
+func (j *job) ensureGatewayPort(bridge, link, port kernel.Link) error {
+	if port.Master == 0 { // the bridge was deleted and made again
+		if err := j.host.SetMaster(port, bridge); err != nil {
+			return err
+		}
+	}
+	has, err := j.host.PortVLANs(port)
+	if err != nil {
+		return err
+	}
+	if err := j.host.ChangeVLANs(port, j.onGateway(bridge, has), j.gatewayVLANs()); err != nil {
+		return err
+	}
+	for _, l := range []kernel.Link{link, port} {
+		if l.Up {
+			continue
+		}
+		if err := j.host.Set(j.quiet(l.Name)...); err != nil {
+			return err
+		}
+		if err := j.host.SetUp(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gatewayVLANs are those of the port of the VLAN's gateway.
+func (j *job) gatewayVLANs() kernel.VLANs {
+	return kernel.VLANs{{ID: j.cfg.VLANs.ID, PVID: true, Untagged: true}}
+}
+
+// onGateway returns the VLANs of the gateway's port that matter. The default VLAN of the bridge beside them, as the reference leaves it
+// there, is of no use to anybody; with preserveDefaultVlan it may stay.
+func (j *job) onGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
+	if j.cfg.VLANs.KeepDefault && bridge.DefaultVLAN != j.cfg.VLANs.ID {
+		return has.Without(bridge.DefaultVLAN)
+	}
+	return has
+}
+
+// observeGatewayLink is for CHECK.
+func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
+	name := j.cfg.gatewayName()
+	if name == bridge.Name {
+		return bridge, nil
+	}
+	link, ok, err := j.host.Link(name)
+	if err != nil {
+		return link, err
+	}
+	port, isPair, err := j.portOf(link)
+	switch {
+	case err != nil:
+		return link, err
+	case !ok:
+		return link, differs("%s, the gateway of VLAN %d, is missing", name, j.cfg.VLANs.ID)
+	case !isPair || port.Master != bridge.Index:
+		return link, differs("%s, the gateway of VLAN %d, is not connected to %s", name, j.cfg.VLANs.ID, bridge.Name)
+	case !link.Up || !port.Up:
+		return link, differs("%s, the gateway of VLAN %d, or its port is down", name, j.cfg.VLANs.ID)
+	}
+	has, err := j.host.PortVLANs(port)
+	if err != nil {
+		return link, err
+	}
+	if has, want := j.onGateway(bridge, has), j.gatewayVLANs(); has.String() != want.String() {
+		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
+	}
+	return link, j.host.CheckVLANGateway(rulesOf(bridge, link))
+}
+
+// neighbours returns the ports of the bridge that share the VLAN of a gateway link, that of the gateway itself left out.
+func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
+	bridge, ok, err := j.host.Link(j.cfg.Bridge)
+	if err != nil || !ok {
+		return nil, err
+	}
+	ports, err := j.host.Ports(bridge)
+	if err != nil || !bridge.FiltersVLANs {
+		return ports, err
+	}
+	vlan := bridge.DefaultVLAN
+	if gateway.Index != bridge.Index {
+		vlan = j.cfg.VLANs.ID
+	}
+	var out []string
+	for _, name := range ports {
+		port, ok, err := j.host.Link(name)
+		if err != nil {
+			return nil, err
+		}
+		if !ok || port.Index == gateway.Peer {
+			continue
+		}
+		if has, err := j.host.PortVLANs(port); err != nil {
+			return nil, err
+		} else if has.Has(vlan) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func vlan200() []any {
+	return []any{"name", "vlans200", "vlan", 200, "ipam", hostLocal("10.79.0.0/24", "fd00:79::/64"), "isDefaultGateway", true, "ipMasq", true}
+}
+
+// TestVLANGateway: each VLAN has a gateway of its own on the node, through which its pods reach the node and the other VLAN.
+func TestVLANGateway(t *testing.T) {
+	for _, bridged := range []string{"0", "1"} {
+		t.Run("bridge-nf-call-iptables="+bridged, func(t *testing.T) { testVLANGateway(t, bridged) })
+	}
+}
+
+func testVLANGateway(t *testing.T, bridged string) {
+	l, has := vlanLab(t, "isDefaultGateway", true, "ipMasq", true, "ipam", hostLocal("10.78.0.0/24", "fd00:78::/64"))
+	if !has {
+		return
+	}
+	l.setBridged(bridged)
+	a := l.add("a")
+	l.ok(l.other().call("ADD", "first", vlan200()...))
+	l.ok(l.call("DEL", "first", vlan200()...))
+	kerneltest.Clean(t)
+	b := l.other().add("b")
+	c := l.other()
+	c.conf = c.conf.with(vlan200()...)
+	d := c.add("d")
+	if got := fmt.Sprintln(len(d.result.Interfaces), d.result.Interfaces[3].Name, *d.result.IPs[0].Interface); got != "4 btv.200 2\n" {
+		t.Errorf("result: %s", got)
+	}
+	if err := onHost("btv.200", func(link netlink.Link) error {
+		if mac := link.Attrs().HardwareAddr.String(); mac != d.result.Interfaces[3].Mac {
+			t.Errorf("MAC %s, the result says %s", mac, d.result.Interfaces[3].Mac)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"btv.200", l.gatewayPort("btv.200")} {
+		if got, err := l.host().Get("ipv6/conf/" + name + "/accept_ra"); got != "0" || err != nil {
+			t.Errorf("accept_ra of %s: %s, %v", name, got, err)
+		}
+	}
+	if got := l.gateways(); got != "" {
+		t.Errorf("the bridge has %s", got)
+	}
+	for vlan, want := range map[string]string{"btv.100": "10.78.0.1/24 fd00:78::1/64", "btv.200": "10.79.0.1/24 fd00:79::1/64"} {
+		if got := (lab{T: t, conf: object{"bridge": vlan}}).gateways(); got != want {
+			t.Errorf("%s has %s, want %s", vlan, got, want)
+		}
+		if got := l.portVLANs(l.gatewayPort(vlan)); got != vlan[len("btv."):]+" pvid untagged" {
+			t.Errorf("%s: %s", vlan, got)
+		}
+	}
+	for _, address := range []string{"10.78.0.1", "10.79.0.1", "[fd00:78::1]", "[fd00:79::1]"} {
+		node, err := net.Listen("tcp", address+":7080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer node.Close()
+		go answerAll(node, "node")
+	}
+	d.serve("tcp", ":8080")
+	b.serve("tcp", ":8080")
+	for _, address := range []string{"10.78.0.1:7080", "[fd00:78::1]:7080"} {
+		a.reaches(address, "node")
+	}
+	for _, address := range []string{"10.79.0.1:7080", "[fd00:79::1]:7080"} {
+		d.reaches(address, "node")
+	}
+	a.reaches(b.ip()+":8080", "b")
+	a.reaches(d.ip()+":8080", "d") // routed
+	for _, backend := range []attached{b, d} {
+		l.setService(backend.ip())
+		a.reaches(serviceIP+":80", backend.id)
+	}
+	if err := l.masquerades("10.78.0.0/24 fd00:78::/64", "10.78.0.0/24 fd00:78::/64"); err != nil {
+		t.Error(err)
+	}
+	l.ok(a.check())
+	l.ok(d.check())
+	// A DEL leaves the gateway to the others.
+	l.ok(b.call("DEL", "b"))
+	l.ok(a.check())
+}
+
+// setBridged lets rules of the IP families see bridged packets, or not, until the end of the test.
+func (l lab) setBridged(value string) {
+	l.Helper()
+	h := l.host()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		path := "bridge/bridge-nf-call-" + family
+		before, err := h.Get(path)
+		if err != nil {
+			l.Skipf("SKIPPED: no br_netfilter here: %v", err)
+		}
+		l.Cleanup(func() { _ = h.Set(kernel.Sysctl{Path: path, Value: before}) })
+		if err := h.Set(kernel.Sysctl{Path: path, Value: value}); err != nil {
+			l.Fatal(err)
+		}
+	}
+}
+
+// setService makes a Service with one backend in place of the one before.
+func (l lab) setService(backend string) {
+	l.Helper()
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader("add table ip kube-proxy\ndelete table ip kube-proxy\n" + fmt.Sprintf(services["nftables"].rules, backend))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		l.Fatalf("%v: %s", err, out)
+	}
+	l.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "ip", "kube-proxy").Run() })
+}
+
+func answerAll(listener net.Listener, text string) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = conn.Write([]byte(text))
+		conn.Close()
+	}
+}
+
+// TestChangedSubnetOfVLAN: only pods of the same VLAN count as users of an old gateway address.
+func TestChangedSubnetOfVLAN(t *testing.T) {
+	l, has := vlanLab(t, "isGateway", true)
+	if !has {
+		return
+	}
+	other := l.other()
+	other.conf = other.conf.with(vlan200()...)
+	other.add("d")
+	l.add("a")
+	changed := hostLocal("10.80.0.0/24")
+	l.fails(l.other().call("ADD", "b", "ipam", changed), plugin.CodeAddressTaken, "btv.100 already has the address 10.78.0.1/24")
+	l.ok(l.call("DEL", "a"))
+	l.add("b", "ipam", changed)
+	if got := (lab{T: t, conf: object{"bridge": "btv.100"}}).gateways(); got != "10.80.0.1/24" {
+		t.Errorf("gateways: %s", got)
+	}
+}
+
+// TestGatewayOfOthers: a gateway pair as the reference makes it is used, one whose bridge was made anew is connected again, and anything
+// else of that name is left alone.
+func TestGatewayOfOthers(t *testing.T) {
+	l, has := vlanLab(t, "isGateway", true)
+	if !has {
+		return
+	}
+	l.ok(l.call("ADD", "first", "isGateway", false))
+	l.ok(l.call("DEL", "first"))
+	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "btv.100"}}); err != nil {
+		t.Fatal(err)
+	}
+	o := l.call("ADD", "a")
+	l.fails(o, plugin.CodeDevice, "btv.100 cannot be the gateway of VLAN 100: want a veth whose other end is a port of btv")
+	l.delLink("btv.100")
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vethref", MasterIndex: l.bridgeIndex(), TxQLen: -1, MTU: 1500}, PeerName: "btv.100"}
+	if err := netlink.LinkAdd(pair); err != nil {
+		t.Fatal(err)
+	}
+	a := l.add("a", "preserveDefaultVlan", true)
+	if got := l.portVLANs("vethref"); got != "1 untagged, 100 pvid untagged" && got != "100 pvid untagged" {
+		t.Error(got)
+	}
+	l.ok(a.check("preserveDefaultVlan", true))
+	l.ok(a.call("DEL", "a"))
+	l.delLink("btv")
+	b := l.add("b")
+	if got := l.portVLANs("vethref"); got != "100 pvid untagged" {
+		t.Error(got)
+	}
+	l.ok(b.check())
+}
+
+// TestLostVLANs: when the bridge was deleted, the next ADD, whatever it is about, attaches the pods again in their VLANs, with their gateway.
+func TestLostVLANs(t *testing.T) {
+	l, has := vlanLab(t, "isGateway", true)
+	if !has {
+		return
+	}
+	a, b := l.add("a"), l.other().add("b")
+	l.delLink("btv")
+	c := l.other().add("c", "vlan", 0, "isGateway", false)
+	for _, pod := range []attached{a, b, c} {
+		pod.serve("tcp4", ":80")
+	}
+	l.ok(a.check())
+	l.ok(b.check())
+	a.reaches(b.ip()+":80", "b")
+	a.reaches(c.ip()+":80", "")
+	node, err := net.Listen("tcp", "10.78.0.1:7080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	go answerAll(node, "node")
+	a.reaches("10.78.0.1:7080", "node")
+}
+
+func (l lab) delLink(name string) {
+	l.Helper()
+	if err := l.host().DelLink(name); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// numbered is an IPAM plugin that takes no lock: it makes the address from the number in the container ID.
+func numbered(t *testing.T) plugin.Plugin {
+	return plugin.Plugin{Name: "numbered",
+		Add: func(r *plugin.Request) (*types100.Result, error) {
+			return ipamResult(t, `"ips":[{"address":"10.78.1.`+r.ContainerID[1:]+`/16"}]`), nil
+		},
+		Del:   func(*plugin.Request) error { return nil },
+		Check: func(*plugin.Request) error { return nil },
+	}
+}
+
+// TestFirstPodsOfVLAN: many first pods of a VLAN at once share one bridge and one gateway.
+func TestFirstPodsOfVLAN(t *testing.T) {
+	l, has := vlanLab(t, "isGateway", true)
+	if !has {
+		return
+	}
+	l.plugin = Plugin(numbered(t))
+	l.conf = l.conf.with("ipam", object{"type": "numbered"})
+	const n = 200
+	pods := make([]lab, n)
+	for i := range pods {
+		pods[i] = l.other()
+	}
+	outcomes := make([]outcome, n)
+	var wg sync.WaitGroup
+	for i, pod := range pods {
+		wg.Go(func() { outcomes[i] = pod.call("ADD", fmt.Sprint("p", i)) })
+	}
+	wg.Wait()
+	for i, o := range outcomes {
+		l.ok(o)
+		a := attached{lab: pods[i], id: fmt.Sprint("p", i), prev: o.stdout}
+		l.ok(a.check())
+	}
+	if ports, err := l.host().Ports(kernel.Link{Index: l.bridgeIndex()}); err != nil || len(ports) != n+1 {
+		t.Errorf("%d ports, %v, want %d", len(ports), err, n+1)
+	}
+	for i, pod := range pods {
+		l.ok(pod.call("DEL", fmt.Sprint("p", i)))
+	}
+}

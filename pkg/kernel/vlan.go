@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// VLAN is one VLAN of a bridge port.
+type VLAN struct {
+	ID       uint16
+	PVID     bool // what comes in without a tag is of this VLAN
+	Untagged bool // what goes out has no tag
+}
+
+// VLANs are those of one port, by ID.
+type VLANs []VLAN
+
+// Without returns the set without a VLAN.
+func (v VLANs) Without(id uint16) VLANs {
+	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
+}
+
+// Has tells whether a VLAN is in the set, in whatever form.
+func (v VLANs) Has(id uint16) bool {
+	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
+}
+
+// ranges yields neighbours of the same form as one. The kernel takes no PVID in a range.
+func (v VLANs) ranges() iter.Seq2[VLAN, uint16] {
+	return func(yield func(first VLAN, last uint16) bool) {
+		for i := 0; i < len(v); {
+			end := i + 1
+			for end < len(v) && !v[i].PVID && v[end] == (VLAN{ID: v[end-1].ID + 1, Untagged: v[i].Untagged}) {
+				end++
+			}
+			if !yield(v[i], v[end-1].ID) {
+				return
+			}
+			i = end
+		}
+	}
+}
+
+// String is in the form of bridge-vlan(8).
+func (v VLANs) String() string {
+	var words []string
+	for first, last := range v.ranges() {
+		word := fmt.Sprint(first.ID)
+		if last != first.ID {
+			word = fmt.Sprintf("%d-%d", first.ID, last)
+		}
+		if first.PVID {
+			word += " pvid"
+		}
+		if first.Untagged {
+			word += " untagged"
+		}
+		words = append(words, word)
+	}
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, ", ")
+}
+
+// HasVLANFiltering tells whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). It asks for a bridge that can
+// never be made: a kernel with the feature looks at the VLAN protocol first, and refuses that. For the second reason kernels before 6.13
+// have loaded the module of bridges by then, without which they cannot look; for the first they need not.
+func (n *Node) HasVLANFiltering() (bool, error) {
+	var err error
+	for _, impossible := range []*nl.RtAttr{
+		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("lo")),      // EEXIST
+		nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(^uint32(0))), // EBADF
+	} {
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		req.AddData(impossible)
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+		info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_BR_VLAN_PROTOCOL, nl.Uint16Attr(0))
+		req.AddData(info)
+		err = retry(func() error {
+			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+			return err
+		})
+		if errors.Is(err, unix.EPROTONOSUPPORT) {
+			return true, nil
+		}
+	}
+	if errors.Is(err, unix.EBADF) {
+		return false, nil
+	}
+	return false, fmt.Errorf("probe bridge VLAN filtering: %w", err)
+}
+
+// SetVLANFiltering makes a bridge keep VLANs apart.
+func (n *Node) SetVLANFiltering(bridge Link) error {
+	return change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		req.AddData(indexed(bridge.Index))
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+		info.AddChild(switchedOn(nl.IFLA_BR_VLAN_FILTERING))
+		req.AddData(info)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+// PortVLANs returns the VLANs of one bridge port, without a look at the others (RTM_GETVLAN, since Linux 5.6).
+func (n *Node) PortVLANs(port Link) (VLANs, error) {
+	var replies [][]byte
+	err := retry(func() (err error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETVLAN, unix.NLM_F_DUMP)
+		req.AddData(vlanMessage(port.Index))
+		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWVLAN)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("bridge vlan show dev %s: %w", port.Name, err)
+	}
+	var out VLANs
+	for _, reply := range replies {
+		if out, err = out.appendReply(reply); err != nil {
+			return nil, fmt.Errorf("bridge vlan show dev %s: %w", port.Name, err)
+		}
+	}
+	return out, nil
+}
+
+// vlanMessage is struct br_vlan_msg of include/uapi/linux/if_bridge.h with an ifindex.
+type vlanMessage uint32
+
+func (m vlanMessage) Len() int { return 8 }
+
+func (m vlanMessage) Serialize() []byte {
+	b := []byte{unix.AF_BRIDGE, 0, 0, 0}
+	return binary.NativeEndian.AppendUint32(b, uint32(m))
+}
+
+// Attributes of an entry in replies to RTM_GETVLAN.
+const (
+	entryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
+	entryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE, the last ID
+)
+
+func (v VLANs) appendReply(reply []byte) (VLANs, error) {
+	entries, err := nl.ParseRouteAttr(reply[min(vlanMessage(0).Len(), len(reply)):])
+	for _, entry := range entries {
+		attrs, err := nl.ParseRouteAttr(entry.Value)
+		if err != nil {
+			return nil, err
+		}
+		var first VLAN
+		last := uint16(0)
+		for _, a := range attrs {
+			switch {
+			case a.Attr.Type == entryInfo && len(a.Value) >= nl.SizeofBridgeVlanInfo:
+				flags := binary.NativeEndian.Uint16(a.Value)
+				first = VLAN{binary.NativeEndian.Uint16(a.Value[2:]), flags&nl.BRIDGE_VLAN_INFO_PVID != 0, flags&nl.BRIDGE_VLAN_INFO_UNTAGGED != 0}
+			case a.Attr.Type == entryRange && len(a.Value) >= 2:
+				last = binary.NativeEndian.Uint16(a.Value)
+			}
+		}
+		for id := first.ID; id <= max(first.ID, last) && id != 0; id++ {
+			v = append(v, VLAN{id, first.PVID, first.Untagged})
+		}
+	}
+	return v, err
+}
+
+// ChangeVLANs gives a bridge port the VLANs want. has are those it has by now: only what differs is asked for, all additions in one
+// request and all removals in another.
+func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
+	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
+	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })
+	if len(add) > 0 {
+		err := change(fmt.Sprintf("bridge vlan add dev %s vid %s", port.Name, add), func() error { return add.request(unix.RTM_SETLINK, port) })
+		if err != nil {
+			return err
+		}
+	}
+	if len(del) == 0 {
+		return nil
+	}
+	return change(fmt.Sprintf("bridge vlan del dev %s vid %s", port.Name, del), func() error { return del.request(unix.RTM_DELLINK, port) })
+}
+
+func (v VLANs) request(kind int, port Link) error {
+	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
+	msg := indexed(port.Index)
+	msg.Family = unix.AF_BRIDGE
+	req.AddData(msg)
+	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	for first, last := range v.ranges() {
+		info := nl.BridgeVlanInfo{Vid: first.ID}
+		if first.PVID {
+			info.Flags |= nl.BRIDGE_VLAN_INFO_PVID
+		}
+		if first.Untagged {
+			info.Flags |= nl.BRIDGE_VLAN_INFO_UNTAGGED
+		}
+		end := info
+		if last != first.ID {
+			info.Flags |= nl.BRIDGE_VLAN_INFO_RANGE_BEGIN
+			end.Vid, end.Flags = last, end.Flags|nl.BRIDGE_VLAN_INFO_RANGE_END
+		}
+		spec.AddRtAttr(nl.IFLA_BRIDGE_VLAN_INFO, info.Serialize())
+		if last != first.ID {
+			spec.AddRtAttr(nl.IFLA_BRIDGE_VLAN_INFO, end.Serialize())
+		}
+	}
+	req.AddData(spec)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"net"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// vlanTable is static: the gateway of a VLAN is an element of its sets.
+//
+// With br_netfilter and bridge-nf-call-iptables, which Kubernetes asks for, IP rules see a packet twice when it passes the port of such a
+// gateway: on the bridge, and where it is routed. What is translated, or not, is decided at the first time and for good, by rules that
+// see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
+// carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
+// past it.
+const vlanTable = "podlace_vlan"
+
+// vlanSchema is the version of the table.
+const vlanSchema = 1
+
+// VLANGateway is the link that carries the gateway addresses of a VLAN.
+type VLANGateway struct {
+	Bridge, Link string
+	MAC          net.HardwareAddr
+}
+
+func (g VLANGateway) elements() []element {
+	return []element{{Set: "gateways", Key: key(ifname(g.Bridge), g.MAC)}, {Set: "hairpin", Key: key(ifname(g.Link), ifname(g.Link))}}
+}
+
+func buildVLANs(c *nftables.Conn) error {
+	r := ruleset{c, c.AddTable(&nftables.Table{Name: vlanTable, Family: nftables.TableFamilyINet})}
+	if err := r.mark(vlanSchema); err != nil {
+		return err
+	}
+	gateways, err := r.set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
+	if err != nil {
+		return err
+	}
+	hairpin, err := r.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
+	if err != nil {
+		return err
+	}
+	bridged := r.chain("bridged", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	for _, offset := range []uint32{0, 6} { // destination and source of the frame
+		r.rule(bridged, link(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
+			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
+	}
+	back := r.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+	r.rule(back, join(translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
+		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
+	return nil
+}
+
+// EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
+func (n *Node) EnsureVLANGateway(g VLANGateway) error {
+	t, err := openNFT(vlanTable)
+	if err != nil {
+		return ignore(err, noNFT[:]...)
+	}
+	defer t.close()
+	missing, err := t.lacks(g)
+	if err != nil || len(missing) == 0 {
+		return ignore(err, noNFT[:]...)
+	}
+	ok, err := t.marked(vlanSchema)
+	if err == nil && !ok {
+		err = skeleton("nft add table inet "+vlanTable, buildVLANs)
+	}
+	if err == nil {
+		err = t.add(missing)
+	}
+	return ignore(err, unix.EEXIST) // many first pods come at once
+}
+
+// CheckVLANGateway returns nil when the rules are there or cannot be, else an error with code 100.
+func (n *Node) CheckVLANGateway(g VLANGateway) error {
+	t, err := openNFT(vlanTable)
+	if err != nil {
+		return ignore(err, noNFT[:]...)
+	}
+	defer t.close()
+	missing, err := t.lacks(g)
+	if err == nil && len(missing) > 0 {
+		return plugin.Errorf(plugin.CodeStateDiffers, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
+	}
+	return ignore(err, noNFT[:]...)
+}
+
+func (t *nft) lacks(g VLANGateway) (missing []element, err error) {
+	for _, e := range g.elements() {
+		if _, ok, err := t.get(e); err != nil {
+			return nil, err
+		} else if !ok {
+			missing = append(missing, e)
+		}
+	}
+	return missing, nil
+}

@@ -1,0 +1,20 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# test.sh [go test flags]: runs tests in the virtual machine of the folder $VM, which is filled first: the same test binaries as "make
+# test" runs, each in a machine of its own. Without $PACKAGES it runs those that need features which a kernel can lack; with
+# KERNELTEST=full it is a failure there when one is missing.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export VM PODLACE_BIN=$PWD/bin PODLACE_TOOLS=$PWD/build/tools KERNELTEST=full
+# Loaded on demand some would bring sysctls in the middle of a test; others are loaded by programs, which must not in a user namespace.
+export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip6_tables}"
+scripts/vm/setup.sh "$VM"
+# What integration tests would build themselves, which takes long in the machine.
+CGO_ENABLED=0 go build -buildvcs=false -o build/tools/ ./integration/stepper
+if [ -n "${PACKAGES:-}" ]; then
+  exec scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@"
+fi
+status=0
+PACKAGES='./pkg/kernel ./pkg/bridge' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
+PACKAGES='./integration' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
+exit "$status"
