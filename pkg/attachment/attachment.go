@@ -7,7 +7,7 @@
 // before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then network, then the lease folder of host-local, then iptables.
+// Order of locks, everywhere: attachment, then network, then node, then the lease folder of host-local, then iptables.
 package attachment
 
 import (
@@ -22,6 +22,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -61,7 +62,10 @@ func (k Key) offset() int64 {
 }
 
 // HostVeth returns the name of the host side of the attachment's veth pair.
-func (k Key) HostVeth() string { return "veth" + k.Hash()[:11] }
+func (k Key) HostVeth() string { return HostVeth(k.Hash()) }
+
+// HostVeth returns the name of the host side of the veth pair of the attachment whose key has the hash.
+func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 
 // Record is what a plugin remembers of an attachment.
 type Record struct {
@@ -104,6 +108,9 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
+// Writable tells whether records of a network can be made, without making any.
+func Writable(network string) error { return store.Writable(folder(network)) }
+
 // Close gives the lock up.
 func (a *Attachment) Close() { a.lock.Unlock(); a.dir.Close() }
 
@@ -135,6 +142,13 @@ func (a *Attachment) Save(state any) error {
 	}
 	a.saved = true
 	return nil
+}
+
+// Resave is Save for what DEL has done of its work. It may fail, as on a full disk: the work is then done once more.
+func (a *Attachment) Resave(state any) {
+	if err := a.Save(state); err != nil {
+		slog.Warn("a record cannot be written", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
+	}
 }
 
 // Load reads the record's state; ok is false when there is none. A record that cannot be read counts as none: the caller falls
@@ -177,6 +191,20 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { _ = lock.Unlock() }, nil
+}
+
+// LockNode locks what the pods of all networks share, such as "guards", against others who write it.
+func LockNode(what string) (unlock func(), err error) {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.Lock("."+what, 0o600)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
 // Note leaves a mark with a text that holds for the whole network.
@@ -243,49 +271,46 @@ func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error,
 }
 
 // List returns the records that a plugin has in a network.
-func List(network, plugin string) ([]Record, error) { return list(network, plugin+"-") }
+func List(network, plugin string) ([]Record, error) {
+	all, _, err := read(network)
+	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
+}
 
 // All returns the records of all plugins in all networks.
 func All() ([]Record, error) {
-	networks, err := os.ReadDir(store.Root)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	networks, err := Networks()
 	var records []Record
-	for _, entry := range networks {
-		if entry.IsDir() {
-			found, e := list(entry.Name(), "")
-			records, err = append(records, found...), errors.Join(err, e)
-		}
+	for _, network := range networks {
+		found, _, e := read(network)
+		records, err = append(records, found...), errors.Join(err, e)
 	}
 	return records, err
 }
 
-func list(network, prefix string) ([]Record, error) {
+// read returns the records of a network, and the names of files that are no records of this format.
+func read(network string) (records []Record, unreadable []string, err error) {
 	dir, err := store.Open(folder(network))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, nil, ignoreMissing(err)
 	}
 	defer dir.Close()
 	names, err := dir.List()
-	if err != nil {
-		return nil, err
-	}
-	var records []Record
 	for _, name := range names {
-		if !strings.HasPrefix(name, prefix) || strings.HasPrefix(name, ".") {
+		if strings.HasPrefix(name, ".") {
 			continue
 		}
-		if data, err := dir.Read(name); err == nil {
-			if rec, err := parse(data); err == nil {
-				records = append(records, rec)
-			}
+		data, e := dir.Read(name)
+		if errors.Is(e, fs.ErrNotExist) {
+			continue // its DEL was faster
 		}
+		rec, e := parse(data)
+		if e != nil || rec.Network != network {
+			unreadable = append(unreadable, name)
+			continue
+		}
+		records = append(records, rec)
 	}
-	return records, nil
+	return records, unreadable, err
 }
 
 func parse(data []byte) (Record, error) {

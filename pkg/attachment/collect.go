@@ -5,9 +5,11 @@ package attachment
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Collect serves GC: Drop for each record of the plugin whose attachment is not valid any more. It goes on after errors.
@@ -21,10 +23,55 @@ func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error 
 		if of := rec.Attachment(); r.Candidate(of) {
 			// What the list said may be old by the time that the lock is had.
 			_, err := dropIf(r, rec.Key, func(now Record, written time.Time) bool { return r.Stale(of, now.Netns, written) }, remove)
+			if err != nil {
+				r.Spare(of) // what it has left keeps its addresses
+			}
 			errs = append(errs, wrap(rec, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// CollectUnreadable serves GC for records that cannot be read, such as those of a newer version: remove gets the hash of each key that is
+// of no attachment to keep, and takes away what can be found by it.
+func CollectUnreadable(r *plugin.Request, remove func(hash string) error) error {
+	_, unreadable, err := read(r.Network)
+	errs := []error{err}
+	hashes := func(of map[plugin.Attachment]bool) map[string]bool {
+		set := map[string]bool{}
+		for a := range of {
+			set[Key{r.Network, a.ContainerID, a.IfName}.Hash()] = true
+		}
+		return set
+	}
+	var valid, dead map[string]bool
+	for _, name := range unreadable {
+		hash, own := strings.CutPrefix(name, r.Plugin+"-")
+		if !own {
+			continue
+		}
+		if valid == nil {
+			valid, dead = hashes(r.Valid), hashes(r.Dead)
+		}
+		if valid[hash] || r.Dead != nil && !dead[hash] {
+			continue
+		}
+		err := remove(hash)
+		if err == nil {
+			err = forget(r.Network, name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func forget(network, name string) error {
+	dir, err := store.Open(folder(network))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Remove(name)
 }
 
 // DropDead removes an attachment of the network of r if its namespace is gone.

@@ -34,26 +34,9 @@ func Networks() ([]string, error) {
 
 // Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
-	dir, err := store.Open(folder(network))
-	if err != nil {
-		return nil, nil, ignoreMissing(err)
-	}
-	defer dir.Close()
-	names, err := dir.List()
+	records, unreadable, err := read(network)
 	found = map[Key]map[string]Record{}
-	for _, name := range names {
-		if strings.HasPrefix(name, ".") {
-			continue
-		}
-		data, e := dir.Read(name)
-		if errors.Is(e, fs.ErrNotExist) {
-			continue // its DEL was faster
-		}
-		rec, e := parse(data)
-		if e != nil || rec.Network != network {
-			unreadable = append(unreadable, name)
-			continue
-		}
+	for _, rec := range records {
 		if found[rec.Key] == nil {
 			found[rec.Key] = map[string]Record{}
 		}

@@ -70,7 +70,7 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 	if j.host, err = kernel.Host(); err != nil {
 		return nil, err
 	}
-	if err := cfg.VLANs.supported(j.host); err != nil { // before there is any state of the attachment
+	if err := cfg.supported(j.host); err != nil { // before there is any state of the attachment
 		return nil, err
 	}
 	if j.att, err = attachment.Open(r); err != nil {
@@ -131,7 +131,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
 	st.Addresses, st.Routes, st.Gateways = layer3.addresses, layer3.routes, layer3.gateways
-	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3)
+	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
@@ -215,9 +215,13 @@ func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st
 	return b.remove(r, att, host, st)
 }
 
-// remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone.
+// remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone. The
+// addresses go back when nothing uses them any more: the next pod that gets one must be the only one that has it.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
-	err := b.removeAll(r, att.Key, host, st)
+	err := errors.Join(host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att, &st), unguard(host, att, &st))
+	if err == nil {
+		err = b.giveBack(r, st.IPAM)
+	}
 	if err != nil {
 		return err
 	}
@@ -225,18 +229,14 @@ func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kern
 	return errors.Join(att.Forget("bandwidth"), att.Remove())
 }
 
-func (b bridge) removeAll(r *plugin.Request, key attachment.Key, host *kernel.Node, st state) error {
-	// The addresses go back last: the next pod that gets one must not lose its masquerade by this.
-	errs := []error{host.DelGroup(key.HostVeth(), st.Index), unmasquerade(host, key, st)}
-	if st.Guard != nil {
-		errs = append(errs, host.DelGuard(*st.Guard))
+func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
+	name := ipamType(object)
+	if name == "" {
+		return nil
 	}
-	if name := ipamType(st.IPAM); name != "" {
-		as := *r
-		as.Config = withIPAM(r.Config, st.IPAM)
-		errs = append(errs, b.ipam.Del(&as, name))
-	}
-	return errors.Join(errs...)
+	as := *r
+	as.Config = withIPAM(r.Config, object)
+	return b.ipam.Del(&as, name)
 }
 
 // withIPAM returns the configuration with another object under "ipam".
@@ -264,15 +264,37 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	defer host.Close()
-	link, ok, err := host.Link(cfg.Bridge)
+	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
+	}
+	if cfg.IPAM != "" {
+		return b.ipam.Status(r, cfg.IPAM)
+	}
+	return nil
+}
+
+// possible tells why no ADD can work on this node, or nil.
+func (c Config) possible(host *kernel.Node) error {
+	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
-		return plugin.Errorf(plugin.CodeNotAvailable, "%s is a %s, not a bridge", cfg.Bridge, link.Kind)
+		err = plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", c.Bridge, link.Kind)
 	}
-	if e := cfg.VLANs.supported(host); err == nil && e != nil {
-		return plugin.Errorf(plugin.CodeNotAvailable, "%w", e)
+	if err == nil {
+		err = c.supported(host)
 	}
-	if err == nil && cfg.IPAM != "" {
-		err = b.ipam.Status(r, cfg.IPAM)
+	return err
+}
+
+// supported refuses what the node lacks, before anything is changed.
+func (c Config) supported(host *kernel.Node) error {
+	err := c.VLANs.supported(host)
+	if c.MACSpoofCheck || c.AntiSpoof {
+		_, e := host.HasGuards()
+		err = errors.Join(err, e)
+	}
+	if c.Masquerade.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
+		err = errors.Join(err, plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "ipMasqBackend iptables: iptables-restore and ip6tables-restore are not installed"),
+			"install iptables, or set ipMasqBackend to nftables"))
 	}
 	return err
 }

@@ -201,7 +201,7 @@ func TestUnfinished(t *testing.T) {
 	l.ok(a.check())
 	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
 	unfinish(t, l, "a")
-	elsewhere := l.again()
+	elsewhere := l.other()
 	l.ok(elsewhere.add("a").check())
 	unfinish(t, l, "a")
 	if err := l.pod.Do(func() error {
@@ -268,7 +268,7 @@ func TestBridgeIsNoBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
 	l.fails(l.call("ADD", "a", "bridge", name), plugin.CodeDevice, `"bt9" already exists but is not a bridge, it is a veth`)
-	l.fails(l.call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, "bt9 is a veth, not a bridge")
+	l.fails(l.call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, `"bt9" already exists but is not a bridge, it is a veth`)
 	l.ok(l.call("STATUS", ""))
 	l.ok(l.call("STATUS", "", "bridge", "missing0"))
 }

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -46,7 +47,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
-	if err := j.checkGuard(j.cfg.guardOf(w.host, w.pod, l)); err != nil {
+	if err := j.checkGuard(j.cfg.guardOf(w.host, w.pod, l, "")); err != nil {
 		return err
 	}
 	return j.checkMasquerade(l)
@@ -193,6 +194,9 @@ func (j *job) checkMasquerade(l layer3) error {
 		if len(missing.Sources) > 0 {
 			return differs("masquerade of %v is missing", missing.Sources)
 		}
+		if ok, err := j.host.MasqueradeRules(j.att.Network); err != nil || !ok {
+			return errors.Join(differs("the nftables rules that masquerade network %s are missing", j.att.Network), err)
+		}
 		if len(missing.Local) > 0 {
 			return differs("the exception from masquerade for %v is missing", missing.Local)
 		}
@@ -219,6 +223,14 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	for _, a := range addresses {
 		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
 			return differs("iptables masquerade of %s is missing", a.Addr())
+		}
+		if len(nat.Rules(chain, "-d "+a.Masked().String()+" ", "-j ACCEPT")) == 0 {
+			return differs("the exception from iptables masquerade for %s is missing", a.Masked())
+		}
+	}
+	for _, p := range j.cfg.Masquerade.of(j.cfg.Masquerade.Except) {
+		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
+			return differs("the exception from iptables masquerade for %s is missing", p)
 		}
 	}
 	return nil

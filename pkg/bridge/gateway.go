@@ -16,7 +16,8 @@ import (
 )
 
 // gateway puts the gateway addresses on the bridge and lets the node forward.
-func (j *job) gateway(bridge kernel.Link, l layer3) error {
+func (j *job) gateway(w wiring, l layer3) error {
+	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
 		if err := j.forward(bridge, gw.Addr().Is4()); err != nil {
 			return err
@@ -26,14 +27,24 @@ func (j *job) gateway(bridge kernel.Link, l layer3) error {
 			return err
 		}
 		// The note tells the prefix length, which only a look at all addresses would tell otherwise.
-		if _, noted := j.att.Noted(gatewayNote(bridge, gw)); has && noted {
+		_, noted := j.att.Noted(gatewayNote(bridge, gw))
+		if has && noted {
 			continue
 		}
+		remade = remade || noted
 		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
 			return err
 		}
 	}
-	return nil
+	if !remade {
+		return nil
+	}
+	// The address is gone that was put there: somebody may have deleted the bridge and made another.
+	lost, err := j.lostPorts()
+	if err == nil {
+		j.reattach(w.bridge, lost)
+	}
+	return err
 }
 
 func (j *job) forward(bridge kernel.Link, is4 bool) error {

@@ -8,15 +8,27 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func (b bridge) gc(r *plugin.Request) error {
-	errs := []error{attachment.Collect(r, b.removeAs(r))}
+	errs := []error{attachment.Collect(r, b.removeAs(r)), attachment.CollectUnreadable(r, removeByHash)}
 	if t := ipamType(ipamObject(r.Config)); t != "" {
 		errs = append(errs, b.ipam.GC(r, t))
 	}
 	return errors.Join(errs...)
+}
+
+// removeByHash takes away the link of an attachment of which only the hash of the key is known. Its addresses go back with the other leases
+// that are nobody's.
+func removeByHash(hash string) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash)))
 }
 
 // removeAs returns DEL for attachments other than the one that r is about.

@@ -10,11 +10,11 @@ import (
 )
 
 // guardOf returns the guard that the configuration asks for on the port of a pod, or nil.
-func (c Config) guardOf(host, pod kernel.Link, l layer3) *kernel.Guard {
+func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *kernel.Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
 	}
-	g := &kernel.Guard{Link: host.Name, MAC: pod.MAC.String()}
+	g := &kernel.Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner}
 	if c.AntiSpoof {
 		for _, a := range l.addresses {
 			g.Addresses = append(g.Addresses, a.Addr())
@@ -23,8 +23,11 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3) *kernel.Guard {
 	return g
 }
 
-// guard protects the other pods from this one, before its port is up. When the table of guards is gone, somebody flushed it: all pods of
-// the network get theirs back first.
+// guards names the lock around writing those of all networks.
+const guards = "guards"
+
+// guard protects the other pods from this one, before its port is up. When the rules are gone, somebody flushed them: then the pods of all
+// networks get theirs back too.
 func (j *job) guard(g *kernel.Guard) error {
 	if g == nil {
 		return nil
@@ -33,28 +36,43 @@ func (j *job) guard(g *kernel.Guard) error {
 	if err != nil {
 		return err
 	}
-	if !has {
-		if err := j.guardAll(); err != nil {
-			return err
-		}
+	if has {
+		return j.host.EnsureGuard(*g)
 	}
-	return j.host.EnsureGuard(*g, j.alias())
-}
-
-func (j *job) guardAll() error {
-	records, err := attachment.List(j.att.Network, j.r.Plugin)
+	unlock, err := attachment.LockNode(guards)
 	if err != nil {
 		return err
 	}
+	defer unlock()
+	records, err := attachment.All()
+	if err != nil {
+		return err
+	}
+	all := []kernel.Guard{*g}
 	for _, rec := range records {
 		var st state
-		if json.Unmarshal(rec.State, &st) != nil || st.Guard == nil || rec.Key == j.att.Key {
-			continue
-		}
-		if err := j.host.EnsureGuard(*st.Guard, rec.Pod); err != nil {
-			return err
+		if rec.Plugin == j.r.Plugin && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
+			all = append(all, *st.Guard)
 		}
 	}
+	return j.host.SetGuards(all)
+}
+
+// unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.
+func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
+	if st.Guard == nil {
+		return nil
+	}
+	unlock, err := attachment.LockNode(guards)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := host.DelGuard(*st.Guard); err != nil {
+		return err
+	}
+	st.Guard = nil
+	att.Resave(*st)
 	return nil
 }
 

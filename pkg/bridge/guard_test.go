@@ -189,6 +189,56 @@ func TestCheckGuard(t *testing.T) {
 	}
 }
 
+// TestGuardsAfterFlush: the first ADD after a flush of any kind brings back the guards of all pods of all networks.
+func TestGuardsAfterFlush(t *testing.T) {
+	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
+	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
+	a, b := l.add("a"), l.other()
+	b.conf = l.conf.with("name", "flushed2", "ipam", hostLocal("10.69.0.0/24"))
+	inOther := b.add("b")
+	for what, flush := range map[string]func(*nftables.Conn){
+		"ruleset": func(c *nftables.Conn) { c.FlushRuleset() },
+		"table": func(c *nftables.Conn) {
+			c.FlushTable(&nftables.Table{Name: "podlace_guard", Family: nftables.TableFamilyBridge})
+		},
+	} {
+		l.ok(a.check())
+		inOther.ok(inOther.check())
+		c, err := nftables.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		flush(c)
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		l.fails(a.check(), plugin.CodeStateDiffers, "missing")
+		next := l.other()
+		next.ok(next.call("ADD", "next"))
+		l.ok(a.check())
+		inOther.ok(inOther.check())
+		next.ok(next.call("DEL", "next"))
+		t.Log(what)
+	}
+}
+
+// TestGuardOfLongNames: a comment of nftables is shorter than the name of a pod may be.
+func TestGuardOfLongNames(t *testing.T) {
+	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
+	for _, n := range []int{100, 127, 200, 247, 253} {
+		l.ok(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+strings.Repeat("x", n)))
+		l.ok(l.call("DEL", "a"))
+	}
+}
+
+// TestGuardWithoutRecord: DEL takes away the guard of an attachment whose record is lost.
+func TestGuardWithoutRecord(t *testing.T) {
+	l := newLab(t, "name", "lost", "bridge", "btg8", "antiSpoof", true)
+	a := l.add("a")
+	a.loseRecord()
+	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+}
+
 // TestPodTakesNoRoutes (S-02, S-03): without any protection in the bridge, neither the node nor another pod believes an advertisement.
 func TestPodTakesNoRoutes(t *testing.T) {
 	l := newLab(t, "name", "believers", "bridge", "btg4")

@@ -4,7 +4,6 @@ package bridge
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -36,16 +35,27 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "nftables" {
 		return j.masqueradeByNFT(l)
 	}
-	if _, noted := j.att.Noted(masqueraded); noted {
-		// The subnets are masqueraded as a whole, so the newest configuration decides for the network.
-		if err := errors.Join(j.host.EndMasquerade(kernel.Masquerade{Network: j.att.Network}), j.att.Unnote(masqueraded)); err != nil {
-			return err
-		}
+	if m.Backend == "" {
+		return j.endMasquerade()
 	}
-	if m.Backend == "iptables" {
-		return masqueradeByIPTables(j.host, j.att.Key, m.of(l.addresses), m.of(m.Except))
+	// Pods that were masqueraded by nftables before the configuration was edited stay so.
+	return masqueradeByIPTables(j.host, j.att.Key, m.of(l.addresses), m.of(m.Except))
+}
+
+// endMasquerade: the subnets are masqueraded as a whole, so the newest configuration decides for the network.
+func (j *job) endMasquerade() error {
+	if _, noted := j.att.Noted(masqueraded); !noted {
+		return nil
 	}
-	return nil
+	unlock, err := j.att.LockNetwork()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := j.host.EndMasquerade(kernel.Masquerade{Network: j.att.Network}); err != nil {
+		return err
+	}
+	return j.att.Unnote(masqueraded)
 }
 
 // masqueraded notes that the network has a chain and sets in nftables, and for which configuration.
@@ -61,7 +71,9 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		return err
 	}
 	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.Empty() {
-		return nil
+		if ok, err := j.host.MasqueradeRules(j.att.Network); err != nil || ok {
+			return err
+		}
 	}
 	unlock, err := j.att.LockNetwork()
 	if err != nil {
@@ -121,14 +133,25 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade takes back what masquerade made for one attachment. Shared subnets stay for the other pods.
-func unmasquerade(host *kernel.Node, key attachment.Key, st state) error {
+// unmasquerade takes back what masquerade made for one attachment, and notes that it did: who writes the network's sets anew meanwhile must
+// not bring it back. Shared subnets stay for the other pods.
+func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	switch {
 	case st.Masquerade == "iptables":
-		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(key))
-	case st.Masquerade == "nftables" && !st.Shared:
-		return host.DelMasquerade(nftMasquerade(key.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
+		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(att.Key))
+	case st.Masquerade != "nftables" || st.Shared:
+		return nil
 	}
+	unlock, err := att.LockNetwork()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false)); err != nil {
+		return err
+	}
+	st.Masquerade = ""
+	att.Resave(*st)
 	return nil
 }
 

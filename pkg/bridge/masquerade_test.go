@@ -10,7 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // masquerades wants sources and exceptions to be in force for the lab's network.
@@ -115,5 +119,63 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 		if got := len(nat.Rules(chain, "192.0.2.0/24", "ACCEPT")); got != want || nat.HasChain(chain) != is4 {
 			t.Errorf("IPv4 %t: %d exceptions, chain %t", is4, got, nat.HasChain(chain))
 		}
+	}
+}
+
+// TestMasqueradeEmptied: rules that somebody emptied, sets that are there still, are told by CHECK and written by the next ADD.
+func TestMasqueradeEmptied(t *testing.T) {
+	l := bareLab(t, "name", "emptied", "bridge", "btm1", "ipam", hostLocal("10.70.0.0/24"))
+	t.Cleanup(func() { _ = onHost("btm1", netlink.LinkDel) })
+	a := l.add("a")
+	l.ok(a.check())
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.FlushTable(&nftables.Table{Name: "podlace_masquerade", Family: nftables.TableFamilyINet})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(a.check(), plugin.CodeStateDiffers, "the nftables rules that masquerade network emptied are missing")
+	l.other().add("b")
+	l.ok(a.check())
+}
+
+// TestMasqueradeBackendChanged: pods keep the masquerade that they have when the configuration names another backend.
+func TestMasqueradeBackendChanged(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := bareLab(t, "name", "changedbackend", "bridge", "btm2", "ipam", hostLocal("10.71.0.0/24"))
+	t.Cleanup(func() { _ = onHost("btm2", netlink.LinkDel) })
+	a := l.add("a")
+	b := l.other().add("b", "ipMasqBackend", "iptables")
+	l.ok(a.check())
+	l.ok(b.check("ipMasqBackend", "iptables"))
+}
+
+// TestMasqueradeEnds: with ipMasq false everything of the network goes, also when a part of it is missing.
+func TestMasqueradeEnds(t *testing.T) {
+	l := bareLab(t, "name", "ends", "bridge", "btm3", "ipam", hostLocal("10.72.0.0/24"))
+	t.Cleanup(func() { _ = onHost("btm3", netlink.LinkDel) })
+	l.add("a")
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := &nftables.Table{Name: "podlace_masquerade", Family: nftables.TableFamilyINet}
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil || len(chains) == 0 {
+		t.Fatalf("%d chains, %v", len(chains), err)
+	}
+	for _, chain := range chains {
+		c.DelChain(chain)
+	}
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	l.other().add("b", "ipMasq", false)
+	if sets, err := c.GetSets(table); err != nil || len(sets) > 0 {
+		t.Errorf("%d sets are left, %v", len(sets), err)
 	}
 }

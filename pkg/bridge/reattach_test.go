@@ -13,16 +13,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
-
-// again returns the lab with another pod.
-func (l lab) again() lab {
-	l.pod = kerneltest.NewPod(l.T)
-	return l
-}
 
 func mac(t *testing.T, name string) (mac string) {
 	t.Helper()
@@ -36,7 +29,7 @@ func mac(t *testing.T, name string) (mac string) {
 // with its former MAC and attaches all of them again, as they were.
 func TestReattach(t *testing.T) {
 	l := newLab(t)
-	other := l.again()
+	other := l.other()
 	other.conf = l.conf.with("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
 		"ipam", object{"type": "host-local", "subnet": "fd00:62::/64"})
 	t.Cleanup(func() {
@@ -52,7 +45,7 @@ func TestReattach(t *testing.T) {
 	for _, pod := range []attached{a, b} {
 		pod.fails(pod.check(), plugin.CodeStateDiffers, "bridge bt0 is missing")
 	}
-	c := l.again().add("c")
+	c := l.other().add("c")
 	for _, pod := range []attached{a, b, c} {
 		pod.ok(pod.check())
 	}
@@ -75,15 +68,15 @@ func TestReattachAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
-	l.again().add("c")
+	l.other().add("c")
 	l.ok(a.check())
 }
 
 // TestReattachOnlyItsOwn: a link that has another bridge, that is another's by now, or whose attachment was never finished, stays alone.
 func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
-	l.again().add("another") // from which the bridge takes its former MAC
-	moved, renamed, unfinished := l.add("moved"), l.again().add("renamed"), l.again().add("unfinished")
+	l.other().add("another") // from which the bridge takes its former MAC
+	moved, renamed, unfinished := l.add("moved"), l.other().add("renamed"), l.other().add("unfinished")
 	t.Cleanup(func() { _ = onHost("elsewhere0", netlink.LinkDel) })
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "elsewhere0"}}); err != nil {
 		t.Fatal(err)
@@ -102,7 +95,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	unfinish(t, l, "unfinished")
-	l.again().add("c")
+	l.other().add("c")
 	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
 		if err := onHost(name, func(v netlink.Link) error {
 			if got := v.Attrs().MasterIndex; got != want {

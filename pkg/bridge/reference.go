@@ -18,18 +18,19 @@ import (
 // delUnrecorded is DEL for an attachment that the reference plugin made, or whose record is lost. Names are computed, and what has no
 // such name, the veth pair, is deleted only when it is proven to be this attachment's.
 func (b bridge) delUnrecorded(r *plugin.Request) error {
-	st := state{}
-	if object := ipamObject(r.Config); ipam.ValidType(ipamType(object)) == nil {
-		st.IPAM = object
-	}
 	host, err := kernel.Host()
 	if err != nil {
 		return err
 	}
 	defer host.Close()
 	key := attachment.KeyOf(r)
-	// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
-	return errors.Join(deleteProven(r, host), host.DelReferenceMasquerade(asReference(key)), b.removeAll(r, key, host, st))
+	err = errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), host.DelReferenceMasquerade(asReference(key)),
+		host.DelGuardOf(key.HostVeth()))
+	if object := ipamObject(r.Config); err == nil && ipam.ValidType(ipamType(object)) == nil {
+		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
+		err = b.giveBack(r, object)
+	}
+	return err
 }
 
 func asReference(key attachment.Key) kernel.Reference {

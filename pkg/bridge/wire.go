@@ -138,7 +138,7 @@ func (j *job) configure(w wiring, l layer3) error {
 		return err
 	}
 	if j.cfg.Gateway {
-		if err := j.gateway(w.gateway, l); err != nil {
+		if err := j.gateway(w, l); err != nil {
 			return err
 		}
 	}

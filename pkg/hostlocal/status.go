@@ -6,11 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -27,29 +23,11 @@ func status(r *plugin.Request) error {
 		return err
 	}
 	for _, dir := range []string{cfg.Dir, indexPath(cfg.Dir)} {
-		if err := writable(dir); err != nil {
+		if err := store.Writable(dir); err != nil {
 			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder %s: %w", dir, err)
 		}
 	}
 	return cfg.room(r.Log)
-}
-
-// writable tells whether files can be made in dir, or dir itself where it is missing.
-func writable(dir string) error {
-	info, err := os.Stat(dir)
-	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {
-		if _, err := os.Lstat(dir); err == nil {
-			return &fs.PathError{Op: "stat", Path: dir, Err: errors.New("is a symbolic link to nothing")}
-		}
-		return writable(filepath.Dir(dir))
-	}
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return unix.ENOTDIR
-	}
-	return unix.Access(dir, unix.W_OK|unix.X_OK)
 }
 
 // room looks for a range set that has no address left.

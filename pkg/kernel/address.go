@@ -251,8 +251,11 @@ func (n *NS) KeepRouterAdvertisements() error {
 			continue
 		}
 		link, ok, err := n.LinkByIndex(r.LinkIndex)
-		if err != nil || !ok {
+		if err != nil {
 			return err
+		}
+		if !ok {
+			continue
 		}
 		path := "ipv6/conf/" + link.Name + "/accept_ra"
 		if value, _ := n.Get(path); value == "1" {

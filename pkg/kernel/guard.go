@@ -3,10 +3,13 @@
 package kernel
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -18,16 +21,17 @@ type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
 	Addresses []netip.Addr `json:"addresses,omitempty"`
+	Owner     string       `json:"owner,omitempty"` // for people who look at the rules
 }
 
 // elements returns what stands for the port in the sets of the table.
-func (g Guard) elements(owner string) ([]element, error) {
+func (g Guard) elements() ([]element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
 		return nil, err
 	}
 	link := ifname(g.Link)
-	out := []element{{Set: "mac_ports", Key: link, Comment: owner}, {Set: "macs", Key: key(link, mac)}}
+	out := []element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), maxComment-1)]}, {Set: "macs", Key: key(link, mac)}}
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}
@@ -45,7 +49,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 
 func openGuards() (*nft, error) { return openFamily(unix.NFPROTO_BRIDGE, guardTable) }
 
-// HasGuards tells whether the table of guards is there, in this version.
+// HasGuards tells whether the rules of guards are there, all of them and in this version.
 func (n *Node) HasGuards() (bool, error) {
 	t, err := openGuards()
 	if err != nil {
@@ -53,12 +57,43 @@ func (n *Node) HasGuards() (bool, error) {
 	}
 	defer t.close()
 	ok, err := t.marked(guardSchema)
+	if err == nil && ok {
+		ok, err = guardsAreWhole()
+	}
 	return ok, needBridgeFamily(err)
 }
 
-// EnsureGuard puts a guard on a port, before the port is up. owner is for people who look at the rules.
-func (n *Node) EnsureGuard(g Guard, owner string) error {
-	elements, err := g.elements(owner)
+// SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
+func (n *Node) SetGuards(guards []Guard) error {
+	bySet := map[string][]nftables.SetElement{}
+	for _, g := range guards {
+		elements, err := g.elements()
+		if err != nil {
+			return err
+		}
+		for _, e := range elements {
+			bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, Comment: e.Comment})
+		}
+	}
+	return needBridgeFamily(skeleton("nft set table bridge "+guardTable, func(c *nftables.Conn) error {
+		sets, err := buildGuards(c)
+		if err != nil {
+			return err
+		}
+		for name, elements := range bySet {
+			for some := range slices.Chunk(elements, maxElements) {
+				if err := c.SetAddElements(sets[name], some); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}))
+}
+
+// EnsureGuard puts a guard on a port, before the port is up, where the rules are there.
+func (n *Node) EnsureGuard(g Guard) error {
+	elements, err := g.elements()
 	if err != nil {
 		return err
 	}
@@ -67,20 +102,14 @@ func (n *Node) EnsureGuard(g Guard, owner string) error {
 		return err
 	}
 	defer t.close()
-	ok, err := t.marked(guardSchema)
-	if err == nil && !ok {
-		err = skeleton("nft add table bridge "+guardTable, buildGuards)
-	}
-	if err == nil {
-		err = t.add(elements)
-	}
+	err = t.add(elements)
 	if isExist(err) { // of an attachment of the same name that was cut off
 		var old []element
 		if old, err = t.existing(elements); err == nil {
 			err = t.replace(old, elements)
 		}
 	}
-	return needBridgeFamily(err)
+	return err
 }
 
 func needBridgeFamily(err error) error {
@@ -94,7 +123,7 @@ func needBridgeFamily(err error) error {
 
 // DelGuard takes the guard of a port away; what is not there is no error.
 func (n *Node) DelGuard(g Guard) error {
-	elements, err := g.elements("")
+	elements, err := g.elements()
 	if err != nil {
 		return err
 	}
@@ -110,9 +139,34 @@ func (n *Node) DelGuard(g Guard) error {
 	return ignore(err, noNFT[:]...)
 }
 
+// DelGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
+func (n *Node) DelGuardOf(link string) error {
+	if ok, err := hasTable(guardTable, nftables.TableFamilyBridge); err != nil || !ok {
+		return err
+	}
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	sets, err := conn.GetSets(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})
+	found := 0
+	for _, set := range sets {
+		elements, e := conn.GetSetElements(set)
+		err = errors.Join(err, e)
+		elements = slices.DeleteFunc(elements, func(e nftables.SetElement) bool { return !bytes.HasPrefix(e.Key, ifname(link)) })
+		if found += len(elements); len(elements) > 0 {
+			err = errors.Join(err, conn.SetDeleteElements(set, elements))
+		}
+	}
+	if err != nil || found == 0 {
+		return err
+	}
+	return change("nft delete guard of "+link, conn.Flush)
+}
+
 // CheckGuard returns nil when the guard is whole, else an error with code 100.
 func (n *Node) CheckGuard(g Guard) error {
-	elements, err := g.elements("")
+	elements, err := g.elements()
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"slices"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -28,10 +30,12 @@ type guards struct {
 	macs, four, six *nftables.Set
 }
 
-func buildGuards(c *nftables.Conn) (err error) {
+// buildGuards writes the rules and returns the sets by name.
+func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
+	sets = map[string]*nftables.Set{}
 	g := guards{ruleset: ruleset{c, c.AddTable(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}}
 	if err := g.mark(guardSchema); err != nil {
-		return err
+		return nil, err
 	}
 	var macPorts, ports *nftables.Set
 	for _, s := range []struct {
@@ -43,8 +47,9 @@ func buildGuards(c *nftables.Conn) (err error) {
 		{"addresses4", &g.four, []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", &g.six, []nftables.SetDatatype{nftables.TypeIP6Addr}},
 	} {
 		if *s.into, err = g.set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
-			return err
+			return nil, err
 		}
+		sets[s.name] = *s.into
 	}
 	mac, arp, ip, ip6, all := g.chain("mac", nil, 0, ""), g.chain("arp", nil, 0, ""), g.chain("ip", nil, 0, ""), g.chain("ip6", nil, 0, ""), g.chain("guard", nil, 0, "")
 	g.rule(mac, join(g.not(etherSource(), g.macs), drop())...)
@@ -62,7 +67,7 @@ func buildGuards(c *nftables.Conn) (err error) {
 	}{{macPorts, mac}, {ports, all}} {
 		g.rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
-	return nil
+	return sets, nil
 }
 
 func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
@@ -154,17 +159,7 @@ func (g guards) ip6(chain *nftables.Chain) {
 
 // guardsAreWhole tells whether no chain of the table was emptied or deleted.
 func guardsAreWhole() (bool, error) {
-	conn, err := nftables.New(nftables.AsLasting())
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = conn.CloseLasting() }()
 	table := &nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge}
-	for _, chain := range []string{"prerouting", "mac", "guard", "arp", "ip", "ip6"} {
-		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
-		if err != nil || len(rules) == 0 {
-			return false, ignore(err, unix.ENOENT)
-		}
-	}
-	return true, nil
+	found, err := rulesOf(table, "prerouting", "mac", "guard", "arp", "ip", "ip6")
+	return !slices.Contains(found, 0), err
 }

@@ -79,10 +79,20 @@ func (n *Node) SetMasquerade(m Masquerade) error {
 	return skeleton("nft set masquerade of network "+m.Network, m.build)
 }
 
-// HasMasquerade tells whether the network's chain and sets are there.
+// HasMasquerade tells whether the network's chain, with its rules, and sets are there.
 func (n *Node) HasMasquerade(network string) (bool, error) {
 	missing, err := n.MissingMasquerade(Masquerade{Network: network, Local: Masquerade{}.multicast()})
-	return missing.Empty(), err
+	if err != nil || !missing.Empty() {
+		return false, err
+	}
+	return n.MasqueradeRules(network)
+}
+
+// MasqueradeRules tells whether the network's chain has its rules, one for each family.
+func (n *Node) MasqueradeRules(network string) (bool, error) {
+	table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
+	found, err := rulesOf(table, Masquerade{Network: network}.chain(table).Name)
+	return found[0] >= 2, err
 }
 
 // MissingMasquerade returns the part of m that the kernel lacks.
@@ -156,18 +166,26 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 
 // EndMasquerade removes the chain and the sets of a network; what is missing is no error.
 func (n *Node) EndMasquerade(m Masquerade) error {
-	err := skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
-		table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
-		chain := m.chain(table)
+	if ok, err := hasTable(masqueradeTable, nftables.TableFamilyINet); err != nil || !ok {
+		return err
+	}
+	return skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
+		table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
+		// What is missing would end the transaction, so all is made first.
+		chain := c.AddChain(m.chain(table))
 		c.FlushChain(chain)
 		c.DelChain(chain)
 		for _, is4 := range []bool{true, false} {
-			c.DelSet(m.set(table, "pods", is4))
-			c.DelSet(m.set(table, "local", is4))
+			for _, kind := range []string{"pods", "local"} {
+				set := m.set(table, kind, is4)
+				if err := c.AddSet(set, nil); err != nil {
+					return err
+				}
+				c.DelSet(set)
+			}
 		}
 		return nil
 	})
-	return ignore(err, unix.ENOENT)
 }
 
 // interval returns the two elements that stand for a prefix in an interval set: its first address, and the first behind it.

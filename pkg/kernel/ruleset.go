@@ -4,10 +4,12 @@ package kernel
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // ruleset writes a table of rules that are made once a node.
@@ -95,4 +97,31 @@ func join(parts ...[]expr.Any) []expr.Any {
 		all = append(all, p...)
 	}
 	return all
+}
+
+// rulesOf counts the rules of chains; those of a missing chain are none.
+func rulesOf(table *nftables.Table, chains ...string) ([]int, error) {
+	found := make([]int, len(chains))
+	conn, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return found, err
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	for i, chain := range chains {
+		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
+		if err := ignore(err, unix.ENOENT); err != nil {
+			return found, err
+		}
+		found[i] = len(rules)
+	}
+	return found, nil
+}
+
+func hasTable(name string, family nftables.TableFamily) (bool, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return false, err
+	}
+	tables, err := conn.ListTablesOfFamily(family)
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), ignore(err, noNFT[:]...)
 }

@@ -78,12 +78,15 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	}
 	if why != "" {
 		r.Log.Info("attachment is not in the list, and left to the next GC", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
-		r.Valid[a], r.spared = true, true
+		r.Spare(a)
 		return false
 	}
 	r.Log.Info("collecting attachment that is no longer valid", "of", a.ContainerID, "ifname", a.IfName)
 	return true
 }
+
+// Spare keeps an attachment from what GC does next: what holds its addresses is not gone.
+func (r *Request) Spare(a Attachment) { r.Valid[a], r.spared = true, true }
 
 // ConfigForGC returns the configuration for a plugin that GC is passed on to: those that were spared stand among the valid ones.
 func (r *Request) ConfigForGC() []byte {

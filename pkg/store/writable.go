@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Writable tells whether files can be made in dir, or dir itself where it is missing.
+func Writable(dir string) error {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {
+		if _, err := os.Lstat(dir); err == nil {
+			return &fs.PathError{Op: "stat", Path: dir, Err: errors.New("is a symbolic link to nothing")}
+		}
+		return Writable(filepath.Dir(dir))
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return unix.ENOTDIR
+	}
+	return unix.Access(dir, unix.W_OK|unix.X_OK)
+}
