@@ -41,7 +41,7 @@ type step struct {
 }
 
 func modelConf() object {
-	return bridgeConf().with("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.77.0.0/29"}}})
+	return bridgeConf().with("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.197.7.0/29"}}})
 }
 
 // TestFaultInterleaving prints the seed, with which PODLACE_SEED repeats the run.

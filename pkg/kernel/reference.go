@@ -85,7 +85,7 @@ func (r Reference) portChains() natChains {
 }
 
 // DelReferenceMasquerade removes the rules of a bridge attachment that the reference made: masquerade in every form, and the protection
-// against false MACs. Nothing there is no error and costs some questions, no listing.
+// against false MACs. Nothing there is no error and costs some questions; rules that are there are listed.
 func (n *Node) DelReferenceMasquerade(ref Reference) error {
 	err := removeListed("nft delete rules that the reference plugins left", func(t *nft) ([]mdl.Message, error) {
 		out, err := t.listChains(ref.masqueradeChains())
