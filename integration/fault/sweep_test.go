@@ -12,12 +12,13 @@ import (
 
 // tolerates tells a change whose failure is logged and fails nothing: stale UDP connections end by themselves, and without nftables the
 // iptables backend goes without 127.0.0.1. Which address comes next is a preference. The index of the leases is made anew from them when it
-// could not be written; ADD alone says so, and gives its leases back.
+// could not be written; ADD alone says so, and gives its leases back. So
+// it is with the note in a record of what DEL has done.
 func (c call) tolerates(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
 		return true
-	case c.verb != "ADD" && strings.Contains(change, "/.podlace/"):
+	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"

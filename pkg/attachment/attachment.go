@@ -144,9 +144,17 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// Resave is Save for what DEL has done of its work. It may fail, as on a full disk: the work is then done once more.
+// Resave is Save for what DEL has done of its work. The record stays as old as it was, for GC. It may fail, as on a full disk: the work is
+// then done once more.
 func (a *Attachment) Resave(state any) {
-	if err := a.Save(state); err != nil {
+	written, err := a.dir.Written(a.file())
+	if err == nil {
+		err = a.Save(state)
+	}
+	if err == nil {
+		err = a.dir.SetWritten(a.file(), written)
+	}
+	if err != nil {
 		slog.Warn("a record cannot be written", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
 	}
 }
@@ -172,6 +180,7 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 		slog.Warn("a record cannot be read and is ignored", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
 		return false, nil
 	}
+	a.saved = true
 	return true, nil
 }
 
@@ -220,6 +229,26 @@ func (a *Attachment) Noted(mark string) (text string, ok bool) {
 
 // Unnote removes the mark.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
+
+// NotedBy returns a network that has a mark.
+func NotedBy(mark string) (network string, ok bool, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		if _, err := os.Lstat(filepath.Join(folder(network), "."+mark)); err == nil {
+			return network, true, nil
+		}
+	}
+	return "", false, err
+}
+
+// UnnoteAll removes the mark of every network that has it.
+func UnnoteAll(mark string) error {
+	networks, err := Networks()
+	for _, network := range networks {
+		err = errors.Join(err, forget(network, "."+mark))
+	}
+	return err
+}
 
 // Recorded tells whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {

@@ -97,6 +97,13 @@ func Parse(r *plugin.Request) (Config, error) {
 
 func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 	c.IPAM = ipamType(raw.IPAM)
+	var keys map[string]json.RawMessage
+	if len(raw.IPAM) > 0 && json.Unmarshal(raw.IPAM, &keys) != nil {
+		return plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM)
+	}
+	if c.IPAM == "" && len(keys) > 0 {
+		return plugin.Errorf(plugin.CodeConfig, "ipam: has no type, such as host-local")
+	}
 	if c.IPAM == "" {
 		if r.CNIVersion == "0.1.0" || r.CNIVersion == "0.2.0" {
 			return plugin.Errorf(plugin.CodeConfig, "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)

@@ -67,6 +67,7 @@ func TestParseRefused(t *testing.T) {
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.0"]}`:                  `want a subnet`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["::ffff:10.0.0.0/104"]}`:       `want a subnet`,
 		`"antiSpoof":true`:                                              "antiSpoof: needs ipam",
+		`"ipam":{"subnet":"10.0.0.0/24"}`:                               "ipam: has no type",
 		`"ipam":{"type":"bridge"}`:                                      "want an IPAM plugin, such as host-local",
 		`"mtu":"auto","bridge":"a/b"`:                                   "bridge",
 		`"ipam":{"type":"../x"}`:                                        "want the name of a plugin",

@@ -73,10 +73,15 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	}
 	var gone []netip.Prefix
 	for _, other := range addresses {
-		if slices.Contains(wanted, other) || other.Addr().Is4() != gw.Addr().Is4() || gw.Addr().Is6() && !other.Overlaps(gw) {
+		if slices.Contains(wanted, other) || other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
-		if !j.cfg.ForceAddress {
+		if gw.Addr().Is6() && !other.Overlaps(gw) {
+			// It may stay, but of an earlier subnet only as long as it is of use.
+			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
+				continue
+			}
+		} else if !j.cfg.ForceAddress {
 			if err := j.mayReplace(bridge, other, gw); err != nil {
 				return err
 			}
@@ -84,7 +89,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 		gone = append(gone, other)
 	}
 	for _, other := range gone {
-		if err := errors.Join(j.host.DelAddress(bridge, other), j.att.Unnote(gatewayNote(bridge, other))); err != nil {
+		if err := errors.Join(j.host.DelAddress(bridge, other), attachment.UnnoteAll(gatewayNote(bridge, other))); err != nil {
 			return err
 		}
 		if _, noted := j.att.Noted(masqueraded); noted {
@@ -102,25 +107,33 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// mayReplace tells why the address old must stay on the bridge, or nil.
+// mayReplace tells why the address old must stay on the bridge, or nil: a network of ours put it there, and nobody uses it any more.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
-	if _, noted := j.att.Noted(gatewayNote(bridge, old)); !noted {
-		return plugin.WithHint(taken, "another subnet was configured for this bridge: remove the address with 'ip addr del %s dev %s', or set forceAddress",
+	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
+	if err != nil {
+		return err
+	}
+	if !noted {
+		return plugin.WithHint(taken, "it is not of Podlace: if nothing needs it, remove it with 'ip addr del %s dev %s'; forceAddress does that by itself",
 			old, bridge.Name)
 	}
 	user, err := j.userOf(bridge, old)
 	if err != nil || user == "" {
 		return err
 	}
+	if network != j.att.Network {
+		return plugin.WithHint(taken, "it is of network %s, and %s uses it: networks with different IPv4 subnets need bridges of their own; forceAddress "+
+			"cuts its pods off", network, user)
+	}
 	return plugin.WithHint(taken, "the subnet was changed from %s to %s while %s uses the old one: delete the pods of the old subnet, or set forceAddress, "+
 		"which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
 // userOf names a pod on the bridge that has an address in the subnet of a gateway, or a port of which nothing is known; "" when there
-// is none. It looks at all attachments of the network.
+// is none. It looks at all attachments of the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
-	records, err := attachment.List(j.att.Network, j.r.Plugin)
+	records, err := attachment.All()
 	if err != nil {
 		return "", err
 	}
@@ -130,22 +143,29 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	}
 	for _, rec := range records {
 		at := slices.Index(ports, rec.HostVeth())
-		if at < 0 {
+		var st state
+		if at < 0 || rec.Plugin != j.r.Plugin || json.Unmarshal(rec.State, &st) != nil {
 			continue
 		}
 		ports = slices.Delete(ports, at, at+1)
-		var st state
-		if json.Unmarshal(rec.State, &st) != nil || rec.Key == j.att.Key {
+		if rec.Key == j.att.Key {
 			continue
 		}
 		for _, a := range st.Addresses {
 			if gw.Masked().Contains(a.Addr()) && a.Bits() == gw.Bits() {
-				return fmt.Sprintf("pod %s (container %s) with %s", rec.Pod, rec.ContainerID, a), nil
+				return fmt.Sprintf("%s with %s", podOf(rec), a), nil
 			}
 		}
 	}
 	if len(ports) > 0 {
-		return "port " + ports[0] + ", which is not of this network,", nil
+		return "port " + ports[0] + ", of which Podlace knows nothing,", nil
 	}
 	return "", nil
+}
+
+func podOf(rec attachment.Record) string {
+	if rec.Pod == "" {
+		return "container " + rec.ContainerID
+	}
+	return "pod " + rec.Pod + " (container " + rec.ContainerID + ")"
 }

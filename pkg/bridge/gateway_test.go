@@ -109,6 +109,11 @@ func TestChangedSubnet(t *testing.T) {
 	if want := "the subnet was changed from 10.64.0.0/24 to 10.64.0.0/16 while pod shop/web-0 (container a) with 10.64.0.2/24 uses the old one: delete the pods"; !strings.Contains(o.failure.Details, want) {
 		t.Errorf("%s, want %s", o.failure.Details, want)
 	}
+	renamed := b.call("ADD", "b", "ipam", changed, "name", "renamed")
+	l.fails(renamed, plugin.CodeAddressTaken, "bt")
+	if want := "it is of network changed, and pod shop/web-0 (container a) with 10.64.0.2/24 uses it"; !strings.Contains(renamed.failure.Details, want) {
+		t.Errorf("%s, want %s", renamed.failure.Details, want)
+	}
 	l.ok(old.call("CHECK", "a", "prevResult", old.prev))
 	l.ok(old.call("DEL", "a"))
 	new := b.add("b", "ipam", changed)
@@ -127,7 +132,7 @@ func TestChangedSubnet(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
 	o = b.call("ADD", "c")
 	l.fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
-	if !strings.Contains(o.failure.Details, "port foreign0") {
+	if !strings.Contains(o.failure.Details, "port foreign0, of which Podlace knows nothing") {
 		t.Error(o.failure.Details)
 	}
 	l.ok(b.call("ADD", "c", "forceAddress", true))
@@ -143,6 +148,24 @@ func (l lab) bridgeIndex() (index int) {
 		l.Fatal(err)
 	}
 	return index
+}
+
+// TestOldIPv6Subnet: an IPv6 gateway that is in nobody's way stays while a pod uses it, and goes with the next change of the subnet.
+func TestOldIPv6Subnet(t *testing.T) {
+	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
+	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })
+	l.ok(l.call("ADD", "a"))
+	b := l.other()
+	b.ok(b.call("ADD", "b", "ipam", hostLocal("fd00:65::/64")))
+	if got := l.gateways(); got != "fd00:64::1/64 fd00:65::1/64" {
+		t.Errorf("beside a pod of the old subnet: %s", got)
+	}
+	l.ok(l.call("DEL", "a"))
+	b.ok(b.call("DEL", "b"))
+	l.add("c", "ipam", hostLocal("fd00:66::/64"))
+	if got := l.gateways(); got != "fd00:66::1/64" {
+		t.Errorf("after the last pod of old subnets: %s", got)
+	}
 }
 
 // TestMasqueradeOfOldSubnet: with the old gateway goes the masquerade of the old subnet.

@@ -4,6 +4,7 @@ package bridge
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -47,7 +48,7 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 			if p.Addr().BitLen()-p.Bits() < 2 { // RFC 3021, RFC 6164: no address is set apart
 				return layer3{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
 					"isGateway: address %s has no gateway, and a subnet of one or two addresses has none to spare", p),
-					`give the range a "gateway": with a /31 or /127 one of its two addresses`)
+					`give the range a "gateway": with a /31 or /127 one of its two addresses; a /32 or /128 has none for the bridge`)
 			}
 			gw, hasGW = p.Masked().Addr().Next(), true
 		}
@@ -67,7 +68,7 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 		l.addresses = append(l.addresses, p)
 		l.ips = append(l.ips, shown)
 	}
-	if l.has6() && cfg.MTU != 0 && cfg.MTU < 1280 {
+	if l.has6() && cfg.MTU != 0 && cfg.MTU < minMTU6 {
 		return layer3{}, plugin.Errorf(plugin.CodeConfig, "mtu %d: IPv6 needs at least 1280 (RFC 8200 section 5)", cfg.MTU)
 	}
 	if cfg.DefaultGateway {
@@ -114,9 +115,22 @@ func (l *layer3) planRoutes(gateways map[bool]netip.Addr) error {
 		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
 			return plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is of the other family", dst, route.Gateway)
 		}
+		if !l.reaches(route.Gateway) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is in no subnet of the pod", dst, route.Gateway),
+				"put a route to the gateway with scope 253 (link) before it")
+		}
 		l.routes = append(l.routes, route)
 	}
 	return nil
+}
+
+// reaches tells whether a gateway can be had by an address of the pod, or by a route before.
+func (l *layer3) reaches(gw netip.Addr) bool {
+	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
+		return true
+	}
+	return slices.ContainsFunc(l.addresses, func(a netip.Prefix) bool { return a.Masked().Contains(gw) }) ||
+		slices.ContainsFunc(l.routes, func(r kernel.Route) bool { return r.Dst.Masked().Contains(gw) })
 }
 
 // result lists what the attachment consists of. What plugins before it made stays in front.

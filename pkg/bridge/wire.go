@@ -50,6 +50,7 @@ func (j *job) wire() (w wiring, err error) {
 func (j *job) ensureBridge() (kernel.Link, error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
+	made := false
 	var lost []port
 	if err == nil && (!ok || !link.Up) {
 		lost, err = j.lostPorts()
@@ -62,6 +63,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 			add = j.host.AddVLANBridge
 		}
 		if err = add(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway && j.cfg.gatewayName() == name); err == nil || isExist(err) {
+			made = err == nil
 			link, ok, err = j.host.Link(name)
 		}
 	}
@@ -77,6 +79,9 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureFiltering(&link); err != nil {
 		return link, err
 	}
+	if err := j.ensureMTU(&link, made); err != nil {
+		return link, err
+	}
 	if err := j.host.Set(j.quiet(name)...); err != nil {
 		return link, err
 	}
@@ -90,6 +95,24 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
+}
+
+// minMTU6 is what IPv6 needs of a link (RFC 8200 section 5).
+const minMTU6 = 1280
+
+// ensureMTU gives the bridge the MTU of its pods when that is smaller, or else the node would send them what they cannot take. But pods
+// must not take the node's IPv6 addresses from the bridge by a smaller MTU than IPv6 needs.
+func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
+	mtu := bridge.MTU
+	if j.cfg.MTU >= minMTU6 && j.cfg.MTU < mtu {
+		mtu = j.cfg.MTU
+	}
+	if !made && mtu == bridge.MTU && (j.cfg.MTU == 0 || j.cfg.MTU >= minMTU6) {
+		return nil
+	}
+	err := j.host.PinMTU(*bridge, mtu)
+	bridge.MTU = mtu
+	return err
 }
 
 // quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of

@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"time"
@@ -208,27 +209,57 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 // families differ. 0: there is no default route.
 func (n *NS) UplinkMTU() (int, error) {
 	smallest := 0
-	// Documentation addresses (RFC 5737, RFC 3849), which only a default route leads to.
-	for _, to := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
-		routes, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-		if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
-			continue // no route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		r, err := n.defaultRoute(family)
+		if err != nil {
+			return 0, err
 		}
-		index, mtu := routes[0].LinkIndex, routes[0].MTU
-		if hops := routes[0].MultiPath; len(hops) > 0 {
-			index = hops[0].LinkIndex
+		index := r.LinkIndex
+		if len(r.MultiPath) > 0 {
+			index = r.MultiPath[0].LinkIndex
+		}
+		if index == 0 {
+			continue
 		}
 		link, ok, err := n.LinkByIndex(index)
 		if err != nil {
 			return 0, err
 		}
-		for _, m := range []int{mtu, link.MTU} {
+		for _, m := range []int{r.MTU, link.MTU} {
 			if ok && m > 0 && (smallest == 0 || m < smallest) {
 				smallest = m
 			}
 		}
 	}
 	return smallest, nil
+}
+
+// defaultRoute returns the default route of a family, zero when there is none. One question is enough where only the default route leads
+// to a documentation address (RFC 5737, RFC 3849); else all routes are read.
+func (n *NS) defaultRoute(family int) (netlink.Route, error) {
+	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: "198.51.100.1", netlink.FAMILY_V6: "2001:db8::1"}[family])
+	is := func(r netlink.Route) bool {
+		dst, ok := Prefix(r.Dst)
+		return r.Type == unix.RTN_UNICAST && (!ok || dst.Bits() == 0)
+	}
+	routes, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err == nil && len(routes) > 0 && is(routes[0]) {
+		return routes[0], nil
+	}
+	err = retry(func() (err error) {
+		routes, err = n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		return err
+	})
+	if err != nil {
+		return netlink.Route{}, fmt.Errorf("route show default: %w", err)
+	}
+	best := netlink.Route{Priority: math.MaxInt}
+	for _, r := range routes {
+		if is(r) && r.Priority < best.Priority {
+			best = r
+		}
+	}
+	return best, nil
 }
 
 // KeepRouterAdvertisements lets the links whose default route a router advertised keep it when IPv6 forwarding is switched on: the

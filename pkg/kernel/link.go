@@ -211,6 +211,19 @@ func (n *NS) SetDown(link Link) error {
 	return change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
+// PinMTU sets the MTU of a bridge so that the kernel takes it as the admin's: else it would follow the smallest one of the ports, and below
+// 1280 lose all IPv6 addresses. The kernel overlooks a value that it has already, so another one comes before.
+func (n *Node) PinMTU(bridge Link, mtu int) error {
+	return change(fmt.Sprintf("link set %s mtu %d", bridge.Name, mtu), func() error {
+		if bridge.MTU == mtu {
+			if err := n.h.LinkSetMTU(byIndex(bridge.Index), mtu+1); err != nil {
+				return err
+			}
+		}
+		return n.h.LinkSetMTU(byIndex(bridge.Index), mtu)
+	})
+}
+
 // SetPromisc switches promiscuous mode on.
 func (n *NS) SetPromisc(link Link) error {
 	return change("link set "+link.Name+" promisc on", func() error { return n.h.SetPromiscOn(byIndex(link.Index)) })

@@ -32,7 +32,7 @@ func (r ruleset) mark(version uint16) error {
 }
 
 // marked tells whether the table has the rules of this version.
-func (t *nft) marked(version uint16) (bool, error) { //nolint:unparam // each table has its own, and all are at their first
+func (t *nft) marked(version uint16) (bool, error) {
 	_, ok, err := t.get(element{Set: schemaSet, Key: be16(version)})
 	return ok, err
 }
