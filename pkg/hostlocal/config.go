@@ -118,6 +118,9 @@ func parseSets(raw rawConfig) ([]RangeSet, error) {
 	for i, list := range lists {
 		for _, raw := range list {
 			r, err := parseRange(raw)
+			if err == nil {
+				err = r.forPods()
+			}
 			if err != nil {
 				return nil, err
 			}

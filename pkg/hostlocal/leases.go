@@ -110,7 +110,8 @@ const maxLease = 1024
 // belongs to a container of a name that no container has: its address is taken as long as that of any lease.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
-	if len(data) > maxLease || strings.ContainsFunc(id+ifname, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }) {
+	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
+	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || ifname != "" && plugin.ValidIfName(ifname) != nil {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
 	}
 	return plugin.Attachment{ContainerID: id, IfName: ifname}

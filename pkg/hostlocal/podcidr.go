@@ -127,6 +127,9 @@ func parseNodeFile(data []byte) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("podCIDRs: %q is no CIDR", s)
 		}
+		if cidr != cidr.Masked() {
+			return nil, fmt.Errorf("podCIDRs: %s has host bits set, want %s", cidr, cidr.Masked())
+		}
 		cidrs = append(cidrs, cidr)
 	}
 	return cidrs, nil
@@ -155,6 +158,9 @@ func parseFlannelFile(data []byte) ([]netip.Prefix, error) {
 // readSmall reads a regular file of at most most bytes; flags are further ones for open(2).
 func readSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%q is a symbolic link: want a regular file", path)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -56,11 +56,17 @@ func TestPodCIDR(t *testing.T) {
 		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `FLANNEL_SUBNET "x" is no CIDR`},
 		{"nothing in flannel", "", "FLANNEL_MTU=1450", both, "has neither FLANNEL_SUBNET nor"},
 		{"large", strings.Repeat(" ", maxNodeFile+1), "", both, "larger than 65536 bytes"},
-		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "host bits"},
+		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: podCIDRs: 10.1.2.1/24 has host bits set, want 10.1.2.0/24"},
+		{"symbolic link", "-> /etc/hostname", "", both, `"/run/podlace/node.json" is a symbolic link: want a regular file`},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			for file, content := range map[string]string{nodeFile: c.node, flannelFile: c.flannel} {
-				if content != "" {
+				if target, link := strings.CutPrefix(content, "-> "); link {
+					writeNode(t, file, "") // makes the folder, and is taken away at the end
+					if err := errors.Join(os.Remove(file), os.Symlink(target, file)); err != nil {
+						t.Fatal(err)
+					}
+				} else if content != "" {
 					writeNode(t, file, content)
 				}
 			}

@@ -56,6 +56,14 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, nil
 }
 
+// forPods refuses subnets whose addresses no pod can use.
+func (r Range) forPods() error {
+	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
+		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
+	}
+	return nil
+}
+
 func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	if value == "" {
 		return nil
@@ -65,7 +73,10 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %q: want an IP address", key, value)
 	}
 	addr = addr.Unmap()
-	if !subnet.Contains(addr) && (key != "gateway" || addr.Is4() != subnet.Addr().Is4()) {
+	if addr.Is4() != subnet.Addr().Is4() {
+		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: want an address of the family of subnet %s", key, addr, subnet)
+	}
+	if !subnet.Contains(addr) && key != "gateway" {
 		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: not in subnet %s", key, addr, subnet)
 	}
 	*into = addr

@@ -70,12 +70,12 @@ func TestParseRangeRefused(t *testing.T) {
 		{rawRange{Subnet: "192.0.2.0/31", RangeStart: "192.0.2.2"}, "not in subnet"},
 		{rawRange{Subnet: subnet, RangeStart: "x"}, `rangeStart "x": want an IP address`},
 		{rawRange{Subnet: subnet, RangeStart: "192.0.3.5"}, "rangeStart 192.0.3.5: not in subnet"},
-		{rawRange{Subnet: subnet, RangeStart: "2001:db8::5"}, "not in subnet"},
+		{rawRange{Subnet: subnet, RangeStart: "2001:db8::5"}, "want an address of the family of subnet 192.0.2.0/24"},
 		{rawRange{Subnet: subnet, RangeEnd: "192.0.1.255"}, "rangeEnd 192.0.1.255: not in subnet"},
 		{rawRange{Subnet: subnet, RangeEnd: "192.0.2.5/24"}, "want an IP address"},
 		{rawRange{Subnet: subnet, RangeStart: "192.0.2.50", RangeEnd: "192.0.2.40"}, "rangeStart 192.0.2.50 is after rangeEnd 192.0.2.40"},
 		{rawRange{Subnet: subnet, Gateway: "nonsense"}, `gateway "nonsense": want an IP address`},
-		{rawRange{Subnet: subnet, Gateway: "2001:db8::1"}, "gateway 2001:db8::1: not in subnet"},
+		{rawRange{Subnet: subnet, Gateway: "2001:db8::1"}, "gateway 2001:db8::1: want an address of the family of subnet 192.0.2.0/24"},
 		{rawRange{Subnet: "fe80::/64", Gateway: "fe80::1%eth0"}, "want an IP address"},
 	} {
 		if got, err := parseRange(c.raw); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.says) {

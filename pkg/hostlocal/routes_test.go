@@ -39,6 +39,11 @@ func TestRoutesRefused(t *testing.T) {
 		`[{"dst":"0.0.0.0/0","gw":"fd00::1"}]`:                                                     `ipam routes[0]: gw "fd00::1": want an address of the family of dst 0.0.0.0/0`,
 		`[{"dst":"::/0","gw":"10.1.2.1"}]`:                                                         `gw "10.1.2.1": want an address of the family of dst ::/0`,
 		`[{"dst":"::/0","gw":"fe80::1%eth0"}]`:                                                     `gw "fe80::1%eth0"`,
+		`[{"dst":"0.0.0.0/0","mtu":-1}]`:                                                           "ipam routes[0]: mtu -1: want 0-65535",
+		`[{"dst":"0.0.0.0/0","advmss":99999999}]`:                                                  "advmss 99999999: want 0-65535",
+		`[{"dst":"0.0.0.0/0","scope":300}]`:                                                        "scope 300: want 0-255",
+		`[{"dst":"0.0.0.0/0","table":-1}]`:                                                         "table -1: want 0-4294967295",
+		`[{"dst":"0.0.0.0/0","priority":-5}]`:                                                      "priority -5: want 0-4294967295",
 		`[{"dst":"10.1.2.1"}]`:                                                                     `ipam routes[0]: dst "10.1.2.1": want an address and prefix length`,
 		`[{"gw":"10.1.2.1"}]`:                                                                      "an entry has no dst",
 	} {

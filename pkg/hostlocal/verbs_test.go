@@ -106,6 +106,19 @@ func TestGCGoesOn(t *testing.T) {
 	}
 }
 
+// TestUnusualInterfaceNames: what the kernel takes as a name is a name in a lease too.
+func TestUnusualInterfaceNames(t *testing.T) {
+	l := newLab(t, one)
+	for _, name := range []string{"é", "日本", "a.b", "@x"} {
+		of := plugin.Attachment{ContainerID: "a", IfName: name}
+		l.ok(l.callFor("ADD", of, ""))
+		l.ok(l.callFor("DEL", of, ""))
+		if names, _ := filepath.Glob(filepath.Join(l.dir, "10.*")); len(names) > 0 {
+			t.Errorf("%s left %q", name, names)
+		}
+	}
+}
+
 func TestGCWithoutFolder(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))

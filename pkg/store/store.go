@@ -291,7 +291,7 @@ func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) erro
 	for {
 		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
 		}
 		if err := await(f, filepath.Join(d.path, name), deadline, set); err != nil {
 			f.Close()
