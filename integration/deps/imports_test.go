@@ -26,7 +26,8 @@ func layers() [][]string {
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
-		{"pkg/reconcile", "pkg/rollback"},
+		{"pkg/reconcile"},
+		{"pkg/rollback"}, // reads configurations as the collector does
 		{"pkg/cli"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace"},
 	}
@@ -49,7 +50,7 @@ func only() map[string][]string {
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
 		module + "pkg/demo":              {"pkg/cli"},
-		module + "pkg/reconcile":         {"pkg/cli", "integration/"},
+		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest"},

@@ -4,6 +4,7 @@ package attachment
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -44,6 +45,39 @@ func Attachments(network string) (found map[Key]map[string]Record, unreadable []
 	}
 	return found, unreadable, err
 }
+
+// RecordsOf returns the records that the named plugins have of one attachment, by plugin. One that is there and cannot be read is an error
+// that names the file.
+func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
+	dir, err := store.Open(folder(k.Network))
+	if err != nil {
+		return nil, ignoreMissing(err)
+	}
+	defer dir.Close()
+	found := map[string]Record{}
+	for _, name := range plugins {
+		file := name + "-" + k.Hash()
+		data, err := dir.Read(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var rec Record
+		if err == nil {
+			rec, err = parse(data)
+		}
+		if err == nil && (rec.Key != k || rec.Plugin != name) {
+			err = errors.New("it is of another attachment")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("record %s: %w", filepath.Join(dir.Path(), file), err)
+		}
+		found[name] = rec
+	}
+	return found, nil
+}
+
+// Path returns the file of the record.
+func (r Record) Path() string { return filepath.Join(folder(r.Network), r.Plugin+"-"+r.Hash()) }
 
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,9 +10,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/reconcile"
 )
 
 // Exit statuses.
@@ -45,8 +48,13 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &exit):
 		return int(exit)
 	}
-	fmt.Fprintln(stderr, "podlace:", err)
+	tell(stderr, err.Error())
 	return exitFailed
+}
+
+// tell prints a message of one line. Parts of it may come from a pod's name, or from what a plugin said of one.
+func tell(stderr io.Writer, text string) {
+	fmt.Fprintln(stderr, "podlace:", reconcile.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }
 
 func newRoot() *cobra.Command {

@@ -69,7 +69,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	networks, notes, err := reconcile.Networks(f.dir)
+	networks, notes, err := configurations(f.dir)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (c *collection) refused() bool { return !c.DryRun && c.Doubt != "" }
 
 func (c *collection) print(stdout, stderr io.Writer) error {
 	for _, text := range append(c.Notes, c.Errors...) {
-		fmt.Fprintln(stderr, "podlace:", text)
+		tell(stderr, text)
 	}
 	if c.Dead > 0 {
 		if err := table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tDEAD", c.Attachments, describe); err != nil {

@@ -55,9 +55,12 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 		return err
 	}
 	// The folder only tells of lease folders in other places.
-	networks, _, err := reconcile.Networks(f.dir)
+	networks, notes, err := configurations(f.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		fmt.Fprintln(stderr, "podlace:", err)
+		notes = append(notes, err.Error())
+	}
+	for _, text := range notes {
+		tell(stderr, text)
 	}
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -74,10 +77,23 @@ func (f confFlags) check() error {
 	if err := checkOutput(f.output); err != nil {
 		return err
 	}
+	return needRoot()
+}
+
+func needRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("records and leases are root's: run it as root")
 	}
 	return nil
+}
+
+// configurations reads the folder of the configurations.
+func configurations(dir string) (networks []reconcile.Network, notes []string, err error) {
+	networks, notes, err = reconcile.Networks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: --conf-dir names the folder with the network configurations, on k3s /var/lib/rancher/k3s/agent/etc/cni/net.d", err)
+	}
+	return networks, notes, err
 }
 
 // only returns those of the network that was asked for.
@@ -91,10 +107,13 @@ func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
 	for _, a := range list {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", a.Network, dash(a.Pod), short(a.ContainerID), dash(a.IfName), dash(joined(a.Addresses)), last(a))
+		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(short(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)), plain(last(a))}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }
+
+func plain(name string) string { return reconcile.Plain(name, reconcile.MaxName) }
 
 func dash(s string) string {
 	if s == "" {
@@ -109,7 +128,7 @@ func short(id string) string { return id[:min(len(id), 13)] }
 func joined(addresses []netip.Addr) string {
 	list := make([]string, len(addresses))
 	for i, a := range addresses {
-		list[i] = a.String()
+		list[i] = plain(a.String()) // a zone is any text
 	}
 	return strings.Join(list, " ")
 }

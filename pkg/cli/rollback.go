@@ -21,9 +21,19 @@ index, records. From then on the reference plugins delete these pods. Their traf
 Put the files of the reference in place first: pods that Podlace adds later would not be rewritten. Without --yes nothing is changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
+			var err error
+			if o.Networks, o.Damaged, err = configurations(o.ConfDir); err != nil {
+				return err
+			}
+			for _, text := range o.Damaged {
+				tell(cmd.ErrOrStderr(), text)
+			}
 			o.Out = cmd.OutOrStdout()
 			if err := rollback.Run(o); err != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "podlace:", err)
+				tell(cmd.ErrOrStderr(), err.Error())
 				return exitError(exitMissed)
 			}
 			if o.Act {

@@ -67,10 +67,11 @@ func readNetwork(path string) (n Network, err error) {
 		Inlined    bool              `json:"loadOnlyInlinedPlugins"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &raw)
+	data, err := readRegular(path, maxConfiguration)
+	if err != nil {
+		return n, err
 	}
+	err = json.Unmarshal(data, &raw)
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("%s: %w", path, err)
@@ -110,12 +111,37 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 		return nil, nil
 	}
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) == ".conf" {
-			data, e := os.ReadFile(filepath.Join(dir, e.Name()))
-			plugins, err = append(plugins, data), errors.Join(err, e)
+		if filepath.Ext(e.Name()) != ".conf" || e.IsDir() {
+			continue
 		}
+		path := filepath.Join(dir, e.Name())
+		data, bad := readRegular(path, maxConfiguration)
+		if bad == nil && !json.Valid(data) {
+			bad = fmt.Errorf("%s: it is no JSON", path)
+		}
+		plugins, err = append(plugins, data), errors.Join(err, bad)
 	}
 	return plugins, err
+}
+
+// Plugin returns the configuration of the first plugin of a type, nil when there is none.
+func (n Network) Plugin(name string) json.RawMessage {
+	for _, p := range n.Plugins {
+		if p.Type == name {
+			return p.raw
+		}
+	}
+	return nil
+}
+
+// DataDir returns the folder in which the network's IPAM plugin keeps its leases, "" for the default.
+func (n Network) DataDir() string {
+	for _, p := range n.Plugins {
+		if dir := p.dataDir(); dir != "" {
+			return dir
+		}
+	}
+	return ""
 }
 
 // gcVersion returns the version in which GC of the network is called.

@@ -109,7 +109,7 @@ func readCache() (entries []cached) {
 	paths, _ := filepath.Glob(cacheDir + "/*")
 	for _, path := range paths {
 		var c cached
-		if data, err := os.ReadFile(path); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
+		if data, err := readRegular(path, maxCached); err == nil && json.Unmarshal(data, &c) == nil && c.Kind == "cniCacheV1" {
 			entries = append(entries, c)
 		}
 	}

@@ -8,28 +8,27 @@
 package rollback
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 // Options say what to do.
 type Options struct {
-	ConfDir string // where the runtime's configurations are
-	Act     bool   // false: only tell
-	Out     io.Writer
+	ConfDir  string              // where the runtime's configurations are
+	Networks []reconcile.Network // what was read there
+	Damaged  []string            // and what could not be read
+	Act      bool                // false: only tell
+	Out      io.Writer
 }
 
 type job struct {
@@ -61,6 +60,9 @@ func Run(o Options) error {
 	if err != nil {
 		return err
 	}
+	if err := j.readable(networks); err != nil {
+		return err
+	}
 	for _, network := range networks {
 		if err := j.network(network); err != nil {
 			return err
@@ -86,29 +88,64 @@ func only() (unlock func(), err error) {
 	return func() { lock.Unlock(); dir.Close() }, nil
 }
 
+// readable fails when a network has no configuration and a file that may be its own cannot be read.
+func (j *job) readable(networks []string) error {
+	for _, network := range networks {
+		if j.configuration(network).Name == "" && len(j.Damaged) > 0 {
+			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", network, j.ConfDir, strings.Join(j.Damaged, "; "))
+		}
+	}
+	return nil
+}
+
+// configuration returns a network's, an empty one when it has none: what needs one fails.
+func (j *job) configuration(network string) reconcile.Network {
+	for _, n := range j.Networks {
+		if n.Name == network {
+			return n
+		}
+	}
+	return reconcile.Network{}
+}
+
+// remedy is for a record that cannot be read: DEL works without one, from the names that it computes.
+const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
+
 func (j *job) network(network string) error {
 	attachments, unreadable, err := attachment.Attachments(network)
 	if err != nil {
 		return err
 	}
 	for _, name := range unreadable {
-		fmt.Fprintf(j.Out, "network %s: %s is no record that this version can read; what it names is not rewritten\n", network, name)
+		j.say("network %s: record %s cannot be read by this version, and its pod is not rewritten: "+remedy,
+			network, filepath.Join(store.Root, network, name))
 		j.failed++
 	}
-	conf, err := findConfiguration(j.ConfDir, network)
-	if err != nil {
-		return err
+	conf := j.configuration(network)
+	j.indexes[[2]string{network, conf.DataDir()}] = true
+	keys := attachment.Sorted(attachments)
+	of := map[string][]attachment.Key{}
+	for _, key := range keys {
+		of[key.ContainerID] = append(of[key.ContainerID], key)
 	}
-	j.indexes[[2]string{network, conf.dataDir()}] = true
-	for _, key := range attachment.Sorted(attachments) {
+	for _, key := range keys {
 		j.seen[key] = true
-		j.rewrite(key, conf)
+		j.rewrite(key, of[key.ContainerID], conf)
 	}
 	return nil
 }
 
-// rewrite tells and does what an attachment needs, under its lock.
-func (j *job) rewrite(key attachment.Key, conf configuration) {
+// say prints a line. Its parts may come from a pod's name.
+func (j *job) say(format string, parts ...string) {
+	plain := make([]any, len(parts))
+	for i, p := range parts {
+		plain[i] = reconcile.Plain(p, reconcile.MaxMessage)
+	}
+	fmt.Fprintf(j.Out, format+"\n", plain...)
+}
+
+// rewrite tells and does what an attachment needs, under its lock. siblings are all that its container has in the network.
+func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
 			lock, err := attachment.LockKey(key)
@@ -117,17 +154,24 @@ func (j *job) rewrite(key attachment.Key, conf configuration) {
 			}
 			defer lock.Close()
 		}
-		all, _, err := attachment.Attachments(key.Network)
-		if err != nil || all[key] == nil {
-			return err // its DEL was faster
+		records, err := attachment.RecordsOf(key, "bridge", "portmap", "bandwidth")
+		if err == nil && len(records) == 0 {
+			return nil // its DEL was faster
 		}
-		steps, err := j.steps(key, all, conf)
-		fmt.Fprintf(j.Out, "pod %s: container %s, %s in network %s\n", podOf(all[key]), key.ContainerID, key.IfName, key.Network)
-		return errors.Join(err, j.do(steps))
+		j.say("pod %s: container %s, %s in network %s", reconcile.Plain(podOf(records), reconcile.MaxName),
+			reconcile.Plain(key.ContainerID, reconcile.MaxName), reconcile.Plain(key.IfName, reconcile.MaxName), key.Network)
+		if err != nil {
+			return fmt.Errorf("%w: "+remedy, err)
+		}
+		steps, err := j.steps(key, siblings, records, conf)
+		if err != nil {
+			return err
+		}
+		return j.do(steps)
 	}()
 	if err != nil {
 		j.failed++
-		fmt.Fprintf(j.Out, "  FAILED: %v\n", err)
+		j.say("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 }
 
@@ -145,7 +189,7 @@ func (j *job) do(steps []attachment.Step) error {
 		fmt.Fprintln(j.Out, "  nothing to rewrite")
 	}
 	for _, s := range steps {
-		fmt.Fprintf(j.Out, "  %s\n", s.Text)
+		j.say("  %s", s.Text)
 		if !j.Act || s.Do == nil {
 			continue
 		}
@@ -154,124 +198,6 @@ func (j *job) do(steps []attachment.Step) error {
 		}
 	}
 	return nil
-}
-
-func (j *job) steps(key attachment.Key, all map[attachment.Key]map[string]attachment.Record, conf configuration) ([]attachment.Step, error) {
-	records := all[key]
-	alive, err := j.alive(key, records)
-	if err != nil {
-		return nil, err
-	}
-	if !alive {
-		return []attachment.Step{j.bury(key, records)}, nil
-	}
-	addresses, err := addressesOf(key, all)
-	if err != nil {
-		return nil, err
-	}
-	var steps []attachment.Step
-	if rec, ok := records["bridge"]; ok {
-		of, err := bridge.FromRecord(rec)
-		if err != nil {
-			return nil, err
-		}
-		j.indexes[[2]string{key.Network, of.DataDir}] = true
-		if steps, err = bridge.ToReference(j.host, rec, addresses, conf.plugin("bridge")); err != nil {
-			return nil, err
-		}
-	}
-	if rec, ok := records["portmap"]; ok {
-		more, err := portmap.ToReference(j.host, rec, addresses, conf.plugin("portmap"))
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, more...)
-	}
-	if rec, ok := records["bandwidth"]; ok {
-		name, shared, err := bandwidth.Device(rec)
-		if err != nil {
-			return nil, err
-		}
-		if name != "" && !shared {
-			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one for each container"})
-		}
-	}
-	return steps, nil
-}
-
-// alive tells whether the interface of an attachment still exists. Where another main plugin made it, the pod's namespace tells: the
-// interface must have an address that ports lead to.
-func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
-	if _, ok := records["bridge"]; ok {
-		_, alive, err := j.host.Link(key.HostVeth())
-		return alive, err
-	}
-	var targets []netip.Addr
-	path := ""
-	for _, rec := range records {
-		path = rec.Netns
-		if rec.Plugin != "portmap" {
-			continue
-		}
-		var err error
-		if targets, err = portmap.Targets(rec); err != nil {
-			return false, err
-		}
-	}
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	pod, err := kernel.Open(file)
-	if err != nil {
-		return false, nil // the file is there, the namespace is not
-	}
-	defer pod.Close()
-	link, ok, err := pod.Link(key.IfName)
-	if err != nil || !ok {
-		return false, err
-	}
-	has, err := pod.Addresses(link)
-	return len(targets) == 0 || slices.ContainsFunc(has, func(p netip.Prefix) bool { return slices.Contains(targets, p.Addr()) }), err
-}
-
-// addressesOf returns what all interfaces of the container have in the network.
-func addressesOf(key attachment.Key, all map[attachment.Key]map[string]attachment.Record) (addresses []netip.Prefix, err error) {
-	for _, other := range attachment.Sorted(all) {
-		rec, ok := all[other]["bridge"]
-		if !ok || other.ContainerID != key.ContainerID {
-			continue
-		}
-		of, err := bridge.FromRecord(rec)
-		if err != nil {
-			return nil, err
-		}
-		addresses = append(addresses, of.Addresses...)
-	}
-	return addresses, nil
-}
-
-// bury removes what is left of a pod whose interface is gone. Its addresses go back with the runtime's DEL, by either plugin.
-func (j *job) bury(key attachment.Key, records map[string]attachment.Record) attachment.Step {
-	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
-		ref := kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: []string{key.ReferenceHash()}}
-		errs := []error{j.host.DelReferenceMasquerade(ref), j.host.DelReferencePorts(ref)}
-		if rec, ok := records["portmap"]; ok {
-			errs = append(errs, portmap.EndPorts(j.host, rec))
-		}
-		if rec, ok := records["bandwidth"]; ok {
-			name, _, err := bandwidth.Device(rec)
-			if err == nil && name != "" {
-				err = j.host.DelLink(name)
-			}
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
-	}}
 }
 
 // node removes what all pods share, and the records last.

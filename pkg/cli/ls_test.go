@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+const hostile = "shop/\x1b[2Jweb\n0\té"
+
+var notPlain = regexp.MustCompile(`[^\n -~]`)
+
+// TestTextIsPlain: what a pod calls itself does nothing to a terminal, and makes no lines of its own.
+func TestTextIsPlain(t *testing.T) {
+	removed := true
+	list := []*reconcile.Attachment{{Network: "n", Pod: hostile, ContainerID: hostile, IfName: hostile, Dead: hostile, Removed: &removed},
+		{Network: "n", Pod: strings.Repeat("x", 200), ContainerID: "c"}}
+	c := collection{Attachments: list, Dead: 2, Errors: []string{hostile}, Notes: []string{hostile}}
+	var stdout, stderr bytes.Buffer
+	if err := c.print(&stdout, &stderr); err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{stdout.String(), stderr.String()} {
+		if notPlain.MatchString(out) {
+			t.Errorf("raw bytes in %q", out)
+		}
+	}
+	if out := stdout.String(); strings.Count(out, "\n") != 4 || !strings.Contains(out, "shop/?[2Jweb?0?? ") || strings.Contains(out, strings.Repeat("x", 129)) {
+		t.Errorf("%q", out)
+	}
+	if out := stderr.String(); strings.Count(out, "\n") != 2 || !strings.Contains(out, "podlace: shop/?[2Jweb; 0??\n") {
+		t.Errorf("%q", out)
+	}
+}
+
+// TestNoFolder: without the folder nothing is done, and the flag that names another is told.
+func TestNoFolder(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: these commands are root's")
+	}
+	missing := filepath.Join(t.TempDir(), "none")
+	for _, name := range []string{"gc", "rollback"} {
+		status, stdout, stderr := run(name, "--conf-dir", missing, "--yes")
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, missing+": no such file") ||
+			!strings.Contains(stderr, "--conf-dir") || !strings.Contains(stderr, "/var/lib/rancher/k3s/agent/etc/cni/net.d") {
+			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollback
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[string]attachment.Record, conf reconcile.Network) ([]attachment.Step, error) {
+	if err := legible(records); err != nil {
+		return nil, err
+	}
+	alive, err := j.alive(key, records)
+	if err != nil {
+		return nil, err
+	}
+	if !alive {
+		return []attachment.Step{j.bury(key, records)}, nil
+	}
+	addresses, err := addressesOf(siblings)
+	if err != nil {
+		return nil, err
+	}
+	var steps []attachment.Step
+	if rec, ok := records["bridge"]; ok {
+		of, err := bridge.FromRecord(rec)
+		if err != nil {
+			return nil, err
+		}
+		j.indexes[[2]string{key.Network, of.DataDir}] = true
+		if steps, err = bridge.ToReference(j.host, rec, addresses, conf.Plugin("bridge")); err != nil {
+			return nil, j.explain(err, conf.Plugin("bridge"))
+		}
+	}
+	if rec, ok := records["portmap"]; ok {
+		more, err := portmap.ToReference(j.host, rec, addresses, conf.Plugin("portmap"))
+		if err != nil {
+			return nil, j.explain(err, conf.Plugin("portmap"))
+		}
+		steps = append(steps, more...)
+	}
+	if rec, ok := records["bandwidth"]; ok {
+		name, shared, err := bandwidth.Device(rec)
+		if err != nil {
+			return nil, err
+		}
+		if name != "" && !shared {
+			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one for each container"})
+		}
+	}
+	return steps, nil
+}
+
+// legible fails when a plugin cannot read its part of a record, and names the file.
+func legible(records map[string]attachment.Record) error {
+	readers := map[string]func(attachment.Record) error{
+		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
+		"portmap":   func(rec attachment.Record) error { _, err := portmap.Targets(rec); return err },
+		"bandwidth": func(rec attachment.Record) error { _, _, err := bandwidth.Device(rec); return err },
+	}
+	for name, rec := range records {
+		if err := readers[name](rec); err != nil {
+			return fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+		}
+	}
+	return nil
+}
+
+// explain tells where a configuration was looked for that is not there.
+func (j *job) explain(err error, conf json.RawMessage) error {
+	if conf != nil {
+		return err
+	}
+	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
+}
+
+// alive tells whether the interface of an attachment still exists. Where another main plugin made it, the pod's namespace tells: the
+// interface must have an address that ports lead to.
+func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
+	if _, ok := records["bridge"]; ok {
+		_, alive, err := j.host.Link(key.HostVeth())
+		return alive, err
+	}
+	var targets []netip.Addr
+	path := ""
+	for _, rec := range records {
+		path = rec.Netns
+		if rec.Plugin != "portmap" {
+			continue
+		}
+		var err error
+		if targets, err = portmap.Targets(rec); err != nil {
+			return false, err
+		}
+	}
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	pod, err := kernel.Open(file)
+	if err != nil {
+		return false, nil // the file is there, the namespace is not
+	}
+	defer pod.Close()
+	link, ok, err := pod.Link(key.IfName)
+	if err != nil || !ok {
+		return false, err
+	}
+	has, err := pod.Addresses(link)
+	return len(targets) == 0 || slices.ContainsFunc(has, func(p netip.Prefix) bool { return slices.Contains(targets, p.Addr()) }), err
+}
+
+// addressesOf returns what all interfaces of a container have in the network.
+func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error) {
+	for _, key := range siblings {
+		records, err := attachment.RecordsOf(key, "bridge")
+		if err != nil {
+			return nil, fmt.Errorf("%w: "+remedy, err)
+		}
+		rec, ok := records["bridge"]
+		if !ok {
+			continue
+		}
+		of, err := bridge.FromRecord(rec)
+		if err != nil {
+			return nil, fmt.Errorf("record %s: %w: "+remedy, rec.Path(), err)
+		}
+		addresses = append(addresses, of.Addresses...)
+	}
+	return addresses, nil
+}
+
+// bury removes what is left of a pod whose interface is gone. Its addresses go back with the runtime's DEL, by either plugin.
+func (j *job) bury(key attachment.Key, records map[string]attachment.Record) attachment.Step {
+	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
+		ref := kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: []string{key.ReferenceHash()}}
+		errs := []error{j.host.DelReferenceMasquerade(ref), j.host.DelReferencePorts(ref)}
+		if rec, ok := records["portmap"]; ok {
+			errs = append(errs, portmap.EndPorts(j.host, rec))
+		}
+		if rec, ok := records["bandwidth"]; ok {
+			name, _, err := bandwidth.Device(rec)
+			if err == nil && name != "" {
+				err = j.host.DelLink(name)
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	}}
+}

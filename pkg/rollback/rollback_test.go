@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollback
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// record makes a record of a plugin and returns its file.
+func record(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
+	t.Helper()
+	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod, Log: slog.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer att.Close()
+	t.Cleanup(func() { os.RemoveAll(filepath.Join(store.Root, network)) })
+	if err := att.Save(state); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(store.Root, network, name+"-"+att.Hash())
+}
+
+// dryRun returns what a run tells that changes nothing.
+func dryRun(o Options) (string, error) {
+	var out bytes.Buffer
+	o.Out = &out
+	err := Run(o)
+	return out.String(), err
+}
+
+// TestReadsEachRecordOnce: the work for a pod does not grow with the other pods of its network.
+func TestReadsEachRecordOnce(t *testing.T) {
+	const pods = 20
+	for i := range pods {
+		record(t, "portmap", "many", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{}, map[string]any{})
+	}
+	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	if _, err := syscall.InotifyAddWatch(fd, filepath.Join(store.Root, "many"), syscall.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{})
+	if err != nil || strings.Count(out, "its interface is gone") != pods {
+		t.Errorf("%v\n%s", err, out)
+	}
+	events := make([]byte, 1<<20)
+	n, err := syscall.Read(fd, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opened := bytes.Count(events[:n], []byte("portmap-")); opened < pods || opened > 2*pods {
+		t.Errorf("records were opened %d times for %d pods, want twice each at most", opened, pods)
+	}
+}
+
+// TestTold: a record that cannot be read, a configuration that is not there and a pod with a hostile name are told so that an admin knows
+// what to do.
+func TestTold(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
+	state := record(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)}, ports("state"))
+	torn := record(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
+	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{})
+	if err == nil || strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ", "network n: record " + torn + " cannot be read"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("%q is not in\n%s", says, out)
+		}
+	}
+	if strings.Contains(out, strings.Repeat("x", 129)) || regexp.MustCompile(`[^\n -~]`).MatchString(out) {
+		t.Errorf("the name is raw or long: %q", out)
+	}
+	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
+	if out != "" || err == nil || !strings.Contains(err.Error(), "network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
+		t.Errorf("with a damaged configuration: %v\n%s", err, out)
+	}
+}
+
+// TestNoConfiguration: the folder that was read is told, and the flag that names another.
+func TestNoConfiguration(t *testing.T) {
+	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
+	link := key.HostVeth()
+	if out, err := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", "peer0").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
+	record(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{}, map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
+	out, err := dryRun(Options{ConfDir: "/conf"})
+	if err == nil || !strings.Contains(out, "names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
+		strings.Contains(out, "nothing to rewrite") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
