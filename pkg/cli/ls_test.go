@@ -47,7 +47,7 @@ func TestNoFolder(t *testing.T) {
 	}
 	missing := filepath.Join(t.TempDir(), "none")
 	for _, name := range []string{"gc", "rollback"} {
-		status, stdout, stderr := run(name, "--conf-dir", missing, "--yes")
+		status, stdout, stderr := run(name, "--conf-dir", missing) // no --yes: this is no sandbox, and a defect must not act on the node
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, missing+": no such file") ||
 			!strings.Contains(stderr, "--conf-dir") || !strings.Contains(stderr, "/var/lib/rancher/k3s/agent/etc/cni/net.d") {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
