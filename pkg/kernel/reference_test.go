@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -102,6 +104,9 @@ func TestDelReference(t *testing.T) {
 
 // TestDelReferenceLegacy: chains of the older xtables are removed by program.
 func TestDelReferenceLegacy(t *testing.T) {
+	if _, err := os.ReadFile(legacyTables(true)); errors.Is(err, fs.ErrPermission) {
+		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
+	}
 	h := host(t)
 	ref := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{strings.Repeat("c", 24)}}
 	_, iptables := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
