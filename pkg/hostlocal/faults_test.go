@@ -355,9 +355,9 @@ func TestF10ReadOnly(t *testing.T) {
 	if err := unix.Mount("", data, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	l.mustFail(l.call("ADD", "b", ""), plugin.CodeIO, "read-only file system")
-	l.mustFail(l.call("DEL", "a", ""), plugin.CodeIO, "read-only file system")
-	l.mustFail(l.call("GC", "", `"cni.dev/valid-attachments":[]`), plugin.CodeIO, "read-only file system")
+	l.mustFail(l.call("ADD", "b", ""), plugin.CodeIO, filepath.Join(l.dir, lockFile)+": read-only file system")
+	l.mustFail(l.call("DEL", "a", ""), plugin.CodeIO, filepath.Join(l.dir, lockFile)+": read-only file system")
+	l.mustFail(l.call("GC", "", `"cni.dev/valid-attachments":[]`), plugin.CodeIO, filepath.Join(l.dir, lockFile)+": read-only file system")
 	l.mustFail(l.call("STATUS", "", ""), plugin.CodeNotAvailable, "read-only file system")
 	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24")))
 	if err := unix.Mount("", data, "", unix.MS_REMOUNT, ""); err != nil {

@@ -48,12 +48,25 @@ func Open(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := root.Open(".")
-	if err != nil {
+	d := &Dir{root: root, path: path}
+	if d.self, err = root.Open("."); err != nil {
 		root.Close()
-		return nil, err
+		return nil, d.named(err)
 	}
-	return &Dir{root, self, path}, nil
+	return d, nil
+}
+
+// named puts the folder's path into an error of os.Root, which knows names within the folder only.
+func (d *Dir) named(err error) error {
+	var one *fs.PathError
+	if errors.As(err, &one) {
+		return &fs.PathError{Op: one.Op, Path: filepath.Join(d.path, one.Path), Err: one.Err}
+	}
+	var two *os.LinkError
+	if errors.As(err, &two) {
+		return &os.LinkError{Op: two.Op, Old: filepath.Join(d.path, two.Old), New: filepath.Join(d.path, two.New), Err: two.Err}
+	}
+	return err
 }
 
 // Make opens the folder path and makes it with all its parents when it is missing.
@@ -98,14 +111,14 @@ func (d *Dir) Modified() (int64, error) {
 func (d *Dir) Written(name string) (time.Time, error) {
 	info, err := d.root.Lstat(name)
 	if err != nil {
-		return time.Time{}, err
+		return time.Time{}, d.named(err)
 	}
 	return info.ModTime(), nil
 }
 
 // SetWritten changes what Written returns.
 func (d *Dir) SetWritten(name string, at time.Time) error {
-	return d.root.Chtimes(name, time.Time{}, at)
+	return d.named(d.root.Chtimes(name, time.Time{}, at))
 }
 
 // Stamp sets the folder's time of modification to now and returns what Modified returns from then on. Kernels before 6.13 take the time
@@ -124,14 +137,17 @@ func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	return unix.Renameat(int(d.self.Fd()), name, int(to.self.Fd()), name)
+	if err := unix.Renameat(int(d.self.Fd()), name, int(to.self.Fd()), name); err != nil {
+		return &os.LinkError{Op: "rename", Old: filepath.Join(d.path, name), New: filepath.Join(to.path, name), Err: err}
+	}
+	return nil
 }
 
 // Read returns the content of the file name, of at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, d.named(err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
@@ -153,11 +169,11 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	temp := tempPrefix + name
 	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
-		return err
+		return d.named(err)
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = d.root.Rename(temp, name)
+		err = d.named(d.root.Rename(temp, name))
 	}
 	if err != nil {
 		_ = d.root.Remove(temp)
@@ -172,7 +188,7 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	}
 	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, mode) // a FIFO in its place must not block
 	if err != nil {
-		return err
+		return d.named(err)
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
@@ -213,13 +229,13 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	temp := tempPrefix + hex.EncodeToString(random[:])
 	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
-		return err
+		return d.named(err)
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = d.root.Link(temp, name)
+		err = d.named(d.root.Link(temp, name))
 	}
-	return errors.Join(err, d.root.Remove(temp))
+	return errors.Join(err, d.named(d.root.Remove(temp)))
 }
 
 // Remove deletes the file name; a file that is not there is no error.
@@ -233,7 +249,7 @@ func (d *Dir) Remove(name string) error {
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return d.named(err)
 	}
 	return nil
 }
@@ -243,7 +259,7 @@ func (d *Dir) Remove(name string) error {
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {
-		return nil, err
+		return nil, d.named(err)
 	}
 	defer f.Close()
 	all, err := f.Readdirnames(-1)
@@ -291,7 +307,7 @@ func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) erro
 	for {
 		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
-			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
+			return nil, d.named(err)
 		}
 		if err := await(f, filepath.Join(d.path, name), deadline, set); err != nil {
 			f.Close()

@@ -361,3 +361,34 @@ func TestOverwriteDoesNotBlock(t *testing.T) {
 		t.Errorf("got %v, want ENXIO", err)
 	}
 }
+
+// TestErrorsNameTheFolder: an admin sees which file it is about, not only its name within some folder.
+func TestErrorsNameTheFolder(t *testing.T) {
+	path := t.TempDir()
+	d, to := open(t, path), open(t, t.TempDir())
+	for _, folder := range []string{"full/x", tempPrefix + "a"} {
+		if err := os.MkdirAll(filepath.Join(path, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, f := range map[string]func() error{
+		"Lock":             func() error { _, err := d.Lock("full", 0o600); return err },
+		"LockAt":           func() error { _, err := d.LockAt("full", 0o600, 7); return err },
+		"Read":             func() error { _, err := d.Read("none"); return err },
+		"Read of a folder": func() error { _, err := d.Read("full"); return err },
+		"Written":          func() error { _, err := d.Written("none"); return err },
+		"SetWritten":       func() error { return d.SetWritten("none", time.Now()) },
+		"Move":             func() error { return d.Move("none", to) },
+		"Write, open":      func() error { return d.Write("a", nil, 0o600) },
+		"Write, rename":    func() error { return d.Write("full", nil, 0o600) },
+		"Overwrite":        func() error { return d.Overwrite("full", nil, 0o600) },
+		"Create":           func() error { return d.Create("full", nil, 0o600) },
+		"createNamed":      func() error { return d.createNamed("full", nil, 0o600) },
+		"Remove":           func() error { return d.Remove("full") },
+	} {
+		var code unix.Errno
+		if err := f(); err == nil || !strings.Contains(err.Error(), path+"/") || !errors.As(err, &code) {
+			t.Errorf("%s: %v, want an error of the kernel with %s", what, err, path)
+		}
+	}
+}
