@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -111,7 +113,9 @@ const maxLease = 1024
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || ifname != "" && plugin.ValidIfName(ifname) != nil {
+	// Wider than plugin.ValidIfName: leases of other plugins may have "default" or "a%b".
+	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
+	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
 	}
 	return plugin.Attachment{ContainerID: id, IfName: ifname}

@@ -119,6 +119,32 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
+// TestGCKeepsUnusualInterfaces: a lease of another plugin keeps its address while its attachment is valid, also where ADD refuses the name.
+func TestGCKeepsUnusualInterfaces(t *testing.T) {
+	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
+		l := newLab(t, one)
+		l.mustGive("b", "10.1.2.2/24")
+		lease := filepath.Join(l.dir, "10.1.2.9")
+		if err := os.WriteFile(lease, []byte("a\r\n"+name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l.age()
+		l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"`+name+`"}]`))
+		if files := l.files(); files["10.1.2.9"] == "" || files["10.1.2.2"] != "" {
+			t.Errorf("%s: left %v", name, files)
+		}
+	}
+}
+
+// TestForeignOwners: what cannot be in the index as it is in the lease belongs to nobody.
+func TestForeignOwners(t *testing.T) {
+	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
+		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
+			t.Errorf("%q belongs to %v", lease, of)
+		}
+	}
+}
+
 func TestGCWithoutFolder(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
