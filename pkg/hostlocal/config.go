@@ -14,7 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const defaultDataDir = "/var/lib/cni/networks"
+// DefaultDir holds the lease folders of networks that name no dataDir.
+const DefaultDir = "/var/lib/cni/networks"
 
 // Config is the validated configuration of one request.
 type Config struct {
@@ -96,7 +97,7 @@ func parseDir(r *plugin.Request) string {
 
 func leaseDir(network, dataDir string) string {
 	if dataDir == "" {
-		dataDir = defaultDataDir
+		dataDir = DefaultDir
 	}
 	return filepath.Join(dataDir, network)
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// DefaultDir holds the lease folders of networks that name no dataDir.
-const DefaultDir = defaultDataDir
-
 // Lease is what one attachment has in a lease folder.
 type Lease struct {
 	plugin.Attachment // without interface name when the lease is of the old format
