@@ -73,9 +73,9 @@ func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string
 		value *int
-		most  int
+		most  int64 // int has 32 bits on some architectures
 	}{{"mtu", &r.MTU, 65535}, {"advmss", &r.AdvMSS, 65535}, {"priority", &r.Priority, math.MaxUint32}, {"table", r.Table, math.MaxUint32}, {"scope", r.Scope, 255}} {
-		if n.value != nil && (*n.value < 0 || *n.value > n.most) {
+		if n.value != nil && (*n.value < 0 || int64(*n.value) > n.most) {
 			return plugin.Errorf(plugin.CodeConfig, "%s %d: want 0-%d", n.key, *n.value, n.most)
 		}
 	}
