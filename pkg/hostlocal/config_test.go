@@ -59,6 +59,9 @@ func TestParseRefused(t *testing.T) {
 		`{"ipam":{"ranges":[[{"subnet":"127.0.0.0/8"}]]}}`:                            "ipam subnet 127.0.0.0/8: has no addresses for pods",
 		`{"ipam":{"ranges":[[{"subnet":"224.0.0.0/8"}]]}}`:                            "has no addresses for pods",
 		`{"ipam":{"ranges":[[{"subnet":"ff00::/8"}]]}}`:                               "has no addresses for pods",
+		`{"ipam":{"ranges":[[{"subnet":"127.9.0.0/24"}]]}}`:                           "ipam subnet 127.9.0.0/24: has no addresses for pods",
+		`{"ipam":{"ranges":[[{"subnet":"::1/128"}]]}}`:                                "ipam subnet ::1/128: has no addresses for pods",
+		`{"ipam":{"ranges":[[{"subnet":"::/0"}]]}}`:                                   "ipam subnet ::/0: has no addresses for pods",
 		`{"ipam":{"ranges":[[{"subnet":"0.0.0.0/0"}]]}}`:                              "has no addresses for pods",
 		`{"ipam":{` + good + `,"dataDir":"relative"}}`:                                `dataDir "relative": want an absolute path`,
 		`{"ipam":{` + good + `,"routes":[{}]}}`:                                       "an entry has no dst",
@@ -172,5 +175,12 @@ func TestReadResolvConf(t *testing.T) {
 		if _, err := readResolvConf(path); plugin.Code(err) != plugin.CodeConfig {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+	loop := filepath.Join(t.TempDir(), "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readResolvConf(loop); err == nil || !strings.Contains(err.Error(), loop+": too many levels of symbolic links") {
+		t.Error(err) // a link is allowed here: that it is one is no reason
 	}
 }

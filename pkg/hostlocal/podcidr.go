@@ -106,12 +106,29 @@ func nodeCIDRs() (file string, cidrs []netip.Prefix, err error) {
 		if err != nil {
 			return "", nil, err
 		}
-		if cidrs, err = source.parse(data); err != nil {
+		if cidrs, err = source.parse(data); err == nil {
+			err = checkCIDRs(cidrs)
+		}
+		if err != nil {
 			return "", nil, fmt.Errorf("%s: %w", source.file, err)
 		}
 		return source.file, cidrs, nil
 	}
 	return "", nil, fmt.Errorf("neither %s nor %s is there", nodeFile, flannelFile)
+}
+
+// checkCIDRs refuses what no range can be made of, while the file that it is from is known.
+func checkCIDRs(cidrs []netip.Prefix) error {
+	for _, cidr := range cidrs {
+		r, err := parseRange(rawRange{Subnet: cidr.String()})
+		if err == nil {
+			err = r.forPods()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func parseNodeFile(data []byte) ([]netip.Prefix, error) {
@@ -126,9 +143,6 @@ func parseNodeFile(data []byte) ([]netip.Prefix, error) {
 		cidr, err := netip.ParsePrefix(s)
 		if err != nil {
 			return nil, fmt.Errorf("podCIDRs: %q is no CIDR", s)
-		}
-		if cidr != cidr.Masked() {
-			return nil, fmt.Errorf("podCIDRs: %s has host bits set, want %s", cidr, cidr.Masked())
 		}
 		cidrs = append(cidrs, cidr)
 	}
@@ -158,7 +172,7 @@ func parseFlannelFile(data []byte) ([]netip.Prefix, error) {
 // readSmall reads a regular file of at most most bytes; flags are further ones for open(2).
 func readSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
-	if errors.Is(err, unix.ELOOP) {
+	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {
 		return nil, fmt.Errorf("%q is a symbolic link: want a regular file", path)
 	}
 	if err != nil {

@@ -52,11 +52,15 @@ func TestPodCIDR(t *testing.T) {
 		{"empty", " ", flannel, both, "/run/podlace/node.json: want {"},
 		{"no CIDR yet", `{"podCIDRs":}`, "", both, "/run/podlace/node.json: want {"},
 		{"empty list", `{"podCIDRs":[]}`, "", both, "with one CIDR at least"},
-		{"a word", `{"podCIDRs":["pods"]}`, "", both, `podCIDRs: "pods" is no CIDR`},
-		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `FLANNEL_SUBNET "x" is no CIDR`},
+		{"a word", `{"podCIDRs":["pods"]}`, "", both, `/run/podlace/node.json: podCIDRs: "pods" is no CIDR`},
+		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `/run/flannel/subnet.env: FLANNEL_SUBNET "x" is no CIDR`},
 		{"nothing in flannel", "", "FLANNEL_MTU=1450", both, "has neither FLANNEL_SUBNET nor"},
 		{"large", strings.Repeat(" ", maxNodeFile+1), "", both, "larger than 65536 bytes"},
-		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: podCIDRs: 10.1.2.1/24 has host bits set, want 10.1.2.0/24"},
+		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet 10.1.2.1/24: has host bits set, want 10.1.2.0/24"},
+		{"loopback", `{"podCIDRs":["127.0.0.0/8"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet 127.0.0.0/8: has no addresses for pods"},
+		{"mapped", `{"podCIDRs":["::ffff:10.1.2.0/120"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet ::ffff:10.1.2.0/120: is an IPv4-mapped"},
+		{"loopback in flannel", "", "FLANNEL_SUBNET=127.0.0.1/8", `"subnet":"usePodCidr"`, "/run/flannel/subnet.env: ipam subnet 127.0.0.0/8: has no"},
+		{"symbolic link in flannel", "", "-> /etc/hostname", both, `"/run/flannel/subnet.env" is a symbolic link: want a regular file`},
 		{"symbolic link", "-> /etc/hostname", "", both, `"/run/podlace/node.json" is a symbolic link: want a regular file`},
 	} {
 		t.Run(c.what, func(t *testing.T) {
