@@ -92,7 +92,7 @@ func parseLimit(r *plugin.Request, direction string, rawRate, rawBurst *json.Num
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
 			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500).Burst*8)
 	case static && (rate < minRate || rate > maxRate) && rate != 0:
-		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, maxRate)
+		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst whether there is a rate or not
 	case static && burst/8 > maxBytes:
