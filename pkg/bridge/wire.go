@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -220,12 +219,5 @@ func (j *job) alias() string {
 	if j.r.IfName != "eth0" {
 		name += " " + j.r.IfName
 	}
-	printable := func(c rune) rune {
-		if c < ' ' || c > '~' {
-			return '?'
-		}
-		return c
-	}
-	name = strings.Map(printable, name)
-	return name[:min(len(name), maxAlias)]
+	return plugin.Plain(name, maxAlias)
 }

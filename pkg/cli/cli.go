@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
@@ -54,7 +55,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 
 // tell prints a message of one line. Parts of it may come from a pod's name, or from what a plugin said of one.
 func tell(stderr io.Writer, text string) {
-	fmt.Fprintln(stderr, "podlace:", reconcile.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
+	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }
 
 func newRoot() *cobra.Command {

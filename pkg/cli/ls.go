@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
 
@@ -113,7 +114,7 @@ func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(
 	return t.Flush()
 }
 
-func plain(name string) string { return reconcile.Plain(name, reconcile.MaxName) }
+func plain(name string) string { return plugin.Plain(name, reconcile.MaxName) }
 
 func dash(s string) string {
 	if s == "" {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestOnlyRegularFiles: nothing in the folder of the configurations blocks, links count, and each error names its file.
@@ -49,7 +51,7 @@ func TestPlain(t *testing.T) {
 		if len(text) == 18 {
 			most = 8
 		}
-		if got := Plain(text, most); got != want {
+		if got := plugin.Plain(text, most); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}

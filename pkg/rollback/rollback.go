@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -139,7 +140,7 @@ func (j *job) network(network string) error {
 func (j *job) say(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
-		plain[i] = reconcile.Plain(p, reconcile.MaxMessage)
+		plain[i] = plugin.Plain(p, reconcile.MaxMessage)
 	}
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
@@ -158,8 +159,8 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		if err == nil && len(records) == 0 {
 			return nil // its DEL was faster
 		}
-		j.say("pod %s: container %s, %s in network %s", reconcile.Plain(podOf(records), reconcile.MaxName),
-			reconcile.Plain(key.ContainerID, reconcile.MaxName), reconcile.Plain(key.IfName, reconcile.MaxName), key.Network)
+		j.say("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
+			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
 			return fmt.Errorf("%w: "+remedy, err)
 		}
