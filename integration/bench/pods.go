@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
 )
 
 const (
@@ -38,7 +40,7 @@ func (r *report) measurePods(o options, n nodes) {
 	count := o.scaled(podCount)
 	entries := map[string]*entry{}
 	var all []*entry
-	var full *chain
+	chains := map[string]*chain{} // ours
 	sides, missing := o.sides(nftables())
 	r.skip(missing...)
 	if len(missing) > 0 {
@@ -56,7 +58,7 @@ func (r *report) measurePods(o options, n nodes) {
 				return
 			}
 			if side.name == sideOurs {
-				full = c // the last one: beside many
+				chains[what] = c
 			}
 			name = beside(side.name, what)
 			entries[name] = newEntry(name, c)
@@ -68,7 +70,39 @@ func (r *report) measurePods(o options, n nodes) {
 	for _, verb := range []string{verbCheck, verbDel} {
 		r.addGrowth(fmt.Sprintf("bridge %s, %s other pods", verb, thousands(count)), 0, r.compare(entries, verb))
 	}
-	r.measureStatus(full, fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
+	r.measureAttach(chains, o.rounds, count)
+	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
+}
+
+// measureAttach shows what of an ADD is the kernel's: one request that makes a veth pair with an end in the bridge, which goes through all
+// of its ports.
+func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
+	var f figure
+	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
+		var samples []time.Duration
+		c := chains[what]
+		err := c.node.Do(func() error {
+			host, err := kernel.Host()
+			if err != nil {
+				return err
+			}
+			defer host.Close()
+			bridge, _, err := host.Link(c.plugins[0]["bridge"].(string))
+			for i := 0; err == nil && i < rounds; i++ {
+				start := time.Now()
+				_, err = host.AddVeth(kernel.Veth{Host: "attach0", Pod: "attach1", Master: bridge.Index})
+				samples = append(samples, time.Since(start))
+				err = errors.Join(err, host.DelLink("attach0"))
+			}
+			return err
+		})
+		if err != nil {
+			r.fail("attach", err)
+			return
+		}
+		*into = p50(samples)
+	}
+	r.addGrowth(fmt.Sprintf("of ADD, the kernel alone: a veth pair into a bridge of %s ports", thousands(ports)), 0, map[string]figure{sideOurs: f})
 }
 
 // fillPods attaches so many pods, each in a network namespace of its own, to the node and network of a chain.

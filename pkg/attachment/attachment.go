@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -380,8 +381,15 @@ func (k Key) ReferenceHashes(plugin string) []string {
 }
 
 // MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
-func (k Key) MAC(end string) net.HardwareAddr {
-	sum := k.sum("/" + end)
+func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
+
+// AddressMAC returns a locally administered unicast MAC address that is a function of the network and of an address in it: whoever
+// remembers the MAC of an address is right about the next pod that has it.
+func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
+	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
+}
+
+func localMAC(sum [sha512.Size]byte) net.HardwareAddr {
 	mac := net.HardwareAddr(sum[:6])
 	mac[0] = mac[0]&^1 | 2
 	return mac

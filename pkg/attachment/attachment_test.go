@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -447,4 +448,16 @@ func FuzzRecord(f *testing.F) {
 			t.Errorf("%q: %+v, %v", data, rec, err)
 		}
 	})
+}
+
+// TestAddressMAC: it is the same for every attachment of a network, and another one in another network or for another address.
+func TestAddressMAC(t *testing.T) {
+	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}
+	if got := a.AddressMAC(one).String(); got != b.AddressMAC(one).String() || got == c.AddressMAC(one).String() || got == a.AddressMAC(two).String() {
+		t.Error(got, b.AddressMAC(one), c.AddressMAC(one), a.AddressMAC(two))
+	}
+	if mac := a.AddressMAC(two); mac[0]&3 != 2 || len(mac) != 6 {
+		t.Errorf("%s is no local unicast address", mac)
+	}
 }

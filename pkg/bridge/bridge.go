@@ -129,6 +129,9 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := j.setMAC(&w, layer3); err != nil {
+		return nil, err
+	}
 	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
 	st.Addresses, st.Routes, st.Gateways = layer3.addresses, layer3.routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())

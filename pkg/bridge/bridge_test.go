@@ -3,19 +3,25 @@
 package bridge
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 // leases lists the files of addresses.
@@ -34,9 +40,10 @@ func TestAdd(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+	address, _ := kernel.Prefix(&a.result.IPs[0].Address)
 	want := []*types100.Interface{
 		{Name: "bt0", Mtu: 1500}, {Name: key.HostVeth(), Mac: key.MAC("host").String(), Mtu: 1500},
-		{Name: "eth0", Mac: key.MAC("pod").String(), Mtu: 1500, Sandbox: l.pod.Path},
+		{Name: "eth0", Mac: key.AddressMAC(address.Addr()).String(), Mtu: 1500, Sandbox: l.pod.Path},
 	}
 	want[0].Mac = a.result.Interfaces[0].Mac
 	if diff := cmp.Diff(want, a.result.Interfaces); diff != "" {
@@ -107,6 +114,85 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
 	if err != nil || len(routes) > 0 || link.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("flags %s, routes %v, %v", link.Attrs().Flags, routes, err)
+	}
+}
+
+// TestIPv4PodHasNoIPv6: not on the interface of an IPv4 network; an interface without addresses is the pod's own to set up.
+func TestIPv4PodHasNoIPv6(t *testing.T) {
+	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
+	for what, c := range map[string]struct {
+		keys []any
+		off  string
+	}{"v4": {[]any{"ipam", v4}, "1"}, "both": {nil, "0"}, "none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "0"}} {
+		t.Run(what, func(t *testing.T) {
+			bridge := "btno6" + what
+			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+			l := bareLab(t, append(c.keys, "name", "no6"+what, "bridge", bridge)...)
+			l.ok(l.add("a").check())
+			if err := l.pod.Do(func() error {
+				for name, want := range map[string]string{"eth0": c.off, "lo": "0"} {
+					got, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6")
+					if strings.TrimSpace(string(got)) != want || err != nil {
+						t.Errorf("%s is %s, want %s, %v", name, got, want, err)
+					}
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestAddressReused: whoever talked to the last pod with an address reaches the next one at once, by whatever it remembers.
+func TestAddressReused(t *testing.T) {
+	l := newLab(t)
+	other := l.other()
+	other.add("stays") // or the bridge loses its carrier, and forgets
+	addresses := []string{"10.60.0.77", "fd00:60::77"}
+	ips := []any{"capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.77/24", "fd00:60::77/64"}}}
+	l.ok(l.call("ADD", "old", ips...))
+	for _, addr := range addresses {
+		l.answers(nil, addr)
+		l.answers(other.pod, addr)
+	}
+	// A stranger's MAC, as of a pod that the reference made.
+	bridge, err := netlink.LinkByName("bt0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.ok(l.call("DEL", "old"))
+	for _, addr := range addresses {
+		entry := &netlink.Neigh{LinkIndex: bridge.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_REACHABLE, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
+		if err := netlink.NeighSet(entry); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := l.other()
+	next.ok(next.call("ADD", "next", ips...))
+	t.Cleanup(func() { next.ok(next.call("DEL", "next")) })
+	for _, addr := range addresses {
+		l.answers(nil, addr)
+		l.answers(other.pod, addr)
+	}
+}
+
+// answers fails the test unless a pod's kernel refuses a connection within a second: it is there. nil: asked from the node.
+func (l lab) answers(from *sandbox.Pod, addr string) {
+	l.Helper()
+	ask := func() error {
+		_, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "9"), time.Second)
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			return fmt.Errorf("%s: %w", addr, err)
+		}
+		return nil
+	}
+	do := ask
+	if from != nil {
+		do = func() error { return from.Do(ask) }
+	}
+	if err := do(); err != nil {
+		l.Error(err)
 	}
 }
 

@@ -120,11 +120,7 @@ func (j *job) checkLinks(w wiring) error {
 	case w.pod.MTU > w.host.MTU: // a lower one may be a later plugin's, which do not tell it in the result
 		return differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
 	}
-	port, err := j.host.BridgePort(w.host)
-	if err != nil {
-		return err
-	}
-	if port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
+	if port := w.host.Port; port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
 		return differs("port %s has hairpin %t, isolated %t; want %t, %t", w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
 	}
 	if err := j.checkVLANs(w); err != nil {

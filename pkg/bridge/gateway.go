@@ -48,14 +48,22 @@ func (j *job) gateway(w wiring, l layer3) error {
 }
 
 func (j *job) forward(bridge kernel.Link, is4 bool) error {
-	if is4 {
-		return j.host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
+	var settings []kernel.Sysctl
+	on, err := j.host.Forwards(is4)
+	switch {
+	case err == nil && on:
+	case is4:
+		settings = append(settings, kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
+	default:
+		if err := j.host.KeepRouterAdvertisements(); err != nil {
+			return err
+		}
+		settings = append(settings, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"})
 	}
-	if err := j.host.KeepRouterAdvertisements(); err != nil {
-		return err
+	if !is4 {
+		settings = append(settings, bridge.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"})...)
 	}
-	return j.host.Set(kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"})
+	return j.host.Set(settings...)
 }
 
 // gatewayNote is the mark of the network that it put a gateway address on a bridge.

@@ -81,7 +81,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link, made); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(j.quiet(name)...); err != nil {
+	if err := j.host.Set(link.Lacks(j.quiet(name)...)...); err != nil {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
@@ -135,6 +135,16 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
+// setMAC gives the pod the MAC of its address, unless somebody wants another one: then nobody on the bridge, who talked to the last pod
+// with the address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP server.
+func (j *job) setMAC(w *wiring, l layer3) error {
+	if j.cfg.MAC != nil || !j.shared || len(l.addresses) == 0 {
+		return nil
+	}
+	w.pod.MAC = j.att.AddressMAC(l.addresses[0].Addr())
+	return j.pod.SetMAC(w.pod, w.pod.MAC)
+}
+
 // configure brings both ends up with addresses and routes: first the pod side, so that the port of the bridge forwards from the
 // moment the host side comes up.
 func (j *job) configure(w wiring, l layer3) error {
@@ -143,11 +153,17 @@ func (j *job) configure(w wiring, l layer3) error {
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
-	if err := j.pod.Set(j.podSettings(l)...); err != nil {
+	if err := j.pod.Set(j.podSettings(w.pod, l)...); err != nil {
+		return err
+	}
+	if err := j.pod.SetARPNotify(w.pod); err != nil {
 		return err
 	}
 	for _, a := range l.addresses {
 		if err := j.pod.AddAddress(w.pod, a, j.cfg.DAD); err != nil {
+			return err
+		}
+		if err := j.host.ForgetNeighbour(w.gateway, a.Addr(), w.pod.MAC); err != nil {
 			return err
 		}
 	}
@@ -175,17 +191,21 @@ func (j *job) configure(w wiring, l layer3) error {
 	return nil
 }
 
-func (j *job) podSettings(l layer3) []kernel.Sysctl {
-	name := j.r.IfName
-	settings := append(j.quiet(name), kernel.Sysctl{Path: "ipv6/conf/" + name + "/accept_redirects", Value: "0"},
-		kernel.Sysctl{Path: "ipv4/conf/" + name + "/arp_notify", Value: "1"})
+// podSettings are the sysctls of the pod side. A pod of an IPv4 network gets no IPv6 on it: its link-local address would pass by whatever
+// guards the pod's IPv4 (CVE-2024-32473), and its announcements go to each port of the bridge.
+func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
+	conf := "ipv6/conf/" + j.r.IfName + "/"
+	if len(l.addresses) > 0 && !l.has6() {
+		return pod.Lacks(kernel.Sysctl{Path: conf + "disable_ipv6", Value: "1"})
+	}
+	settings := append(j.quiet(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
 	if l.has6() {
 		settings = append(settings,
 			kernel.Sysctl{Path: "ipv6/conf/lo/disable_ipv6", Value: "0"},
-			kernel.Sysctl{Path: "ipv6/conf/" + name + "/disable_ipv6", Value: "0"},
-			kernel.Sysctl{Path: "ipv6/conf/" + name + "/keep_addr_on_down", Value: "1"})
+			kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"},
+			kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
 	}
-	return settings
+	return pod.Lacks(settings...)
 }
 
 func (j *job) configurePort(w wiring) error {

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,7 @@ import (
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
-	indexFormat = 2
+	indexFormat = 3
 	torn        = "torn"
 
 	// shards is how many files the index has: with 10,000 leases each holds some ten.
@@ -86,7 +87,7 @@ type mark struct {
 	Format   int    `json:"format"`
 	Modified int64  `json:"modified"` // nanoseconds since 1970, of the lease folder
 	Boot     string `json:"boot"`
-	Shards   int    `json:"shards"` // how many there are
+	Shards   []byte `json:"shards"` // a bit for each that exists
 }
 
 func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfName }
@@ -101,8 +102,8 @@ type index struct {
 	dir    *store.Dir // nil when there is none and none can be made
 	leases *leases
 	boot   string
-	mark   []byte // as the file was when this process last looked
-	shards int    // how many there should be
+	mark   []byte           // as the file was when this process last looked
+	shards [shards / 8]byte // a bit for each that should exist
 
 	// An index that cannot be written, broken says why, or that another process changes too, is kept in memory for this process.
 	memory map[string]shard
@@ -150,10 +151,10 @@ func (x *index) trusted() bool {
 		return false
 	}
 	x.mark, _ = x.dir.Read(markFile)
-	if json.Unmarshal(x.mark, &m) != nil || m.Format != indexFormat || m.Boot != x.boot {
+	if json.Unmarshal(x.mark, &m) != nil || m.Format != indexFormat || m.Boot != x.boot || len(m.Shards) != shards/8 {
 		return false
 	}
-	x.shards = m.Shards
+	copy(x.shards[:], m.Shards)
 	modified, err := x.leases.dir.Modified()
 	return err == nil && modified == m.Modified
 }
@@ -171,7 +172,7 @@ func (x *index) settle() error {
 	if err != nil {
 		return err
 	}
-	if x.mark, err = json.Marshal(mark{indexFormat, modified, x.boot, x.shards}); err != nil {
+	if x.mark, err = json.Marshal(mark{indexFormat, modified, x.boot, x.shards[:]}); err != nil {
 		return err
 	}
 	return x.write(markFile, x.mark)
@@ -199,8 +200,8 @@ func (x *index) read(name string) (shard, error) {
 		return maps.Clone(x.memory[name]), nil
 	}
 	data, err := x.dir.Read(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, x.mustBeComplete()
+	if errors.Is(err, fs.ErrNotExist) && !x.has(name) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
@@ -208,13 +209,24 @@ func (x *index) read(name string) (shard, error) {
 	return parseShard(data)
 }
 
-// mustBeComplete counts the shards where one is missing: it has no leases, or was deleted.
-func (x *index) mustBeComplete() error {
-	names, err := x.shardFiles()
-	if err == nil && len(names) != x.shards {
-		err = fmt.Errorf("%w: %d are there, want %d", errDamaged, len(names), x.shards)
+// bit is the place of a shard in the mark.
+func bit(name string) (at int, mask byte) {
+	number, _ := strconv.ParseUint(name, 16, 16)
+	return int(number/8) % (shards / 8), 1 << (number % 8)
+}
+
+// has tells whether a shard should exist; one that does not has no leases.
+func (x *index) has(name string) bool {
+	at, mask := bit(name)
+	return x.shards[at]&mask != 0
+}
+
+func (x *index) note(name string, exists bool) {
+	at, mask := bit(name)
+	x.shards[at] &^= mask
+	if exists {
+		x.shards[at] |= mask
 	}
-	return err
 }
 
 func parseShard(data []byte) (shard, error) {
@@ -240,7 +252,6 @@ func (x *index) put(e entry) error {
 	if err != nil {
 		return err
 	}
-	had := len(s)
 	if s == nil {
 		s = shard{}
 	}
@@ -253,7 +264,7 @@ func (x *index) put(e entry) error {
 	if err := x.replace(name, s); err != nil {
 		return err
 	}
-	x.shards += min(len(s), 1) - min(had, 1)
+	x.note(name, len(s) > 0)
 	return nil
 }
 
@@ -290,6 +301,16 @@ func (x *index) renew(name string, s shard) error {
 	return x.replace(name, s)
 }
 
+// expected returns the names of the shards that should exist.
+func (x *index) expected() (names []string) {
+	for i := range shards {
+		if name := fmt.Sprintf("%03x", i); x.has(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // shardFiles returns the names of the shards that exist.
 func (x *index) shardFiles() ([]string, error) {
 	if x.memory != nil {
@@ -302,9 +323,13 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return len(name) != 3 }), nil
 }
 
-// all returns every entry, by address. With damaged set, shards that are damaged are left out.
+// all returns every entry, by address. With damaged set, shards that are damaged or lost are left out.
 func (x *index) all(damaged bool) ([]entry, error) {
-	names, err := x.shardFiles()
+	names := x.expected()
+	var err error
+	if damaged || x.memory != nil {
+		names, err = x.shardFiles()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -333,17 +358,16 @@ func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
 	if err == nil {
 		names, err = x.shardFiles()
 	}
-	removed := 0
 	for _, name := range names {
 		if byName[name] == nil {
 			byName[name] = shard{}
-			removed++
 		}
 	}
+	clear(x.shards[:])
 	for name, s := range byName {
 		err = errors.Join(err, x.renew(name, s))
+		x.note(name, len(s) > 0)
 	}
-	x.shards = len(byName) - removed
 	if err = errors.Join(err, x.settle()); err != nil {
 		x.goWithout(byName, err)
 	}

@@ -266,7 +266,7 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 // kernel would drop the route and take no advertisement any more (accept_ra in Documentation/networking/ip-sysctl.rst). Once
 // forwarding is on, there is nothing to do.
 func (n *NS) KeepRouterAdvertisements() error {
-	if on, err := n.Get("ipv6/conf/all/forwarding"); err != nil || on != "0" {
+	if on, err := n.Forwards(false); err != nil || on {
 		return nil // no IPv6, or too late
 	}
 	var routes []netlink.Route

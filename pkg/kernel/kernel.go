@@ -13,6 +13,7 @@ import (
 	"runtime"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
@@ -23,8 +24,10 @@ const maxRetries = 30
 
 // NS is a network namespace that can be read and changed: the plugin's own (Host) or a pod's (Open).
 type NS struct {
-	h    *netlink.Handle
-	work chan func() // runs on a thread inside the namespace; nil for the own namespace
+	h *netlink.Handle
+	// sockets are for requests that the handle does not know.
+	sockets map[int]*nl.SocketHandle
+	work    chan func() // runs on a thread inside the namespace; nil for the own namespace
 
 	sysctls map[string]*os.File // folders below /proc/sys/net, once opened
 }
@@ -34,12 +37,32 @@ type Node struct{ NS }
 
 // Host opens the namespace that the process is in.
 func Host() (*Node, error) {
-	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
+	n := &Node{}
+	if err := n.connect(); err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &Node{NS{h: h}}, nil
+	return n, nil
+}
+
+func (n *NS) connect() (err error) {
+	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
+	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return err
+	}
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		n.h.Close()
+		return err
+	}
+	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+	return nil
+}
+
+// request begins a netlink request that will be acknowledged.
+func (n *NS) request(kind, flags int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
+	req.Sockets = n.sockets
+	return req
 }
 
 // Open opens the namespace of a pod by its file, as the frame validated it (plugin.Request.Netns).
@@ -61,12 +84,10 @@ func (n *NS) serve(netns *os.File, ready chan<- error) {
 		ready <- fmt.Errorf("enter namespace %s: %w", netns.Name(), err)
 		return
 	}
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
+	if err := n.connect(); err != nil {
 		ready <- fmt.Errorf("open netlink socket in %s: %w", netns.Name(), err)
 		return
 	}
-	n.h = h
 	ready <- nil
 	for f := range n.work {
 		f()
@@ -76,6 +97,9 @@ func (n *NS) serve(netns *os.File, ready chan<- error) {
 // Close releases the namespace.
 func (n *NS) Close() {
 	n.h.Close()
+	for _, s := range n.sockets {
+		s.Close()
+	}
 	for _, folder := range n.sysctls {
 		folder.Close()
 	}

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,61 +11,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
-
-// Link is what Observe tells of a network interface.
-type Link struct {
-	Index  int
-	Name   string
-	Kind   string // "veth", "bridge", "ifb", ...
-	MAC    net.HardwareAddr
-	MTU    int
-	Up     bool
-	Promis bool
-	Master int // ifindex of the bridge, or 0
-	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
-	group  uint32
-
-	// What a bridge says about VLANs.
-	FiltersVLANs bool
-	DefaultVLAN  uint16 // of a new port, or 0
-}
-
-// groupBase keeps the device groups made here apart from those that an admin makes.
-const groupBase = 0x4000_0000
-
-// groupOf returns the device group that a link leads.
-func groupOf(index int) uint32 { return groupBase | uint32(index) }
-
-// LeadsGroup tells whether the link was made the leader of a device group: DelGroup will delete the group with the link.
-func (l Link) LeadsGroup() bool { return l.group == groupOf(l.Index) }
-
-// Link returns the interface name; ok is false when there is none.
-func (n *NS) Link(name string) (link Link, ok bool, err error) {
-	return observed(n.h.LinkByName(name))
-}
-
-// LinkByIndex returns the interface with an ifindex; ok is false when there is none.
-func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
-	return observed(n.h.LinkByIndex(index))
-}
-
-func observed(l netlink.Link, err error) (Link, bool, error) {
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
-		return Link{}, false, nil
-	}
-	if err != nil {
-		return Link{}, false, fmt.Errorf("link show: %w", err)
-	}
-	a := l.Attrs()
-	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
-		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
-	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
-		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
-		link.DefaultVLAN = *bridge.VlanDefaultPVID
-	}
-	return link, true, nil
-}
 
 // AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
 // change it. filtered lets iptables and nftables rules of the IP families see what the bridge forwards (nf_call_iptables and
@@ -86,7 +30,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
 	}
 	return change(op, func() error {
-		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+		req := n.request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		for _, attr := range linkAttrs(name, mac, mtu) {
 			req.AddData(attr)
@@ -97,10 +41,8 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 			info.AddChild(switchedOn(on...))
 		}
 		req.AddData(info)
-		return n.within(func() error {
-			_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-			return err
-		})
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
 	})
 }
 
@@ -128,7 +70,7 @@ type Veth struct {
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
-		replies, err := v.request().Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		replies, err := n.vethRequest(v).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 		if err == nil && len(replies) > 0 {
 			index = int(nl.DeserializeIfInfomsg(replies[0]).Index)
 		}
@@ -142,8 +84,8 @@ func (n *Node) AddVeth(v Veth) (int, error) {
 	return link.Index, err
 }
 
-func (v Veth) request() *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO)
+func (n *Node) vethRequest(v Veth) *nl.NetlinkRequest {
+	req := n.request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ECHO)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	for _, attr := range linkAttrs(v.Host, v.HostMAC, v.MTU) {
 		req.AddData(attr)
@@ -206,6 +148,26 @@ func (n *NS) SetUp(link Link) error {
 	return change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
 }
 
+// SetMAC changes the address of a link.
+func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
+	return change(fmt.Sprintf("link set %s address %s", link.Name, mac), func() error { return n.h.LinkSetHardwareAddr(byIndex(link.Index), mac) })
+}
+
+// SetARPNotify makes the kernel announce the addresses of a link when it comes up (arp_notify in Documentation/networking/ip-sysctl.rst).
+func (n *NS) SetARPNotify(link Link) error {
+	return change("link set "+link.Name+" arp_notify 1", func() error {
+		req := n.request(unix.RTM_SETLINK, 0)
+		req.AddData(indexed(link.Index))
+		conf := nl.NewRtAttr(iflaInetConf, nil)
+		conf.AddRtAttr(confARPNotify, nl.Uint32Attr(1))
+		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+		families.AddRtAttr(unix.AF_INET, nil).AddChild(conf)
+		req.AddData(families)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
 // SetDown brings a link down.
 func (n *NS) SetDown(link Link) error {
 	return change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
@@ -244,18 +206,6 @@ func (n *NS) SetIsolated(link Link, on bool) error {
 	return change(fmt.Sprintf("bridge link set %s isolated %t", link.Name, on), func() error { return n.h.LinkSetIsolated(byIndex(link.Index), on) })
 }
 
-// BridgePort is the state of a bridge port.
-type BridgePort struct{ Hairpin, Isolated bool }
-
-// BridgePort returns the port attributes of a link that is enslaved to a bridge.
-func (n *NS) BridgePort(link Link) (BridgePort, error) {
-	p, err := n.h.LinkGetProtinfo(byIndex(link.Index))
-	if err != nil {
-		return BridgePort{}, fmt.Errorf("bridge link show %s: %w", link.Name, err)
-	}
-	return BridgePort{Hairpin: p.Hairpin, Isolated: p.Isolated}, nil
-}
-
 // DelLink deletes the interface name; one that is not there is no error. For a veth both ends go.
 func (n *NS) DelLink(name string) error {
 	return change("link del "+name, func() error {
@@ -272,7 +222,7 @@ func (n *NS) DelLink(name string) error {
 // by itself would wait some 15 ms for the kernel (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return change("link set "+link.Name+" up alias "+alias, func() error {
-		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		req := n.request(unix.RTM_NEWLINK, 0)
 		msg := indexed(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
 		req.AddData(msg)
@@ -299,7 +249,7 @@ func (n *Node) DelGroup(name string, index int) error {
 			}
 		}
 		if index != 0 {
-			if err := ignore(delByGroup(groupOf(index)), unix.ENODEV); err != nil {
+			if err := ignore(n.delByGroup(groupOf(index)), unix.ENODEV); err != nil {
 				return err
 			}
 		}
@@ -310,8 +260,8 @@ func (n *Node) DelGroup(name string, index int) error {
 	})
 }
 
-func delByGroup(group uint32) error {
-	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+func (n *Node) delByGroup(group uint32) error {
+	req := n.request(unix.RTM_DELLINK, 0)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)

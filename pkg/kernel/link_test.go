@@ -126,12 +126,43 @@ func TestBridgePort(t *testing.T) {
 	w := newWire(t)
 	for _, want := range []BridgePort{{}, {Hairpin: true}, {Hairpin: true, Isolated: true}, {Isolated: true}, {}} {
 		mustDo(t, w.host.SetHairpin(w.hostSide, want.Hairpin), w.host.SetIsolated(w.hostSide, want.Isolated))
-		if got, err := w.host.BridgePort(w.hostSide); err != nil || got != want {
-			t.Errorf("got %+v, %v; want %+v", got, err, want)
+		if got := mustLink(t, w.host, w.hostSide.Name).Port; got != want {
+			t.Errorf("got %+v; want %+v", got, want)
 		}
 	}
-	if _, err := w.host.BridgePort(w.bridge); err == nil {
-		t.Error("the bridge is no port")
+}
+
+// TestLacks: what a link tells of its settings is what their files say.
+func TestLacks(t *testing.T) {
+	w := newWire(t)
+	for name := range conf6 {
+		path := "ipv6/conf/eth0/" + name
+		for _, value := range []string{"1", "0"} {
+			mustDo(t, w.pod.Set(Sysctl{path, value}))
+			link, _, err := w.pod.Link("eth0")
+			other := map[string]string{"0": "1", "1": "0"}[value]
+			if lacks := link.Lacks(Sysctl{path, value}, Sysctl{path, other}); err != nil || len(lacks) != 1 || lacks[0].Value != other {
+				t.Errorf("%s is %s: lacks %v, %v", name, value, lacks, err)
+			}
+		}
+	}
+	unknown := []Sysctl{{"ipv6/conf/eth0/mtu", "1500"}, {"ipv4/conf/eth0/accept_ra", "0"}}
+	link, _, _ := w.pod.Link("eth0")
+	if lacks := link.Lacks(unknown...); len(lacks) != 2 {
+		t.Errorf("got %v", lacks)
+	}
+}
+
+func TestSetMACAndARPNotify(t *testing.T) {
+	w := newWire(t)
+	want := mac("02:00:00:00:00:77")
+	mustDo(t, w.pod.SetMAC(w.podSide, want), w.pod.SetARPNotify(w.podSide))
+	link, _, err := w.pod.Link("eth0")
+	if err != nil || link.MAC.String() != want.String() {
+		t.Errorf("got %+v, %v", link, err)
+	}
+	if on, err := w.pod.Get("ipv4/conf/eth0/arp_notify"); err != nil || on != "1" {
+		t.Errorf("arp_notify %s, %v", on, err)
 	}
 }
 

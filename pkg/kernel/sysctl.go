@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,4 +98,32 @@ func (n *NS) set(s Sysctl) error {
 		_, err := f.WriteAt([]byte(s.Value), 0)
 		return err
 	})
+}
+
+// netconf attributes of rtnetlink(7) (include/uapi/linux/netconf.h).
+const (
+	netconfIfindex    = 1
+	netconfForwarding = 2
+	allLinks          = -1
+)
+
+// Forwards tells whether forwarding is on for all links, as net.ipv4.ip_forward and net.ipv6.conf.all.forwarding say.
+func (n *NS) Forwards(is4 bool) (bool, error) {
+	family := byte(unix.AF_INET)
+	if !is4 {
+		family = unix.AF_INET6
+	}
+	req := n.request(unix.RTM_GETNETCONF, 0)
+	// struct netconfmsg: the family, padded to four bytes.
+	all := int32(allLinks)
+	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
+	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	if err != nil {
+		return false, fmt.Errorf("netconf show all: %w", err)
+	}
+	if len(replies) != 1 || len(replies[0]) < 4 {
+		return false, fmt.Errorf("netconf show all: %d answers", len(replies))
+	}
+	value := nested(replies[0][4:], netconfForwarding)
+	return len(value) == 4 && binary.NativeEndian.Uint32(value) != 0, nil
 }

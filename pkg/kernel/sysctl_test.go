@@ -44,3 +44,22 @@ func TestSysctlRefused(t *testing.T) {
 		t.Error("nonsense was written")
 	}
 }
+
+// TestForwards: the kernel tells by netlink what its files say.
+func TestForwards(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	for path, is4 := range map[string]bool{"ipv4/ip_forward": true, "ipv6/conf/all/forwarding": false} {
+		before, err := h.Get(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { mustDo(t, h.Set(Sysctl{path, before})) })
+		for _, value := range []string{"0", "1", "0"} {
+			mustDo(t, h.Set(Sysctl{path, value}))
+			if on, err := h.Forwards(is4); err != nil || on != (value == "1") {
+				t.Errorf("%s is %s: %t, %v", path, value, on, err)
+			}
+		}
+	}
+}

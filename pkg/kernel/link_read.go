@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Link is what the kernel tells of a network interface.
+type Link struct {
+	Index  int
+	Name   string
+	Kind   string // "veth", "bridge", "ifb", ...
+	MAC    net.HardwareAddr
+	MTU    int
+	Up     bool
+	Promis bool
+	Master int // ifindex of the bridge, or 0
+	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
+	Port   BridgePort
+	group  uint32
+	conf6  []byte // the settings of IPv6, of 4 bytes each
+
+	// What a bridge says about VLANs.
+	FiltersVLANs bool
+	DefaultVLAN  uint16 // of a new port, or 0
+}
+
+// BridgePort is the state of a link as the port of a bridge.
+type BridgePort struct{ Hairpin, Isolated bool }
+
+// Attributes of rtnetlink(7) that are missing in the packages used here (include/uapi/linux/if_link.h, ip.h).
+const (
+	iflaInetConf  = 1
+	iflaInet6Conf = 2
+	confARPNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY
+)
+
+// conf6 tells the place of an IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
+var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42, "enhanced_dad": 46}
+
+// groupBase keeps the device groups made here apart from those that an admin makes.
+const groupBase = 0x4000_0000
+
+// groupOf returns the device group that a link leads.
+func groupOf(index int) uint32 { return groupBase | uint32(index) }
+
+// LeadsGroup tells whether the link was made the leader of a device group: DelGroup will delete the group with the link.
+func (l Link) LeadsGroup() bool { return l.group == groupOf(l.Index) }
+
+// Lacks returns those settings below ipv6/conf/<name of the link>/ that the link did not have when it was read, and all that are not known.
+func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
+	for _, s := range settings {
+		at, known := conf6[strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")]
+		if !known || len(l.conf6) < 4*(at+1) || fmt.Sprint(int32(binary.NativeEndian.Uint32(l.conf6[4*at:]))) != s.Value {
+			lacks = append(lacks, s)
+		}
+	}
+	return lacks
+}
+
+// Link returns the interface name; ok is false when there is none.
+func (n *NS) Link(name string) (link Link, ok bool, err error) {
+	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+}
+
+// LinkByIndex returns the interface with an ifindex; ok is false when there is none.
+func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
+	if index == 0 {
+		return Link{}, false, nil
+	}
+	return n.link(indexed(index))
+}
+
+func (n *NS) link(which ...nl.NetlinkRequestData) (Link, bool, error) {
+	req := n.request(unix.RTM_GETLINK, 0)
+	for _, data := range which {
+		req.AddData(data)
+	}
+	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	if errors.Is(err, unix.ENODEV) {
+		return Link{}, false, nil
+	}
+	if err == nil && len(replies) != 1 {
+		err = fmt.Errorf("%d answers", len(replies))
+	}
+	var link Link
+	if err == nil {
+		link, err = parseLink(replies[0])
+	}
+	if err != nil {
+		return Link{}, false, fmt.Errorf("link show: %w", err)
+	}
+	return link, true, nil
+}
+
+func parseLink(message []byte) (Link, error) {
+	l, err := netlink.LinkDeserialize(nil, message)
+	if err != nil {
+		return Link{}, err
+	}
+	a := l.Attrs()
+	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
+		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
+	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
+		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
+		link.DefaultVLAN = *bridge.VlanDefaultPVID
+	}
+	on := func(value []byte) bool { return len(value) > 0 && value[0] != 0 }
+	body := message[unix.SizeofIfInfomsg:]
+	link.conf6 = nested(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
+	port := nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
+	link.Port = BridgePort{Hairpin: on(nested(port, nl.IFLA_BRPORT_MODE)), Isolated: on(nested(port, nl.IFLA_BRPORT_ISOLATED))}
+	return link, nil
+}
+
+// nested returns the value of the attribute at the end of a path of attribute types, or nil.
+func nested(attributes []byte, path ...uint16) []byte {
+	for _, kind := range path {
+		list, err := nl.ParseRouteAttr(attributes)
+		if attributes = nil; err != nil {
+			return nil
+		}
+		for _, a := range list {
+			if a.Attr.Type&^unix.NLA_F_NESTED == kind {
+				attributes = a.Value
+			}
+		}
+	}
+	return attributes
+}
