@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// policyDrop is NF_DROP, which drops what no rule of a chain decides on.
+const policyDrop = 0
+
+// Chain is the name of a chain in nf_tables, where iptables keeps its rules too (iptables-nft). Those of iptables-legacy are not seen.
+type Chain struct{ Family, Table, Name string }
+
+// String is the name as nft list chain takes it.
+func (c Chain) String() string { return c.Family + " " + c.Table + " " + c.Name }
+
+// IPTables tells the chains that iptables and ip6tables show.
+func (c Chain) IPTables() bool { return c.Family != "inet" }
+
+// ForwardDrops returns the chains that drop what the node forwards and no rule of theirs accepts: FORWARD of iptables, whose policy
+// Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each chain,
+// however many rules there are.
+func (n *Node) ForwardDrops(is4 bool) (drops []Chain, err error) {
+	for _, c := range []Chain{FilterChain(is4, "FORWARD"), {"inet", "filter", "forward"}} {
+		chain, err := getChain(c)
+		if err != nil {
+			return nil, err
+		}
+		if chain.base && chain.policy == policyDrop {
+			drops = append(drops, c)
+		}
+	}
+	return drops, nil
+}
+
+// FilterChain is a chain of the filter table of iptables or ip6tables.
+func FilterChain(is4 bool, name string) Chain {
+	if is4 {
+		return Chain{"ip", "filter", name}
+	}
+	return Chain{"ip6", "filter", name}
+}
+
+// HasChain tells whether there is such a chain.
+func (n *Node) HasChain(c Chain) (bool, error) {
+	chain, err := getChain(c)
+	return chain.exists, err
+}
+
+// chainState is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy.
+type chainState struct {
+	exists, base bool
+	policy       uint32
+}
+
+func getChain(c Chain) (chainState, error) {
+	t, err := openFamily(map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family], c.Table)
+	if err != nil {
+		return chainState{}, err
+	}
+	defer t.close()
+	enc := mdl.NewAttributeEncoder()
+	enc.String(unix.NFTA_CHAIN_TABLE, c.Table)
+	enc.String(unix.NFTA_CHAIN_NAME, c.Name)
+	data, err := enc.Encode()
+	if err != nil {
+		return chainState{}, fmt.Errorf("encode the name of chain %s: %w", c, err)
+	}
+	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+	replies, err := t.conn.Execute(mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN), Flags: mdl.Request},
+		Data:   append([]byte{t.family, 0, 0, 0}, data...),
+	})
+	if errors.Is(err, unix.ENOENT) || err != nil && ignore(err, noNFT[:]...) == nil {
+		return chainState{}, nil
+	}
+	if err != nil {
+		return chainState{}, fmt.Errorf("nft list chain %s: %w", c, err)
+	}
+	if len(replies) == 0 {
+		return chainState{}, nil
+	}
+	return parseChain(replies[0].Data), nil
+}
+
+// parseChain reads a NFT_MSG_NEWCHAIN message.
+func parseChain(data []byte) chainState {
+	state := chainState{exists: true}
+	if len(data) < 4 {
+		return state
+	}
+	walk(data[4:], func(kind uint16, value []byte) {
+		if kind == unix.NFTA_CHAIN_POLICY && len(value) == 4 {
+			state.base, state.policy = true, binary.BigEndian.Uint32(value)
+		}
+	})
+	return state
+}

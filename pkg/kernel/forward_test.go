@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"os/exec"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// addChain makes a chain with rules that count. Without a hook it has no policy.
+func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nftables.ChainHook, policy nftables.ChainPolicy, rules int) {
+	t.Helper()
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := &nftables.Chain{Table: c.AddTable(&nftables.Table{Name: "filter", Family: family}), Name: name}
+	if hook != nil {
+		chain.Hooknum, chain.Type, chain.Priority, chain.Policy = hook, nftables.ChainTypeFilter, nftables.ChainPriorityFilter, &policy
+	}
+	c.AddChain(chain)
+	for range rules {
+		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
+	}
+	mustDo(t, c.Flush())
+}
+
+// TestForwardDrops: of the chains that forwarded packets pass only those count whose policy is drop, in the family that was asked for.
+func TestForwardDrops(t *testing.T) {
+	h := host(t)
+	const (
+		v4, v6, both = nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet
+		drop, accept = nftables.ChainPolicyDrop, nftables.ChainPolicyAccept
+	)
+	forward := nftables.ChainHookForward
+	for title, c := range map[string]struct {
+		make         func(t *testing.T)
+		want4, want6 []Chain
+	}{
+		"no table":             {make: func(*testing.T) {}},
+		"no such chain":        {make: func(t *testing.T) { addChain(t, v4, "INPUT", nftables.ChainHookInput, drop, 0) }},
+		"accept":               {make: func(t *testing.T) { addChain(t, v4, "FORWARD", forward, accept, 1) }},
+		"no hook, no policy":   {make: func(t *testing.T) { addChain(t, v4, "FORWARD", nil, drop, 1) }},
+		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []Chain{{"ip", "filter", "FORWARD"}}, nil},
+		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, nil, []Chain{{"ip6", "filter", "FORWARD"}}},
+		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []Chain{{"inet", "filter", "forward"}}, []Chain{{"inet", "filter", "forward"}}},
+		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []Chain{{"ip", "filter", "FORWARD"}}, nil},
+		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, nil, []Chain{{"ip6", "filter", "FORWARD"}}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			flush(t)
+			t.Cleanup(func() { flush(t) })
+			c.make(t)
+			for is4, want := range map[bool][]Chain{true: c.want4, false: c.want6} {
+				got, err := h.ForwardDrops(is4)
+				if diff := cmp.Diff(want, got); err != nil || diff != "" {
+					t.Errorf("IPv4 %t: %v\n%s", is4, err, diff)
+				}
+			}
+		})
+	}
+}
+
+func policyByTool(t *testing.T, program string) {
+	t.Helper()
+	needIPTables(t)
+	if out, err := exec.Command("/usr/sbin/"+program, "-V").Output(); err != nil || !nftVariant(out) {
+		t.Skipf("SKIPPED: %s is not of nf_tables: %s %v", program, out, err)
+	}
+	if out, err := exec.Command("/usr/sbin/"+program, "-P", "FORWARD", "DROP").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// nftVariant tells the variant by what the program says of its version, such as "iptables v1.8.9 (nf_tables)".
+func nftVariant(version []byte) bool {
+	var name, number, variant string
+	_, err := fmt.Sscan(string(version), &name, &number, &variant)
+	return err == nil && variant == "(nf_tables)"
+}
+
+func TestHasChain(t *testing.T) {
+	flush(t)
+	t.Cleanup(func() { flush(t) })
+	h := host(t)
+	addChain(t, nftables.TableFamilyIPv4, "DOCKER-USER", nil, 0, 0)
+	for c, want := range map[Chain]bool{FilterChain(true, "DOCKER-USER"): true, FilterChain(false, "DOCKER-USER"): false, FilterChain(true, "DOCKER"): false, {"inet", "filter", "DOCKER-USER"}: false} {
+		if got, err := h.HasChain(c); err != nil || got != want {
+			t.Errorf("%s: %t, %v", c, got, err)
+		}
+	}
+}
+
+// FuzzChain: no answer of the kernel, however broken, is a panic.
+func FuzzChain(f *testing.F) {
+	f.Add([]byte("\x02\x00\x00\x00\x08\x00\x05\x00\x00\x00\x00\x01"))
+	f.Add([]byte{})
+	f.Fuzz(func(_ *testing.T, answer []byte) { _ = parseChain(answer) })
+}

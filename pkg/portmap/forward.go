@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// obstacle is a chain that drops what the node forwards to a pod and back, unless a rule accepts it. No plugin adds such a rule: whose
+// firewall drops by default has to say what passes.
+type obstacle struct {
+	text string
+	fix  []string // the commands that accept the pod's subnet, in both directions
+}
+
+// warnForward names the chains that may keep the ports from other machines and pods. It never fails: the ports are forwarded, and whether
+// a rule accepts them is for the firewall to know.
+func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
+	list, err := obstacles(host, pod)
+	if err != nil {
+		log.Debug("the policy of the chain FORWARD is unknown", "error", err)
+	}
+	for _, o := range list {
+		log.Warn(o.text, "fix", o.fix)
+	}
+}
+
+func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err error) {
+	for _, p := range pod {
+		chains, err := host.ForwardDrops(p.Addr().Is4())
+		if err != nil {
+			return list, err
+		}
+		for _, c := range chains {
+			f, err := keeper(host, c, p.Addr().Is4())
+			if err != nil {
+				return list, err
+			}
+			list = append(list, f.obstacle(c, p.Masked()))
+		}
+	}
+	return list, nil
+}
+
+// firewall is who keeps a chain, a chain of his by which he is known, and how he accepts what goes to and comes from a subnet: a rule has
+// to be where its keeper leaves it.
+type firewall struct{ name, chain, to, from string }
+
+func (f firewall) obstacle(chain kernel.Chain, subnet netip.Prefix) obstacle {
+	text := fmt.Sprintf("chain %s has policy drop", chain)
+	if f.name != "" {
+		text += ", as " + f.name + " sets it"
+	}
+	return obstacle{fmt.Sprintf("%s: unless a rule accepts %s, other machines and pods do not reach its hostPorts", text, subnet),
+		[]string{fmt.Sprintf(f.to, subnet), fmt.Sprintf(f.from, subnet)}}
+}
+
+// keeper finds out who keeps a chain.
+func keeper(host *kernel.Node, chain kernel.Chain, is4 bool) (firewall, error) {
+	program, family, ufw := "iptables", "ip", "ufw-user-forward"
+	if !is4 {
+		program, family, ufw = "ip6tables", "ip6", "ufw6-user-forward"
+	}
+	if !chain.IPTables() {
+		rule := fmt.Sprintf("nft add rule %s %s ", chain, family)
+		return firewall{to: rule + "daddr %s accept", from: rule + "saddr %s accept"}, nil
+	}
+	for _, f := range []firewall{
+		{"Docker", "DOCKER-USER", program + " -I DOCKER-USER -d %s -j ACCEPT", program + " -I DOCKER-USER -s %s -j ACCEPT"},
+		{"ufw", ufw, "ufw route allow to %s", "ufw route allow from %s"},
+	} {
+		if there, err := host.HasChain(kernel.FilterChain(is4, f.chain)); err != nil || there {
+			return f, err
+		}
+	}
+	return firewall{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// sh runs commands of an admin, or skips the test where their program is not installed.
+func sh(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		cmd := exec.Command("/bin/sh", "-c", c)
+		cmd.Env = []string{"PATH=/usr/sbin:/sbin:/usr/bin:/bin"}
+		out, err := cmd.CombinedOutput()
+		if strings.Contains(string(out), "not found") {
+			t.Skipf("SKIPPED: %s", out)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v: %s", c, err, out)
+		}
+	}
+}
+
+// machine makes a namespace that the node reaches, and that reaches all else through the node.
+func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
+	t.Helper()
+	pod, host := kerneltest.NewPod(t), openHost(t)
+	netns, err := os.Open(pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Close()
+	if _, err := host.AddVeth(kernel.Veth{Host: hostSide, Pod: "eth0", Netns: netns}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.DelLink(hostSide); err != nil {
+			t.Error(err)
+		}
+	})
+	inside, err := kernel.Open(netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inside.Close()
+	plug := func(ns *kernel.NS, name string, addresses []string) kernel.Link {
+		link, _, err := ns.Link(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range addresses {
+			if err := ns.AddAddress(link, netip.MustParsePrefix(a), false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err = errors.Join(ns.Set(kernel.Sysctl{Path: "ipv6/conf/" + name + "/accept_dad", Value: "0"}), ns.SetUp(link))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return link
+	}
+	plug(&host.NS, hostSide, node)
+	link := plug(inside, "eth0", own)
+	for _, n := range node {
+		gateway, all := netip.MustParsePrefix(n).Addr(), "0.0.0.0/0"
+		if gateway.Is6() {
+			all = "::/0"
+		}
+		if err := inside.AddRoute(link, kernel.Route{Dst: netip.MustParsePrefix(all), Gateway: gateway}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return pod
+}
+
+// connects tells whether a machine reaches a pod on port 80, where somebody listens.
+func connects(t *testing.T, from *sandbox.Pod, address string) bool {
+	t.Helper()
+	err := from.Do(func() error {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "80"), time.Second/2)
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
+	return err == nil
+}
+
+// TestForwardPolicy: a firewall that drops what it does not know is named, and the commands of the warning let connections pass.
+func TestForwardPolicy(t *testing.T) {
+	lan := machine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
+	pod := machine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
+	host := openHost(t)
+	for _, path := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := host.Set(kernel.Sysctl{Path: path, Value: "1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var server net.Listener
+	// Package net finds out once which families work, and would find none in a pod whose lo is down.
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		l.Close()
+	}
+	if err := pod.Do(func() (err error) { server, err = net.Listen("tcp", "[::]:80"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.75.0.2/24"), netip.MustParsePrefix("fd00:75::2/64")}
+
+	for title, c := range map[string]struct {
+		firewall, want []string
+	}{
+		"none":     {nil, nil},
+		"iptables": {[]string{"iptables -P FORWARD DROP", "ip6tables -P FORWARD DROP"}, []string{"chain ip filter FORWARD has policy drop: unless a rule accepts 10.75.0.0/24", "chain ip6 filter FORWARD has policy drop: unless a rule accepts fd00:75::/64"}},
+		"docker": {[]string{"iptables -P FORWARD DROP", "iptables -N DOCKER-USER", "iptables -A DOCKER-USER -j RETURN", "iptables -A FORWARD -j DOCKER-USER"},
+			[]string{"chain ip filter FORWARD has policy drop, as Docker sets it: unless a rule accepts 10.75.0.0/24"}},
+		"nftables": {[]string{"nft add table inet filter", "nft 'add chain inet filter forward { type filter hook forward priority filter; policy drop; }'"},
+			[]string{"chain inet filter forward has policy drop: unless a rule accepts 10.75.0.0/24", "chain inet filter forward has policy drop: unless a rule accepts fd00:75::/64"}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Cleanup(func() {
+				if err := flushNFT(); err != nil {
+					t.Error(err)
+				}
+			})
+			sh(t, c.firewall...)
+			list, err := obstacles(host, addresses)
+			var texts []string
+			for _, o := range list {
+				texts = append(texts, o.text)
+			}
+			for i := range c.want {
+				c.want[i] += ", other machines and pods do not reach its hostPorts"
+			}
+			if diff := cmp.Diff(c.want, texts); err != nil || diff != "" {
+				t.Fatalf("%v\n%s", err, diff)
+			}
+			for _, p := range addresses {
+				blocked := false
+				for _, o := range list {
+					blocked = blocked || strings.Contains(o.text, p.Masked().String())
+				}
+				if connects(t, lan, p.Addr().String()) == blocked {
+					t.Errorf("%s: blocked is %t, and the warnings are %q", p, !blocked, texts)
+				}
+			}
+			for _, o := range list {
+				sh(t, o.fix...)
+			}
+			for _, p := range addresses {
+				if !connects(t, lan, p.Addr().String()) {
+					t.Errorf("%s is not reached with the fix in place", p)
+				}
+			}
+		})
+	}
+}
+
+// TestForwardKeeper: who keeps the chain is told by what else he has, and the commands are his.
+func TestForwardKeeper(t *testing.T) {
+	host := openHost(t)
+	for title, c := range map[string]struct {
+		firewall, pod string
+		fix           []string
+	}{
+		"ufw":      {"iptables -P FORWARD DROP; iptables -N ufw-user-forward", "10.75.0.2/24", []string{"ufw route allow to 10.75.0.0/24", "ufw route allow from 10.75.0.0/24"}},
+		"ufw IPv6": {"ip6tables -P FORWARD DROP; ip6tables -N ufw6-user-forward", "fd00:75::2/64", []string{"ufw route allow to fd00:75::/64", "ufw route allow from fd00:75::/64"}},
+		"Docker before ufw": {"iptables -P FORWARD DROP; iptables -N ufw-user-forward; iptables -N DOCKER-USER", "10.75.0.2/24",
+			[]string{"iptables -I DOCKER-USER -d 10.75.0.0/24 -j ACCEPT", "iptables -I DOCKER-USER -s 10.75.0.0/24 -j ACCEPT"}},
+		"a pod without subnet": {"iptables -P FORWARD DROP", "10.75.0.2/32", []string{"iptables -A FORWARD -d 10.75.0.2/32 -j ACCEPT", "iptables -A FORWARD -s 10.75.0.2/32 -j ACCEPT"}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Cleanup(func() {
+				if err := flushNFT(); err != nil {
+					t.Error(err)
+				}
+			})
+			sh(t, c.firewall)
+			var log bytes.Buffer
+			pod := []netip.Prefix{netip.MustParsePrefix(c.pod)}
+			list, err := obstacles(host, pod)
+			if err != nil || len(list) != 1 || !cmp.Equal(c.fix, list[0].fix) {
+				t.Errorf("%v, %+v", err, list)
+			}
+			warnForward(slog.New(slog.NewTextHandler(&log, nil)), host, pod)
+			if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), c.fix[1]) {
+				t.Errorf("the log says %q", log.String())
+			}
+		})
+	}
+}
+
+func BenchmarkWarnForward(b *testing.B) {
+	host, err := kernel.Host()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer host.Close()
+	pod := []netip.Prefix{netip.MustParsePrefix("10.75.0.2/24"), netip.MustParsePrefix("fd00:75::2/64")}
+	for b.Loop() {
+		warnForward(slog.New(slog.DiscardHandler), host, pod)
+	}
+}
