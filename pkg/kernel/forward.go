@@ -24,21 +24,8 @@ func (c Chain) String() string { return c.Family + " " + c.Table + " " + c.Name 
 // IPTables tells the chains that iptables and ip6tables show.
 func (c Chain) IPTables() bool { return c.Family != "inet" }
 
-// ForwardDrops returns the chains that drop what the node forwards and no rule of theirs accepts: FORWARD of iptables, whose policy
-// Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each chain,
-// however many rules there are.
-func (n *Node) ForwardDrops(is4 bool) (drops []Chain, err error) {
-	for _, c := range []Chain{FilterChain(is4, "FORWARD"), {"inet", "filter", "forward"}} {
-		chain, err := getChain(c)
-		if err != nil {
-			return nil, err
-		}
-		if chain.base && chain.policy == policyDrop {
-			drops = append(drops, c)
-		}
-	}
-	return drops, nil
-}
+// Covers tells whether packets of a family pass the chain.
+func (c Chain) Covers(is4 bool) bool { return c.Family == "inet" || is4 == (c.Family == "ip") }
 
 // FilterChain is a chain of the filter table of iptables or ip6tables.
 func FilterChain(is4 bool, name string) Chain {
@@ -48,53 +35,79 @@ func FilterChain(is4 bool, name string) Chain {
 	return Chain{"ip6", "filter", name}
 }
 
+// ForwardDrops returns the chains that drop what the node forwards and no rule of theirs accepts: FORWARD of iptables and ip6tables, whose
+// policy Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each,
+// however many rules there are.
+func (n *Node) ForwardDrops() (drops []Chain, err error) {
+	err = n.chains([]Chain{FilterChain(true, "FORWARD"), FilterChain(false, "FORWARD"), {"inet", "filter", "forward"}}, func(c Chain, state chainState) {
+		if state.base && state.policy == policyDrop {
+			drops = append(drops, c)
+		}
+	})
+	return drops, err
+}
+
 // HasChain tells whether there is such a chain.
-func (n *Node) HasChain(c Chain) (bool, error) {
-	chain, err := getChain(c)
-	return chain.exists, err
+func (n *Node) HasChain(c Chain) (has bool, err error) {
+	err = n.chains([]Chain{c}, func(Chain, chainState) { has = true })
+	return has, err
+}
+
+// chains calls f for those of the chains that are there.
+func (n *Node) chains(list []Chain, f func(Chain, chainState)) error {
+	t, err := openNFT("")
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	for _, c := range list {
+		state, ok, err := t.getChain(c)
+		if err != nil {
+			return err
+		}
+		if ok {
+			f(c, state)
+		}
+	}
+	return nil
 }
 
 // chainState is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy.
 type chainState struct {
-	exists, base bool
-	policy       uint32
+	base   bool
+	policy uint32
 }
 
-func getChain(c Chain) (chainState, error) {
-	t, err := openFamily(map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family], c.Table)
-	if err != nil {
-		return chainState{}, err
-	}
-	defer t.close()
+func (t *nft) getChain(c Chain) (state chainState, ok bool, err error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_CHAIN_TABLE, c.Table)
 	enc.String(unix.NFTA_CHAIN_NAME, c.Name)
 	data, err := enc.Encode()
 	if err != nil {
-		return chainState{}, fmt.Errorf("encode the name of chain %s: %w", c, err)
+		return chainState{}, false, fmt.Errorf("encode the name of chain %s: %w", c, err)
 	}
+	family := map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family]
 	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
 	replies, err := t.conn.Execute(mdl.Message{
 		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN), Flags: mdl.Request},
-		Data:   append([]byte{t.family, 0, 0, 0}, data...),
+		Data:   append([]byte{family, 0, 0, 0}, data...),
 	})
 	if errors.Is(err, unix.ENOENT) || err != nil && ignore(err, noNFT[:]...) == nil {
-		return chainState{}, nil
+		return chainState{}, false, nil
 	}
 	if err != nil {
-		return chainState{}, fmt.Errorf("nft list chain %s: %w", c, err)
+		return chainState{}, false, fmt.Errorf("nft list chain %s: %w", c, err)
 	}
 	if len(replies) == 0 {
-		return chainState{}, nil
+		return chainState{}, false, nil
 	}
-	return parseChain(replies[0].Data), nil
+	return parseChain(replies[0].Data), true, nil
 }
 
 // parseChain reads a NFT_MSG_NEWCHAIN message.
-func parseChain(data []byte) chainState {
-	state := chainState{exists: true}
+func parseChain(data []byte) (state chainState) {
 	if len(data) < 4 {
-		return state
+		return chainState{}
 	}
 	walk(data[4:], func(kind uint16, value []byte) {
 		if kind == unix.NFTA_CHAIN_POLICY && len(value) == 4 {

@@ -30,7 +30,7 @@ func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nfta
 	mustDo(t, c.Flush())
 }
 
-// TestForwardDrops: of the chains that forwarded packets pass only those count whose policy is drop, in the family that was asked for.
+// TestForwardDrops: of the chains that forwarded packets pass only those count whose policy is drop.
 func TestForwardDrops(t *testing.T) {
 	h := host(t)
 	const (
@@ -39,28 +39,26 @@ func TestForwardDrops(t *testing.T) {
 	)
 	forward := nftables.ChainHookForward
 	for title, c := range map[string]struct {
-		make         func(t *testing.T)
-		want4, want6 []Chain
+		make func(t *testing.T)
+		want []Chain
 	}{
 		"no table":             {make: func(*testing.T) {}},
 		"no such chain":        {make: func(t *testing.T) { addChain(t, v4, "INPUT", nftables.ChainHookInput, drop, 0) }},
 		"accept":               {make: func(t *testing.T) { addChain(t, v4, "FORWARD", forward, accept, 1) }},
 		"no hook, no policy":   {make: func(t *testing.T) { addChain(t, v4, "FORWARD", nil, drop, 1) }},
-		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []Chain{{"ip", "filter", "FORWARD"}}, nil},
-		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, nil, []Chain{{"ip6", "filter", "FORWARD"}}},
-		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []Chain{{"inet", "filter", "forward"}}, []Chain{{"inet", "filter", "forward"}}},
-		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []Chain{{"ip", "filter", "FORWARD"}}, nil},
-		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, nil, []Chain{{"ip6", "filter", "FORWARD"}}},
+		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []Chain{{"ip", "filter", "FORWARD"}}},
+		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, []Chain{{"ip6", "filter", "FORWARD"}}},
+		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []Chain{{"inet", "filter", "forward"}}},
+		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []Chain{{"ip", "filter", "FORWARD"}}},
+		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, []Chain{{"ip6", "filter", "FORWARD"}}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			flush(t)
 			t.Cleanup(func() { flush(t) })
 			c.make(t)
-			for is4, want := range map[bool][]Chain{true: c.want4, false: c.want6} {
-				got, err := h.ForwardDrops(is4)
-				if diff := cmp.Diff(want, got); err != nil || diff != "" {
-					t.Errorf("IPv4 %t: %v\n%s", is4, err, diff)
-				}
+			got, err := h.ForwardDrops()
+			if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
+				t.Errorf("%v\n%s", err, diff)
 			}
 		})
 	}
@@ -82,6 +80,14 @@ func nftVariant(version []byte) bool {
 	var name, number, variant string
 	_, err := fmt.Sscan(string(version), &name, &number, &variant)
 	return err == nil && variant == "(nf_tables)"
+}
+
+func TestChainCovers(t *testing.T) {
+	for c, want := range map[Chain][2]bool{FilterChain(true, "x"): {true, false}, FilterChain(false, "x"): {false, true}, {"inet", "filter", "x"}: {true, true}} {
+		if got := [2]bool{c.Covers(true), c.Covers(false)}; got != want {
+			t.Errorf("%s: %v", c, got)
+		}
+	}
 }
 
 func TestHasChain(t *testing.T) {

@@ -30,12 +30,15 @@ func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 }
 
 func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err error) {
-	for _, p := range pod {
-		chains, err := host.ForwardDrops(p.Addr().Is4())
-		if err != nil {
-			return list, err
-		}
-		for _, c := range chains {
+	chains, err := host.ForwardDrops()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		for _, p := range pod {
+			if !c.Covers(p.Addr().Is4()) {
+				continue
+			}
 			f, err := keeper(host, c, p.Addr().Is4())
 			if err != nil {
 				return list, err
