@@ -52,8 +52,11 @@ func buildAndRun() (int, error) {
 	}
 	defer os.RemoveAll(dir)
 	tools := filepath.Join(dir, "tools")
-	if err := build(tools, "./integration/stepper"); err != nil {
+	if err := build(tools, "./integration/stepper", "./integration/calico"); err != nil {
 		return 0, err
+	}
+	if err := build(filepath.Join(tools, referenceDir), referencePlugins("main/ptp", "main/macvlan", "meta/firewall", "meta/tuning")...); err != nil {
+		fmt.Fprintln(os.Stderr, "integration: SKIPPING what needs other plugins of the reference:", err)
 	}
 	if err := build(tools, "github.com/containernetworking/plugins/plugins/ipam/host-local"); err != nil {
 		fmt.Fprintln(os.Stderr, "integration: SKIPPING what needs the reference's host-local:", err)
@@ -72,12 +75,22 @@ func buildAndRun() (int, error) {
 	return rerun(binEnv+"="+bin, toolsEnv+"="+tools)
 }
 
-func build(dir, packages string) error {
-	cmd := exec.Command("go", "build", "-o", dir+"/", packages)
+// referenceDir is the folder of the tools with the plugins of the reference that Podlace does not have.
+const referenceDir = "reference"
+
+func referencePlugins(paths ...string) (packages []string) {
+	for _, p := range paths {
+		packages = append(packages, "github.com/containernetworking/plugins/plugins/"+p)
+	}
+	return packages
+}
+
+func build(dir string, packages ...string) error {
+	cmd := exec.Command("go", append([]string{"build", "-o", dir + "/"}, packages...)...)
 	cmd.Dir = ".."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %s: %w\n%s", packages, err, out)
+		return fmt.Errorf("go build %q: %w\n%s", packages, err, out)
 	}
 	return nil
 }

@@ -47,8 +47,13 @@ func openNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*network, 
 	}
 	n := &network{list: list}
 	if exec == nil {
-		exec = &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &n.stderr}}
+		exec = n.exec()
 	}
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{binDir()}, cacheDir, exec)
 	return n, nil
+}
+
+// exec starts plugins and keeps what they write to stderr.
+func (n *network) exec() invoke.Exec {
+	return &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &n.stderr}}
 }
