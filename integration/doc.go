@@ -7,6 +7,8 @@
 //   - testdata/script holds testscript scripts, one per promise; -update rewrites
 //     their golden output.
 //   - TestChain* drive whole conflists through libcni in every version.
+//   - TestBehind* chain portmap and bandwidth after main plugins of others, and
+//     between plugins of others; calico stands in for the plugin of that name.
 //   - TestBad* hold tables of input that must be refused, TestGood* and TestRuntime* of
 //     input that must not.
 //   - TestSweep* kill the chain between any two changes and look for leftovers.
