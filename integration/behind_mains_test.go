@@ -51,7 +51,7 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	b := newBehind(t, "kubernetes-hostport.conflist", hostPort())
 	b.life(t, func() {
 		b.traffic(t, false, false)
-		if rules := shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") || strings.Contains(rules, "CNI-HOSTPORT-SETMARK") {
+		if rules := shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") || strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
 			t.Errorf("the marks are not kube-proxy's:\n%s", rules)
 		}
 	})
