@@ -3,6 +3,7 @@
 package attachment
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -47,7 +48,7 @@ func CollectUnreadable(r *plugin.Request, remove func(hash string) error) error 
 	var valid, dead map[string]bool
 	for _, name := range unreadable {
 		hash, own := strings.CutPrefix(name, r.Plugin+"-")
-		if !own {
+		if !own || !isHash(hash) { // such as the copy of a record beside it
 			continue
 		}
 		if valid == nil {
@@ -63,6 +64,12 @@ func CollectUnreadable(r *plugin.Request, remove func(hash string) error) error 
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// isHash tells whether text is as Key.Hash writes it.
+func isHash(text string) bool {
+	sum, err := hex.DecodeString(text)
+	return err == nil && len(sum) == 8 && hex.EncodeToString(sum) == text
 }
 
 func forget(network, name string) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 func key(network, id string) attachment.Key {
@@ -46,6 +47,37 @@ func TestGC(t *testing.T) {
 		if err := gone.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 			t.Error("the pod still has its interface")
 		}
+	}
+}
+
+// TestGCStrayFile: a file whose name only begins like a record's is of nobody, and takes no pod's link away. A record that cannot be read is
+// of whoever its name says.
+func TestGCStrayFile(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	record := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), "a").Hash())
+	dead := strings.Repeat("0", 16)
+	strays := []string{record + ".bak", record + "0", record[:len(record)-16], record[:len(record)-16] + strings.ToUpper(record[len(record)-16:])}
+	torn := record[:len(record)-16] + dead
+	for _, path := range append(strays, torn) {
+		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: attachment.HostVeth(dead)}, PeerName: "deadp0"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost("deadp0", netlink.LinkDel) })
+	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	l.ok(a.check())
+	for _, path := range strays {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(torn); err == nil || onHost("deadp0", func(netlink.Link) error { return nil }) == nil {
+		t.Errorf("what a torn record names is left, or the record: %v", err)
 	}
 }
 
