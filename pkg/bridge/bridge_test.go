@@ -117,21 +117,25 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestIPv4PodHasNoIPv6: not on the interface of an IPv4 network; an interface without addresses is the pod's own to set up.
+// TestIPv4PodHasNoIPv6: not on the interface of an IPv4 network, unless it gets a route of IPv6; an interface without addresses is the
+// pod's own to set up. Where IPv6 is off, nobody who switches it on later gets a router from the pod's neighbours by that.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
+	route := v4.with("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
 	for what, c := range map[string]struct {
 		keys []any
 		off  string
-	}{"v4": {[]any{"ipam", v4}, "1"}, "both": {nil, "0"}, "none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "0"}} {
+	}{"v4": {[]any{"ipam", v4}, "1"}, "both": {nil, "0"}, "route": {[]any{"ipam", route}, "0"},
+		"none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "0"}} {
 		t.Run(what, func(t *testing.T) {
 			bridge := "btno6" + what
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
 			l := bareLab(t, append(c.keys, "name", "no6"+what, "bridge", bridge)...)
 			l.ok(l.add("a").check())
 			if err := l.pod.Do(func() error {
-				for name, want := range map[string]string{"eth0": c.off, "lo": "0"} {
-					got, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6")
+				for name, want := range map[string]string{"eth0/disable_ipv6": c.off, "lo/disable_ipv6": "0", "eth0/accept_ra": "0",
+					"eth0/accept_redirects": "0", "eth0/accept_dad": "0"} {
+					got, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name)
 					if strings.TrimSpace(string(got)) != want || err != nil {
 						t.Errorf("%s is %s, want %s, %v", name, got, want, err)
 					}

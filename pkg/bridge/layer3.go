@@ -24,12 +24,12 @@ type layer3 struct {
 }
 
 func (l layer3) has6() bool {
-	for _, a := range l.addresses {
-		if a.Addr().Is6() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+}
+
+// routes6 tells whether the pod gets a route of IPv6: with or without an address, it can have none while IPv6 is off.
+func (l layer3) routes6() bool {
+	return slices.ContainsFunc(l.routes, func(r kernel.Route) bool { return r.Dst.Addr().Is6() })
 }
 
 // planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet, if that has more

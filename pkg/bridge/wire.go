@@ -192,18 +192,19 @@ func (j *job) configure(w wiring, l layer3) error {
 }
 
 // podSettings are the sysctls of the pod side. A pod of an IPv4 network gets no IPv6 on it: its link-local address would pass by whatever
-// guards the pod's IPv4 (CVE-2024-32473), and its announcements go to each port of the bridge.
+// guards the pod's IPv4 (CVE-2024-32473), and its announcements go to each port of the bridge. If somebody switches it on later, the pod
+// is as quiet as others.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
-	if len(l.addresses) > 0 && !l.has6() {
-		return pod.Lacks(kernel.Sysctl{Path: conf + "disable_ipv6", Value: "1"})
-	}
 	settings := append(j.quiet(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
-	if l.has6() {
+	switch {
+	case l.has6():
 		settings = append(settings,
 			kernel.Sysctl{Path: "ipv6/conf/lo/disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
+	case len(l.addresses) > 0 && !l.routes6():
+		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "1"})
 	}
 	return pod.Lacks(settings...)
 }
