@@ -5,6 +5,7 @@ package fault
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"testing"
 
@@ -43,7 +44,7 @@ func (w world) wipe() {
 // shared matches what the first pod makes for all, and may leave when it fails.
 func shared() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
-		`file .*/(lock|\.lock|\.iptables|\.(masqueraded|gateway-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
+		`file .*/(lock|\.lock|\.iptables|\.mtu|\.(masqueraded|(gateway|made|mtu)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
 // TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left, and
@@ -71,9 +72,31 @@ func TestFirst(t *testing.T) {
 					}
 					result := add.ok(w).stdout
 					w.call(i, "CHECK", result).ok(w)
+					w.pinned(i)
 					w.del(i + 1)
 				})
 			}
 		})
+	}
+}
+
+// pinned wants the bridge of a plugin, if it has one, to have the MTU that it was made with, also when a fault came while it was pinned.
+func (w world) pinned(plugin int) {
+	w.Helper()
+	name, ok := w.chain[plugin].conf["bridge"].(string)
+	if !ok {
+		return
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer host.Close()
+	link, ok, err := host.Link(name)
+	if err != nil || !ok || link.MTU != 1500 {
+		w.Errorf("%s: mtu %d, %v", name, link.MTU, err)
+	}
+	if notes, _ := filepath.Glob("/run/podlace/.mtu-*"); len(notes) > 0 {
+		w.Errorf("left %s", notes)
 	}
 }

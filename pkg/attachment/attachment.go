@@ -217,40 +217,6 @@ func LockNode(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Note leaves a mark with a text that holds for the whole network.
-func (a *Attachment) Note(mark, text string) error {
-	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
-}
-
-// Noted returns the text of the network's mark; ok is false when it has none.
-func (a *Attachment) Noted(mark string) (text string, ok bool) {
-	data, err := a.dir.Read("." + mark)
-	return string(data), err == nil
-}
-
-// Unnote removes the mark.
-func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
-
-// NotedBy returns a network that has a mark.
-func NotedBy(mark string) (network string, ok bool, err error) {
-	networks, err := Networks()
-	for _, network := range networks {
-		if _, err := os.Lstat(filepath.Join(folder(network), "."+mark)); err == nil {
-			return network, true, nil
-		}
-	}
-	return "", false, err
-}
-
-// UnnoteAll removes the mark of every network that has it.
-func UnnoteAll(mark string) error {
-	networks, err := Networks()
-	for _, network := range networks {
-		err = errors.Join(err, forget(network, "."+mark))
-	}
-	return err
-}
-
 // Recorded tells whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))

@@ -96,24 +96,6 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	return link, nil
 }
 
-// minMTU6 is what IPv6 needs of a link (RFC 8200 section 5).
-const minMTU6 = 1280
-
-// ensureMTU gives the bridge the MTU of its pods when that is smaller, or else the node would send them what they cannot take. But pods
-// must not take the node's IPv6 addresses from the bridge by a smaller MTU than IPv6 needs.
-func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
-	mtu := bridge.MTU
-	if j.cfg.MTU >= minMTU6 && j.cfg.MTU < mtu {
-		mtu = j.cfg.MTU
-	}
-	if !made && mtu == bridge.MTU && (j.cfg.MTU == 0 || j.cfg.MTU >= minMTU6) {
-		return nil
-	}
-	err := j.host.PinMTU(*bridge, mtu)
-	bridge.MTU = mtu
-	return err
-}
-
 // quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of
 // duplicate address detection for its link-local address. It must be set before the link is up.
 func (j *job) quiet(name string) []kernel.Sysctl {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // uplink gives the node an uplink with a default route for each gateway, and takes it away again.
@@ -90,33 +89,4 @@ func TestAlias(t *testing.T) {
 		}
 		l.ok(l.call("DEL", "a"))
 	}
-}
-
-// TestSmallMTU: a pod with a smaller MTU than IPv6 needs does not take the IPv6 addresses of the bridge, not even by an ADD that is refused.
-func TestSmallMTU(t *testing.T) {
-	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
-	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
-	a := l.add("a")
-	mtu := func() (mtu int) {
-		t.Helper()
-		if err := onHost("btsmall", func(link netlink.Link) error { mtu = link.Attrs().MTU; return nil }); err != nil {
-			t.Fatal(err)
-		}
-		return mtu
-	}
-	l.fails(l.other().call("ADD", "b", "mtu", 1000), plugin.CodeConfig, "mtu 1000: IPv6 needs at least 1280")
-	l.ok(a.check())
-	c := l.other()
-	l.ok(c.call("ADD", "c", "mtu", 1000, "ipam", hostLocal("10.73.0.0/24")))
-	l.ok(a.check())
-	if got := mtu(); got != 1500 {
-		t.Errorf("the bridge has MTU %d", got)
-	}
-	l.ok(c.call("DEL", "c"))
-	d := l.other()
-	l.ok(d.call("ADD", "d", "mtu", 1400))
-	if got := mtu(); got != 1400 {
-		t.Errorf("the bridge has MTU %d beside pods of 1400", got)
-	}
-	l.ok(d.call("DEL", "d"))
 }

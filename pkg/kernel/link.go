@@ -174,16 +174,27 @@ func (n *NS) SetDown(link Link) error {
 }
 
 // PinMTU sets the MTU of a bridge so that the kernel takes it as the admin's: else it would follow the smallest one of the ports, and below
-// 1280 lose all IPv6 addresses. The kernel overlooks a value that it has already, so another one comes before.
+// 1280 lose all IPv6 addresses. The kernel overlooks a value that it has already, so MTUBeside comes before: bridge must be as it is now.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
-	return change(fmt.Sprintf("link set %s mtu %d", bridge.Name, mtu), func() error {
-		if bridge.MTU == mtu {
-			if err := n.h.LinkSetMTU(byIndex(bridge.Index), mtu+1); err != nil {
-				return err
-			}
+	if bridge.MTU == mtu {
+		if err := n.setMTU(bridge, MTUBeside(mtu)); err != nil {
+			return err
 		}
-		return n.h.LinkSetMTU(byIndex(bridge.Index), mtu)
-	})
+	}
+	return n.setMTU(bridge, mtu)
+}
+
+// MTUBeside is the MTU that a bridge has for a moment while PinMTU pins one.
+func MTUBeside(mtu int) int {
+	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
+	if mtu >= most {
+		return mtu - 1
+	}
+	return mtu + 1
+}
+
+func (n *Node) setMTU(link Link, mtu int) error {
+	return change(fmt.Sprintf("link set %s mtu %d", link.Name, mtu), func() error { return n.h.LinkSetMTU(byIndex(link.Index), mtu) })
 }
 
 // SetPromisc switches promiscuous mode on.

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Note leaves a mark with a text that holds for the whole network.
+func (a *Attachment) Note(mark, text string) error {
+	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
+}
+
+// Noted returns the text of the network's mark; ok is false when it has none.
+func (a *Attachment) Noted(mark string) (text string, ok bool) {
+	data, err := a.dir.Read("." + mark)
+	return string(data), err == nil
+}
+
+// Unnote removes the mark.
+func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
+
+// NotedBy returns a network that has a mark.
+func NotedBy(mark string) (network string, ok bool, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		if _, err := os.Lstat(filepath.Join(folder(network), "."+mark)); err == nil {
+			return network, true, nil
+		}
+	}
+	return "", false, err
+}
+
+// NotedAs tells whether any network has a mark with that text.
+func NotedAs(mark, text string) (bool, error) {
+	networks, err := Networks()
+	return slices.ContainsFunc(networks, func(network string) bool {
+		data, err := os.ReadFile(filepath.Join(folder(network), "."+mark))
+		return err == nil && string(data) == text
+	}), err
+}
+
+// UnnoteAll removes the mark of every network that has it.
+func UnnoteAll(mark string) error {
+	networks, err := Networks()
+	for _, network := range networks {
+		err = errors.Join(err, forget(network, "."+mark))
+	}
+	return err
+}
+
+// NoteNode leaves a mark with a text that holds for the node, beside those of the networks.
+func NoteNode(mark, text string) error {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Overwrite("."+mark, []byte(text), 0o600)
+}
+
+// NodeNoted returns the text of the node's mark; ok is false when it has none.
+func NodeNoted(mark string) (text string, ok bool) {
+	data, err := os.ReadFile(filepath.Join(store.Root, "."+mark))
+	return string(data), err == nil
+}
+
+// UnnoteNode removes the node's mark.
+func UnnoteNode(mark string) error {
+	dir, err := store.Open(store.Root)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	defer dir.Close()
+	return dir.Remove("." + mark)
+}

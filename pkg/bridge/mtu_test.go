@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// mtuLab is a node with a network whose bridge has a name of its own.
+func mtuLab(t *testing.T, bridge, subnet string) lab {
+	t.Helper()
+	t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
+}
+
+// hasMTU wants the bridge to have an MTU, and nothing left to do about it.
+func (l lab) hasMTU(want int) {
+	l.Helper()
+	bridge := l.conf["bridge"].(string)
+	if err := onHost(bridge, func(link netlink.Link) error {
+		if got := link.Attrs().MTU; got != want {
+			return fmt.Errorf("%s has MTU %d, want %d", bridge, got, want)
+		}
+		return nil
+	}); err != nil {
+		l.Error(err)
+	}
+	if text, owed := attachment.NodeNoted(mtuNote(bridge)); owed {
+		l.Errorf("the note of %s is left: %q", bridge, text)
+	}
+}
+
+// anotherMade makes a bridge as somebody else does, with an address of the node.
+func anotherMade(t *testing.T, bridge, address string) {
+	t.Helper()
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := onHost(bridge, netlink.LinkSetUp); err != nil {
+		t.Fatal(err)
+	}
+	if err := onHost(bridge, func(link netlink.Link) error {
+		addr, err := netlink.ParseAddr(address)
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(link, addr)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSmallMTU: a pod with a smaller MTU than IPv6 needs does not take the IPv6 addresses of the bridge, not even by an ADD that is refused.
+func TestSmallMTU(t *testing.T) {
+	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
+	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
+	a := l.add("a")
+	l.fails(l.other().call("ADD", "b", "mtu", 1000), plugin.CodeConfig, "mtu 1000: IPv6 needs at least 1280")
+	l.ok(a.check())
+	c := l.other()
+	l.ok(c.call("ADD", "c", "mtu", 1000, "ipam", hostLocal("10.73.0.0/24")))
+	l.ok(a.check())
+	l.hasMTU(1500)
+	l.ok(c.call("DEL", "c"))
+	d := l.other()
+	l.ok(d.call("ADD", "d", "mtu", 1400))
+	l.hasMTU(1400)
+	l.ok(d.call("DEL", "d"))
+}
+
+// TestLargeMTU: the largest MTU can be pinned too.
+func TestLargeMTU(t *testing.T) {
+	l := mtuLab(t, "btlarge", "10.74.3.0/24")
+	l.add("a", "mtu", 65535)
+	l.hasMTU(65535)
+}
+
+// TestMTUOfOthers: a bridge that somebody else made keeps its MTU and its IPv6 addresses, whatever the pods have, also in the place of one
+// that ADD made.
+func TestMTUOfOthers(t *testing.T) {
+	l := mtuLab(t, "btother", "10.74.1.0/24")
+	l.other().add("first")
+	if err := onHost("btother", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	anotherMade(t, "btother", "fd00:74:1::99/64")
+	for id, mtu := range map[string]int{"small": 1000, "lower": 1400, "same": 1500, "larger": 9000} {
+		l.other().add(id, "mtu", mtu)
+	}
+	l.hasMTU(1500)
+	if err := onHost("btother", delAddress("fd00:74:1::99/64")); err != nil {
+		t.Errorf("its address is gone: %v", err)
+	}
+}
+
+// TestMTUOfAnotherNetwork: a bridge that a pod of another network made counts as made.
+func TestMTUOfAnotherNetwork(t *testing.T) {
+	l := mtuLab(t, "btnets", "10.74.4.0/24")
+	l.add("a")
+	l.hasMTU(1500)
+	l.other().add("b", "name", "btnets2", "mtu", 1400, "isGateway", false)
+	l.hasMTU(1400)
+}
+
+// TestMTUAtOnce: many pods at once leave the bridge the MTU that it had, and wait for somebody who is between the two requests.
+func TestMTUAtOnce(t *testing.T) {
+	l := mtuLab(t, "btonce", "10.74.2.0/24")
+	anotherMade(t, "btonce", "fd00:74:2::99/64")
+	set := func(mtu int) {
+		t.Helper()
+		if err := onHost("btonce", func(link netlink.Link) error { return netlink.LinkSetMTU(link, mtu) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unlock, err := attachment.LockNode("mtu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set(1501)
+	var all sync.WaitGroup
+	var ended atomic.Int32
+	for i := range 12 {
+		pod := l.other()
+		all.Go(func() {
+			if o := pod.call("ADD", strconv.Itoa(i), "mtu", 1000); o.exit != 0 {
+				t.Errorf("%s", o.stdout)
+			}
+			ended.Add(1)
+		})
+		t.Cleanup(func() { pod.ok(pod.call("DEL", strconv.Itoa(i))) })
+	}
+	time.Sleep(300 * time.Millisecond)
+	if n := ended.Load(); n > 0 {
+		t.Errorf("%d pods did not wait", n)
+	}
+	set(1500)
+	unlock()
+	all.Wait()
+	l.hasMTU(1500)
+}
+
+// TestMTUAfterKill: what an ADD leaves that was killed at any point of pinning, the next one mends, of whichever network it is. What an admin
+// set meanwhile stays.
+func TestMTUAfterKill(t *testing.T) {
+	l := mtuLab(t, "btkill", "10.74.5.0/24")
+	l.add("a")
+	for at, want := range map[int]int{1500: 1500, 1501: 1500, 1700: 1700} {
+		if err := onHost("btkill", func(link netlink.Link) error { return netlink.LinkSetMTU(link, at) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := attachment.NoteNode(mtuNote("btkill"), "1500"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = attachment.UnnoteNode(mtuNote("btkill")) })
+		next := l.other()
+		next.ok(next.call("ADD", "next", "name", "btkill2", "isGateway", false))
+		l.hasMTU(want)
+		next.ok(next.call("DEL", "next", "name", "btkill2"))
+	}
+	// One that was killed before the first request has pinned nothing: the kernel would follow the smallest port.
+	if err := onHost("btkill", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	anotherMade(t, "btkill", "fd00:74:5::99/64")
+	if err := attachment.NoteNode(mtuNote("btkill"), "1500"); err != nil {
+		t.Fatal(err)
+	}
+	l.other().add("last")
+	l.hasMTU(1500)
+	if err := onHost("btkill", func(link netlink.Link) error {
+		attrs := netlink.LinkAttrs{Name: "btkillp0", MTU: 1000, MasterIndex: link.Attrs().Index}
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "btkillp1"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost("btkillp0", netlink.LinkDel) })
+	l.hasMTU(1500)
+}
