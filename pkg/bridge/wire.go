@@ -167,10 +167,31 @@ func (j *job) configure(w wiring, l layer3) error {
 			return err
 		}
 	}
+	if err := j.awaitCarrier(w); err != nil {
+		return err
+	}
 	if j.cfg.DAD {
 		return j.pod.WaitForDAD(w.pod, dadTimeout)
 	}
 	return nil
+}
+
+// carrierTimeout bounds the wait for the kernel to see a carrier. None in time is no error: it will come, or somebody took a link down.
+const carrierTimeout = 200 * time.Millisecond
+
+// awaitCarrier waits until frames pass between the pod, the port of the bridge and the gateway.
+func (j *job) awaitCarrier(w wiring) error {
+	if j.cfg.LeaveDown {
+		return nil
+	}
+	until := time.Now().Add(carrierTimeout)
+	if err := j.pod.AwaitCarrier(w.pod, until); err != nil {
+		return err
+	}
+	if err := j.host.AwaitCarrier(w.host, until); err != nil || w.gateway.Runs {
+		return err
+	}
+	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
 // podSettings are the sysctls of the pod side. A pod of an IPv4 network gets no IPv6 on it: its link-local address would pass by whatever

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -22,6 +23,7 @@ type Link struct {
 	MAC    net.HardwareAddr
 	MTU    int
 	Up     bool
+	Runs   bool // it is up, and the kernel has seen its carrier, so that frames pass (IF_OPER_UP of RFC 2863)
 	Promis bool
 	Master int // ifindex of the bridge, or 0
 	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
@@ -80,6 +82,19 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	return n.link(indexed(index))
 }
 
+// AwaitCarrier waits until the link runs or is gone, or the time has come. The kernel sets up the queue of a link, and lets the port of a
+// bridge forward, by a work that it puts off by up to a second (net/core/link_watch.c): until then it drops frames. Since 6.7 it does so at
+// once when somebody looks at the link.
+func (n *NS) AwaitCarrier(link Link, until time.Time) error {
+	for {
+		now, ok, err := n.LinkByIndex(link.Index)
+		if err != nil || !ok || now.Runs || time.Now().After(until) {
+			return err
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
 func (n *NS) link(which ...nl.NetlinkRequestData) (Link, bool, error) {
 	req := n.request(unix.RTM_GETLINK, 0)
 	for _, data := range which {
@@ -109,7 +124,7 @@ func parseLink(message []byte) (Link, error) {
 	}
 	a := l.Attrs()
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
-		Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
+		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
 	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
 		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
 		link.DefaultVLAN = *bridge.VlanDefaultPVID
