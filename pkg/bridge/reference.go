@@ -58,14 +58,34 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 }
 
 // isReferenceVeth tells whether a name is one that the reference gives host sides: eight hexadecimal digits. Ours have eleven.
-func isReferenceVeth(name string) bool {
-	digits, ok := strings.CutPrefix(name, "veth")
-	return ok && len(digits) == 8 && strings.Trim(digits, "0123456789abcdef") == ""
+func isReferenceVeth(name string) bool { return isVeth(name, 8) }
+
+func isVeth(name string, digits int) bool {
+	hash, ok := strings.CutPrefix(name, "veth")
+	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
+}
+
+// isAnothers tells whether a host side is of an attachment other than that of r: ours are named by a hash of the key. prevResult may name
+// it all the same: a MAC follows from the address, so that the next pod with the address, or a network with the same one, has it too.
+func isAnothers(r *plugin.Request, name string) bool {
+	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
 // proven tells whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
 // keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration.
 func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error) {
+	var side kernel.Link
+	var ok bool
+	if link.Kind == "veth" && link.Peer != 0 {
+		var err error
+		if side, ok, err = host.LinkByIndex(link.Peer); err != nil {
+			return false, err
+		}
+		ok = ok && side.Kind == "veth" && side.Peer == link.Index
+	}
+	if ok && isAnothers(r, side.Name) {
+		return false, nil
+	}
 	if r.Prev != nil {
 		for _, i := range r.Prev.Interfaces {
 			if i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String() {
@@ -74,12 +94,8 @@ func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error
 		}
 		return false, nil
 	}
-	if link.Kind != "veth" || link.Peer == 0 {
+	if !ok || !isReferenceVeth(side.Name) || side.LeadsGroup() {
 		return false, nil
-	}
-	side, ok, err := host.LinkByIndex(link.Peer)
-	if err != nil || !ok || side.Kind != "veth" || side.Peer != link.Index || !isReferenceVeth(side.Name) || side.LeadsGroup() {
-		return false, err
 	}
 	bridge, ok, err := host.LinkByIndex(side.Master)
 	return ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
@@ -103,7 +119,7 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	for _, i := range r.Prev.Interfaces {
-		if i.Sandbox != "" || i.Mac == "" {
+		if i.Sandbox != "" || i.Mac == "" || isAnothers(r, i.Name) {
 			continue
 		}
 		link, ok, err := host.Link(i.Name)
