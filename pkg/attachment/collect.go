@@ -111,6 +111,9 @@ func (a *Attachment) recorded() (rec Record, written time.Time, err error) {
 	return rec, written, err
 }
 
+// Written returns when the record was last written.
+func (a *Attachment) Written() (time.Time, error) { return a.dir.Written(a.file()) }
+
 func wrap(rec Record, err error) error {
 	if err == nil {
 		return nil

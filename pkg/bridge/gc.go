@@ -66,12 +66,26 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
+// removeDead is removeAs for what is gone by its record alone. The container may live in another namespace, by another program, with
+// leases that are younger than the record.
+func (b bridge) removeDead(r *plugin.Request) func(*attachment.Attachment, state) error {
+	return func(att *attachment.Attachment, st state) error {
+		written, err := att.Written()
+		if err != nil {
+			return err
+		}
+		as := *r
+		as.NotAfter = written
+		return b.removeAs(&as)(att, st)
+	}
+}
+
 // collectDead removes attachments whose namespace is gone, and returns how many. Nobody else takes the lock of one of these while he
 // holds another's but an ADD that does the same, and none of them is what any ADD is about: so no two wait for each other.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
-		found, err := attachment.DropDead(j.r, of, b.removeAs(j.r))
+		found, err := attachment.DropDead(j.r, of, b.removeDead(j.r))
 		if err != nil {
 			j.r.Log.Warn("could not collect a pod that is gone", "of", of.ContainerID, "ifname", of.IfName, "error", err)
 		} else if found {

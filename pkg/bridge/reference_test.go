@@ -3,9 +3,13 @@
 package bridge
 
 import (
+	"os"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestDelLeavesAnothers (C-45..C-54): DEL of an attachment without a record takes no link of one that is there, though prevResult names its
@@ -40,4 +44,28 @@ func TestDelLeavesAnothers(t *testing.T) {
 func ifIndex(l lab, name string) (index int, err error) {
 	err = l.inPod(name, func(link netlink.Link) error { index = link.Attrs().Index; return nil })
 	return index, err
+}
+
+// TestShortPoolSparesRenewed (F-44): a pod whose record names a namespace that is gone, and that the reference attached anew in another, has
+// a lease that is younger than the record: a short pool takes it from nobody. DEL ends it.
+func TestShortPoolSparesRenewed(t *testing.T) {
+	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
+	l.ok(l.call("ADD", "pod"))
+	lease := "/var/lib/cni/networks/renewed/10.63.0.2"
+	if err := os.Remove(lease); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(10 * time.Millisecond) // the time of a file is that of the kernel's last tick
+	if err := os.WriteFile(lease, []byte("pod\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	other := l.other()
+	for range 2 {
+		l.fails(other.call("ADD", "next"), plugin.CodeExhausted, "no IP addresses available")
+	}
+	l.ok(l.call("DEL", "pod"))
+	other.add("next")
 }

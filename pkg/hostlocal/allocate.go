@@ -190,7 +190,11 @@ func (a *allocation) try(addr netip.Addr) (bool, error) {
 	if !ok || err != nil {
 		return false, err
 	}
-	a.mine.Addresses = append(a.mine.Addresses, addr)
+	var written int64 // of nobody knows when: the lease is then none that the index knows
+	if at, err := a.l.dir.Written(addr.String()); err == nil {
+		written = at.UnixNano()
+	}
+	a.mine.hold(addr, written)
 	a.l.index.wake(addr)
 	return true, nil
 }

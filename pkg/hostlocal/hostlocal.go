@@ -65,7 +65,13 @@ func clearOwn(r *plugin.Request, l *leases) error {
 }
 
 func del(r *plugin.Request) error {
-	return release(r, func(l *leases) ([]entry, error) { return l.entries(r.Attachment()) })
+	return release(r, func(l *leases) ([]entry, error) {
+		entries, err := l.entries(r.Attachment())
+		if !r.NotAfter.IsZero() {
+			entries = slices.DeleteFunc(entries, func(e entry) bool { return e.after(r.NotAfter) })
+		}
+		return entries, err
+	})
 }
 
 func gc(r *plugin.Request) error {

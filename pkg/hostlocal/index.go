@@ -5,11 +5,9 @@ package hostlocal
 import (
 	"bytes"
 	"crypto/rand"
-	"crypto/sha512"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"maps"
 	"net/netip"
@@ -45,56 +43,11 @@ const (
 // errDamaged: a shard is not as it was written. The caller makes the index anew.
 var errDamaged = errors.New("lease index: damaged")
 
-// entry is what the index knows of an attachment.
-type entry struct {
-	plugin.Attachment
-	Addresses []netip.Addr `json:"addresses"`
-	Boot      string       `json:"boot"`            // when the lease was made, or first seen
-	Netns     string       `json:"netns,omitempty"` // CNI_NETNS of the ADD
-	Pod       string       `json:"pod,omitempty"`
-}
-
-// String names the owner of an address.
-func (e entry) String() string {
-	if e.ContainerID == "" {
-		return "a file that cannot be read"
-	}
-	text := "container " + e.ContainerID
-	if e.Pod != "" {
-		text = "pod " + e.Pod + ", " + text
-	}
-	if e.IfName != "" {
-		text += ", interface " + e.IfName
-	}
-	return text
-}
-
-// within tells whether an address of the entry is of the set.
-func (e entry) within(set RangeSet) bool {
-	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
-}
-
-// shard is a part of the index, by container ID and interface name.
-type shard map[string]entry
-
-// shardDocument is a shard as a file.
-type shardDocument struct {
-	Sum     uint32          `json:"sum"` // CRC-32 of entries
-	Entries json.RawMessage `json:"entries"`
-}
-
 type mark struct {
 	Format   int    `json:"format"`
 	Modified int64  `json:"modified"` // nanoseconds since 1970, of the lease folder
 	Boot     string `json:"boot"`
 	Shards   []byte `json:"shards"` // a bit for each that exists
-}
-
-func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfName }
-
-func shardName(a plugin.Attachment) string {
-	sum := sha512.Sum512([]byte(entryKey(a)))
-	return fmt.Sprintf("%03x", (int(sum[0])<<8|int(sum[1]))%shards)
 }
 
 // index is the open index of a lease folder whose lock is held.
@@ -229,15 +182,6 @@ func (x *index) note(name string, exists bool) {
 	}
 }
 
-func parseShard(data []byte) (shard, error) {
-	var doc shardDocument
-	s := shard{}
-	if json.Unmarshal(data, &doc) != nil || crc32.ChecksumIEEE(doc.Entries) != doc.Sum || json.Unmarshal(doc.Entries, &s) != nil {
-		return nil, errDamaged
-	}
-	return s, nil
-}
-
 // get returns the entry of an attachment.
 func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	s, err := x.read(shardName(a))
@@ -281,14 +225,6 @@ func (x *index) replace(name string, s shard) error {
 		return err
 	}
 	return x.write(name, data)
-}
-
-func (s shard) encode() ([]byte, error) {
-	entries, err := json.Marshal(s)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(shardDocument{crc32.ChecksumIEEE(entries), entries})
 }
 
 // renew is replace for a shard that is mostly as it was: to look is cheaper than to write.
@@ -345,9 +281,9 @@ func (x *index) all(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild makes the index from every lease. An attachment that the index knew keeps the boot that it was known from; one that is new to it
-// counts as made in the present boot, since nothing tells that its pod is gone.
-func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
+// rebuild makes the index from every lease. An attachment that the index knew keeps the boot that it was known from, and its namespace; one
+// with a lease that is new to it counts as made in the present boot, since nothing tells that its pod is gone.
+func (x *index) rebuild(found map[netip.Addr]lease) {
 	known, err := x.all(true)
 	byName := x.sort(found, known)
 	if x.broken != nil {
@@ -374,27 +310,28 @@ func (x *index) rebuild(found map[netip.Addr]plugin.Attachment) {
 }
 
 // sort puts the leases into shards.
-func (x *index) sort(found map[netip.Addr]plugin.Attachment, known []entry) map[string]shard {
+func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {
 		old[e.Attachment] = e
 	}
 	byName := map[string]shard{}
-	for addr, of := range found {
-		name := shardName(of)
+	for addr, is := range found {
+		name, key := shardName(is.of), entryKey(is.of)
 		if byName[name] == nil {
 			byName[name] = shard{}
 		}
-		e, ok := byName[name][entryKey(of)]
+		o := old[is.of]
+		e, ok := byName[name][key]
 		if !ok {
-			e = entry{Attachment: of, Boot: x.boot}
-			if o, ok := old[of]; ok {
-				e.Boot, e.Netns, e.Pod = o.Boot, o.Netns, o.Pod
-			}
+			e = entry{Attachment: is.of, Boot: o.Boot, Netns: o.Netns, Pod: o.Pod}
 		}
-		e.Addresses = append(e.Addresses, addr)
+		if !o.knows(addr, is) {
+			e.Boot, e.Netns = x.boot, ""
+		}
+		e.hold(addr, is.written)
 		slices.SortFunc(e.Addresses, netip.Addr.Compare)
-		byName[name][entryKey(of)] = e
+		byName[name][key] = e
 	}
 	return byName
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -86,6 +87,76 @@ func TestDeadNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.mustGive("a", "10.1.2.2/30")
+}
+
+// renew ends the lease of a container and makes the same one, as the reference does with a pod that is made anew; at is when.
+func (l lab) renew(addr, id string, at time.Time) {
+	l.Helper()
+	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {
+		l.Fatal(err)
+	}
+	l.put(addr, id+"\r\neth0")
+	if err := os.Chtimes(filepath.Join(l.dir, addr), at, at); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// TestRenewedByOthers (F-44): a container that another program attached anew, in another namespace or boot, keeps its address, though its
+// last one was certainly gone. The clock may have been set back meanwhile.
+func TestRenewedByOthers(t *testing.T) {
+	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {
+		t.Run("namespace, "+name, func(t *testing.T) {
+			l := newLab(t, `"subnet":"10.1.2.0/30"`) // .2 alone
+			pod := kerneltest.NewPod(t)
+			l.ok(l.call("ADD", "pod", "", "CNI_NETNS="+pod.Path))
+			l.renew("10.1.2.2", "pod", time.Now().Add(-age))
+			if err := pod.Close(); err != nil {
+				t.Fatal(err)
+			}
+			seen, err := Leases(l.dir)
+			if err != nil || len(seen) != 1 || seen[0].Netns != "" || seen[0].Earlier {
+				t.Errorf("looked at: %+v, %v", seen, err)
+			}
+			for range 2 { // the second is after the index was made anew
+				l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
+				l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "is not available")
+			}
+			l.ok(l.call("DEL", "pod", ""))
+			l.mustGive("a", "10.1.2.2/30")
+		})
+		t.Run("boot, "+name, func(t *testing.T) {
+			l := newLab(t, `"subnet":"10.1.2.0/30"`)
+			l.mustGive("pod", "10.1.2.2/30")
+			l.boot("33333333-0000-0000-0000-000000000000")
+			if seen, err := Leases(l.dir); err != nil || len(seen) != 1 || !seen[0].Earlier {
+				t.Errorf("looked at: %+v, %v", seen, err)
+			}
+			l.renew("10.1.2.2", "pod", time.Now().Add(-age))
+			if seen, err := Leases(l.dir); err != nil || len(seen) != 1 || seen[0].Earlier {
+				t.Errorf("looked at: %+v, %v", seen, err)
+			}
+			l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
+		})
+	}
+}
+
+// TestUnchangedIsKnown: what others change of other leases, and an end of one of its own, take nothing of what is known of an attachment.
+func TestUnchangedIsKnown(t *testing.T) {
+	for ended := range 2 {
+		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
+		pod := kerneltest.NewPod(t)
+		l.ok(l.call("ADD", "dead", "", "CNI_NETNS="+pod.Path))
+		l.put("10.1.4.9", "foreign\r\neth0")
+		l.ok(l.call("DEL", "unknown", ""))
+		if err := os.Remove(filepath.Join(l.dir, fmt.Sprintf("10.1.%d.2", 2+ended))); err != nil {
+			t.Fatal(err)
+		}
+		l.ok(l.call("DEL", "unknown", ""))
+		if err := pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l.mustGive("a", "10.1.2.2/30 10.1.3.2/30")
+	}
 }
 
 // TestForeignHands (F-44): the folder may be changed by others before, between and after.

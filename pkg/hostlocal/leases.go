@@ -127,7 +127,7 @@ func owns(lease, a plugin.Attachment) bool {
 
 // all reads every lease. An empty file is what a process left that was killed between making and writing it: it is put aside, so that its
 // address is free again.
-func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
+func (l *leases) all() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
 		return nil, err
@@ -140,19 +140,25 @@ func (l *leases) all() (map[netip.Addr]plugin.Attachment, error) {
 	return found, nil
 }
 
+// lease is what a lease file tells.
+type lease struct {
+	of      plugin.Attachment
+	written int64 // nanoseconds since 1970
+}
+
 // readLeases reads every lease; what is no lease file is left out, and the names of empty ones are told.
-func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]plugin.Attachment, empty []string, err error) {
+func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
 	names, err := dir.List()
 	if err != nil {
 		return nil, nil, fmt.Errorf("lease folder: %w", err)
 	}
-	found = make(map[netip.Addr]plugin.Attachment, len(names))
+	found = make(map[netip.Addr]lease, len(names))
 	for _, name := range names {
 		addr, err := netip.ParseAddr(name)
 		if err != nil {
 			continue
 		}
-		data, err := dir.Read(name)
+		data, written, err := dir.ReadWritten(name)
 		of := parseOwner(data)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -164,7 +170,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]plugin.A
 			if of.ContainerID[0] == '?' {
 				log.Warn("foreign lease keeps its address", "lease", name)
 			}
-			found[addr] = of
+			found[addr] = lease{of, written.UnixNano()}
 		}
 	}
 	return found, empty, nil

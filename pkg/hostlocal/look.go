@@ -23,8 +23,8 @@ type Lease struct {
 	Written           time.Time // when the youngest file was
 }
 
-// Leases looks at a lease folder without a lock, and changes nothing. A lease that the index does not know counts as one of the present
-// boot.
+// Leases looks at a lease folder without a lock, and changes nothing. An attachment with a lease that the index does not know counts as one
+// of the present boot.
 func Leases(path string) ([]Lease, error) {
 	dir, err := store.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -43,15 +43,17 @@ func Leases(path string) ([]Lease, error) {
 		return nil, err
 	}
 	byOwner := map[plugin.Attachment]*Lease{}
-	for addr, of := range found {
-		l := byOwner[of]
+	for addr, is := range found {
+		l, e := byOwner[is.of], known[is.of]
 		if l == nil {
-			e := known[of]
-			l = &Lease{Attachment: of, Netns: e.Netns, Earlier: e.Boot != "" && e.Boot != boot}
-			byOwner[of] = l
+			l = &Lease{Attachment: is.of, Netns: e.Netns, Earlier: e.Boot != "" && e.Boot != boot}
+			byOwner[is.of] = l
+		}
+		if !e.knows(addr, is) {
+			l.Netns, l.Earlier = "", false
 		}
 		l.Addresses = append(l.Addresses, addr)
-		if at, err := dir.Written(addr.String()); err == nil && at.After(l.Written) {
+		if at := time.Unix(0, is.written); at.After(l.Written) {
 			l.Written = at
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -141,12 +142,26 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age lets all leases look old, so that GC may collect them.
+// age lets all leases look old, so that GC may collect them, and as if they had been made so: the index knows them by their age.
 func (l lab) age() {
 	l.Helper()
+	open, err := openLeases(l.dir, slog.Default())
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer open.close()
+	entries, _ := open.every()
 	if err := kerneltest.Age(l.dir); err != nil {
 		l.Fatal(err)
 	}
+	for _, e := range entries {
+		for addr := range e.Written {
+			at, _ := open.dir.Written(addr.String())
+			e.Written[addr] = at.UnixNano()
+		}
+		_ = open.index.put(e) // the disk may be full
+	}
+	open.settle()
 }
 
 // put writes a file into the lease folder, as another program would.

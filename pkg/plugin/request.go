@@ -49,6 +49,8 @@ type Request struct {
 
 	Reclaimed func(Attachment) // ADD: called by an IPAM plugin in process that found an attachment dead and took its addresses
 
+	NotAfter time.Time // DEL, for an IPAM plugin in process: when what is to go was made at the latest; zero for whenever
+
 	Hold *os.File // the lock of the attachment, which child processes inherit; nil when there is none
 
 	Log    *slog.Logger // carries the identity of the pod

@@ -145,11 +145,38 @@ func (d *Dir) Move(name string, to *Dir) error {
 
 // Read returns the content of the file name, of at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
+	f, err := d.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return d.content(f, name)
+}
+
+// ReadWritten is Read and Written of the same file.
+func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
+	f, err := d.open(name)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, time.Time{}, d.named(err)
+	}
+	data, err := d.content(f, name)
+	return data, info.ModTime(), err
+}
+
+func (d *Dir) open(name string) (*os.File, error) {
 	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, d.named(err)
 	}
-	defer f.Close()
+	return f, nil
+}
+
+func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("read %s: larger than %d bytes", filepath.Join(d.path, name), maxFile)

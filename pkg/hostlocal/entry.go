@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"crypto/sha512"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// entry is what the index knows of an attachment.
+type entry struct {
+	plugin.Attachment
+	Addresses []netip.Addr         `json:"addresses"`
+	Written   map[netip.Addr]int64 `json:"written,omitempty"` // as in lease
+	Boot      string               `json:"boot"`              // when the lease was made, or first seen
+	Netns     string               `json:"netns,omitempty"`   // CNI_NETNS of the ADD
+	Pod       string               `json:"pod,omitempty"`
+}
+
+// knows tells whether a lease is the one that the entry is about. Another program may have ended that and made the same one for a new pod
+// that has the container's ID, in another boot or namespace.
+func (e entry) knows(addr netip.Addr, is lease) bool {
+	written, ok := e.Written[addr]
+	return ok && e.Attachment == is.of && written == is.written
+}
+
+// after tells whether a lease of the entry was made after a time.
+func (e entry) after(at time.Time) bool {
+	for _, written := range e.Written {
+		if written > at.UnixNano() {
+			return true
+		}
+	}
+	return false
+}
+
+// hold adds a lease to the entry.
+func (e *entry) hold(addr netip.Addr, written int64) {
+	if e.Written == nil {
+		e.Written = map[netip.Addr]int64{}
+	}
+	e.Addresses, e.Written[addr] = append(e.Addresses, addr), written
+}
+
+// String names the owner of an address.
+func (e entry) String() string {
+	if e.ContainerID == "" {
+		return "a file that cannot be read"
+	}
+	text := "container " + e.ContainerID
+	if e.Pod != "" {
+		text = "pod " + e.Pod + ", " + text
+	}
+	if e.IfName != "" {
+		text += ", interface " + e.IfName
+	}
+	return text
+}
+
+// within tells whether an address of the entry is of the set.
+func (e entry) within(set RangeSet) bool {
+	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
+}
+
+// shard is a part of the index, by container ID and interface name.
+type shard map[string]entry
+
+// shardDocument is a shard as a file.
+type shardDocument struct {
+	Sum     uint32          `json:"sum"` // CRC-32 of entries
+	Entries json.RawMessage `json:"entries"`
+}
+
+func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfName }
+
+func shardName(a plugin.Attachment) string {
+	sum := sha512.Sum512([]byte(entryKey(a)))
+	return fmt.Sprintf("%03x", (int(sum[0])<<8|int(sum[1]))%shards)
+}
+
+func parseShard(data []byte) (shard, error) {
+	var doc shardDocument
+	s := shard{}
+	if json.Unmarshal(data, &doc) != nil || crc32.ChecksumIEEE(doc.Entries) != doc.Sum || json.Unmarshal(doc.Entries, &s) != nil {
+		return nil, errDamaged
+	}
+	return s, nil
+}
+
+func (s shard) encode() ([]byte, error) {
+	entries, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(shardDocument{crc32.ChecksumIEEE(entries), entries})
+}
