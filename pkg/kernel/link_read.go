@@ -140,15 +140,22 @@ func parseLink(message []byte) (Link, error) {
 // nested returns the value of the attribute at the end of a path of attribute types, or nil.
 func nested(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
-		list, err := nl.ParseRouteAttr(attributes)
-		if attributes = nil; err != nil {
-			return nil
-		}
-		for _, a := range list {
-			if a.Attr.Type&^unix.NLA_F_NESTED == kind {
-				attributes = a.Value
-			}
-		}
+		attributes = attribute(attributes, kind)
 	}
 	return attributes
+}
+
+// attribute returns the value of the first attribute of a type, or nil.
+func attribute(attributes []byte, kind uint16) []byte {
+	for len(attributes) >= unix.SizeofRtAttr {
+		length := int(binary.NativeEndian.Uint16(attributes))
+		if length < unix.SizeofRtAttr || length > len(attributes) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK == kind {
+			return attributes[unix.SizeofRtAttr:length]
+		}
+		attributes = attributes[min((length+3)&^3, len(attributes)):]
+	}
+	return nil
 }
