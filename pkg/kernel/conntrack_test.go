@@ -110,7 +110,7 @@ func TestDelFlows(t *testing.T) {
 		{udp, "203.0.113.1:2001", "198.51.100.1:53", "198.51.100.1:53"}, // forwarded: a pod's own questions to a name server
 		{udp, "203.0.113.1:2002", "10.1.0.1:53", "10.1.0.6:53"},         // to another pod
 		{udp, "203.0.113.1:2003", "10.1.0.1:54", "10.1.0.5:5454"},       // not the address of the mapping
-		{tcp, "203.0.113.1:2004", "10.1.0.1:53", "10.1.0.5:5353"},      // not UDP
+		{tcp, "203.0.113.1:2004", "10.1.0.1:53", "10.1.0.5:5353"},       // not UDP
 		{udp, "[fd99::1]:2000", "[fd00::1]:54", "[fd00::5]:5454"},       // the other family has no such port
 		{udp, "[fd99::1]:2001", "[fd00::1]:56", "[fd00::1]:56"},         // nor this one
 		{udp, "203.0.113.1:2005", "10.96.0.10:53", "10.1.0.5:5353"},     // to the pod, by a Service

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// listen opens a socket that listens, such as "tcp4 127.0.0.1:8080".
+func listen(t testing.TB, network, address string, options ...int) {
+	t.Helper()
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			for _, option := range options {
+				mustDo(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, 1))
+			}
+		})
+	}}
+	if strings.HasPrefix(network, "tcp") {
+		l, err := config.Listen(context.Background(), network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return
+	}
+	l, err := config.ListenPacket(context.Background(), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+}
+
+// listeners is a node with addresses of both families.
+func listeners(t testing.TB) *Node {
+	w := newWire(t)
+	for _, p := range prefixes("10.1.0.1/24", "fd00::1/64") {
+		mustDo(t, w.host.AddAddress(w.bridge, p, false))
+	}
+	return w.host
+}
+
+func used(t testing.TB, n *Node, ports ...string) string {
+	t.Helper()
+	list, err := n.Listening(portList(ports...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range list {
+		names = append(names, p.String()+">"+p.To.Addr().String())
+	}
+	return strings.Join(names, " ")
+}
+
+// TestListening (F-40, S-27): whoever listens where the port would be taken is found, in both families.
+func TestListening(t *testing.T) {
+	host := listeners(t)
+	for i, x := range []struct {
+		network, address string
+		options          []int
+		ports            []string // PORT stands for the port
+		want             string
+	}{
+		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp PORT 10.1.0.5:80", "tcp PORT [fd00::5]:80", "udp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
+		{"tcp6", "[::]:PORT", nil, []string{"tcp PORT 10.1.0.5:80", "tcp PORT [fd00::5]:80"}, "tcp PORT>fd00::5"},
+		{"tcp", ":PORT", nil, []string{"tcp PORT 10.1.0.5:80", "tcp PORT [fd00::5]:80"}, "tcp PORT>10.1.0.5 tcp PORT>fd00::5"},
+		{"tcp", ":PORT", nil, []string{"tcp 10.1.0.1:PORT 10.1.0.5:80", "tcp [fd00::1]:PORT [fd00::5]:80"}, "tcp 10.1.0.1:PORT>10.1.0.5 tcp [fd00::1]:PORT>fd00::5"},
+		{"tcp4", "127.0.0.1:PORT", nil, []string{"tcp PORT 10.1.0.5:80", "tcp 10.1.0.1:PORT 10.1.0.5:80", "tcp 127.0.0.1:PORT 10.1.0.5:80"},
+			"tcp PORT>10.1.0.5 tcp 127.0.0.1:PORT>10.1.0.5"},
+		{"tcp6", "[fd00::1]:PORT", nil, []string{"tcp PORT [fd00::5]:80", "tcp [fd00::2]:PORT [fd00::5]:80", "tcp [fd00::1]:PORT [fd00::5]:80"},
+			"tcp PORT>fd00::5 tcp [fd00::1]:PORT>fd00::5"},
+		{"tcp4", "10.1.0.1:PORT", []int{unix.SO_REUSEPORT}, []string{"tcp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
+		// An address that the node does not have yet.
+		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, "tcp 192.0.2.77:PORT>10.1.0.5"},
+		{"tcp6", "[::]:PORT", nil, []string{"tcp [fd77::1]:PORT [fd00::5]:80"}, "tcp [fd77::1]:PORT>fd00::5"},
+		{"tcp4", "10.1.0.1:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, ""},
+		{"udp4", "0.0.0.0:PORT", nil, []string{"udp PORT 10.1.0.5:80", "udp PORT [fd00::5]:80", "tcp PORT 10.1.0.5:80"}, "udp PORT>10.1.0.5"},
+		{"udp", ":PORT", nil, []string{"udp PORT 10.1.0.5:80", "udp PORT [fd00::5]:80"}, "udp PORT>10.1.0.5 udp PORT>fd00::5"},
+		{"udp4", "127.0.0.1:PORT", []int{unix.SO_REUSEADDR}, []string{"udp PORT 10.1.0.5:80", "udp 10.1.0.1:PORT 10.1.0.5:80"}, "udp PORT>10.1.0.5"},
+		{"udp6", "[::1]:PORT", []int{unix.SO_REUSEPORT}, []string{"udp PORT [fd00::5]:80", "udp [fd00::1]:PORT [fd00::5]:80"}, "udp PORT>fd00::5"},
+		{"tcp4", "0.0.0.0:PORT", nil, []string{"sctp PORT 10.1.0.5:80"}, ""},
+		{"tcp4", "0.0.0.0:1PORT", nil, []string{"tcp PORT 10.1.0.5:80"}, ""},
+	} {
+		port := func(s string) string { return strings.ReplaceAll(s, "PORT", fmt.Sprint(2000+i)) }
+		t.Run(port(x.network+" "+x.address), func(t *testing.T) {
+			for j := range x.ports {
+				x.ports[j] = port(x.ports[j])
+			}
+			if got := used(t, host, x.ports...); got != "" {
+				t.Errorf("before: %s", got)
+			}
+			listen(t, x.network, port(x.address), x.options...)
+			if diff := cmp.Diff(port(x.want), used(t, host, x.ports...)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// connect makes a connection from a port of the node and closes it there first, if so wanted: it then waits for its time (TIME_WAIT).
+func connect(t *testing.T, network, from, to string, closed bool) {
+	t.Helper()
+	dialer := net.Dialer{Timeout: 5 * time.Second}
+	if strings.HasPrefix(network, "tcp") {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))
+	} else {
+		dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from))
+	}
+	c, err := dialer.Dial(network, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if closed {
+		c.Close()
+		return
+	}
+	t.Cleanup(func() { c.Close() })
+}
+
+// TestListeningLeftOver: connections, open or closed, from the port or to it, are no listeners.
+func TestListeningLeftOver(t *testing.T) {
+	host := listeners(t)
+	listen(t, "tcp", ":2100")
+	listen(t, "udp", ":2100")
+	for i, x := range []struct {
+		network, address string
+		closed           bool
+	}{
+		{"tcp4", "127.0.0.1", false}, {"tcp4", "127.0.0.1", true}, {"tcp6", "[::1]", false}, {"tcp6", "[::1]", true},
+		{"udp4", "127.0.0.1", false}, {"udp6", "[::1]", false},
+	} {
+		port := 2200 + i
+		connect(t, x.network, fmt.Sprintf("%s:%d", x.address, port), x.address+":2100", x.closed)
+		protocol := x.network[:3]
+		if got := used(t, host, fmt.Sprintf("%s %d 10.1.0.5:80", protocol, port), fmt.Sprintf("%s %d [fd00::5]:80", protocol, port)); got != "" {
+			t.Errorf("%+v: %s", x, got)
+		}
+	}
+	// A server that has ended; one client is still connected, one has just gone. Another listens on another address.
+	l, err := net.Listen("tcp4", "127.0.0.1:2300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		c, err := net.Dial("tcp4", "127.0.0.1:2300")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted.Close()
+	l.Close()
+	listen(t, "tcp4", "10.1.0.1:2300")
+	if got := used(t, host, "tcp 127.0.0.1:2300 10.1.0.5:80"); got != "" {
+		t.Error(got)
+	}
+}
+
+// TestListeningMany: it costs an ADD little, however many ports there are, and one among many is found.
+func TestListeningMany(t *testing.T) {
+	host := listeners(t)
+	listen(t, "tcp", ":3150")
+	listen(t, "udp4", "127.0.0.1:3007")
+	for _, n := range []uint16{manyPorts / 2, 200} {
+		var ports []HostPort
+		for i := range n {
+			for _, to := range []string{"10.1.0.5:80", "[fd00::5]:80"} {
+				ports = append(ports, HostPort{Protocol: []string{"tcp", "udp"}[i%2], Port: 3000 + i, To: netip.MustParseAddrPort(to)})
+			}
+		}
+		want := "[udp 3007]"
+		if n == 200 {
+			want = "[udp 3007 tcp 3150 tcp 3150]"
+		}
+		best := time.Hour
+		for range 20 {
+			start := time.Now()
+			used, err := host.Listening(ports)
+			best = min(best, time.Since(start))
+			if got := fmt.Sprint(used); err != nil || got != want {
+				t.Fatalf("%s, %v, want %s", got, err, want)
+			}
+		}
+		if best > 2*time.Millisecond {
+			t.Errorf("%d ports took %s", n, best)
+		}
+		t.Logf("%d ports: %s", n, best)
+	}
+}
