@@ -16,7 +16,7 @@ const manyPorts = 32
 
 // Listening returns those of the ports that a process of the node listens on, by TCP or UDP: forwarded, they never reach it again. SCTP
 // is not looked at. A port is bound for a moment, without listening, which tells of the address and of what covers it.
-func (n *Node) Listening(ports []HostPort) (used []HostPort, err error) {
+func Listening(ports []HostPort) (used []HostPort, err error) {
 	tables := map[string]socketTable{}
 	listens := func(p HostPort) bool {
 		if tables[p.Protocol] == nil {

@@ -42,17 +42,16 @@ func listen(t testing.TB, network, address string, options ...int) {
 }
 
 // listeners is a node with addresses of both families.
-func listeners(t testing.TB) *Node {
+func listeners(t testing.TB) {
 	w := newWire(t)
 	for _, p := range prefixes("10.1.0.1/24", "fd00::1/64") {
 		mustDo(t, w.host.AddAddress(w.bridge, p, false))
 	}
-	return w.host
 }
 
-func used(t testing.TB, n *Node, ports ...string) string {
+func used(t testing.TB, ports ...string) string {
 	t.Helper()
-	list, err := n.Listening(portList(ports...))
+	list, err := Listening(portList(ports...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +64,7 @@ func used(t testing.TB, n *Node, ports ...string) string {
 
 // TestListening (F-40, S-27): whoever listens where the port would be taken is found, in both families.
 func TestListening(t *testing.T) {
-	host := listeners(t)
+	listeners(t)
 	for i, x := range []struct {
 		network, address string
 		options          []int
@@ -97,11 +96,11 @@ func TestListening(t *testing.T) {
 			for j := range x.ports {
 				x.ports[j] = port(x.ports[j])
 			}
-			if got := used(t, host, x.ports...); got != "" {
+			if got := used(t, x.ports...); got != "" {
 				t.Errorf("before: %s", got)
 			}
 			listen(t, x.network, port(x.address), x.options...)
-			if diff := cmp.Diff(port(x.want), used(t, host, x.ports...)); diff != "" {
+			if diff := cmp.Diff(port(x.want), used(t, x.ports...)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -130,7 +129,7 @@ func connect(t *testing.T, network, from, to string, closed bool) {
 
 // TestListeningLeftOver: connections, open or closed, from the port or to it, are no listeners.
 func TestListeningLeftOver(t *testing.T) {
-	host := listeners(t)
+	listeners(t)
 	listen(t, "tcp", ":2100")
 	listen(t, "udp", ":2100")
 	for i, x := range []struct {
@@ -143,7 +142,7 @@ func TestListeningLeftOver(t *testing.T) {
 		port := 2200 + i
 		connect(t, x.network, fmt.Sprintf("%s:%d", x.address, port), x.address+":2100", x.closed)
 		protocol := x.network[:3]
-		if got := used(t, host, fmt.Sprintf("%s %d 10.1.0.5:80", protocol, port), fmt.Sprintf("%s %d [fd00::5]:80", protocol, port)); got != "" {
+		if got := used(t, fmt.Sprintf("%s %d 10.1.0.5:80", protocol, port), fmt.Sprintf("%s %d [fd00::5]:80", protocol, port)); got != "" {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
@@ -166,14 +165,14 @@ func TestListeningLeftOver(t *testing.T) {
 	accepted.Close()
 	l.Close()
 	listen(t, "tcp4", "10.1.0.1:2300")
-	if got := used(t, host, "tcp 127.0.0.1:2300 10.1.0.5:80"); got != "" {
+	if got := used(t, "tcp 127.0.0.1:2300 10.1.0.5:80"); got != "" {
 		t.Error(got)
 	}
 }
 
 // TestListeningMany: it costs an ADD little, however many ports there are, and one among many is found.
 func TestListeningMany(t *testing.T) {
-	host := listeners(t)
+	listeners(t)
 	listen(t, "tcp", ":3150")
 	listen(t, "udp4", "127.0.0.1:3007")
 	for _, n := range []uint16{manyPorts / 2, 200} {
@@ -190,7 +189,7 @@ func TestListeningMany(t *testing.T) {
 		best := time.Hour
 		for range 20 {
 			start := time.Now()
-			used, err := host.Listening(ports)
+			used, err := Listening(ports)
 			best = min(best, time.Since(start))
 			if got := fmt.Sprint(used); err != nil || got != want {
 				t.Fatalf("%s, %v, want %s", got, err, want)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unicode"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -25,6 +26,8 @@ type Config struct {
 	MarkChain  string // externalSetMarkChain
 	Conditions map[bool][]string
 	Mappings   []Mapping
+
+	RefuseListeners bool // refuseHostListeners
 }
 
 // Mapping is one entry of the portMappings capability.
@@ -51,6 +54,7 @@ type rawConfig struct {
 	ExternalSetMarkChain *string   `json:"externalSetMarkChain"`
 	ConditionsV4         *[]string `json:"conditionsV4"`
 	ConditionsV6         *[]string `json:"conditionsV6"`
+	RefuseHostListeners  bool      `json:"refuseHostListeners"`
 	RuntimeConfig        struct {
 		PortMaps []rawMapping `json:"portMappings"`
 	} `json:"runtimeConfig"`
@@ -62,7 +66,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return Config{}, err
 	}
-	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit}
+	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit, RefuseListeners: raw.RefuseHostListeners}
 	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMappings} {
 		if err := step(&c, raw); err != nil {
 			return Config{}, err
@@ -83,7 +87,7 @@ func parseBackend(c *Config, raw rawConfig) error {
 		c.Backend = "nftables"
 	}
 	if c.Backend != "nftables" && c.Backend != "iptables" {
-		return plugin.Errorf(plugin.CodeConfig, "backend %q: want nftables or iptables", c.Backend)
+		return plugin.Errorf(plugin.CodeConfig, "backend %+.80q: want nftables or iptables", c.Backend)
 	}
 	if c.Backend == "nftables" && len(only) > 0 {
 		return plugin.Errorf(plugin.CodeConfig, "backend nftables was requested, but configuration contains options of iptables: %s", strings.Join(only, ", "))
@@ -128,8 +132,8 @@ func parseIPTables(c *Config, raw rawConfig) error {
 	}
 	c.MarkChain = *raw.ExternalSetMarkChain
 	// The kernel takes chain names of at most 28 characters (XT_EXTENSION_MAXNAMELEN).
-	if c.MarkChain == "" || len(c.MarkChain) > 28 || strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
-		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %q: want the name of an iptables chain", c.MarkChain)
+	if c.MarkChain == "" || c.MarkChain[0] == '-' || len(c.MarkChain) > 28 || strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
+		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %+.80q: want the name of an iptables chain", c.MarkChain)
 	}
 	return nil
 }
@@ -152,12 +156,12 @@ func parseConditions(c *Config, raw rawConfig) error {
 			if c.Backend == "iptables" {
 				return plugin.Errorf(plugin.CodeConfig, "backend iptables was requested, but configuration contains options of nftables: %s", f.key)
 			}
-			return plugin.WithHint(plugin.Errorf(plugin.CodeUnsupported, "%s %q: this version of portmap does not support conditions of nftables", f.key, *f.list),
+			return plugin.WithHint(plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list),
 				"use the iptables backend with conditions such as [\"-d\", \"192.0.2.0/24\"]")
 		}
 		for _, word := range *f.list {
-			if strings.ContainsAny(word, "\"\\\n\r") || word == "-j" || word == "--jump" || word == "-g" || word == "--goto" || word == "" {
-				return plugin.Errorf(plugin.CodeConfig, "%s: %q is not allowed", f.key, word)
+			if !isMatch(word) {
+				return plugin.Errorf(plugin.CodeConfig, "%s: %+.80q is not allowed", f.key, word)
 			}
 		}
 		c.Conditions[f.is4] = *f.list
@@ -165,25 +169,59 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
+// isMatch refuses words that are no part of a match of iptables(8): they would give the rule another meaning, or run a program
+// (--modprobe), and what is quoted differently by iptables-restore(8).
+func isMatch(word string) bool {
+	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
+		return false
+	}
+	name, dashed := strings.CutPrefix(word, "-")
+	long, isLong := strings.CutPrefix(name, "-")
+	switch {
+	case !dashed || name == "" || name[0] >= '0' && name[0] <= '9':
+		return true // a value
+	case !isLong:
+		return strings.ContainsRune("psdiomf", rune(name[0]))
+	}
+	long, _, _ = strings.Cut(long, "=")
+	return !slices.Contains(iptablesCommands, long) &&
+		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe"}, func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
+}
+
+// iptablesCommands are the long options of iptables(8) that are commands, or meant for its user.
+var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain", "rename-chain",
+	"policy", "help", "version", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
+
 func parseMappings(c *Config, raw rawConfig) error {
+	seen := map[Mapping]uint16{} // the port of the pod, for each port of the node and family
 	for i, m := range raw.RuntimeConfig.PortMaps {
 		parsed, err := parseMapping(m)
 		if err != nil {
 			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: %w", i, err)
 		}
-		if j := slices.IndexFunc(c.Mappings, parsed.clashes); j >= 0 {
-			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: hostPort %d leads to containerPort %d already", i, parsed.HostPort, c.Mappings[j].ContainerPort)
+		for _, place := range parsed.places() {
+			if to, ok := seen[place]; ok && to != parsed.ContainerPort {
+				return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: hostPort %d leads to containerPort %d already", i, parsed.HostPort, to)
+			}
+			seen[place] = parsed.ContainerPort
 		}
 		c.Mappings = append(c.Mappings, parsed)
 	}
 	return nil
 }
 
-// clashes tells that two mappings lead the same port of the node to different ports of the pod.
-func (m Mapping) clashes(o Mapping) bool {
-	ports := m.ContainerPort != o.ContainerPort
-	m.ContainerPort, o.ContainerPort = 0, 0
-	return ports && m == o
+// places tells what a mapping takes of the node, without the port of the pod: each family for itself.
+func (m Mapping) places() []Mapping {
+	four, six := m, m
+	four.ContainerPort, four.only4, four.only6 = 0, true, false
+	six.ContainerPort, six.only4, six.only6 = 0, false, true
+	switch {
+	case m.only4 || m.HostIP.Is4():
+		return []Mapping{four}
+	case m.only6 || m.HostIP.Is6():
+		return []Mapping{six}
+	}
+	return []Mapping{four, six}
 }
 
 func parseMapping(raw rawMapping) (Mapping, error) {
@@ -198,7 +236,7 @@ func parseMapping(raw rawMapping) (Mapping, error) {
 		m.Protocol = "tcp" // the default of Kubernetes
 	}
 	if m.Protocol != "tcp" && m.Protocol != "udp" && m.Protocol != "sctp" {
-		return m, plugin.Errorf(plugin.CodeConfig, "protocol %q: want tcp, udp or sctp", raw.Protocol)
+		return m, plugin.Errorf(plugin.CodeConfig, "protocol %+.80q: want tcp, udp or sctp", raw.Protocol)
 	}
 	m.HostPort, m.ContainerPort = uint16(raw.HostPort), uint16(raw.ContainerPort)
 	if raw.HostIP == "" {
@@ -206,19 +244,34 @@ func parseMapping(raw rawMapping) (Mapping, error) {
 	}
 	addr, err := netip.ParseAddr(raw.HostIP)
 	if err != nil || addr.Zone() != "" || addr.Is4In6() {
-		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %q: want an IP address", raw.HostIP)
+		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %+.80q: want an IP address", raw.HostIP)
 	}
 	if addr.IsUnspecified() {
 		m.only4, m.only6 = addr.Is4(), addr.Is6()
 		return m, nil
 	}
 	m.HostIP = addr
-	return m, nil
+	return m, checkHostIP(addr)
+}
+
+// checkHostIP refuses addresses at which no client can ever reach a pod.
+func checkHostIP(addr netip.Addr) error {
+	switch {
+	case addr == netip.IPv6Loopback():
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "hostIP ::1: the kernel cannot route from ::1 to a pod (IPv6 has no route_localnet)"),
+			"use 127.0.0.1, or leave hostIP out")
+	case addr.IsMulticast(), addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return plugin.Errorf(plugin.CodeConfig, "hostIP %s: want the address of an interface, not one of a group", addr)
+	case addr.Is6() && addr.IsLinkLocalUnicast():
+		return plugin.Errorf(plugin.CodeConfig, "hostIP %s: link-local addresses are not routed, so their clients cannot reach a pod", addr)
+	}
+	return nil
 }
 
 // hostPorts combines the mappings with the pod's addresses: one entry for each family that the pod has and the mapping wants.
 func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
 	var out []kernel.HostPort
+	seen := map[kernel.HostPort]bool{}
 	for _, m := range c.Mappings {
 		for _, p := range pod {
 			is4 := p.Addr().Is4()
@@ -227,7 +280,8 @@ func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
 			}
 			hp := kernel.HostPort{Protocol: m.Protocol, HostIP: m.HostIP, Port: m.HostPort, To: netip.AddrPortFrom(p.Addr(), m.ContainerPort),
 				SNAT: c.SNAT, MasqAll: c.SNAT && c.MasqAll}
-			if !slices.Contains(out, hp) {
+			if !seen[hp] {
+				seen[hp] = true
 				out = append(out, hp)
 			}
 		}

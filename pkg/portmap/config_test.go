@@ -8,8 +8,10 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
@@ -83,6 +85,8 @@ func TestParseRefused(t *testing.T) {
 		`"externalSetMarkChain":"A B"`:                           "want the name of an iptables chain",
 		`"externalSetMarkChain":"X\n-F"`:                         "want the name of an iptables chain",
 		`"externalSetMarkChain":"ABCDEFGHIJKLMNOPQRSTUVWXYZ-29"`: "want the name of an iptables chain",
+		`"externalSetMarkChain":"-F"`:                            "want the name of an iptables chain",
+		`"externalSetMarkChain":"X\u0000"`:                       "want the name of an iptables chain",
 		`"conditionsV4":["-j","ACCEPT"]`:                         `conditionsV4: "-j" is not allowed`,
 		`"conditionsV4":["-d","a\nCOMMIT"]`:                      "is not allowed",
 		`"conditionsV4":["-d","\""]`:                             "is not allowed",
@@ -110,6 +114,141 @@ func TestParseRefused(t *testing.T) {
 	for _, keys := range []string{`"snat":"yes"`, `"markMasqBit":1.5`, `"conditionsV4":"-d"`, mappings(`{"hostPort":"80"}`), mappings(`{"hostPort":1e99}`), mappings(`7`)} {
 		if _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
 			t.Errorf("%s: %v", keys, err)
+		}
+	}
+}
+
+// hostile are values for which no key has a use, and for some keys not even the type.
+var hostile = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`, `80.0`, `""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
+	`"tcp\u0000"`, `"\u202etcp"`, `"\uff11"`, `"\ud800"`, `"a\nb"`, `"a;b"`, `"$(id)"`, `"` + strings.Repeat("A", 100000) + `"`, `true`, `[]`, `[1]`, `{}`, `{"a":1}`}
+
+// TestParseHostile (C-110, S-10, S-15): whatever a key holds, the answer is a code and a message of one line that fits a screen, or a
+// configuration that is in order.
+func TestParseHostile(t *testing.T) {
+	keys := map[string]string{"backend": "", "snat": "", "masqAll": "", "markMasqBit": "", "externalSetMarkChain": "", "conditionsV4": "", "conditionsV6": "",
+		"refuseHostListeners": "", "runtimeConfig": "", "portMappings": `"runtimeConfig":{"portMappings":%s}`}
+	entry := map[string]string{"hostPort": "80", "containerPort": "80", "protocol": `"tcp"`, "hostIP": `"192.0.2.1"`}
+	for key := range entry {
+		fields := []string{}
+		for other, value := range entry {
+			if other == key {
+				value = "%s"
+			}
+			fields = append(fields, fmt.Sprintf("%q:%s", other, value))
+		}
+		keys[key] = mappings("{" + strings.Join(fields, ",") + "}")
+	}
+	// What is fine for a key, such as an empty string for what it is when it is left out.
+	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"}, "refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
+		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`}, "hostIP": {`""`}}
+	for key, template := range keys {
+		if template == "" {
+			template = fmt.Sprintf("%q:%%s", key)
+		}
+		for _, value := range hostile {
+			c, err := parsed(fmt.Sprintf(template, value))
+			short := value[:min(len(value), 40)]
+			if slices.Contains(fine[key], value) {
+				if err != nil {
+					t.Errorf("%s %s: %v", key, short, err)
+				}
+				continue
+			}
+			if code := plugin.Code(err); err == nil || code != plugin.CodeConfig && code != plugin.CodeDecode {
+				t.Errorf("%s %s: %+v, %v", key, short, c, err)
+				continue
+			}
+			if msg := err.Error(); len(msg) > 500 || strings.ContainsFunc(msg, func(r rune) bool { return r < ' ' || r > '~' }) {
+				t.Errorf("%s %s: %.600q", key, short, msg)
+			}
+		}
+	}
+}
+
+// TestHostIPRefused (S-09, S-01): spellings that others read differently, and addresses at which no client can reach a pod.
+func TestHostIPRefused(t *testing.T) {
+	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed", "cannot route from ::1"
+	for addr, says := range map[string]string{"010.0.0.1": noAddress, "10.0.1": noAddress, "0x7f.0.0.1": noAddress, "2130706433": noAddress, "127.1": noAddress,
+		"192.0.2.1/32": noAddress, " 192.0.2.1": noAddress, "192.0.2.1:80": noAddress, "[2001:db8::1]": noAddress, "::ffff:192.0.2.1": noAddress, "::ffff:c000:201": noAddress,
+		"2001:db8::1%eth0": noAddress, "fe80::1%1": noAddress, "node.example": noAddress, "localhost": noAddress, "*": noAddress, "1.1.1.256": noAddress,
+		"224.0.0.1": group, "239.255.255.255": group, "255.255.255.255": group, "ff02::1": group, "ff0e::1": group, "fe80::1": local, "febf::1": local,
+		"::1": loopback, "0:0:0:0:0:0:0:1": loopback} {
+		_, err := parsed(mappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`))
+		if plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "portMappings[0]") {
+			t.Errorf("%s: %v, want %q", addr, err, says)
+		}
+	}
+	for _, addr := range []string{"127.0.0.1", "127.0.0.53", "169.254.20.10", "0.0.0.0", "::", "2001:DB8::1", "fd00::1", "fec0::1", "240.0.0.1"} {
+		if _, err := parsed(mappings(`{"hostPort":80,"containerPort":80,"hostIP":"` + addr + `"}`)); err != nil {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+}
+
+// TestSamePort (S-15): a port of the node leads to one port of the pod, in each family; saying so twice is fine.
+func TestSamePort(t *testing.T) {
+	entry := func(ip string, container int, protocol string) string {
+		return fmt.Sprintf(`{"hostPort":80,"containerPort":%d,"hostIP":"%s","protocol":"%s"}`, container, ip, protocol)
+	}
+	for _, x := range []struct {
+		a, b string
+		ok   bool
+	}{
+		{entry("", 1, "tcp"), entry("", 1, "TCP"), true},
+		{entry("", 1, "tcp"), entry("", 2, "udp"), true},
+		{entry("", 1, "tcp"), entry("", 2, ""), false},
+		{entry("", 1, "tcp"), entry("0.0.0.0", 2, "tcp"), false},
+		{entry("::", 1, "tcp"), entry("", 2, "tcp"), false},
+		{entry("0.0.0.0", 1, "tcp"), entry("::", 2, "tcp"), true},
+		{entry("", 1, "tcp"), entry("0.0.0.0", 1, "tcp"), true},
+		{entry("", 1, "tcp"), entry("192.0.2.1", 2, "tcp"), true},
+		{entry("192.0.2.1", 1, "tcp"), entry("192.0.2.1", 2, "tcp"), false},
+		{entry("192.0.2.1", 1, "tcp"), entry("192.0.2.2", 2, "tcp"), true},
+		{entry("2001:db8::1", 1, "tcp"), entry("2001:db8:0::1", 2, "tcp"), false},
+	} {
+		for _, list := range [][]string{{x.a, x.b}, {x.b, x.a}} {
+			if _, err := parsed(mappings(list...)); (err == nil) != x.ok {
+				t.Errorf("%s: %v", list, err)
+			}
+		}
+	}
+}
+
+// TestParseMany (S-15): many mappings cost what they are, not their square.
+func TestParseMany(t *testing.T) {
+	var entries []string
+	for i := range 10000 {
+		entries = append(entries, fmt.Sprintf(`{"hostPort":%d,"containerPort":%d}`, 1+i, 1+i))
+	}
+	start := time.Now()
+	c, err := parsed(mappings(append(entries, entries...)...))
+	if err != nil || len(c.Mappings) != 20000 {
+		t.Fatalf("%d mappings, %v", len(c.Mappings), err)
+	}
+	ports := c.hostPorts([]netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")})
+	if len(ports) != 20000 {
+		t.Errorf("%d ports", len(ports))
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("took %s", took)
+	}
+	if _, err := parsed(mappings(append(entries, `{"hostPort":9999,"containerPort":1}`)...)); err == nil || !strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestConditions (S-10): the words of a match, and none that make another rule of it or run a program.
+func TestConditions(t *testing.T) {
+	for words, ok := range map[string]bool{
+		`"!","-d","192.0.2.0/24"`: true, `"-i","eth0"`: true, `"-m","mark","--mark","0x1/0x1"`: true, `"-m","recent","--set"`: true, `"-m","comment","--comment","a b; $(id)"`: true,
+		`"-d192.0.2.1"`: true, `"-m","length","--length","-1"`: true, `"-s","fd00::/64"`: true, `"--dst-type=LOCAL"`: true,
+		`"-d","a","-jACCEPT"`: false, `"-gX"`: false, `"--jum","ACCEPT"`: false, `"--j=ACCEPT"`: false, `"--got=X"`: false, `"--"`: false, `"-d","x","-F"`: false, `"-I","INPUT"`: false,
+		`"--modprobe=/bin/sh"`: false, `"--mod=/bin/sh"`: false, `"-M/bin/sh"`: false, `"-t","filter"`: false, `"--tab=filter"`: false, `"--flush"`: false, `"--delete","INPUT"`: false,
+		`"-d","a\u0000b"`: false, `"-d","a\tb"`: false, `"-d","a\u0085b"`: false, `"-d","a\"b"`: false, `"-d","a\\"`: false, `"-d",""`: false, `"-c","1","2"`: false,
+	} {
+		c, err := parsed(`"conditionsV6":[` + words + `]`)
+		if ok != (err == nil) || !ok && plugin.Code(err) != plugin.CodeConfig {
+			t.Errorf("%s: %+v, %v", words, c, err)
 		}
 	}
 }
