@@ -42,6 +42,7 @@ func TestParse(t *testing.T) {
 		`"backend":"nftables"`:       plain,
 		`"backend":"iptables"`:       with(func(c *Config) { c.Backend = "iptables" }),
 		`"snat":false`:               with(func(c *Config) { c.SNAT = false }),
+		`"refuseHostListeners":true`: with(func(c *Config) { c.RefuseListeners = true }),
 		`"snat":true,"masqAll":true`: with(func(c *Config) { c.MasqAll = true }),
 		`"markMasqBit":5`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 5 }),
 		`"markMasqBit":31`:           with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 31 }),

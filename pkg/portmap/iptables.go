@@ -94,6 +94,10 @@ func podLines(key attachment.Key, cfg Config, ports []kernel.HostPort, pod netip
 	if cfg.MarkChain != "" {
 		mark = cfg.MarkChain
 	}
+	if pod.Addr().Is6() {
+		// Packets from ::1 never leave the node: left alone, a call to [::1] is refused at once.
+		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
+	}
 	for _, p := range ports {
 		match := "-p " + p.Protocol
 		if p.HostIP.IsValid() {

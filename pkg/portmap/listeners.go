@@ -11,31 +11,31 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// checkListeners tells of ports that processes of the node listen on, which nobody would reach there any more: an error if the
-// configuration wants that, else a warning.
+// checkListeners tells of ports that processes of the node listen on, which nobody would reach there any more: in an error if the
+// configuration wants that, else in a warning.
 func (c Config) checkListeners(r *plugin.Request, ports []kernel.HostPort) error {
 	used, err := kernel.Listening(ports)
-	if err != nil {
-		err = fmt.Errorf("look for processes that listen on a hostPort: %w", err)
-	} else if len(used) > 0 {
-		err = listenersError(used)
-	}
-	if err != nil && !c.RefuseListeners {
-		r.Log.Warn(err.Error())
+	switch {
+	case err != nil && c.RefuseListeners:
+		return fmt.Errorf("look for processes that listen on a hostPort: %w", err)
+	case err != nil:
+		r.Log.Warn("it is not known whether processes of the node listen on the hostPorts", "error", err)
+		return nil
+	case len(used) == 0:
 		return nil
 	}
-	return err
-}
-
-// listenersError names each port once, whatever its families are.
-func listenersError(used []kernel.HostPort) error {
 	var names []string
 	for _, p := range used {
-		if name := p.String(); !slices.Contains(names, name) {
+		if name := p.String(); !slices.Contains(names, name) { // each port once, whatever its families are
 			names = append(names, name)
 		}
 	}
+	list := strings.Join(names, ", ")
 	option := map[string]string{"tcp": "-lntp", "udp": "-lnup"}[used[0].Protocol]
-	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", strings.Join(names, ", ")),
-		"ss %s 'sport = :%d' shows it", option, used[0].Port)
+	hint := fmt.Sprintf("ss %s 'sport = :%d' shows it", option, used[0].Port)
+	if !c.RefuseListeners {
+		r.Log.Warn("a process of the node listens on a hostPort, which leads to the pod from now on", "ports", list, "hint", hint)
+		return nil
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
