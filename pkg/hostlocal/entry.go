@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -82,7 +83,15 @@ func entryKey(a plugin.Attachment) string { return a.ContainerID + "/" + a.IfNam
 
 func shardName(a plugin.Attachment) string {
 	sum := sha512.Sum512([]byte(entryKey(a)))
-	return fmt.Sprintf("%03x", (int(sum[0])<<8|int(sum[1]))%shards)
+	return shardAt((int(sum[0])<<8 | int(sum[1])) % shards)
+}
+
+func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
+
+// isShard tells whether the name is a shard's: others have the bit of one.
+func isShard(name string) bool {
+	number, err := strconv.ParseUint(name, 16, 16)
+	return err == nil && number < shards && name == shardAt(int(number))
 }
 
 func parseShard(data []byte) (shard, error) {

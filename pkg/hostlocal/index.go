@@ -240,7 +240,7 @@ func (x *index) renew(name string, s shard) error {
 // expected returns the names of the shards that should exist.
 func (x *index) expected() (names []string) {
 	for i := range shards {
-		if name := fmt.Sprintf("%03x", i); x.has(name) {
+		if name := shardAt(i); x.has(name) {
 			names = append(names, name)
 		}
 	}
@@ -256,7 +256,7 @@ func (x *index) shardFiles() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lease index: %w", err)
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return len(name) != 3 }), nil
+	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
 // all returns every entry, by address. With damaged set, shards that are damaged or lost are left out.

@@ -196,6 +196,77 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
+// consistent wants the mark to have a bit for each shard that exists, and for no other, and to be trusted.
+func (l lab) consistent() {
+	l.Helper()
+	held, err := openLeases(l.dir, slog.Default())
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer held.close()
+	if !held.index.trusted() {
+		l.Error("the index is not trusted")
+	}
+	files, err := held.index.shardFiles()
+	slices.Sort(files)
+	if diff := cmp.Diff(files, held.index.expected()); diff != "" || err != nil {
+		l.Errorf("shards (-exist +in the mark): %v\n%s", err, diff)
+	}
+}
+
+// TestLostShard (F-05): what the mark says of a shard that is lost, with all its leases, does not outlast the next verb.
+func TestLostShard(t *testing.T) {
+	l := newLab(t, tiny)
+	l.mustGive("a", "10.1.2.2/29")
+	shard := filepath.Join(indexPath(l.dir), shardName(plugin.Attachment{ContainerID: "a", IfName: "eth0"}))
+	for _, path := range []string{shard, filepath.Join(l.dir, "10.1.2.2")} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.mustGive("b", "10.1.2.3/29")
+	l.consistent()
+}
+
+// TestForeignFilesBesideShards (F-44): files with names like those of shards hide no lease, and stay.
+func TestForeignFilesBesideShards(t *testing.T) {
+	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
+	for i := range 8 {
+		l := newLab(t, tiny)
+		var ids []string
+		for _, name := range []string{"000", "3ff", "0ff"} { // which have the bits that others would have
+			for n := 0; ; n++ {
+				if id := fmt.Sprint("pod", n); shardName(plugin.Attachment{ContainerID: id, IfName: "eth0"}) == name {
+					ids = append(ids, id)
+					break
+				}
+			}
+		}
+		for n, id := range ids {
+			l.mustGive(id, fmt.Sprintf("10.1.2.%d/29", n+2))
+		}
+		for _, name := range foreign {
+			if err := os.WriteFile(filepath.Join(indexPath(l.dir), name), []byte("{}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.put("10.1.2.6", "foreign\r\neth0") // so that the index is made anew
+		l.mustFail(l.call("ADD", ids[i%3], ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
+		l.consistent()
+		for _, id := range ids {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if diff := cmp.Diff([]string{"10.1.2.6"}, sortedKeys(l.leasesOf())); diff != "" {
+			t.Errorf("left leases:\n%s", diff)
+		}
+		for _, name := range foreign {
+			if _, err := os.Stat(filepath.Join(indexPath(l.dir), name)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 // TestKnownLeasesAreNotRead (L-04): once the index is warm, ADD and DEL open no lease but their own. Leases that cannot be read prove
 // it: reading one would put it aside.
 func TestKnownLeasesAreNotRead(t *testing.T) {
