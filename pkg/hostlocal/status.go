@@ -24,7 +24,7 @@ func status(r *plugin.Request) error {
 	}
 	for _, dir := range []string{cfg.Dir, indexPath(cfg.Dir)} {
 		if err := store.Writable(dir); err != nil {
-			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder %s: %w", dir, err)
+			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 		}
 	}
 	return cfg.room(r.Log)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,8 +107,12 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 			if err := place(l.dir); err != nil {
 				t.Fatal(err)
 			}
-			l.mustFail(l.call("STATUS", "", ""), plugin.CodeNotAvailable, "lease folder ")
-			if a := l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
+			a := l.call("STATUS", "", "")
+			l.mustFail(a, plugin.CodeNotAvailable, "lease folder: ")
+			if strings.Count(a.Msg, filepath.Dir(l.dir)) != 1 {
+				t.Errorf("the folder is not told, or twice: %s", a.Msg)
+			}
+			if a = l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
 				t.Errorf("ADD: %+v", a)
 			}
 		})

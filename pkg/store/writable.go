@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable tells whether files can be made in dir, or dir itself where it is missing.
+// Writable tells whether files can be made in dir, or dir itself where it is missing. The error names dir, or the folder above that is in
+// the way.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {
@@ -24,7 +25,10 @@ func Writable(dir string) error {
 		return err
 	}
 	if !info.IsDir() {
-		return unix.ENOTDIR
+		return &fs.PathError{Op: "access", Path: dir, Err: unix.ENOTDIR}
 	}
-	return unix.Access(dir, unix.W_OK|unix.X_OK)
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return &fs.PathError{Op: "access", Path: dir, Err: err}
+	}
+	return nil
 }
