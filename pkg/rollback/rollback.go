@@ -57,17 +57,15 @@ func Run(o Options) error {
 		defer unlock()
 	}
 	j := &job{Options: o, host: host, seen: map[attachment.Key]bool{}, indexes: map[[2]string]bool{}, state: missing == nil}
-	networks, err := attachment.Networks()
+	records, err := readAll()
 	if err != nil {
 		return err
 	}
-	if err := j.readable(networks); err != nil {
+	if err := j.readable(records); err != nil {
 		return err
 	}
-	for _, network := range networks {
-		if err := j.network(network); err != nil {
-			return err
-		}
+	for _, r := range records {
+		j.network(r)
 	}
 	if j.failed > 0 {
 		return fmt.Errorf("%d pods could not be rewritten: the tables and records of Podlace stay, run it again", j.failed)
@@ -89,11 +87,33 @@ func only() (unlock func(), err error) {
 	return func() { lock.Unlock(); dir.Close() }, nil
 }
 
-// readable fails when a network has no configuration and a file that may be its own cannot be read.
-func (j *job) readable(networks []string) error {
+// records are what a network has of attachments.
+type records struct {
+	network    string
+	found      map[attachment.Key]map[string]attachment.Record
+	unreadable []string
+}
+
+func readAll() (all []records, err error) {
+	networks, err := attachment.Networks()
+	if err != nil {
+		return nil, err
+	}
 	for _, network := range networks {
-		if j.configuration(network).Name == "" && len(j.Damaged) > 0 {
-			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", network, j.ConfDir, strings.Join(j.Damaged, "; "))
+		r := records{network: network}
+		if r.found, r.unreadable, err = attachment.Attachments(network); err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// readable fails when a network has attachments but no configuration, and a file that may be its own cannot be read.
+func (j *job) readable(all []records) error {
+	for _, r := range all {
+		if len(r.found)+len(r.unreadable) > 0 && j.configuration(r.network).Name == "" && len(j.Damaged) > 0 {
+			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
 		}
 	}
 	return nil
@@ -112,19 +132,15 @@ func (j *job) configuration(network string) reconcile.Network {
 // remedy is for a record that cannot be read: DEL works without one, from the names that it computes.
 const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
-func (j *job) network(network string) error {
-	attachments, unreadable, err := attachment.Attachments(network)
-	if err != nil {
-		return err
-	}
-	for _, name := range unreadable {
+func (j *job) network(r records) {
+	for _, name := range r.unreadable {
 		j.say("network %s: record %s cannot be read by this version, and its pod is not rewritten: "+remedy,
-			network, filepath.Join(store.Root, network, name))
+			r.network, filepath.Join(store.Root, r.network, name))
 		j.failed++
 	}
-	conf := j.configuration(network)
-	j.indexes[[2]string{network, conf.DataDir()}] = true
-	keys := attachment.Sorted(attachments)
+	conf := j.configuration(r.network)
+	j.indexes[[2]string{r.network, conf.DataDir()}] = true
+	keys := attachment.Sorted(r.found)
 	of := map[string][]attachment.Key{}
 	for _, key := range keys {
 		of[key.ContainerID] = append(of[key.ContainerID], key)
@@ -133,7 +149,6 @@ func (j *job) network(network string) error {
 		j.seen[key] = true
 		j.rewrite(key, of[key.ContainerID], conf)
 	}
-	return nil
 }
 
 // say prints a line. Its parts may come from a pod's name.

@@ -4,6 +4,7 @@ package rollback
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -98,6 +99,12 @@ func TestTold(t *testing.T) {
 	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
 	if out != "" || err == nil || !strings.Contains(err.Error(), "network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
 		t.Errorf("with a damaged configuration: %v\n%s", err, out)
+	}
+	if err := errors.Join(os.Remove(state), os.Remove(torn)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}}); err != nil {
+		t.Errorf("with a damaged configuration, and no pod: %v\n%s", err, out)
 	}
 }
 
