@@ -18,9 +18,9 @@ type port struct {
 	state
 }
 
-// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It is
-// called only when the bridge is missing or down: it comes up as the last step, so that a bridge which is down may be one whose
-// maker was killed before it had attached them.
+// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It reads all
+// records, so it is called only when there may be some: when the bridge is missing, or down, since it comes up as the last step and its
+// maker may have been killed before it had attached them, or when it is not the one that got our gateway address.
 func (j *job) lostPorts() ([]port, error) {
 	records, err := attachment.All()
 	if err != nil {

@@ -54,6 +54,28 @@ func TestReattach(t *testing.T) {
 	}
 }
 
+// TestReattachToAnothers: somebody deleted the bridge and made one in its place, and set it up. The gateway address is gone, by which the
+// next ADD sees it.
+func TestReattachToAnothers(t *testing.T) {
+	l := newLab(t)
+	a, b := l.add("a"), l.other().add("b")
+	former, _ := net.ParseMAC(mac(t, "bt0"))
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	if err := errors.Join(onHost("bt0", netlink.LinkDel), host.AddBridge("bt0", former, 0, true), onHost("bt0", netlink.LinkSetUp)); err != nil {
+		t.Fatal(err)
+	}
+	a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
+	l.other().add("c")
+	for _, pod := range []attached{a, b} {
+		pod.ok(pod.check())
+		l.answers(nil, pod.result.IPs[0].Address.IP.String())
+	}
+}
+
 // TestReattachAfterKill: whoever made the bridge was killed before it brought the bridge up, so the next ADD attaches.
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
