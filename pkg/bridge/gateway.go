@@ -51,6 +51,8 @@ func (j *job) forward(bridge kernel.Link, is4 bool) error {
 	var settings []kernel.Sysctl
 	on, err := j.host.Forwards(is4)
 	switch {
+	case err != nil && !kernel.IsNoFamily(err):
+		return err
 	case err == nil && on:
 	case is4:
 		settings = append(settings, kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})

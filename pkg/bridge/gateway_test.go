@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -93,6 +94,45 @@ func TestForeignGateways(t *testing.T) {
 	for _, f := range []string{"10.63.0.1_24", "fd00:63::1_64"} {
 		if err := os.Remove("/run/podlace/foreigngw/.gateway-bt4-" + f); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestGatewayWithoutIPv6: a bridge that an admin made, with IPv6 off, gets it with the first gateway address that needs it.
+func TestGatewayWithoutIPv6(t *testing.T) {
+	t.Cleanup(func() { _ = onHost("bt6off", netlink.LinkDel) })
+	l := bareLab(t, "bridge", "bt6off", "name", "gw6off", "ipMasq", false, "ipam", hostLocal("10.75.0.0/24"))
+	setting := "/proc/sys/net/ipv6/conf/bt6off/disable_ipv6"
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bt6off"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(setting, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	subnets := []string{"10.75.0.0/24", "fd00:75::/64"}
+	for i, want := range []string{"1\n", "0\n"} {
+		l := l.other()
+		l.conf = l.conf.with("ipam", hostLocal(subnets[:i+1]...))
+		l.ok(l.add(fmt.Sprint("pod", i)).check())
+		if got, err := os.ReadFile(setting); string(got) != want || err != nil {
+			t.Errorf("%d families: disable_ipv6 is %q, %v", i+1, got, err)
+		}
+	}
+	if got := l.gateways(); got != "10.75.0.1/24 fd00:75::1/64" {
+		t.Errorf("gateways %s", got)
+	}
+}
+
+// TestForwardUnknown: when nobody can tell whether the node forwards, ADD changes nothing.
+func TestForwardUnknown(t *testing.T) {
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host.Close()
+	for _, is4 := range []bool{true, false} {
+		if err := (&job{host: host}).forward(kernel.Link{Name: "none"}, is4); err == nil || !strings.Contains(err.Error(), "netconf show all") {
+			t.Errorf("IPv4 %t: %v", is4, err)
 		}
 	}
 }

@@ -266,8 +266,10 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 // kernel would drop the route and take no advertisement any more (accept_ra in Documentation/networking/ip-sysctl.rst). Once
 // forwarding is on, there is nothing to do.
 func (n *NS) KeepRouterAdvertisements() error {
-	if on, err := n.Forwards(false); err != nil || on {
-		return nil // no IPv6, or too late
+	if on, err := n.Forwards(false); on || IsNoFamily(err) {
+		return nil // too late, or no IPv6
+	} else if err != nil {
+		return err
 	}
 	var routes []netlink.Route
 	err := retry(func() (err error) {

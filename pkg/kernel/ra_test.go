@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -73,5 +74,18 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 		if got, err := h.Get(path); got != want || err != nil {
 			t.Errorf("%s is %s, %v, want %s", path, got, err, want)
 		}
+	}
+}
+
+// TestKeepRouterAdvertisementsFails: when nobody could look, there may be a route to keep. Only a kernel without IPv6 has none.
+func TestKeepRouterAdvertisementsFails(t *testing.T) {
+	h, err := Host()
+	mustDo(t, err)
+	h.Close()
+	if err := h.KeepRouterAdvertisements(); err == nil || IsNoFamily(err) {
+		t.Errorf("without a socket: %v", err)
+	}
+	if err := fmt.Errorf("netconf show all: %w", unix.EOPNOTSUPP); !IsNoFamily(err) {
+		t.Errorf("%v is not known", err)
 	}
 }
