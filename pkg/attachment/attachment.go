@@ -349,8 +349,9 @@ func (k Key) ReferenceHashes(plugin string) []string {
 // MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address that is a function of the network and of an address in it: whoever
-// remembers the MAC of an address is right about the next pod that has it.
+// AddressMAC returns a locally administered unicast MAC address that is a function of the network and of a pod's first address in it:
+// whoever remembers its MAC is right about the next pod that has the same first address, but not about its other addresses, which may come
+// with another first one.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -117,8 +117,8 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC gives the pod the MAC of its address, unless somebody wants another one: then nobody on the bridge, who talked to the last pod
-// with the address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP server.
+// setMAC gives the pod the MAC of its first address, unless somebody wants another one: then nobody on the bridge, who talked to the last pod
+// with that first address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.addresses) == 0 {
 		return nil
