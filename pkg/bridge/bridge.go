@@ -199,7 +199,7 @@ func (b bridge) clear(j *job, st state) error {
 }
 
 func (b bridge) del(r *plugin.Request) error {
-	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return b.removeFromNode(r, att, st) },
+	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return b.delRecorded(r, att, st) },
 		func(att *attachment.Attachment) error {
 			as := *r
 			if att != nil {
@@ -207,6 +207,16 @@ func (b bridge) del(r *plugin.Request) error {
 			}
 			return b.delUnrecorded(&as)
 		})
+}
+
+// delRecorded is DEL for an attachment that has a record.
+func (b bridge) delRecorded(r *plugin.Request, att *attachment.Attachment, st state) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return b.removed(r, att, st, errors.Join(delSuccessor(r, host), takeAway(host, att, &st)))
 }
 
 func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
@@ -221,7 +231,15 @@ func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone. The
 // addresses go back when nothing uses them any more: the next pod that gets one must be the only one that has it.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
-	err := errors.Join(host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att, &st), unguard(host, att, &st))
+	return b.removed(r, att, st, takeAway(host, att, &st))
+}
+
+func takeAway(host *kernel.Node, att *attachment.Attachment, st *state) error {
+	return errors.Join(host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att, st), unguard(host, att, st))
+}
+
+// removed is the end of remove: err is what could not be taken from the node.
+func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.giveBack(r, st.IPAM)
 	}

@@ -33,6 +33,19 @@ func (b bridge) delUnrecorded(r *plugin.Request) error {
 	return err
 }
 
+// delSuccessor removes what the reference plugin made for an attachment whose record is of an earlier one: the link of the record is gone.
+// Most often nothing comes after it, and prevResult tells: it names that link.
+func delSuccessor(r *plugin.Request, host *kernel.Node) error {
+	key := attachment.KeyOf(r)
+	if r.Prev != nil && names(r, key.HostVeth()) {
+		return nil
+	}
+	if _, ok, err := host.Link(key.HostVeth()); ok || err != nil {
+		return err
+	}
+	return errors.Join(deleteProven(r, host), host.DelReferenceMasquerade(asReference(key)))
+}
+
 func asReference(key attachment.Key) kernel.Reference {
 	return kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: key.ReferenceHashes("bridge")}
 }

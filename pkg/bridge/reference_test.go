@@ -3,12 +3,15 @@
 package bridge
 
 import (
+	"net/netip"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -68,4 +71,92 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 	}
 	l.ok(l.call("DEL", "pod"))
 	other.add("next")
+}
+
+// attachAsReference attaches a container as the reference plugin does, with one address, and returns its result.
+func (l lab) attachAsReference(id, address string) object {
+	l.Helper()
+	const veth = "veth0a1b2c3d"
+	pod, err := os.Open(l.pod.Path)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer pod.Close()
+	bridge, err := netlink.LinkByName(l.conf["bridge"].(string))
+	if err != nil {
+		l.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: veth, MasterIndex: bridge.Attrs().Index}, PeerName: "eth0",
+		PeerNamespace: netlink.NsFd(int(pod.Fd()))}); err != nil {
+		l.Fatal(err)
+	}
+	var podMAC string
+	if err := l.inPod("eth0", func(link netlink.Link) error { podMAC = link.Attrs().HardwareAddr.String(); return nil }); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.WriteFile("/var/lib/cni/networks/"+l.network()+"/"+address, []byte(id+"\r\neth0"), 0o600); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { // the table, which stays with the reference too
+		c, err := nftables.New()
+		if err != nil {
+			l.Fatal(err)
+		}
+		c.DelTable(&nftables.Table{Name: "cni_plugins_masquerade", Family: nftables.TableFamilyINet})
+		if err := c.Flush(); err != nil {
+			l.Error(err)
+		}
+	})
+	host, err := kernel.Host()
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer host.Close()
+	own := []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(address), 24)}
+	if err := host.EnsureReferenceMasquerade(asReference(key(l.network(), id)), own, nil); err != nil {
+		l.Fatal(err)
+	}
+	return object{"cniVersion": "1.0.0", "ips": []any{object{"address": address + "/24", "interface": 2}}, "interfaces": []any{
+		object{"name": bridge.Attrs().Name, "mac": bridge.Attrs().HardwareAddr.String()},
+		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.pod.Path}}}
+}
+
+// TestDelOfSuccessor (F-44): a container that we attached, and then the reference, which knows nothing of our record, is removed by one DEL,
+// with its namespace or without, and with prevResult or without.
+func TestDelOfSuccessor(t *testing.T) {
+	for what, c := range map[string]struct{ gone, noResult bool }{
+		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			a := l.add("a")
+			if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+				t.Fatal(err)
+			}
+			for _, ip := range a.result.IPs {
+				if err := os.Remove("/var/lib/cni/networks/net/" + ip.Address.IP.String()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			prev := l.attachAsReference("a", "10.60.0.77")
+			if c.gone {
+				if err := l.pod.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.noResult {
+				l.ok(l.call("DEL", "a", "cniVersion", "0.3.1"))
+			} else {
+				l.ok(l.call("DEL", "a", "prevResult", prev))
+			}
+			if !c.gone {
+				if _, err := ifIndex(l, "eth0"); err == nil {
+					t.Error("the pod has eth0")
+				}
+			}
+			if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(leases(t)) > 0 || l.recorded("a") > 0 {
+				t.Errorf("left %q, leases %v, %d records", rules, leases(t), l.recorded("a"))
+			}
+		})
+	}
 }
