@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strconv"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -18,9 +19,9 @@ type port struct {
 	state
 }
 
-// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It reads all
-// records, so it is called only when there may be some: when the bridge is missing, or down, since it comes up as the last step and its
-// maker may have been killed before it had attached them, or when it is not the one that got our gateway address.
+// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It is
+// called only when the bridge is missing or down, or another than the network had: it comes up as the last step, so that a bridge which is
+// down may be one whose maker was killed before it had attached them.
 func (j *job) lostPorts() ([]port, error) {
 	records, err := attachment.All()
 	if err != nil {
@@ -51,6 +52,24 @@ func formerMAC(lost []port) net.HardwareAddr {
 		}
 	}
 	return randomMAC()
+}
+
+// reattachMoved is reattach with what is known of the bridge: a note of the network has the index of the link, so that a bridge that somebody
+// deleted and made anew is seen, up as it may be.
+func (j *job) reattachMoved(bridge kernel.Link, lost []port) error {
+	note, index := "bridge-"+bridge.Name, strconv.Itoa(bridge.Index)
+	last, noted := j.att.Noted(note)
+	if noted && last != index && bridge.Up {
+		var err error
+		if lost, err = j.lostPorts(); err != nil {
+			return err
+		}
+	}
+	j.reattach(bridge, lost)
+	if noted && last == index {
+		return nil
+	}
+	return j.att.Note(note, index)
 }
 
 // reattach makes lost ports ports of the bridge again, with their settings and their gateway addresses. What fails is logged only: this

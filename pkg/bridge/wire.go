@@ -89,8 +89,10 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 			return link, err
 		}
 	}
+	if err := j.reattachMoved(link, lost); err != nil {
+		return link, err
+	}
 	if !link.Up {
-		j.reattach(link, lost)
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
