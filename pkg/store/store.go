@@ -69,6 +69,14 @@ func (d *Dir) named(err error) error {
 	return err
 }
 
+// hint tells what to do about a folder in the place of the file name.
+func (d *Dir) hint(name string, err error) error {
+	if !errors.Is(err, unix.EISDIR) {
+		return err
+	}
+	return plugin.WithHint(err, "a folder is where a file should be; remove it: rm -r '%s'", filepath.Join(d.path, name))
+}
+
 // Make opens the folder path and makes it with all its parents when it is missing.
 func Make(path string, mode fs.FileMode) (*Dir, error) {
 	d, err := Open(path)
@@ -182,7 +190,7 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 		err = fmt.Errorf("read %s: larger than %d bytes", filepath.Join(d.path, name), maxFile)
 	}
 	if err != nil {
-		return nil, err
+		return nil, d.hint(name, err)
 	}
 	return data, nil
 }
@@ -334,7 +342,7 @@ func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) erro
 	for {
 		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
-			return nil, d.named(err)
+			return nil, d.hint(name, d.named(err))
 		}
 		if err := await(f, filepath.Join(d.path, name), deadline, set); err != nil {
 			f.Close()

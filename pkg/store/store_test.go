@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func open(t *testing.T, path string) *Dir {
@@ -139,6 +141,24 @@ func TestCreateIsExclusive(t *testing.T) {
 	}
 	if got := onDisk(t, path); len(got) != 2 {
 		t.Errorf("leftovers in %v", got)
+	}
+}
+
+// TestFolderForFile: a folder in the place of a file is an error that says which, and what to do.
+func TestFolderForFile(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	if err := os.Mkdir(filepath.Join(path, "f"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, read := d.Read("f")
+	_, flock := d.Lock("f", 0o600)
+	_, at := d.LockAt("f", 0o600, 7)
+	for what, err := range map[string]error{"read": read, "lock": flock, "lock at": at} {
+		var hinted *plugin.Error
+		if !errors.As(err, &hinted) || !strings.Contains(err.Error(), filepath.Join(path, "f")) || !strings.Contains(hinted.Hint, "rm -r '"+filepath.Join(path, "f")) {
+			t.Errorf("%s: %v, %+v", what, err, hinted)
+		}
 	}
 }
 
