@@ -359,6 +359,12 @@ func TestL2(t *testing.T) {
 	l.fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
+// TestMACOfTheBridge: a pod with the MAC of the bridge would get no frame.
+func TestMACOfTheBridge(t *testing.T) {
+	l := newLab(t)
+	l.fails(l.call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig, "is that of bt0 on the node")
+}
+
 func TestPromisc(t *testing.T) {
 	l := newLab(t, "bridge", "bt2", "promiscMode", true, "hairpinMode", false)
 	a := l.add("a")

@@ -55,6 +55,11 @@ func planLayer3(cfg Config, from *types100.Result) (layer3, error) {
 		if hasGW && (!gw.IsValid() || gw.Is4() != p.Addr().Is4()) {
 			return layer3{}, plugin.Errorf(plugin.CodeConfig, "gateway %s of address %s: want an address of the same family", gw, p)
 		}
+		if hasGW && cfg.Gateway {
+			if err := kernel.ValidGateway(p, gw); err != nil {
+				return layer3{}, plugin.Errorf(plugin.CodeConfig, "isGateway: gateway %s of address %s: %w", gw, p, err)
+			}
+		}
 		shown := &types100.IPConfig{Address: ip.Address}
 		if hasGW {
 			shown.Gateway = gw.AsSlice()

@@ -109,6 +109,28 @@ func TestPlanLayer3Refused(t *testing.T) {
 	}
 }
 
+// TestGatewayOfTheBridge: an address that no host can have is no gateway that the bridge could be. Without isGateway it is not ours to judge.
+func TestGatewayOfTheBridge(t *testing.T) {
+	for gw, says := range map[string]string{
+		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
+		"10.1.0.255": "a broadcast address", "0.0.0.0": "the address of nobody",
+	} {
+		from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"`+gw+`"}]`)
+		if _, err := planLayer3(Config{Gateway: true}, from); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), "isGateway: gateway "+gw+" of address 10.1.0.5/24: "+says) {
+			t.Errorf("%s: %v", gw, err)
+		}
+		if _, err := planLayer3(Config{}, from); err != nil {
+			t.Errorf("without isGateway: %v", err)
+		}
+	}
+	for _, good := range []string{"10.1.0.5/31,10.1.0.4", "10.1.0.5/24,10.2.0.255", "10.1.0.5/24,10.1.0.0", "fd00::5/64,fd00::ffff:ffff:ffff:ffff"} {
+		address, gw, _ := strings.Cut(good, ",")
+		if _, err := planLayer3(Config{Gateway: true}, ipamResult(t, `"ips":[{"address":"`+address+`","gateway":"`+gw+`"}]`)); err != nil {
+			t.Errorf("%s: %v", good, err)
+		}
+	}
+}
+
 // TestResult: what plugins before made stays in front, and indexes go on from there.
 func TestResult(t *testing.T) {
 	from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["192.0.2.1"]}`)

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"bytes"
 	"crypto/rand"
 	"net"
 	"slices"
@@ -31,6 +32,11 @@ func (j *job) wire() (w wiring, err error) {
 	}
 	if w.gateway, err = j.ensureGatewayLink(w.bridge); err != nil {
 		return w, err
+	}
+	for _, link := range []kernel.Link{w.bridge, w.gateway} {
+		if j.cfg.MAC != nil && bytes.Equal(j.cfg.MAC, link.MAC) {
+			return w, plugin.Errorf(plugin.CodeConfig, "mac %s: is that of %s on the node", j.cfg.MAC, link.Name)
+		}
 	}
 	veth := kernel.Veth{Host: j.att.HostVeth(), HostMAC: j.att.MAC("host"), Pod: j.r.IfName, PodMAC: j.cfg.MAC, MTU: j.cfg.MTU,
 		Netns: j.r.Netns, Master: w.bridge.Index}

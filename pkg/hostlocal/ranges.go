@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -48,6 +49,11 @@ func parseRange(raw rawRange) (Range, error) {
 	}{{"rangeStart", raw.RangeStart, &r.Start}, {"rangeEnd", raw.RangeEnd, &r.End}, {"gateway", raw.Gateway, &r.Gateway}} {
 		if err := parseIn(subnet, f.key, f.value, f.into); err != nil {
 			return Range{}, err
+		}
+	}
+	if raw.Gateway != "" {
+		if err := kernel.ValidGateway(subnet, r.Gateway); err != nil {
+			return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam gateway %s: %w", r.Gateway, err)
 		}
 	}
 	if r.End.Less(r.Start) {

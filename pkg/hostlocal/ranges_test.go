@@ -77,6 +77,14 @@ func TestParseRangeRefused(t *testing.T) {
 		{rawRange{Subnet: subnet, Gateway: "nonsense"}, `gateway "nonsense": want an IP address`},
 		{rawRange{Subnet: subnet, Gateway: "2001:db8::1"}, "gateway 2001:db8::1: want an address of the family of subnet 192.0.2.0/24"},
 		{rawRange{Subnet: "fe80::/64", Gateway: "fe80::1%eth0"}, "want an IP address"},
+		{rawRange{Subnet: subnet, Gateway: "127.0.0.1"}, "gateway 127.0.0.1: a loopback address"},
+		{rawRange{Subnet: subnet, Gateway: "224.0.0.1"}, "gateway 224.0.0.1: a multicast address"},
+		{rawRange{Subnet: subnet, Gateway: "255.255.255.255"}, "gateway 255.255.255.255: a broadcast address"},
+		{rawRange{Subnet: subnet, Gateway: "192.0.2.255"}, "gateway 192.0.2.255: a broadcast address"},
+		{rawRange{Subnet: subnet, Gateway: "0.0.0.0"}, "gateway 0.0.0.0: the address of nobody"},
+		{rawRange{Subnet: "2001:db8::/64", Gateway: "::"}, "gateway ::: the address of nobody"},
+		{rawRange{Subnet: "2001:db8::/64", Gateway: "::1"}, "gateway ::1: a loopback address"},
+		{rawRange{Subnet: "2001:db8::/64", Gateway: "ff02::1"}, "gateway ff02::1: a multicast address"},
 	} {
 		if got, err := parseRange(c.raw); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: %+v, %v: want %q", c.raw, got, err, c.says)

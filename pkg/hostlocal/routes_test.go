@@ -17,7 +17,7 @@ func TestRoutes(t *testing.T) {
 		`[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"10.9.9.9"},{"dst":"::/0","gw":"fe80::1"}]`, // gateways outside the subnets
 		`[{"dst":"169.254.1.1/32","scope":253},{"dst":"0.0.0.0/0","gw":"169.254.1.1","mtu":1400,"advmss":1360,"priority":9,"table":100}]`,
 		`[{"dst":"0.0.0.0/0","gw":"10.1.2.1"},{"dst":"0.0.0.0/0","gw":"10.1.2.9"},{"dst":"0.0.0.0/0","gw":"10.1.2.1","priority":5}]`, // not the same
-		`[{"dst":"0.0.0.0/0","mtu":65535,"advmss":65535,"priority":2147483647,"table":0,"scope":255}]`,
+		`[{"dst":"0.0.0.0/0","mtu":65535,"advmss":65535,"priority":2147483647,"table":0,"scope":254}]`,
 		`[{"dst":"2001:db8::5/64"}]`, // the kernel drops the host bits
 	} {
 		cfg, err := parsed(`{"ipam":{"subnet":"10.1.2.0/24","routes":`+text+`}}`, nil)
@@ -44,7 +44,8 @@ func TestRoutesRefused(t *testing.T) {
 		`[{"dst":"0.0.0.0/0","advmss":99999999}]`:                                                  "advmss 99999999: want 0-65535",
 		`[{"dst":"0.0.0.0/0","mtu":65536}]`:                                                        "mtu 65536: want 0-65535",
 		`[{"dst":"0.0.0.0/0","advmss":-1}]`:                                                        "advmss -1: want 0-65535",
-		`[{"dst":"0.0.0.0/0","scope":300}]`:                                                        "scope 300: want 0-255",
+		`[{"dst":"0.0.0.0/0","scope":300}]`:                                                        "scope 300: want 0-254",
+		`[{"dst":"0.0.0.0/0","scope":255}]`:                                                        "scope 255: want 0-254",
 		`[{"dst":"0.0.0.0/0","table":-1}]`:                                                         "table -1: want 0-4294967295",
 		`[{"dst":"0.0.0.0/0","priority":-5}]`:                                                      "priority -5: want 0-4294967295",
 		`[{"dst":"10.1.2.1"}]`:                                                                     `ipam routes[0]: dst "10.1.2.1": want an address and prefix length`,

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// ValidGateway tells why an address cannot be that of a gateway of a subnet, or nil. It may be outside of the subnet.
+func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
+	is := ""
+	switch {
+	case gw.IsUnspecified():
+		is = "the address of nobody"
+	case gw.IsLoopback():
+		is = "a loopback address"
+	case gw.IsMulticast():
+		is = "a multicast address"
+	case gw == netip.AddrFrom4([4]byte{255, 255, 255, 255}), gw.Is4() && subnet.Bits() < 31 && subnet.Contains(gw) && !subnet.Contains(gw.Next()):
+		is = "a broadcast address"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s, no gateway can have it", is)
+}
