@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -20,6 +21,17 @@ func (a *Attachment) Note(mark, text string) error {
 func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
+}
+
+// Notes returns the network's marks that begin with a prefix.
+func (a *Attachment) Notes(prefix string) (marks []string, err error) {
+	names, err := a.dir.List()
+	for _, name := range names {
+		if mark, ok := strings.CutPrefix(name, "."); ok && strings.HasPrefix(mark, prefix) {
+			marks = append(marks, mark)
+		}
+	}
+	return marks, err
 }
 
 // Unnote removes the mark.

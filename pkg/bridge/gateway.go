@@ -114,7 +114,29 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 			return err
 		}
 	}
+	j.warnOfFormer(bridge, gw)
 	return j.att.Note(gatewayNote(bridge, gw), "")
+}
+
+// warnOfFormer tells of another bridge on which the network put the gateway address, and which has it still: "bridge" was changed in the
+// configuration, and while the pods of both live, the node reaches those of one only.
+func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
+	marks, _ := j.att.Notes("gateway-")
+	for _, mark := range marks {
+		former := strings.TrimPrefix(mark, "gateway-")
+		former, is := strings.CutSuffix(former, strings.TrimPrefix(gatewayNote(kernel.Link{}, gw), "gateway-"))
+		if !is || former == bridge.Name {
+			continue
+		}
+		link, ok, err := j.host.Link(former)
+		if err == nil && ok {
+			ok, err = j.host.HasAddress(link, gw.Addr())
+		}
+		if err == nil && ok {
+			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; make the pods of the "+
+				"former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
+		}
+	}
 }
 
 // mayReplace tells why the address old must stay on the bridge, or nil: a network of ours put it there, and nobody uses it any more.

@@ -60,6 +60,36 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 }
 
 // TestForeignGateways: an address that somebody else put on the bridge stays, unless forceAddress says otherwise or it is IPv6 and apart.
+// TestBridgeRenamed: "bridge" is changed while a pod of the former lives. ADD on the new one tells of both; one after the former bridge is gone
+// has nothing to tell.
+func TestBridgeRenamed(t *testing.T) {
+	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil)
+	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
+		t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
+	}
+	tells := func(id, bridge string, want ...string) {
+		t.Helper()
+		o := l.ok(l.other().call("ADD", id, "bridge", bridge))
+		t.Cleanup(func() { l.ok(l.call("DEL", id)) })
+		if strings.Contains(o.log, "former=") != (len(want) > 0) {
+			t.Errorf("on %s: %s", bridge, o.log)
+		}
+		for _, w := range want {
+			if !strings.Contains(o.log, w) {
+				t.Errorf("on %s: %s, want %s", bridge, o.log, w)
+			}
+		}
+	}
+	tells("a", "btf-0")
+	tells("b", "btf-1", "bridge=btf-1 former=btf-0", "gateway=10.60.0.1", "gateway=fd00:60::1")
+	for _, gone := range []string{"btf-0", "btf-1"} {
+		if err := onHost(gone, netlink.LinkDel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tells("d", "btf-2")
+}
+
 func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")

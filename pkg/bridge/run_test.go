@@ -85,6 +85,7 @@ func (l lab) other() lab {
 type outcome struct {
 	exit    int
 	stdout  []byte
+	log     string
 	failure struct {
 		Code    uint   `json:"code"`
 		Msg     string `json:"msg"`
@@ -110,7 +111,7 @@ func (l lab) call(verb, id string, keys ...any) outcome {
 	}
 	var stdout, stderr bytes.Buffer
 	o := outcome{exit: l.plugin.Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
-	o.stdout = stdout.Bytes()
+	o.stdout, o.log = stdout.Bytes(), stderr.String()
 	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
 		l.Errorf("%s: %v in %s", verb, err, o.stdout)
 	}
