@@ -166,7 +166,7 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
-// TestHostIPRefused (S-09, S-01): spellings that others read differently, and addresses at which no client can reach a pod.
+// TestHostIPRefused (S-09): spellings that others read differently, and addresses at which no client can reach a pod.
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed", "cannot route from ::1"
 	for addr, says := range map[string]string{"010.0.0.1": noAddress, "10.0.1": noAddress, "0x7f.0.0.1": noAddress, "2130706433": noAddress, "127.1": noAddress,
