@@ -94,7 +94,12 @@ func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
 	if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: "eth0", Netns: netns}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = host.DelLink(name) })
+	t.Cleanup(func() {
+		if host, err := kernel.Host(); err == nil {
+			_ = host.DelLink(name)
+			host.Close()
+		}
+	})
 	for ns, p := range map[*kernel.NS]string{&host.NS: name + " 10.82.%d.1/24", inside: "eth0 10.82.%d.5/24"} {
 		link, address, _ := strings.Cut(p, " ")
 		l, _, err := ns.Link(link)

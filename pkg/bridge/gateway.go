@@ -129,10 +129,11 @@ func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
 			continue
 		}
 		link, ok, err := j.host.Link(former)
+		var addresses []netip.Prefix
 		if err == nil && ok {
-			ok, err = j.host.HasAddress(link, gw.Addr())
+			addresses, err = j.host.Addresses(link)
 		}
-		if err == nil && ok {
+		if err == nil && slices.Contains(addresses, gw) {
 			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; make the pods of the "+
 				"former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
 		}
