@@ -94,8 +94,8 @@ func TestMTUOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	anotherMade(t, "btother", "fd00:74:1::99/64")
-	for id, mtu := range map[string]int{"small": 1000, "lower": 1400, "same": 1500, "larger": 9000} {
-		l.other().add(id, "mtu", mtu)
+	for _, mtu := range []int{1000, 1400, 1500, 9000} {
+		l.other().add(fmt.Sprint("mtu", mtu), "mtu", mtu)
 	}
 	l.hasMTU(1500)
 	if err := onHost("btother", delAddress("fd00:74:1::99/64")); err != nil {
