@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -76,6 +77,8 @@ type Record struct {
 	Pod    string          `json:"pod,omitempty"`
 	Netns  string          `json:"netns,omitempty"`
 	State  json.RawMessage `json:"state,omitempty"` // the plugin's own
+
+	Written time.Time `json:"-"` // of the file; not every reader sets it
 }
 
 // Attachment is an attachment that this process holds the lock of.
@@ -127,7 +130,7 @@ func (a *Attachment) Save(state any) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(Record{format, a.Key, a.plugin, a.pod, a.netns, raw})
+	data, err := json.Marshal(Record{Format: format, Key: a.Key, Plugin: a.plugin, Pod: a.pod, Netns: a.netns, State: raw})
 	if err != nil {
 		return err
 	}
@@ -304,6 +307,7 @@ func read(network string) (records []Record, unreadable []string, err error) {
 			unreadable = append(unreadable, name)
 			continue
 		}
+		rec.Written, _ = dir.Written(name)
 		records = append(records, rec)
 	}
 	return records, unreadable, err

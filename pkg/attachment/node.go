@@ -26,7 +26,7 @@ func Networks() ([]string, error) {
 	entries, err := os.ReadDir(store.Root)
 	var names []string
 	for _, e := range entries {
-		if e.IsDir() {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
 			names = append(names, e.Name())
 		}
 	}
@@ -76,6 +76,32 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
+// ByHash returns the record that a plugin has of the attachment whose key has the hash, in whatever network; ok is false when none has a
+// record that can be read.
+func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		dir, e := store.Open(folder(network))
+		if e != nil {
+			err = errors.Join(err, ignoreMissing(e))
+			continue
+		}
+		name := plugin + "-" + hash
+		data, e := dir.Read(name)
+		if e == nil {
+			rec, e = parse(data)
+		}
+		if e == nil {
+			rec.Written, e = dir.Written(name)
+		}
+		dir.Close()
+		if e == nil {
+			return rec, true, nil
+		}
+	}
+	return Record{}, false, err
+}
+
 // Path returns the file of the record.
 func (r Record) Path() string { return filepath.Join(folder(r.Network), r.Plugin+"-"+r.Hash()) }
 
@@ -118,7 +144,7 @@ func Clear() error {
 	errs = append(errs, ignoreMissing(err))
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
-			errs = append(errs, os.Remove(filepath.Join(store.Root, e.Name())))
+			errs = append(errs, store.RemoveAll(filepath.Join(store.Root, e.Name())))
 		}
 	}
 	_ = os.Remove(store.Root)

@@ -74,7 +74,7 @@ func FuzzElement(f *testing.F) {
 	broken, _ := hex.DecodeString("0200000008000300000400ff")
 	f.Add([]byte("x"), []byte("y"), "\xff\x00", broken)
 	f.Fuzz(func(t *testing.T, key, value []byte, comment string, answer []byte) {
-		_, _ = parseElement(answer)
+		_ = parseElements(answer)
 		if len(key) == 0 || len(key) > 64 || len(value) > 64 || len(comment) > maxComment || len(comment) > 0 && comment[len(comment)-1] == 0 {
 			return
 		}
@@ -86,9 +86,8 @@ func FuzzElement(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, ok := parseElement(msg.Data)
-		if diff := cmp.Diff(want, got); !ok || diff != "" {
-			t.Fatalf("%t\n%s", ok, diff)
+		if diff := cmp.Diff([]element{want}, parseElements(msg.Data)); diff != "" {
+			t.Fatal(diff)
 		}
 	})
 }

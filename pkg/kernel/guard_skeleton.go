@@ -33,10 +33,7 @@ type guards struct {
 // buildGuards writes the rules and returns the sets by name.
 func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	sets = map[string]*nftables.Set{}
-	g := guards{ruleset: ruleset{c, c.AddTable(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}}
-	if err := g.mark(guardSchema); err != nil {
-		return nil, err
-	}
+	g := guards{ruleset: newRuleset(c, &nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}
 	var macPorts, ports *nftables.Set
 	for _, s := range []struct {
 		name string

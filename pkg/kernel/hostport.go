@@ -3,84 +3,55 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
-	"strings"
+	"slices"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// HostPort forwards a port of the node to a port of a pod.
-type HostPort struct {
-	Protocol string         `json:"protocol"`         // "tcp", "udp" or "sctp"
-	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: every address of the node of the pod's family
-	Port     uint16         `json:"port"`             // on the node
-	To       netip.AddrPort `json:"to"`               // in the pod
-	SNAT     bool           `json:"snat,omitempty"`   // masquerade what would not come back: hairpin and localhost
-	MasqAll  bool           `json:"masqAll,omitzero"` // masquerade every source
-}
+// ErrRebuilt: the rules were missing, and with them perhaps what belongs to other pods. What was asked for is done.
+var ErrRebuilt = errors.New("the rules of hostPorts were made anew")
 
-// String returns "protocol hostIP:port".
-func (p HostPort) String() string {
-	if p.HostIP.IsValid() {
-		return p.Protocol + " " + netip.AddrPortFrom(p.HostIP, p.Port).String()
+// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns an
+// error, which then is the answer, unless that one has to give way. The caller holds the lock of all who call this.
+func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) error) error {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return err
 	}
-	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
-}
-
-// maxComment is what nft(8) shows of a comment.
-const maxComment = 128
-
-var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
-
-// elements returns the elements that stand for the port; owner is their comment.
-func (p HostPort) elements(owner string) []element {
-	family := familyDigit(p.To.Addr().Is4())
-	port := key(p.protocol(), be16(p.Port))
-	e := element{Set: "ports" + family, Key: port}
-	if p.HostIP.IsValid() {
-		e = element{Set: "hostip_ports" + family, Key: key(p.HostIP.AsSlice(), port)}
+	rebuilt, err := t.ensureHostports()
+	if err != nil {
+		return err
 	}
-	e.Value, e.Comment = key(p.To.Addr().AsSlice(), be16(p.To.Port())), owner
-	out := []element{e}
-	// The connection is told from a Service's to the same pod by the port that the client used.
-	back := key(p.To.Addr().AsSlice(), port)
-	if p.SNAT {
-		out = append(out, element{Set: "snat" + family, Key: back, Comment: owner})
+	elements := h.elements()
+	found, err := t.clashes(h, elements)
+	if err != nil {
+		return err
 	}
-	if p.MasqAll {
-		out = append(out, element{Set: "masqall" + family, Key: back, Comment: owner})
-	}
-	return out
-}
-
-func (p HostPort) protocol() []byte { return []byte{protocols[p.Protocol]} }
-
-func familyDigit(is4 bool) string {
-	if is4 {
-		return "4"
-	}
-	return "6"
-}
-
-func be16(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
-
-// key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
-func key(fields ...[]byte) []byte {
-	var out []byte
-	for _, f := range fields {
-		out = append(out, f...)
-		for len(out)%4 != 0 {
-			out = append(out, 0)
+	var gone []element
+	for _, e := range found {
+		if e.forwards() && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
+			if err := yields(e.Comment, e.port()); err != nil {
+				return err
+			}
 		}
+		gone = append(gone, e)
 	}
-	return out
+	if err := t.replace(gone, elements); err != nil {
+		return err
+	}
+	if h.Bridge != "" && !h.Taken {
+		err = t.ensureHairpin(h.Bridge)
+	}
+	if err == nil && rebuilt {
+		err = ErrRebuilt
+	}
+	return err
 }
-
 func elementsOf(ports []HostPort, owner string) []element {
 	if len(owner) > maxComment-1 {
 		owner = owner[:maxComment-1]
@@ -98,90 +69,102 @@ func elementsOf(ports []HostPort, owner string) []element {
 	return out
 }
 
-// AddHostPorts forwards the ports, all or none, in one transaction. owner names who has them; its first word, a hash, decides who
-// may delete them. bridge is the bridge behind which the pod is, "" when it is alone behind its link. A port that another owner has
-// gives code 104.
-func (n *Node) AddHostPorts(owner, bridge string, ports []HostPort) error {
-	t, err := openNFT(hostportTable)
-	if err != nil {
-		return err
-	}
-	defer t.close()
-	if err := t.ensureHostports(); err != nil {
-		return err
-	}
-	elements := elementsOf(ports, owner)
-	err = t.add(elements)
-	if isExist(err) {
-		err = t.replaceOwn(elements)
-	}
-	if err != nil {
-		return err
-	}
-	if bridge == "" {
-		return nil
-	}
-	return t.ensureHairpin(bridge)
-}
-
-// ProtectLoopback drops what comes from elsewhere for 127.0.0.0/8. It must be called before route_localnet is set on a link.
-func (n *Node) ProtectLoopback() error {
-	t, err := openNFT(hostportTable)
-	if err != nil {
-		return err
-	}
-	defer t.close()
-	return t.ensureHostports()
-}
-
-// ensureHostports makes the table unless it has the mark of this version of it.
-func (t *nft) ensureHostports() error {
-	if ok, err := t.marked(schema); ok || err != nil {
-		return err
-	}
-	return skeleton("nft add table "+hostportTable, buildHostports)
-}
-
-// replaceOwn adds elements of which some exist: those of the same owner are replaced, others are a clash.
-func (t *nft) replaceOwn(elements []element) error {
-	var own []element
-	for _, e := range elements {
-		found, ok, err := t.get(e)
-		if err != nil {
-			return err
-		}
-		if !ok {
+// clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
+func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
+	ask := slices.Clone(elements)
+	var clashes []element
+	listed := map[string]bool{}
+	for _, p := range h.Ports {
+		family := familyDigit(p.To.Addr().Is4())
+		any := key(p.protocol(), be16(p.Port))
+		if p.Last != 0 {
+			if !listed[family] {
+				all, err := t.listForwards(family)
+				if err != nil {
+					return nil, err
+				}
+				clashes, listed[family] = append(clashes, all...), true
+			}
 			continue
 		}
-		if ownerHash(found.Comment) != ownerHash(e.Comment) {
-			return plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", keyText(e), ownerText(found.Comment))
+		if h.Taken {
+			ask = append(ask, p.elements("")[0])
+		} else {
+			ask = append(ask, p.taken(""))
 		}
-		own = append(own, element{Set: e.Set, Key: e.Key})
-	}
-	return t.replace(own, elements)
-}
-
-// keyText renders the protocol and port that end the key of a map.
-func keyText(e element) string {
-	port := e.Key[len(e.Key)-4:]
-	for name, number := range protocols {
-		if e.Key[len(e.Key)-8] == number {
-			return fmt.Sprintf("%s %d", name, binary.BigEndian.Uint16(port))
+		if !p.HostIP.IsValid() {
+			ask = append(ask, element{Set: "ranges" + family, Key: any})
 		}
 	}
-	return fmt.Sprint(binary.BigEndian.Uint16(port))
+	clashes = slices.DeleteFunc(clashes, func(e element) bool {
+		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.overlaps(e.port()) })
+	})
+	found, err := t.existing(ask)
+	seen := map[string]bool{}
+	return slices.DeleteFunc(append(found, clashes...), func(e element) bool {
+		id := e.Set + string(e.Key)
+		again := seen[id]
+		seen[id] = true
+		return again
+	}), err
 }
 
-func ownerHash(comment string) string {
-	hash, _, _ := strings.Cut(comment, " ")
-	return hash
-}
-
-func ownerText(comment string) string {
-	if _, name, ok := strings.Cut(comment, " "); ok {
-		return name
+// listForwards returns all that forwards ports of every address in a family, for a range.
+func (t *nft) listForwards(family string) (all []element, err error) {
+	for _, set := range []string{"ports", "ranges", "taken"} {
+		list, err := t.list(set + family)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
 	}
-	return comment
+	return all, nil
+}
+
+// RestoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
+// it. The caller holds the lock of AddHostPorts.
+func (n *Node) RestoreHostPorts(all []HostPorts) error {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return err
+	}
+	if err := skeleton("nft add table "+hostportTable, buildHostports); err != nil {
+		return err
+	}
+	var want []element
+	seen := map[string]bool{}
+	for _, h := range all {
+		for _, e := range h.elements() {
+			if id := e.Set + string(e.Key); !seen[id] {
+				seen[id] = true
+				want = append(want, e)
+			}
+		}
+		if h.Bridge != "" && !h.Taken {
+			if err := t.ensureHairpin(h.Bridge); err != nil {
+				return err
+			}
+		}
+	}
+	has, err := t.find(want)
+	if err != nil {
+		return err
+	}
+	var missing []element
+	for i, e := range want {
+		if has[i] == nil {
+			missing = append(missing, e)
+		}
+	}
+	return t.add(missing)
+}
+
+// ensureHostports makes the table unless it has the mark and the rules of this version of it.
+func (t *nft) ensureHostports() (made bool, err error) {
+	if ok, err := t.marked(schema); ok || err != nil {
+		return false, err
+	}
+	return true, skeleton("nft add table "+hostportTable, buildHostports)
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
@@ -203,50 +186,134 @@ func ifname(name string) []byte {
 	return b
 }
 
-// DelHostPorts ends the forwarding of ports that the owner still has, in one transaction.
-func (n *Node) DelHostPorts(owner string, ports []HostPort) error {
-	if len(ports) == 0 {
-		return nil
-	}
-	t, err := openNFT(hostportTable)
-	if err != nil {
-		return ignore(err, noNFT[:]...)
-	}
-	defer t.close()
-	var own []element
-	for _, e := range elementsOf(ports, owner) {
-		found, ok, err := t.get(e)
-		if err != nil {
-			return ignore(err, noNFT[:]...)
-		}
-		if ok && ownerHash(found.Comment) == ownerHash(owner) {
-			own = append(own, element{Set: e.Set, Key: e.Key})
-		}
-	}
-	return t.delete(own)
-}
-
-// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, else an error with code 100.
-func (n *Node) CheckHostPorts(owner string, ports []HostPort) error {
-	t, err := openNFT(hostportTable)
+// DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
+func (n *Node) DelHostPorts(h HostPorts) error {
+	last, finish, err := n.closeLoopback(OwnerHash(h.Owner))
 	if err != nil {
 		return err
 	}
-	defer t.close()
-	for _, e := range elementsOf(ports, owner) {
-		found, ok, err := t.get(e)
-		switch {
-		case err != nil:
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return ignore(err, noNFT[:]...)
+	}
+	found, err := t.existing(h.elements())
+	if err != nil {
+		return ignore(err, noNFT[:]...)
+	}
+	if err := t.endOwned(h.Owner, found, last); err != nil {
+		return err
+	}
+	return finish()
+}
+
+// endOwned deletes those of the elements that are the owner's, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
+func (t *nft) endOwned(owner string, found []element, unprotect bool) error {
+	own := slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(owner) })
+	edits := []edit{{kind: unix.NFT_MSG_DELSETELEM, elements: own}}
+	if unprotect {
+		if has, err := hasTable(loopbackTable, nftables.TableFamilyINet); err != nil {
 			return err
-		case !ok:
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", keyText(e), e.Set)
-		case ownerHash(found.Comment) != ownerHash(e.Comment):
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: belongs to %s now", keyText(e), ownerText(found.Comment))
-		case string(found.Value) != string(e.Value):
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", keyText(e))
+		} else if has {
+			edits = append(edits, edit{kind: unix.NFT_MSG_DELTABLE, table: loopbackTable})
 		}
 	}
-	return nil
+	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.table), edits...)
+}
+
+// OwnsHostPorts tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
+func (n *Node) OwnsHostPorts(hash string) (bool, error) {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return false, ignore(err, noNFT[:]...)
+	}
+	_, ok, err := t.get(ownerElement(hash))
+	return ok, ignore(err, noNFT[:]...)
+}
+
+// HostPortRules tells whether the rules are there as they should.
+func (n *Node) HostPortRules() (bool, error) {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return false, err
+	}
+	return t.marked(schema)
+}
+
+// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
+func (n *Node) DelOwnedHostPorts(hash string) error {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return ignore(err, noNFT[:]...)
+	}
+	last, finish, err := n.closeLoopback(hash)
+	if err != nil {
+		return err
+	}
+	all := []element{ownerElement(hash)}
+	for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
+		for _, family := range []string{ipv4.digit, ipv6.digit} {
+			list, err := t.list(set + family)
+			if err != nil {
+				return err
+			}
+			all = append(all, list...)
+		}
+	}
+	if err := t.endOwned(hash, all, last); err != nil {
+		return err
+	}
+	return finish()
+}
+
+// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, else an error with code 100.
+func (n *Node) CheckHostPorts(h HostPorts) error {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return err
+	}
+	if ok, err := t.marked(schema); err != nil {
+		return err
+	} else if !ok {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the rules of nftables table inet %s are missing", hostportTable),
+			"somebody flushed them; 'podlace reload' brings back those of all pods")
+	}
+	want := h.elements()
+	found, err := t.find(want)
+	if err != nil {
+		return err
+	}
+	for i, e := range want {
+		if e.Set == "owners" {
+			continue // of an earlier version
+		}
+		switch got := found[i]; {
+		case got == nil:
+			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+		case OwnerHash(got.Comment) != OwnerHash(e.Comment):
+			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: belongs to %s now", e.port(), OwnerName(got.Comment))
+		case string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last):
+			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", e.port())
+		}
+	}
+	if h.Taken {
+		return nil
+	}
+	return t.checkShadows(h)
+}
+
+// checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
+func (t *nft) checkShadows(h HostPorts) error {
+	var ask []element
+	for _, p := range h.Ports {
+		if p.Last == 0 {
+			ask = append(ask, p.taken(""))
+		}
+	}
+	found, err := t.existing(ask)
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: %s has it too, by the iptables backend, which comes first", found[0].port(), OwnerName(found[0].Comment))
 }
 
 func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }

@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"net/netip"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -13,37 +15,34 @@ import (
 const hostportTable = "podlace_hostport"
 
 // schema is the version of the table.
-const schema = 1
+const schema = 2
 
 // hostportPriority lets Services, whose translation kube-proxy hooks at -100, win over hostPorts (CVE-2019-9946).
 const hostportPriority = -99
-
-// protectPriority is that of the raw table: before connection tracking.
-const protectPriority = -300
 
 // hostports builds the table.
 type hostports struct{ ruleset }
 
 func buildHostports(c *nftables.Conn) error {
-	h := hostports{ruleset{c, c.AddTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}}
-	ifnames, err := nftables.ConcatSetType(nftables.TypeIFName, nftables.TypeIFName)
+	h := hostports{newRuleset(c, &nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}
+	hairpin, err := h.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
+	if err == nil {
+		_, err = h.set("owners", nil, nftables.TypeMark, nftables.TypeMark)
+	}
 	if err != nil {
 		return err
 	}
-	hairpin := &nftables.Set{Table: h.table, Name: "hairpin", KeyType: ifnames}
-	if err := c.AddSet(hairpin, nil); err != nil {
-		return err
-	}
-	if err := h.mark(schema); err != nil {
-		return err
-	}
-	h.protect()
 	forward := h.chain("forward_ports", nil, 0, "")
 	for _, hook := range []struct {
 		name string
 		hook *nftables.ChainHook
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
+		if hook.hook == nftables.ChainHookOutput {
+			// Nothing gets from ::1 to a pod: without this it would wait for an answer instead of being refused.
+			h.rule(chain, join(ipv6.only(), []expr.Any{network(1, ipv6.destination, ipv6.length), equal(netip.IPv6Loopback().AsSlice()),
+				&expr.Verdict{Kind: expr.VerdictReturn}})...)
+		}
 		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
 		h.rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
@@ -54,23 +53,7 @@ func buildHostports(c *nftables.Conn) error {
 			return err
 		}
 	}
-	return nil
-}
-
-// protect drops what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1 needs
-// route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
-func (h hostports) protect() {
-	chain := h.chain("protect_loopback", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
-	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}}
-	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
-		// Every packet comes here: what nearly none has is looked at first.
-		h.rule(chain, join(ipv4.only(), loopback(offset), notLo, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})...)
-	}
-}
-
-// loopback matches an IPv4 address in 127.0.0.0/8.
-func loopback(offset uint32) []expr.Any {
-	return []expr.Any{network(1, offset, 1), equal([]byte{127})}
+	return h.mark(schema)
 }
 
 // family is where a family's header has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its quarters.
@@ -93,28 +76,21 @@ func (f family) only() []expr.Any {
 }
 
 func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
-	target := []nftables.SetDatatype{f.address, nftables.TypeInetService}
-	sets := map[string]*nftables.Set{}
-	for _, s := range []struct {
-		name  string
-		value []nftables.SetDatatype
-		key   []nftables.SetDatatype
-	}{
-		{"hostip_ports", target, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
-		{"ports", target, []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}},
-		{"snat", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
-		{"masqall", nil, []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}},
-	} {
-		set, err := h.set(s.name+f.digit, s.value, s.key...)
-		if err != nil {
-			return err
-		}
-		sets[s.name] = set
+	sets, err := h.sets(f)
+	if err != nil {
+		return err
 	}
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: f.second}
 	h.rule(forward, join(f.only(), []expr.Any{network(1, f.destination, f.length),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second}, port(f.third), find(sets["hostip_ports"]), dnat})...)
-	h.rule(forward, join(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, port(9), find(sets["ports"]), dnat})...)
+	// A range leads to the ports of the same numbers.
+	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1}
+	for _, any := range []struct {
+		set *nftables.Set
+		to  *expr.NAT
+	}{{sets["ports"], dnat}, {sets["ranges"], same}} {
+		h.rule(forward, join(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, port(9), find(any.set), any.to})...)
+	}
 
 	masquerade := &expr.Masq{}
 	// mapped matches when the address at the offset is that of a pod, and the port that the client used is one of that pod's.
@@ -122,16 +98,49 @@ func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nfta
 		return []expr.Any{network(1, offset, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
 	}
-	to := func(set *nftables.Set) []expr.Any { return join(f.only(), translated(), mapped(f.destination, set)) }
-	if f.digit == ipv4.digit {
-		h.rule(back, join(to(sets["snat"]), loopback(f.source), []expr.Any{masquerade})...)
+	snat := h.chain("snat"+f.digit, nil, 0, "")
+	for _, suffix := range []string{"", "_ranges"} {
+		to := func(set string) []expr.Any {
+			return join(f.only(), translated(), mapped(f.destination, sets[set+suffix]))
+		}
+		h.rule(back, join(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
+		h.rule(back, join(to("masqall"), []expr.Any{masquerade})...)
+		// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
+		h.rule(snat, join(mapped(f.source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
-	h.rule(back, join(to(sets["snat"]), []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade})...)
-	// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
-	h.rule(back, join(to(sets["snat"]), mapped(f.source, sets["snat"]), []expr.Any{masquerade})...)
-	h.rule(back, join(to(sets["masqall"]), []expr.Any{masquerade})...)
+	if f.digit == ipv4.digit {
+		h.rule(snat, join(loopback(f.source), []expr.Any{masquerade})...)
+	}
+	h.rule(snat, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade)
 	return nil
+}
+
+// sets makes the sets of a family. taken has what the iptables backend forwards: no rule looks there, but other pods do.
+func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
+	target := []nftables.SetDatatype{f.address, nftables.TypeInetService}
+	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}
+	one := append([]nftables.SetDatatype{f.address}, any...)
+	sets := map[string]*nftables.Set{}
+	var err error
+	for _, s := range []struct {
+		name       string
+		value, key []nftables.SetDatatype
+	}{{"hostip_ports", target, one}, {"ports", target, any}, {"snat", nil, one}, {"masqall", nil, one}, {"taken", nil, one}} {
+		if sets[s.name], err = h.set(s.name+f.digit, s.value, s.key...); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range []struct {
+		name  string
+		value nftables.SetDatatype
+		key   []nftables.SetDatatype
+	}{{"ranges", f.address, any}, {"snat_ranges", nftables.SetDatatype{}, one}, {"masqall_ranges", nftables.SetDatatype{}, one}} {
+		if sets[s.name], err = h.intervals(s.name+f.digit, s.value, s.key...); err != nil {
+			return nil, err
+		}
+	}
+	return sets, nil
 }
 
 // translated matches connections whose destination was translated (IPS_DST_NAT, bit 5 of the conntrack status).

@@ -5,6 +5,7 @@ package kernel
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -40,6 +41,21 @@ func portList(texts ...string) (out []HostPort) {
 	return out
 }
 
+func addPorts(h *Node, owner, bridge string, ports []HostPort) error {
+	err := h.AddHostPorts(HostPorts{Owner: owner, Bridge: bridge, Ports: ports}, func(other string, p HostPort) error {
+		return plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
+	})
+	return ignore(err, ErrRebuilt)
+}
+
+func delPorts(h *Node, owner string, ports []HostPort) error {
+	return h.DelHostPorts(HostPorts{Owner: owner, Ports: ports})
+}
+
+func checkPorts(h *Node, owner string, ports []HostPort) error {
+	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports})
+}
+
 // flush empties the whole of nftables now and at the end of the test, as an admin's "nft flush ruleset" does.
 func flush(t testing.TB) {
 	t.Helper()
@@ -59,7 +75,7 @@ func flush(t testing.TB) {
 func portElements(t *testing.T) (lines []string) {
 	t.Helper()
 	for _, line := range records(t, "nft element inet "+hostportTable) {
-		if !strings.Contains(line, " hairpin ") && !strings.Contains(line, " "+schemaSet+" ") {
+		if !strings.Contains(line, " hairpin ") && !strings.Contains(line, " owners ") && !strings.Contains(line, " "+schemaSet+" ") {
 			lines = append(lines, line)
 		}
 	}
@@ -107,7 +123,7 @@ func TestHostPortText(t *testing.T) {
 		}
 	}
 	for _, e := range mapping("udp 192.0.2.1:53 10.1.0.5:5353").elements("x") {
-		if got := keyText(e); got != "udp 53" {
+		if got := e.port().String(); e.forwards() && got != "udp 192.0.2.1:53" {
 			t.Errorf("%s: %s", e.Set, got)
 		}
 	}
@@ -124,38 +140,38 @@ func TestHostPorts(t *testing.T) {
 			t.Errorf("left %q", left)
 		}
 	}
-	if err := h.CheckHostPorts(ownerA, a); plugin.Code(err) != plugin.CodeStateDiffers {
+	if err := checkPorts(h, ownerA, a); plugin.Code(err) != plugin.CodeStateDiffers {
 		t.Errorf("before ADD: %v", err)
 	}
-	mustDo(t, h.DelHostPorts(ownerA, a)) // there is no table yet
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", a), h.AddHostPorts(ownerB, "kt0", b))
-	mustDo(t, h.CheckHostPorts(ownerA, a), h.CheckHostPorts(ownerB, b))
-	if err := h.CheckHostPorts(ownerB, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "belongs to shop/web-0 now") {
+	mustDo(t, delPorts(h, ownerA, a)) // there is no table yet
+	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
+	mustDo(t, checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	if err := checkPorts(h, ownerB, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "belongs to shop/web-0 now") {
 		t.Errorf("as another: %v", err)
 	}
-	mustDo(t, h.DelHostPorts(ownerB, a), h.CheckHostPorts(ownerA, a)) // deletes only what is the owner's
-	mustDo(t, h.DelHostPorts(ownerA, a), h.CheckHostPorts(ownerB, b))
-	mustDo(t, h.DelHostPorts(ownerB, b))
+	mustDo(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's
+	mustDo(t, delPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	mustDo(t, delPorts(h, ownerB, b))
 	empty()
-	mustDo(t, h.DelHostPorts(ownerB, b), h.DelHostPorts(ownerB, nil))
+	mustDo(t, delPorts(h, ownerB, b), delPorts(h, ownerB, nil))
 	empty()
 }
 
 func TestCheckHostPorts(t *testing.T) {
 	flush(t)
 	h := host(t)
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", portList("tcp 8080 10.1.0.5:80")))
+	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80")))
 	elsewhere, noSNAT := mapping("tcp 8080 10.1.0.5:81"), mapping("tcp 8080 10.1.0.5:80")
 	noSNAT.SNAT = false
-	mustDo(t, h.CheckHostPorts(ownerA, []HostPort{noSNAT}))
-	if err := h.CheckHostPorts(ownerA, []HostPort{elsewhere}); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "leads elsewhere") {
+	mustDo(t, checkPorts(h, ownerA, []HostPort{noSNAT}))
+	if err := checkPorts(h, ownerA, []HostPort{elsewhere}); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "leads elsewhere") {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, h.DelHostPorts(ownerA, []HostPort{noSNAT}))
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", []HostPort{noSNAT}))
+	mustDo(t, delPorts(h, ownerA, []HostPort{noSNAT}))
+	mustDo(t, addPorts(h, ownerA, "kt0", []HostPort{noSNAT}))
 	masqAll := noSNAT
 	masqAll.SNAT, masqAll.MasqAll = true, true
-	if err := h.CheckHostPorts(ownerA, []HostPort{masqAll}); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "masqall4") {
+	if err := checkPorts(h, ownerA, []HostPort{masqAll}); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "masqall4") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -164,15 +180,15 @@ func TestCheckHostPorts(t *testing.T) {
 func TestHostPortClash(t *testing.T) {
 	flush(t)
 	h := host(t)
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "udp 192.0.2.1:53 10.1.0.5:53", "tcp 443 [fd00::5]:443")))
+	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "udp 192.0.2.1:53 10.1.0.5:53", "tcp 443 [fd00::5]:443")))
 	before := portElements(t)
 	for text, says := range map[string]string{
 		"tcp 8080 10.1.0.6:80":         "hostPort tcp 8080 is in use by shop/web-0",
 		"tcp 8080 10.1.0.5:80":         "hostPort tcp 8080 is in use by shop/web-0",
-		"udp 192.0.2.1:53 10.1.0.6:53": "hostPort udp 53 is in use by shop/web-0",
+		"udp 192.0.2.1:53 10.1.0.6:53": "hostPort udp 192.0.2.1:53 is in use by shop/web-0",
 		"tcp 443 [fd00::6]:443":        "hostPort tcp 443 is in use by shop/web-0",
 	} {
-		err := h.AddHostPorts(ownerB, "kt0", portList("tcp 9090 10.1.0.6:80", text))
+		err := addPorts(h, ownerB, "kt0", portList("tcp 9090 10.1.0.6:80", text))
 		if plugin.Code(err) != plugin.CodePortConflict || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -181,18 +197,18 @@ func TestHostPortClash(t *testing.T) {
 		t.Errorf("what changed:\n%s", diff)
 	}
 	// Other protocols, addresses and families are no clash.
-	mustDo(t, h.AddHostPorts(ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443", "tcp 8080 [fd00::6]:80")))
+	mustDo(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443", "tcp 8080 [fd00::6]:80")))
 }
 
 // TestReplaceOwn: the ports of one attachment converge, whatever was there of it.
 func TestReplaceOwn(t *testing.T) {
 	flush(t)
 	h := host(t)
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "tcp 8081 10.1.0.5:81")))
+	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "tcp 8081 10.1.0.5:81")))
 	next := portList("tcp 8080 10.1.0.9:80", "tcp 8082 10.1.0.9:82")
 	renamed := strings.Fields(ownerA)[0] + " shop/renamed"
 	for range 2 {
-		mustDo(t, h.AddHostPorts(renamed, "kt0", next), h.CheckHostPorts(renamed, next))
+		mustDo(t, addPorts(h, renamed, "kt0", next), checkPorts(h, renamed, next))
 	}
 	if lines := records(t, "nft element", " ports4 ", "1f90"); len(lines) != 1 || !strings.Contains(lines[0], "0a010009") {
 		t.Errorf("got %q", lines)
@@ -207,7 +223,7 @@ func TestAfterFlush(t *testing.T) {
 	skeletonLines := func() []string {
 		return append(records(t, "nft chain inet "+hostportTable), append(records(t, "nft rule inet "+hostportTable), records(t, "nft set inet "+hostportTable)...)...)
 	}
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", ports))
+	mustDo(t, addPorts(h, ownerA, "kt0", ports))
 	whole := skeletonLines()
 	if len(whole) < 20 {
 		t.Errorf("the skeleton has %d lines", len(whole))
@@ -218,11 +234,11 @@ func TestAfterFlush(t *testing.T) {
 	}
 	c.FlushRuleset()
 	mustDo(t, c.Flush())
-	mustDo(t, h.DelHostPorts(ownerA, ports))
-	if err := h.CheckHostPorts(ownerA, ports); plugin.Code(err) != plugin.CodeStateDiffers {
+	mustDo(t, delPorts(h, ownerA, ports))
+	if err := checkPorts(h, ownerA, ports); plugin.Code(err) != plugin.CodeStateDiffers {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", ports), h.CheckHostPorts(ownerA, ports))
+	mustDo(t, addPorts(h, ownerA, "kt0", ports), checkPorts(h, ownerA, ports))
 	if diff := cmp.Diff(whole, skeletonLines()); diff != "" {
 		t.Errorf("the skeleton differs:\n%s", diff)
 	}
@@ -244,7 +260,7 @@ func TestSchema(t *testing.T) {
 	flush(t)
 	h := host(t)
 	a := portList("tcp 8080 10.1.0.5:80")
-	mustDo(t, h.AddHostPorts(ownerA, "kt0", a))
+	mustDo(t, addPorts(h, ownerA, "kt0", a))
 	rules := records(t, "nft rule inet "+hostportTable)
 	n, err := openNFT(hostportTable)
 	mustDo(t, err)
@@ -254,7 +270,7 @@ func TestSchema(t *testing.T) {
 	mustDo(t, err)
 	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
 	mustDo(t, c.Flush(), n.delete(mark), n.add([]element{{Set: schemaSet, Key: be16(schema + 1)}}))
-	mustDo(t, h.AddHostPorts(ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), h.CheckHostPorts(ownerA, a))
+	mustDo(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
 	if diff := cmp.Diff(rules, records(t, "nft rule inet "+hostportTable)); diff != "" {
 		t.Error(diff)
 	}
@@ -263,16 +279,156 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestProtectLoopback makes the table without any port.
+// TestProtectLoopback makes a table of its own.
 func TestProtectLoopback(t *testing.T) {
 	flush(t)
 	h := host(t)
 	for range 2 {
 		mustDo(t, h.ProtectLoopback())
-		if lines := records(t, "nft rule inet "+hostportTable+" protect_loopback", "immediate"); len(lines) != 2 {
+		if lines := records(t, "nft rule inet "+loopbackTable+" prerouting", "immediate"); len(lines) != 2 {
 			t.Errorf("got %q", lines)
 		}
 	}
+}
+
+// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else switched
+// on stays.
+func TestLoopbackUsers(t *testing.T) {
+	flush(t)
+	h := host(t)
+	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
+	for _, link := range []string{"kt0", "kt1"} {
+		addBridge(t, h, link)
+	}
+	state := func(want string) {
+		t.Helper()
+		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
+		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+loopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
+		}
+	}
+	a, b := strings.Fields(ownerA)[0], strings.Fields(ownerB)[0]
+	state("0 0 0")
+	mustDo(t, h.OpenLoopback(a, "kt0"), h.OpenLoopback(a, "kt0"), h.OpenLoopback(b, "kt0"), h.OpenLoopback(b, "kt1"))
+	state("1 1 2")
+	mustDo(t, delPorts(h, ownerB, nil))
+	state("1 0 2")
+	mustDo(t, delPorts(h, ownerB, nil))
+	state("1 0 2")
+	mustDo(t, delPorts(h, ownerA, nil))
+	state("0 0 0")
+	if _, err := os.Stat(loopbackUsers); err == nil {
+		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+			t.Errorf("left %q", left)
+		}
+	}
+	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), delPorts(h, ownerA, nil))
+	state("0 1 2")
+}
+
+// TestRange: ports in sequence are one entry, which clashes with single ports and other ranges.
+func TestRange(t *testing.T) {
+	flush(t)
+	h := host(t)
+	long := func(first, last uint16, to string) HostPort {
+		return HostPort{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true, MasqAll: true}
+	}
+	a := []HostPort{long(1000, 1999, "10.1.0.5"), long(1000, 1999, "fd00::5")}
+	mustDo(t, addPorts(h, ownerA, "kt0", a), checkPorts(h, ownerA, a), addPorts(h, ownerA, "kt0", a))
+	for _, c := range []struct {
+		port  HostPort
+		clash bool
+	}{
+		{mapping("udp 1500 10.1.0.6:80"), true}, {mapping("udp 1000 10.1.0.6:80"), true}, {mapping("udp 1999 [fd00::6]:80"), true},
+		{mapping("udp 999 10.1.0.6:80"), false}, {mapping("udp 2000 10.1.0.6:80"), false}, {mapping("tcp 1500 10.1.0.6:80"), false},
+		{mapping("udp 192.0.2.1:1500 10.1.0.6:80"), false},
+		{long(1999, 2100, "10.1.0.6"), true}, {long(900, 1000, "10.1.0.6"), true}, {long(1200, 1300, "10.1.0.6"), true}, {long(500, 3000, "10.1.0.6"), true},
+		{long(2001, 2100, "10.1.0.6"), false},
+	} {
+		err := addPorts(h, ownerB, "kt0", []HostPort{c.port})
+		if (plugin.Code(err) == plugin.CodePortConflict) != c.clash || !c.clash && err != nil {
+			t.Errorf("%s: %v", c.port, err)
+		}
+		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []HostPort{c.port}))
+	}
+	mustDo(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
+	if err := addPorts(h, ownerA, "", []HostPort{long(3000, 3100, "10.1.0.5")}); plugin.Code(err) != plugin.CodePortConflict || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
+		t.Errorf("range over a port: %v", err)
+	}
+	mustDo(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
+	if left := portElements(t); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// TestTaken: ports that another backend forwards clash with those of this one, both ways.
+func TestTaken(t *testing.T) {
+	flush(t)
+	h := host(t)
+	refuse := func(other string, p HostPort) error {
+		return plugin.Errorf(plugin.CodePortConflict, "%s has %s", OwnerName(other), p)
+	}
+	add := func(owner string, taken bool, texts ...string) error {
+		return ignore(h.AddHostPorts(HostPorts{Owner: owner, Taken: taken, Ports: portList(texts...)}, refuse), ErrRebuilt)
+	}
+	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"), add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
+	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true, "tcp 192.0.2.1:91 10.1.0.5:1": true} {
+		owner := map[bool]string{true: ownerA, false: ownerB}[taken]
+		if err := add(owner, taken, text); plugin.Code(err) != plugin.CodePortConflict {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	mustDo(t, h.DelHostPorts(HostPorts{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}), add(ownerB, false, "tcp 80 10.1.0.6:80"))
+}
+
+// TestDelOwned: without knowing the ports, all of one owner go, and nothing of another.
+func TestDelOwned(t *testing.T) {
+	flush(t)
+	h := host(t)
+	a := append(portList("tcp 80 10.1.0.5:80", "udp 192.0.2.1:81 10.1.0.5:80", "tcp 80 [fd00::5]:80"),
+		HostPort{Protocol: "tcp", Port: 1000, Last: 1100, To: netip.MustParseAddrPort("10.1.0.5:1000"), SNAT: true, MasqAll: true})
+	b := portList("tcp 90 10.1.0.6:80")
+	mustDo(t, addPorts(h, ownerB, "", b))
+	before := portElements(t)
+	mustDo(t, addPorts(h, ownerA, "", a))
+	hash := OwnerHash(ownerA)
+	if owns, err := h.OwnsHostPorts(hash); !owns || err != nil {
+		t.Error(owns, err)
+	}
+	mustDo(t, h.DelOwnedHostPorts(hash))
+	if owns, err := h.OwnsHostPorts(hash); owns || err != nil {
+		t.Error(owns, err)
+	}
+	if diff := cmp.Diff(before, portElements(t)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
+func TestRestoreHostPorts(t *testing.T) {
+	flush(t)
+	h := host(t)
+	a, b := portList("tcp 80 10.1.0.5:80", "tcp 81 10.1.0.5:81"), portList("tcp 90 10.1.0.6:80")
+	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
+	whole := portElements(t)
+	all := []HostPorts{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
+	c, err := nftables.New()
+	mustDo(t, err)
+	c.FlushTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})
+	mustDo(t, c.Flush())
+	if ok, err := h.HostPortRules(); ok || err != nil {
+		t.Error("the flush of the rules is not seen", err)
+	}
+	if err := checkPorts(h, ownerA, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "are missing") {
+		t.Error(err)
+	}
+	mustDo(t, delPorts(h, ownerB, b), h.RestoreHostPorts(all), h.RestoreHostPorts(all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
+		t.Error(diff)
+	}
+	all = append(all, HostPorts{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
+	mustDo(t, h.RestoreHostPorts(all), checkPorts(h, ownerA, a))
 }
 
 // TestManyPorts: a published range of ports exceeds what one message and one socket buffer hold.
@@ -285,12 +441,12 @@ func TestManyPorts(t *testing.T) {
 	}
 	owner := ownerA + strings.Repeat("x", 300) // comments are cut
 	for range 2 {
-		mustDo(t, h.AddHostPorts(owner, "kt0", ports), h.CheckHostPorts(owner, ports))
+		mustDo(t, addPorts(h, owner, "kt0", ports), checkPorts(h, owner, ports))
 	}
 	if n := len(portElements(t)); n != 1400 {
 		t.Errorf("%d elements, want 1400", n)
 	}
-	mustDo(t, h.DelHostPorts(owner, ports))
+	mustDo(t, delPorts(h, owner, ports))
 	if n := len(portElements(t)); n != 0 {
 		t.Errorf("%d elements are left", n)
 	}
@@ -300,7 +456,7 @@ func TestHairpinLinks(t *testing.T) {
 	flush(t)
 	h := host(t)
 	for _, link := range []string{"kt0", "kt0", "fifteen-bytes-x", ""} {
-		mustDo(t, h.AddHostPorts(ownerA, link, portList("tcp 8080 10.1.0.5:80")))
+		mustDo(t, addPorts(h, ownerA, link, portList("tcp 8080 10.1.0.5:80")))
 	}
 	if lines := records(t, "nft element", " hairpin "); len(lines) != 2 {
 		t.Errorf("got %q", lines)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 
+	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -33,7 +34,10 @@ type NS struct {
 }
 
 // Node is the namespace of the process itself, with what is done there alone.
-type Node struct{ NS }
+type Node struct {
+	NS
+	nft *mdl.Conn
+}
 
 // Host opens the namespace that the process is in.
 func Host() (*Node, error) {
@@ -106,6 +110,15 @@ func (n *NS) Close() {
 	if n.work != nil {
 		close(n.work)
 	}
+}
+
+// Close releases the namespace. It may wait some milliseconds: after a delete nf_tables frees memory only when nobody reads it any more
+// (RCU), and closing its socket waits for that.
+func (n *Node) Close() {
+	if n.nft != nil {
+		n.nft.Close()
+	}
+	n.NS.Close()
 }
 
 // within runs f on a thread that sees the namespace's /proc/sys/net.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -17,6 +18,14 @@ import (
 // noNFT is what a kernel without nf_tables answers: there is nothing to delete then.
 var noNFT = [...]error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL}
 
+// NoNFT tells whether an error says that the kernel has no nf_tables.
+func NoNFT(err error) bool {
+	return slices.ContainsFunc(noNFT[:], func(e error) bool { return errors.Is(err, e) })
+}
+
+// nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
+const nftaKeyEnd = 10
+
 // nftTimeout bounds one answer of the kernel; transactions take microseconds.
 const nftTimeout = 10 * time.Second
 
@@ -24,7 +33,8 @@ const nftTimeout = 10 * time.Second
 type element struct {
 	Set     string
 	Key     []byte
-	KeyEnd  bool // the element ends an interval: Key is the first one behind it
+	Last    []byte // the last key of an interval of concatenated keys
+	KeyEnd  bool   // the element ends an interval: Key is the first one behind it
 	Value   []byte
 	Comment string
 }
@@ -39,6 +49,18 @@ type nft struct {
 
 func openNFT(table string) (*nft, error) { return openFamily(unix.NFPROTO_INET, table) }
 
+// openNFT opens a table on the node's socket to nf_tables, which Close closes.
+func (n *Node) openNFT(table string) (*nft, error) {
+	if n.nft == nil {
+		t, err := openNFT(table)
+		if err != nil {
+			return nil, err
+		}
+		n.nft = t.conn
+	}
+	return &nft{n.nft, unix.NFPROTO_INET, table}, nil
+}
+
 func openFamily(family byte, table string) (*nft, error) {
 	conn, err := mdl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -51,57 +73,130 @@ func openFamily(family byte, table string) (*nft, error) {
 // waits for that.
 func (t *nft) close() { t.conn.Close() }
 
-// get returns the element with the key of e; ok is false when the element, the set or the table is missing.
+// get returns the element with the key of e, or the interval that it is in; ok is false when the element, the set or the table is missing.
 func (t *nft) get(e element) (found element, ok bool, err error) {
-	msg, err := t.message(unix.NFT_MSG_GETSETELEM, 0, e.Set, []element{{Key: e.Key}})
-	if err != nil {
+	all, err := t.find([]element{e})
+	if err != nil || all[0] == nil {
 		return element{}, false, err
 	}
-	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
-	replies, err := t.conn.Execute(msg)
-	if errors.Is(err, unix.ENOENT) {
-		return element{}, false, nil
-	}
-	if err != nil {
-		return element{}, false, fmt.Errorf("nft get element %s %s: %w", t.table, e.Set, err)
-	}
-	for _, reply := range replies {
-		if found, ok := parseElement(reply.Data); ok {
-			found.Set = e.Set
-			return found, true, nil
-		}
-	}
-	return element{}, false, nil
+	return *all[0], true, nil
 }
 
-// add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
-func (t *nft) add(elements []element) error {
-	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), edit{unix.NFT_MSG_NEWSETELEM, mdl.Create | mdl.Excl, elements})
-}
+// maxQuestions is how many elements are asked for at a time: the answers must fit the socket's buffer.
+const maxQuestions = 64
 
-// existing returns those of the elements that are there, as it finds them.
-func (t *nft) existing(elements []element) (found []element, err error) {
-	for _, e := range elements {
-		got, ok, err := t.get(e)
-		if err != nil {
-			return nil, err
+// find returns for each element what get does, nil where there is none.
+func (t *nft) find(elements []element) ([]*element, error) {
+	found := make([]*element, 0, len(elements))
+	for chunk := range slices.Chunk(elements, maxQuestions) {
+		var ask []mdl.Message
+		for _, e := range chunk {
+			msg, err := t.message(unix.NFT_MSG_GETSETELEM, 0, e.Set, []element{{Key: e.Key}})
+			if err != nil {
+				return nil, err
+			}
+			ask = append(ask, msg)
 		}
-		if ok {
-			found = append(found, got)
+		_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+		if _, err := t.conn.SendMessages(ask); err != nil {
+			return nil, fmt.Errorf("nft get elements of %s: %w", t.table, err)
+		}
+		for _, e := range chunk {
+			replies, err := t.conn.Receive() // one for each question, or an error
+			if err := ignore(err, unix.ENOENT); err != nil {
+				return nil, fmt.Errorf("nft get element %s %s: %w", t.table, e.Set, err)
+			}
+			var one *element
+			for _, reply := range replies {
+				for _, got := range parseElements(reply.Data) {
+					got.Set = e.Set
+					one = &got
+				}
+			}
+			found = append(found, one)
 		}
 	}
 	return found, nil
 }
 
+// list returns all elements of a set; those of a missing one are none.
+func (t *nft) list(set string) ([]element, error) {
+	msg, err := t.message(unix.NFT_MSG_GETSETELEM, mdl.Dump, set, nil)
+	if err != nil {
+		return nil, err
+	}
+	var all []element
+	err = t.dump(msg, func(data []byte) {
+		for _, e := range parseElements(data) {
+			e.Set = set
+			all = append(all, e)
+		}
+	})
+	return all, err
+}
+
+// dump calls each for the body of every answer. It begins again when something changed meanwhile.
+func (t *nft) dump(ask mdl.Message, each func(data []byte)) error {
+	var replies []mdl.Message
+	err := retry(func() (err error) {
+		_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+		replies, err = t.conn.Execute(ask)
+		return err
+	})
+	if err := ignore(err, unix.ENOENT); err != nil {
+		return fmt.Errorf("nft list %s: %w", t.table, err)
+	}
+	for _, reply := range replies {
+		each(reply.Data)
+	}
+	return nil
+}
+
+// countRules counts the rules of the table.
+func (t *nft) countRules() (n int, err error) {
+	ask, err := t.tableMessage(unix.NFT_MSG_GETRULE, mdl.Dump, t.table)
+	if err != nil {
+		return 0, err
+	}
+	return n, t.dump(ask, func([]byte) { n++ })
+}
+
+// tableMessage names a table alone: its attribute has the same number in all kinds of messages (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
+func (t *nft) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
+	enc := mdl.NewAttributeEncoder()
+	enc.String(unix.NFTA_TABLE_NAME, table)
+	data, err := enc.Encode()
+	return mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
+		Data:   append([]byte{t.family, 0, 0, 0}, data...),
+	}, err
+}
+
+// add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
+func (t *nft) add(elements []element) error {
+	return t.apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.table), edit{kind: unix.NFT_MSG_NEWSETELEM, flags: mdl.Create | mdl.Excl, elements: elements})
+}
+
+// existing returns those of the elements that are there, as it finds them.
+func (t *nft) existing(elements []element) (found []element, err error) {
+	all, err := t.find(elements)
+	for _, e := range all {
+		if e != nil {
+			found = append(found, *e)
+		}
+	}
+	return found, err
+}
+
 // delete takes the elements out, all or none. unix.ENOENT: one is missing.
 func (t *nft) delete(elements []element) error {
-	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.table), edit{unix.NFT_MSG_DELSETELEM, 0, elements})
+	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.table), edit{kind: unix.NFT_MSG_DELSETELEM, elements: elements})
 }
 
 // replace takes the elements old out and puts the elements in, all or none.
 func (t *nft) replace(old, elements []element) error {
 	return t.apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.table),
-		edit{unix.NFT_MSG_DELSETELEM, 0, old}, edit{unix.NFT_MSG_NEWSETELEM, mdl.Create | mdl.Excl, elements})
+		edit{kind: unix.NFT_MSG_DELSETELEM, elements: old}, edit{kind: unix.NFT_MSG_NEWSETELEM, flags: mdl.Create | mdl.Excl, elements: elements})
 }
 
 // edit is one step of a transaction.
@@ -109,11 +204,19 @@ type edit struct {
 	kind     int
 	flags    mdl.HeaderFlags
 	elements []element
+	table    string // for what is about a whole table
 }
 
 func (t *nft) apply(op string, edits ...edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
 	for _, e := range edits {
+		if e.table != "" {
+			msg, err := t.tableMessage(e.kind, mdl.Acknowledge, e.table)
+			if err != nil {
+				return err
+			}
+			batch = append(batch, msg)
+		}
 		for _, group := range bySet(e.elements) {
 			msg, err := t.message(e.kind, e.flags|mdl.Acknowledge, group[0].Set, group)
 			if err != nil {
@@ -180,12 +283,9 @@ func (t *nft) message(kind int, flags mdl.HeaderFlags, set string, elements []el
 	enc.ByteOrder = binary.BigEndian
 	enc.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
 	enc.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-	enc.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list *mdl.AttributeEncoder) error {
-		for i, e := range elements {
-			list.Nested(uint16(i+1), e.encode)
-		}
-		return nil
-	})
+	if len(elements) > 0 {
+		enc.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, listOf(elements))
+	}
 	data, err := enc.Encode()
 	if err != nil {
 		return mdl.Message{}, fmt.Errorf("encode nftables elements: %w", err)
@@ -194,6 +294,15 @@ func (t *nft) message(kind int, flags mdl.HeaderFlags, set string, elements []el
 		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
 		Data:   append([]byte{t.family, 0, 0, 0}, data...),
 	}, nil
+}
+
+func listOf(elements []element) func(*mdl.AttributeEncoder) error {
+	return func(list *mdl.AttributeEncoder) error {
+		for i, e := range elements {
+			list.Nested(uint16(i+1), e.encode)
+		}
+		return nil
+	}
 }
 
 func (e element) encode(enc *mdl.AttributeEncoder) error {
@@ -207,6 +316,9 @@ func (e element) encode(enc *mdl.AttributeEncoder) error {
 		enc.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	enc.Nested(unix.NFTA_SET_ELEM_KEY, value(e.Key))
+	if e.Last != nil {
+		enc.Nested(nftaKeyEnd, value(e.Last))
+	}
 	if e.Value != nil {
 		enc.Nested(unix.NFTA_SET_ELEM_DATA, value(e.Value))
 	}
@@ -216,22 +328,17 @@ func (e element) encode(enc *mdl.AttributeEncoder) error {
 	return nil
 }
 
-// parseElement reads the first element of a NFT_MSG_NEWSETELEM message.
-func parseElement(data []byte) (e element, ok bool) {
+// parseElements reads the elements of a NFT_MSG_NEWSETELEM message.
+func parseElements(data []byte) (all []element) {
 	if len(data) < 4 {
-		return element{}, false
+		return nil
 	}
 	walk(data[4:], func(kind uint16, list []byte) {
-		if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return
+		if kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			walk(list, func(_ uint16, one []byte) { all = append(all, parseOne(one)) })
 		}
-		walk(list, func(_ uint16, one []byte) {
-			if !ok {
-				e, ok = parseOne(one), true
-			}
-		})
 	})
-	return e, ok
+	return all
 }
 
 func parseOne(data []byte) (e element) {
@@ -247,6 +354,8 @@ func parseOne(data []byte) (e element) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = value(v)
+		case nftaKeyEnd:
+			e.Last = value(v)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = value(v)
 		case unix.NFTA_SET_ELEM_USERDATA:

@@ -25,7 +25,7 @@ func (n *Node) EnsureReferenceMasquerade(ref Reference, addresses, except []neti
 	}
 	return skeleton("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		table := c.AddTable(&nftables.Table{Name: referenceMasquerade, Family: nftables.TableFamilyINet})
-		h := ruleset{c, table}
+		h := newRuleset(c, table)
 		checks := c.AddChain(&nftables.Chain{Table: table, Name: referenceMasqChain})
 		// The reference gives its chain no policy; the default is the same.
 		base := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
@@ -83,7 +83,7 @@ func (n *Node) EnsureReferencePorts(ref Reference, ports []HostPort) error {
 // referencePorts writes the ports of one family, in the table of that family.
 func (f family) referencePorts(c *nftables.Conn, ref Reference, ports []HostPort) {
 	table := c.AddTable(&nftables.Table{Name: referenceHostports, Family: nftables.TableFamily(f.proto)})
-	h := ruleset{c, table}
+	h := newRuleset(c, table)
 	chain := c.AddChain(&nftables.Chain{Table: table, Name: "hostports"})
 	byIP := c.AddChain(&nftables.Chain{Table: table, Name: "hostip_hostports"})
 	all := h.chain("hostports_all", nil, 0, "")
@@ -127,7 +127,7 @@ func (n *Node) EnsureReferenceSpoofCheck(ref Reference, link string, mac net.Har
 		return err
 	}
 	return skeleton("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
-		r := ruleset{c, c.AddTable(&nftables.Table{Name: "nat", Family: nftables.TableFamilyBridge})}
+		r := newRuleset(c, &nftables.Table{Name: "nat", Family: nftables.TableFamilyBridge})
 		policy := nftables.ChainPolicyAccept
 		base := c.AddChain(&nftables.Chain{Table: r.table, Name: spoofParent, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
 			Priority: nftables.ChainPriorityRef(-300), Policy: &policy})

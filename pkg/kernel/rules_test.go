@@ -19,8 +19,8 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func TestRules(t *testing.T) {
 	flush(t)
 	h := host(t)
-	mustDo(t, h.ProtectLoopback(), h.SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
-	for _, table := range []string{hostportTable, masqueradeTable} {
+	mustDo(t, h.ProtectLoopback(), h.RestoreHostPorts(nil), h.SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
+	for _, table := range []string{hostportTable, loopbackTable, masqueradeTable} {
 		var lines []string
 		for _, kind := range []string{"nft chain", "nft rule"} {
 			lines = append(lines, inTable(t, kind, table)...)

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/google/nftables"
@@ -16,25 +17,37 @@ import (
 type ruleset struct {
 	c     *nftables.Conn
 	table *nftables.Table
+	rules *int // how many were written
+}
+
+func newRuleset(c *nftables.Conn, table *nftables.Table) ruleset {
+	return ruleset{c, c.AddTable(table), new(int)}
 }
 
 // schemaSet is a set whose element is the version of the table, so that a newer plugin sees that it has to write the rules anew. The
-// version is raised with every change of them.
+// version is raised with every change of them. How many there are stands beside it, so that a flush is seen.
 const schemaSet = "schema"
 
+// mark comes after the rules.
 func (r ruleset) mark(version uint16) error {
 	mark := &nftables.Set{Table: r.table, Name: schemaSet, KeyType: nftables.TypeInetService}
 	if err := r.c.AddSet(mark, nil); err != nil {
 		return err
 	}
 	r.c.FlushSet(mark)
-	return r.c.SetAddElements(mark, []nftables.SetElement{{Key: be16(version), Comment: "version of the rules"}})
+	return r.c.SetAddElements(mark, []nftables.SetElement{{Key: be16(version), Comment: markText(*r.rules)}})
 }
 
-// marked tells whether the table has the rules of this version.
+func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
+
+// marked tells whether the table has the rules of this version, all of them.
 func (t *nft) marked(version uint16) (bool, error) {
-	_, ok, err := t.get(element{Set: schemaSet, Key: be16(version)})
-	return ok, err
+	mark, ok, err := t.get(element{Set: schemaSet, Key: be16(version)})
+	if err != nil || !ok {
+		return false, err
+	}
+	n, err := t.countRules()
+	return mark.Comment == markText(n), err
 }
 
 func (r ruleset) chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
@@ -50,6 +63,7 @@ func (r ruleset) chain(name string, hook *nftables.ChainHook, priority int, kind
 }
 
 func (r ruleset) rule(chain *nftables.Chain, exprs ...expr.Any) {
+	*r.rules++
 	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: exprs})
 }
 
@@ -67,6 +81,19 @@ func (r ruleset) set(name string, value []nftables.SetDatatype, key ...nftables.
 		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
 			return nil, err
 		}
+	}
+	return s, r.c.AddSet(s, nil)
+}
+
+// intervals is set for keys that are intervals in their last field.
+func (r ruleset) intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
+	keyType, err := nftables.ConcatSetType(key...)
+	if err != nil {
+		return nil, err
+	}
+	s := &nftables.Set{Table: r.table, Name: name, KeyType: keyType, Interval: true, Concatenation: true}
+	if value.Name != "" {
+		s.IsMap, s.DataType = true, value
 	}
 	return s, r.c.AddSet(s, nil)
 }

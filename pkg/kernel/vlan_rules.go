@@ -35,10 +35,7 @@ func (g VLANGateway) elements() []element {
 }
 
 func buildVLANs(c *nftables.Conn) error {
-	r := ruleset{c, c.AddTable(&nftables.Table{Name: vlanTable, Family: nftables.TableFamilyINet})}
-	if err := r.mark(vlanSchema); err != nil {
-		return err
-	}
+	r := newRuleset(c, &nftables.Table{Name: vlanTable, Family: nftables.TableFamilyINet})
 	gateways, err := r.set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
 		return err
@@ -55,7 +52,7 @@ func buildVLANs(c *nftables.Conn) error {
 	back := r.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	r.rule(back, join(translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
-	return nil
+	return r.mark(vlanSchema)
 }
 
 // EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.

@@ -3,6 +3,7 @@
 package portmap
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -284,6 +285,63 @@ func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
 				seen[hp] = true
 				out = append(out, hp)
 			}
+		}
+	}
+	if c.Backend == "nftables" {
+		return ranges(out)
+	}
+	return out
+}
+
+// minRange is how many ports in sequence, each leading to the same port of the pod, become one entry.
+const minRange = 16
+
+// ranges joins ports in sequence.
+func ranges(ports []kernel.HostPort) (out []kernel.HostPort) {
+	kind := func(p kernel.HostPort) kernel.HostPort { // what the ports of a range have in common
+		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)
+		return p
+	}
+	joined := map[kernel.HostPort][]kernel.HostPort{}
+	for _, p := range ports {
+		if p.HostIP.IsValid() || p.Port != p.To.Port() {
+			out = append(out, p)
+		} else {
+			joined[kind(p)] = append(joined[kind(p)], p)
+		}
+	}
+	for _, list := range joined {
+		slices.SortFunc(list, func(a, b kernel.HostPort) int { return int(a.Port) - int(b.Port) })
+		for len(list) > 0 {
+			n := 1
+			for n < len(list) && int(list[n].Port) == int(list[0].Port)+n {
+				n++
+			}
+			if n < minRange {
+				out = append(out, list[:n]...)
+			} else {
+				list[0].Last = list[n-1].Port
+				out = append(out, list[0])
+			}
+			list = list[n:]
+		}
+	}
+	slices.SortFunc(out, func(a, b kernel.HostPort) int { return strings.Compare(sortKey(a), sortKey(b)) })
+	return out
+}
+
+func sortKey(p kernel.HostPort) string { return fmt.Sprintf("%s %05d %s", p.Protocol, p.Port, p.To) }
+
+// single takes ranges apart.
+func single(ports []kernel.HostPort) (out []kernel.HostPort) {
+	for _, p := range ports {
+		for port := int(p.Port); port <= int(max(p.Port, p.Last)); port++ {
+			one := p
+			one.Port, one.Last = uint16(port), 0
+			if p.Last != 0 {
+				one.To = netip.AddrPortFrom(p.To.Addr(), uint16(port))
+			}
+			out = append(out, one)
 		}
 	}
 	return out

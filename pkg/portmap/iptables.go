@@ -3,6 +3,7 @@
 package portmap
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -25,27 +26,100 @@ const (
 
 func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash()[:21] }
 
-// addByIPTables takes two processes for each family that has ports.
-func addByIPTables(host *kernel.Node, key attachment.Key, cfg Config, ports []kernel.HostPort, pod []netip.Prefix) error {
-	for _, p := range pod {
+// addByIPTables takes two processes for each family that has ports. kernel.ErrRebuilt: what all pods share was missing.
+func addByIPTables(host *kernel.Node, key attachment.Key, st state) error {
+	var rebuilt error
+	for _, p := range st.Rules.Pod {
 		is4 := p.Addr().Is4()
-		own := ofFamily(ports, is4)
-		if len(own) == 0 {
-			continue
-		}
 		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-			if cfg.MarkChain != "" && cfg.SNAT && !nat.HasChain(cfg.MarkChain) {
-				return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", cfg.MarkChain),
-					"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
+			lines, err := st.lines(nat, key, p)
+			if len(lines) > 0 && !leadsHere(nat) {
+				rebuilt = kernel.ErrRebuilt
 			}
-			lines := append(sharedLines(nat, cfg), podLines(key, cfg, own, p)...)
-			return append(lines, entryLines(nat, key, cfg, own)...), nil
+			return lines, err
 		})
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	return rebuilt
+}
+
+// lines are those of iptables-restore that forward the ports of one of the pod's addresses.
+func (st state) lines(nat kernel.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
+	own := ofFamily(st.Ports, pod.Addr().Is4())
+	if len(own) == 0 {
+		return nil, nil
+	}
+	if chain := st.Rules.MarkChain; chain != "" && own[0].SNAT && !nat.HasChain(chain) {
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", chain),
+			"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
+	}
+	lines := append(sharedLines(nat, own[0].SNAT, *st.Rules), podLines(key, *st.Rules, own, pod)...)
+	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
+}
+
+// leadsHere tells whether packets come to the chain of all hostPorts.
+func leadsHere(nat kernel.NAT) bool {
+	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
+}
+
+// iptablesIntact tells whether what all pods share is there in each family that has the tools. What cannot be read counts as intact.
+func iptablesIntact(host *kernel.Node) bool {
+	for _, is4 := range []bool{true, false} {
+		if !kernel.HasIPTables(is4) {
+			continue
+		}
+		if nat, err := host.ReadNAT(is4); err == nil && !leadsHere(nat) {
+			return false
+		}
+	}
+	return true
+}
+
+// restoreIPTables brings back the rules of attachments that have none.
+func restoreIPTables(host *kernel.Node, all []recorded) error {
+	var errs []error
+	for _, is4 := range []bool{true, false} {
+		var want []recorded
+		for _, rec := range all {
+			if rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0 {
+				want = append(want, rec)
+			}
+		}
+		if len(want) == 0 {
+			continue
+		}
+		errs = append(errs, host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+			return missingLines(nat, want, is4), nil
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+func missingLines(nat kernel.NAT, want []recorded, is4 bool) (lines []string) {
+	for _, rec := range want {
+		pod := slices.IndexFunc(rec.Rules.Pod, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
+		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ofFamily(rec.Ports, is4)) == nil {
+			continue
+		}
+		if own, err := rec.lines(nat, rec.Key, rec.Rules.Pod[pod]); err == nil {
+			lines = append(lines, own...)
+		}
+	}
+	return unique(lines)
+}
+
+// unique leaves out lines that all pods share and that stand there already.
+func unique(lines []string) (out []string) {
+	seen := map[string]bool{}
+	for _, line := range lines {
+		if !seen[line] {
+			seen[line] = true
+			out = append(out, line)
+		}
+	}
+	return out
 }
 
 func ofFamily(ports []kernel.HostPort, is4 bool) []kernel.HostPort {
@@ -59,7 +133,7 @@ func ofFamily(ports []kernel.HostPort, is4 bool) []kernel.HostPort {
 }
 
 // sharedLines makes what all pods share, as far as it is missing.
-func sharedLines(nat kernel.NAT, cfg Config) []string {
+func sharedLines(nat kernel.NAT, snat bool, of rules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
 		if len(nat.Rules(chain, parts...)) == 0 {
@@ -75,8 +149,8 @@ func sharedLines(nat kernel.NAT, cfg Config) []string {
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
 		need(hook, "-A "+hook+" -m addrtype --dst-type LOCAL -j "+dnatChain, "-j "+dnatChain+" ")
 	}
-	if cfg.SNAT && cfg.MarkChain == "" {
-		mark := fmt.Sprintf("0x%x/0x%x", 1<<cfg.MarkBit, 1<<cfg.MarkBit)
+	if snat && of.MarkChain == "" {
+		mark := fmt.Sprintf("0x%x/0x%x", 1<<of.MarkBit, 1<<of.MarkBit)
 		make(markChain)
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
@@ -87,12 +161,12 @@ func sharedLines(nat kernel.NAT, cfg Config) []string {
 }
 
 // podLines fills the pod's own chain: for each port the marks for masquerade, then the translation.
-func podLines(key attachment.Key, cfg Config, ports []kernel.HostPort, pod netip.Prefix) []string {
+func podLines(key attachment.Key, of rules, ports []kernel.HostPort, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
 	mark := markChain
-	if cfg.MarkChain != "" {
-		mark = cfg.MarkChain
+	if of.MarkChain != "" {
+		mark = of.MarkChain
 	}
 	if pod.Addr().Is6() {
 		// Packets from ::1 never leave the node: left alone, a call to [::1] is refused at once.
@@ -104,7 +178,7 @@ func podLines(key attachment.Key, cfg Config, ports []kernel.HostPort, pod netip
 			match = "-d " + p.HostIP.String() + " " + match
 		}
 		match += fmt.Sprintf(" -m %s --dport %d", p.Protocol, p.Port)
-		for _, source := range markedSources(cfg, pod) {
+		for _, source := range markedSources(p, pod) {
 			lines = append(lines, fmt.Sprintf("-A %s %s%s -j %s", chain, source, match, mark))
 		}
 		lines = append(lines, fmt.Sprintf("-A %s %s -j DNAT --to-destination %s", chain, match, p.To))
@@ -112,11 +186,11 @@ func podLines(key attachment.Key, cfg Config, ports []kernel.HostPort, pod netip
 	return lines
 }
 
-func markedSources(cfg Config, pod netip.Prefix) []string {
+func markedSources(p kernel.HostPort, pod netip.Prefix) []string {
 	switch {
-	case !cfg.SNAT:
+	case !p.SNAT:
 		return nil
-	case cfg.MasqAll:
+	case p.MasqAll:
 		return []string{""}
 	case pod.Addr().Is4():
 		return []string{"-s " + pod.Masked().String() + " ", "-s 127.0.0.1/32 "}
@@ -125,12 +199,15 @@ func markedSources(cfg Config, pod netip.Prefix) []string {
 }
 
 // entryLines leads the ports to the pod's chain. Entries that are left from before are removed.
-func entryLines(nat kernel.NAT, key attachment.Key, cfg Config, ports []kernel.HostPort) []string {
+func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
-	is4 := ports[0].To.Addr().Is4()
+	words := of.ConditionsV6
+	if ports[0].To.Addr().Is4() {
+		words = of.ConditionsV4
+	}
 	var conditions strings.Builder
-	for _, word := range cfg.Conditions[is4] {
+	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)
 	}
 	byProtocol := map[string][]string{}

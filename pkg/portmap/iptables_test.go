@@ -56,7 +56,8 @@ func generated(t *testing.T, keys string, nat4 kernel.NAT) string {
 		if len(own) == 0 {
 			continue
 		}
-		for _, lines := range [][]string{sharedLines(nat, cfg), podLines(testKey(), cfg, own, p), entryLines(nat, testKey(), cfg, own)} {
+		of := *cfg.rules(pod)
+		for _, lines := range [][]string{sharedLines(nat, cfg.SNAT, of), podLines(testKey(), of, own, p), entryLines(nat, testKey(), of, own)} {
 			fmt.Fprintln(&b, strings.Join(lines, "\n"))
 		}
 	}

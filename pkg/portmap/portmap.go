@@ -5,6 +5,7 @@
 package portmap
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -19,8 +20,33 @@ import (
 
 // state is what the record of an attachment holds; attachments without ports have no record.
 type state struct {
-	Backend string            `json:"backend"`
-	Ports   []kernel.HostPort `json:"ports"`
+	Backend   string            `json:"backend"`
+	Ports     []kernel.HostPort `json:"ports"`
+	Bridge    string            `json:"bridge,omitempty"`    // behind which the pod is
+	Localhost string            `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches it
+	Rules     *rules            `json:"rules,omitempty"`     // of the iptables backend
+	Ended     bool              `json:"ended,omitempty"`     // DEL is on its way
+}
+
+// rules is what the iptables backend needs to write an attachment's rules again.
+type rules struct {
+	Pod          []netip.Prefix `json:"pod"`
+	MarkBit      int            `json:"markBit"`
+	MarkChain    string         `json:"markChain,omitempty"`
+	ConditionsV4 []string       `json:"conditionsV4,omitempty"`
+	ConditionsV6 []string       `json:"conditionsV6,omitempty"`
+}
+
+func (c Config) rules(pod []netip.Prefix) *rules {
+	return &rules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
+}
+
+// ports names the lock around what the pods of all networks share.
+const ports = "hostports"
+
+// hostPorts is the state in the kernel's words.
+func (st state) hostPorts(owner string) kernel.HostPorts {
+	return kernel.HostPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Ports: st.Ports}
 }
 
 // Plugin returns the portmap plugin.
@@ -29,10 +55,9 @@ func Plugin() plugin.Plugin {
 }
 
 // owner begins the comment of what belongs to an attachment with its hash, and ends with what an admin knows it by.
-func owner(a *attachment.Attachment, pod plugin.Pod) string {
-	name := pod.String()
-	if name == "" {
-		name = a.ContainerID
+func owner(key attachment.Key, pod string) string {
+	if pod == "" {
+		pod = key.ContainerID
 	}
 	// nft(8) prints comments as they are: only what names in Kubernetes consist of gets there.
 	safe := strings.Map(func(c rune) rune {
@@ -40,8 +65,8 @@ func owner(a *attachment.Attachment, pod plugin.Pod) string {
 			return c
 		}
 		return '_'
-	}, name)
-	return a.Hash() + " " + safe
+	}, pod)
+	return key.Hash() + " " + safe
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
@@ -79,13 +104,40 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
+	if err := cfg.plan(host, &st, pod); err != nil {
+		return nil, err
+	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return remove(host, att, st) })
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
-	return r.Prev, forward(r, cfg, att, host, st, pod)
+	if err := forward(r, att, host, st); err != nil {
+		return nil, err
+	}
+	delFlows(host, st.Ports)
+	return r.Prev, nil
+}
+
+// plan completes the state with what the node tells of the pod.
+func (c Config) plan(host *kernel.Node, st *state, pod []netip.Prefix) error {
+	link, err := linkTo(host, pod[0].Addr())
+	if err != nil {
+		return err
+	}
+	if link.Kind == "bridge" {
+		st.Bridge = link.Name
+	}
+	if slices.ContainsFunc(st.Ports, func(p kernel.HostPort) bool {
+		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
+	}) {
+		st.Localhost = link.Name
+	}
+	if c.Backend == "iptables" {
+		st.Rules = c.rules(pod)
+	}
+	return nil
 }
 
 // checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
@@ -99,44 +151,49 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// forward programs the node.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st state, pod []netip.Prefix) error {
-	link, err := linkTo(host, pod[0].Addr())
+// forward programs the node. The node's own loopback is protected from the pods before it reaches them.
+func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
+	unlock, err := attachment.LockNode(ports)
 	if err != nil {
 		return err
 	}
-	if st.Backend == "iptables" {
-		err = addByIPTables(host, att.Key, cfg, st.Ports, pod)
-	} else {
-		bridge := ""
-		if link.Kind == "bridge" {
-			bridge = link.Name
+	defer unlock()
+	if err := openLoopback(host, att.Key, st); err != nil {
+		return err
+	}
+	c := claim{r: r, host: host}
+	err = host.AddHostPorts(st.hostPorts(owner(att.Key, r.Pod.String())), c.yields)
+	flushed := errors.Is(err, kernel.ErrRebuilt)
+	if flushed || st.Backend == "iptables" && kernel.NoNFT(err) {
+		err = nil
+	}
+	if err == nil {
+		err = c.clear()
+	}
+	if err == nil && st.Backend == "iptables" {
+		err = addByIPTables(host, att.Key, st)
+		flushed = flushed || errors.Is(err, kernel.ErrRebuilt)
+		if errors.Is(err, kernel.ErrRebuilt) {
+			err = nil
 		}
-		err = host.AddHostPorts(owner(att, r.Pod), bridge, st.Ports)
 	}
-	if err != nil {
+	if err != nil || !flushed {
 		return err
 	}
-	if err := openLoopback(host, link, st.Ports); err != nil {
-		return err
-	}
-	delFlows(host, st.Ports)
-	return nil
+	return restore(host, r.Log)
 }
 
-// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that. The node's own loopback is protected from the pods
-// first, which otherwise could reach all that listens there.
-func openLoopback(host *kernel.Node, link kernel.Link, ports []kernel.HostPort) error {
-	if !slices.ContainsFunc(ports, func(p kernel.HostPort) bool {
-		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
-	}) {
+// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
+func openLoopback(host *kernel.Node, key attachment.Key, st state) error {
+	if st.Localhost == "" {
 		return nil
 	}
-	if err := host.ProtectLoopback(); err != nil {
+	err := host.OpenLoopback(key.Hash(), st.Localhost)
+	if kernel.NoNFT(err) {
 		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
 		return nil
 	}
-	return host.Set(kernel.Sysctl{Path: "ipv4/conf/" + link.Name + "/route_localnet", Value: "1"})
+	return err
 }
 
 // delFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
@@ -161,11 +218,7 @@ func linkTo(host *kernel.Node, addr netip.Addr) (kernel.Link, error) {
 }
 
 func del(r *plugin.Request) error {
-	found, err := attachment.Drop(r, removeFromNode)
-	if err != nil || found {
-		return err
-	}
-	return delReference(r)
+	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
 func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
@@ -179,19 +232,55 @@ func removeFromNode(att *attachment.Attachment, st state) error {
 	return remove(host, att, st)
 }
 
-// remove ends the forwarding, whatever the configuration says by now. The record goes last.
+// remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
+// who restores the ports of all pods brings these back.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	var err error
-	if st.Backend == "iptables" {
-		err = delByIPTables(host, att.Key, st.Ports)
-	} else {
-		err = host.DelHostPorts(att.Hash(), st.Ports)
-	}
-	if err != nil {
+	if err := end(host, att.Key, st, func() { st.Ended = true; att.Resave(st) }); err != nil {
 		return err
 	}
 	delFlows(host, st.Ports)
 	return att.Remove()
+}
+
+func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
+	unlock, err := attachment.LockNode(ports)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := host.DelHostPorts(st.hostPorts(owner(key, ""))); err != nil {
+		return err
+	}
+	if st.Backend == "iptables" {
+		if err := delByIPTables(host, key, st.Ports); err != nil {
+			return err
+		}
+	}
+	ended()
+	return nil
+}
+
+// delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
+func delUnrecorded(r *plugin.Request) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	hash := attachment.KeyOf(r).Hash()
+	if owns, err := host.OwnsHostPorts(hash); err != nil {
+		return err
+	} else if owns {
+		unlock, err := attachment.LockNode(ports)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := host.DelOwnedHostPorts(hash); err != nil {
+			return err
+		}
+	}
+	return delReference(r, host)
 }
 
 func check(r *plugin.Request) error {
@@ -206,21 +295,45 @@ func check(r *plugin.Request) error {
 	defer host.Close()
 	pod := podAddresses(r.Prev, r.IfName)
 	ports := cfg.hostPorts(pod)
+	if len(ports) == 0 {
+		return nil
+	}
 	reference, err := madeByReference(r, host, ports)
 	if err != nil || reference == "nftables" {
 		return err
 	}
-	if cfg.Backend == "iptables" || reference == "iptables" {
+	st := state{Backend: cfg.Backend, Ports: ports}
+	if reference == "iptables" {
+		st.Backend = reference
+	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String()))); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
+		return err
+	}
+	if st.Backend == "iptables" {
 		return checkIPTables(host, attachment.KeyOf(r), ports)
 	}
-	return host.CheckHostPorts(attachment.KeyOf(r).Hash(), ports)
+	return nil
 }
 
-// status fails only when no ADD can work: the configuration is wrong, or the backend's tools are missing.
+// status fails only when no ADD can work: the configuration is wrong, or the backend's tools are missing. Rules that somebody flushed are
+// brought back.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	if err == nil && cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
+	if err != nil {
+		return err
+	}
+	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	return err
+	host, err := kernel.Host()
+	if err != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
+	}
+	defer host.Close()
+	if intact(host, cfg) {
+		return nil
+	}
+	if err := Restore(host, r.Log); err != nil {
+		r.Log.Warn("hostPorts could not be restored", "error", err)
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package portmap
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,7 +59,7 @@ func (l lab) mapped(id string) bool {
 
 func TestAddCheckDel(t *testing.T) {
 	backends(t, func(l lab) {
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "is missing")
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		for range 2 { // ADD again converges
 			o := l.ok(l.call("ADD", "a"))
 			if !strings.Contains(string(o.stdout), "10.71.0.5/24") {
@@ -76,7 +77,7 @@ func TestAddCheckDel(t *testing.T) {
 				l.Error("DEL left something")
 			}
 		}
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "is missing")
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		if names, _ := os.ReadDir(filepath.Join(store.Root, "net")); len(names) > 1 {
 			l.Errorf("records are left: %v", names)
 		}
@@ -203,19 +204,23 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		return c.hostPorts(pod)
 	}
 	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+	del := func(owner string) error { return h.DelHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(false)}) }
+	add := func(owner string, elsewhere bool) error {
+		return h.AddHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(elsewhere)}, func(string, kernel.HostPort) error { return errors.New("clash") })
+	}
 	for what, c := range map[string]struct {
 		change func() error
 		says   string
 	}{
-		"flushed": {flushNFT, "hostPort tcp 8080: its entry in nftables set ports4 is missing"},
-		"deleted": {func() error { return h.DelHostPorts(own, ports(false)) }, "hostPort tcp 8080: its entry"},
+		"flushed": {flushNFT, "the rules of nftables table inet podlace_hostport are missing"},
+		"deleted": {func() error { return del(own) }, "hostPort tcp 8080: its entry"},
 		"of another": {func() error {
-			if err := h.DelHostPorts(own, ports(false)); err != nil {
+			if err := del(own); err != nil {
 				return err
 			}
-			return h.AddHostPorts("other shop/b", "", ports(false))
+			return add("bbbbbbbbbbbbbbbb shop/b", false)
 		}, "hostPort tcp 8080: belongs to shop/b now"},
-		"to another pod": {func() error { return h.AddHostPorts(own, "", ports(true)) }, "hostPort tcp 8080: leads elsewhere"},
+		"to another pod": {func() error { return add(own, true) }, "hostPort tcp 8080: leads elsewhere"},
 	} {
 		if err := flushNFT(); err != nil {
 			t.Fatal(err)
@@ -343,15 +348,11 @@ func TestStaleFlows(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	a, err := attachment.Open(&plugin.Request{Plugin: "portmap", Network: "net", ContainerID: "id", IfName: "eth0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
+	a := attachment.Key{Network: "net", ContainerID: "id", IfName: "eth0"}
 	for want, pod := range map[string]plugin.Pod{
 		" id": {}, " shop/web-0": {Namespace: "shop", Name: "web-0"}, " a_b/x__y_": {Namespace: "a b", Name: "x\"\ny}"},
 	} {
-		if got := owner(a, pod); got != a.Hash()+want {
+		if got := owner(a, pod.String()); got != a.Hash()+want {
 			t.Errorf("%q, want %q", got, a.Hash()+want)
 		}
 	}

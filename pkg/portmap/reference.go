@@ -13,7 +13,7 @@ import (
 // delReference removes the rules of an attachment without a record, which the reference plugin made, or ours in the form of the
 // reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
 // runtime names ports.
-func delReference(r *plugin.Request) error {
+func delReference(r *plugin.Request, host *kernel.Node) error {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`
@@ -22,11 +22,6 @@ func delReference(r *plugin.Request) error {
 	if err := json.Unmarshal(r.Config, &conf); err == nil && len(conf.Runtime.Ports) == 0 {
 		return nil
 	}
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
 	return host.DelReferencePorts(asReference(r))
 }
 

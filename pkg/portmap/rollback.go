@@ -45,9 +45,10 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	return []attachment.Step{
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
-				return addByIPTables(host, named, cfg, st.Ports, withSubnets(st.Ports, addresses))
+				as := state{Backend: backend, Ports: single(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
+				return addByIPTables(host, named, as)
 			}
-			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, st.Ports)
+			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, single(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error { return removeOwn(host, rec, st) }},
 	}, nil
@@ -73,10 +74,7 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 }
 
 func removeOwn(host *kernel.Node, rec attachment.Record, st state) error {
-	if st.Backend == "iptables" {
-		return delByIPTables(host, rec.Key, st.Ports)
-	}
-	return host.DelHostPorts(rec.Hash(), st.Ports)
+	return end(host, rec.Key, st, func() {})
 }
 
 // withSubnets gives the addresses that ports lead to the lengths of their subnets; one that is not known is alone.

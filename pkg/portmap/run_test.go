@@ -119,12 +119,20 @@ type outcome struct {
 	}
 }
 
-// call runs a verb for a container with more keys in the configuration.
+// call runs a verb for a container with more keys in the configuration. A key in capitals is a variable of the environment.
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
 		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}
-	stdin, err := json.Marshal(l.conf.with(keys...))
+	conf := l.conf
+	for i := 0; i < len(keys); i += 2 {
+		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
+			env[key] = keys[i+1].(string)
+		} else {
+			conf = conf.with(key, keys[i+1])
+		}
+	}
+	stdin, err := json.Marshal(conf)
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// HostPort forwards a port of the node to a port of a pod.
+type HostPort struct {
+	Protocol string         `json:"protocol"`         // "tcp", "udp" or "sctp"
+	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: every address of the node of the pod's family
+	Port     uint16         `json:"port"`             // on the node
+	Last     uint16         `json:"last,omitzero"`    // of a range that leads to the same ports of the pod; 0 for one port
+	To       netip.AddrPort `json:"to"`               // in the pod
+	SNAT     bool           `json:"snat,omitempty"`   // masquerade what would not come back: hairpin and localhost
+	MasqAll  bool           `json:"masqAll,omitzero"` // masquerade every source
+}
+
+// String returns "protocol hostIP:port" or "protocol first-last".
+func (p HostPort) String() string {
+	switch {
+	case p.HostIP.IsValid():
+		return p.Protocol + " " + netip.AddrPortFrom(p.HostIP, p.Port).String()
+	case p.Last != 0:
+		return fmt.Sprintf("%s %d-%d", p.Protocol, p.Port, p.Last)
+	}
+	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
+}
+
+// last returns the last port, which is the only one unless there is a range.
+func (p HostPort) last() uint16 { return max(p.Port, p.Last) }
+
+// maxComment is what nft(8) shows of a comment.
+const maxComment = 128
+
+var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+
+// elements returns the elements that forward the port; owner is their comment.
+func (p HostPort) elements(owner string) []element {
+	family := familyDigit(p.To.Addr().Is4())
+	fields := func(address ...byte) func(port uint16) []byte {
+		return func(port uint16) []byte { return key(address, p.protocol(), be16(port)) }
+	}
+	e := element{Set: "ports" + family, Key: fields()(p.Port), Value: key(p.To.Addr().AsSlice(), be16(p.To.Port())), Comment: owner}
+	suffix := ""
+	switch {
+	case p.HostIP.IsValid():
+		e.Set, e.Key = "hostip_ports"+family, fields(p.HostIP.AsSlice()...)(p.Port)
+	case p.Last != 0:
+		suffix = "_ranges"
+		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
+	}
+	out := []element{e}
+	// The connection is told from a Service's to the same pod by the port that the client used.
+	back := fields(p.To.Addr().AsSlice()...)
+	for _, set := range []struct {
+		name string
+		in   bool
+	}{{"snat", p.SNAT}, {"masqall", p.MasqAll}} {
+		if !set.in {
+			continue
+		}
+		e := element{Set: set.name + suffix + family, Key: back(p.Port), Comment: owner}
+		if p.Last != 0 {
+			e.Last = back(p.Last)
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// taken is the element that tells other pods of a port that the iptables backend forwards.
+func (p HostPort) taken(owner string) element {
+	of := p.HostIP
+	if !of.IsValid() {
+		of = netip.AddrFrom4([4]byte{})
+		if p.To.Addr().Is6() {
+			of = netip.IPv6Unspecified()
+		}
+	}
+	return element{Set: "taken" + familyDigit(p.To.Addr().Is4()), Key: key(of.AsSlice(), p.protocol(), be16(p.Port)), Comment: owner}
+}
+
+func (p HostPort) protocol() []byte { return []byte{protocols[p.Protocol]} }
+
+func familyDigit(is4 bool) string {
+	if is4 {
+		return "4"
+	}
+	return "6"
+}
+
+func be16(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
+
+// key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
+func key(fields ...[]byte) []byte {
+	var out []byte
+	for _, f := range fields {
+		out = append(out, f...)
+		for len(out)%4 != 0 {
+			out = append(out, 0)
+		}
+	}
+	return out
+}
+
+// HostPorts are the ports of one attachment.
+type HostPorts struct {
+	// Owner is the attachment's hash and, after a space, what an admin knows it by. Who has the same hash may change and delete them.
+	Owner string
+	// Bridge is the bridge behind which the pod is, "" when it is alone behind its link.
+	Bridge string
+	// Taken: another backend forwards them.
+	Taken bool
+	Ports []HostPort
+}
+
+func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), maxComment-1)] }
+
+// ownerElement stands for the attachment with a hash.
+func ownerElement(comment string) element {
+	sum, _ := hex.DecodeString(OwnerHash(comment))
+	return element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
+}
+
+func (h HostPorts) elements() []element {
+	out := []element{ownerElement(h.comment())}
+	seen := map[string]bool{}
+	for _, p := range h.Ports {
+		these := p.elements(h.comment())
+		if h.Taken {
+			these = []element{p.taken(h.comment())}
+		}
+		for _, e := range these {
+			if id := e.Set + string(e.Key); !seen[id] {
+				seen[id] = true
+				out = append(out, e)
+			}
+		}
+	}
+	return out
+}
+
+// overlaps tells whether two clash: key of a hostPort are protocol, hostIP and port.
+func (p HostPort) overlaps(o HostPort) bool {
+	return p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.last() && o.Port <= p.last()
+}
+
+// forwards tells whether the element is of a set in which each port has one owner.
+func (e element) forwards() bool {
+	name := strings.TrimRight(e.Set, "46")
+	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
+}
+
+// port reads the port of the node from the key of an element that forwards: address, protocol, first port.
+func (e element) port() HostPort {
+	p := HostPort{}
+	end := len(e.Key)
+	if end < 8 {
+		return p
+	}
+	p.Port = binary.BigEndian.Uint16(e.Key[end-4:])
+	for name, number := range protocols {
+		if e.Key[end-8] == number {
+			p.Protocol = name
+		}
+	}
+	if addr, ok := netip.AddrFromSlice(e.Key[:end-8]); ok && !addr.IsUnspecified() {
+		p.HostIP = addr
+	}
+	if len(e.Last) == end && strings.HasPrefix(e.Set, "ranges") {
+		p.Last = binary.BigEndian.Uint16(e.Last[end-4:])
+	}
+	return p
+}
+
+// OwnerHash returns the hash that an owner begins with.
+func OwnerHash(comment string) string {
+	hash, _, _ := strings.Cut(comment, " ")
+	return hash
+}
+
+// OwnerName returns what an admin knows an owner by.
+func OwnerName(owner string) string {
+	if _, name, ok := strings.Cut(owner, " "); ok {
+		return name
+	}
+	return owner
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// named is another pod with a name, on the same node.
+func (l lab) named(name string) (lab, string) {
+	l.pod = kerneltest.NewPod(l.T)
+	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
+}
+
+// TestClash (S-09): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no clash
+// (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol").
+func TestClash(t *testing.T) {
+	backends(t, func(l lab) {
+		t, backend := l.T, l.conf["backend"].(string)
+		ask := func(ports ...any) []any {
+			return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult("10.71.0.6/24")}
+		}
+		l.ok(l.call("ADD", "a"))
+		for _, other := range []string{"nftables", "iptables"} {
+			b, args := l.named("b")
+			b.conf = b.conf.with("backend", other)
+			o := b.call("ADD", "b", append(ask(port(8080, 80, "tcp"), port(9999, 80, "tcp")), "CNI_ARGS", args)...)
+			for _, says := range []string{"hostPort tcp 8080 is in use by shop/a, container a, since 20"} {
+				if o.failure.Code != plugin.CodePortConflict || !strings.Contains(o.failure.Msg, says) {
+					t.Errorf("%s after %s: %s", other, backend, o.stdout)
+				}
+			}
+			b.ok(b.call("ADD", "c", append(ask(port(8080, 80, "udp"), port(9999, 80, "tcp"),
+				object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "10.71.0.1"}), "CNI_ARGS", args)...))
+			b.ok(b.call("DEL", "c"))
+		}
+		l.ok(l.call("CHECK", "a"))
+		l.ok(l.call("DEL", "a"))
+		if left, err := attachment.All(); err != nil || len(left) > 0 {
+			t.Errorf("left %v, %v", left, err)
+		}
+	})
+}
+
+// TestTakeOver: a pod that is gone gives way, and so does an older one of the same name; what it still has goes with its own DEL.
+func TestTakeOver(t *testing.T) {
+	backends(t, func(l lab) {
+		t := l.T
+		ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
+		old, args := l.named("web-0")
+		old.ok(old.call("ADD", "old", "CNI_ARGS", args))
+		next, _ := l.named("web-0")
+		next.ok(next.call("ADD", "next", append(ask, "CNI_ARGS", args)...))
+		next.ok(next.call("CHECK", "next", ask...))
+		if o := old.call("CHECK", "old"); o.failure.Code != plugin.CodeStateDiffers {
+			t.Errorf("CHECK of the old one: %s", o.stdout)
+		}
+		old.ok(old.call("DEL", "old"))
+		next.ok(next.call("CHECK", "next", ask...))
+
+		if err := next.pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+		other, args := l.named("other")
+		other.ok(other.call("ADD", "other", append(ask, "CNI_ARGS", args)...))
+		other.ok(other.call("CHECK", "other", ask...))
+		next.ok(next.call("DEL", "next", "CNI_NETNS", ""))
+		other.ok(other.call("CHECK", "other", ask...))
+		other.ok(other.call("DEL", "other"))
+	})
+}
+
+// TestFlush (F-19, F-20): after a flush CHECK fails, STATUS brings everything back and succeeds, and so does the next ADD.
+func TestFlush(t *testing.T) {
+	for what, flush := range map[string]func(t *testing.T, backend string){
+		"ruleset": func(t *testing.T, _ string) {
+			if err := flushNFT(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"own rules": func(t *testing.T, backend string) {
+			commands := []string{"nft flush table inet podlace_hostport"}
+			if backend == "iptables" {
+				commands = []string{"iptables -t nat -F", "ip6tables -t nat -F"}
+			}
+			for _, command := range commands {
+				words := strings.Fields(command)
+				if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v %s", command, err, out)
+				}
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			backends(t, func(l lab) {
+				t, backend := l.T, l.conf["backend"].(string)
+				second, _ := l.named("second")
+				ask := []any{"runtimeConfig", object{"portMappings": []any{port(9090, 90, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
+				third := []any{"runtimeConfig", object{"portMappings": []any{port(9091, 90, "tcp")}}, "prevResult", prevResult("10.71.0.7/24")}
+				l.ok(l.call("ADD", "a"))
+				second.ok(second.call("ADD", "b", ask...))
+				for _, mend := range []func(){
+					func() { l.ok(l.call("STATUS", "")) },
+					func() { l.ok(l.call("ADD", "c", third...)); l.ok(l.call("DEL", "c", third...)) },
+				} {
+					flush(t, backend)
+					for range 2 {
+						if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers {
+							t.Errorf("CHECK after the flush: %s", o.stdout)
+						}
+					}
+					mend()
+					l.ok(l.call("CHECK", "a"))
+					second.ok(second.call("CHECK", "b", ask...))
+				}
+				l.ok(l.call("DEL", "a"))
+				second.ok(second.call("DEL", "b"))
+			})
+		})
+	}
+}
+
+// TestLostRecord (F-21): DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
+func TestLostRecord(t *testing.T) {
+	backends(t, func(l lab) {
+		t, backend := l.T, l.conf["backend"].(string)
+		if backend == "iptables" {
+			l.conf = l.conf.with("runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp")}}) // as runtimes tell at DEL
+		}
+		l.ok(l.call("ADD", "warm"))
+		l.ok(l.call("DEL", "warm"))
+		kerneltest.Clean(t)
+		path := filepath.Join("/run/podlace/net", "portmap-"+attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash())
+		for what, lose := range map[string]func() error{
+			"gone": func() error { return os.Remove(path) }, "torn": func() error { return os.Truncate(path, 20) },
+			"empty": func() error { return os.Truncate(path, 0) },
+		} {
+			l.ok(l.call("ADD", "a"))
+			if err := lose(); err != nil {
+				t.Fatal(what, err)
+			}
+			keys := []any{"prevResult", nil}
+			if backend == "nftables" {
+				keys = append(keys, "runtimeConfig", nil)
+			}
+			l.ok(l.call("DEL", "a", keys...))
+			if left := elements(t); len(left) > 1 { // the mark
+				t.Errorf("%s: left %q", what, left)
+			}
+		}
+	})
+}
