@@ -212,7 +212,7 @@ func LockNode(what string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := dir.Lock("."+what, 0o600)
+	lock, err := dir.Lock("."+what+".lock", 0o600)
 	if err != nil {
 		dir.Close()
 		return nil, err

@@ -28,6 +28,7 @@ type state struct {
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
 	Masquerade string          `json:"masquerade,omitempty"`
 	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
+	Except     []netip.Prefix  `json:"except,omitempty"`    // destinations that are not masqueraded, for the iptables backend
 	Routes     []kernel.Route  `json:"routes,omitempty"`
 	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // of the bridge
 	Hairpin    bool            `json:"hairpin,omitempty"`
@@ -133,6 +134,9 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
+	if st.Masquerade == "iptables" {
+		st.Except = j.cfg.Masquerade.of(j.cfg.Masquerade.Except)
+	}
 	st.Addresses, st.Routes, st.Gateways = layer3.addresses, layer3.routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())
 	if err := j.att.Save(st); err != nil {

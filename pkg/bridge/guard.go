@@ -39,6 +39,11 @@ func (j *job) guard(g *kernel.Guard) error {
 	if has {
 		return j.host.EnsureGuard(*g)
 	}
+	return restoreGuards(j.host, *g)
+}
+
+// restoreGuards writes the rules and the guards of all recorded attachments anew, and those of more.
+func restoreGuards(host *kernel.Node, more ...kernel.Guard) error {
 	unlock, err := attachment.LockNode(guards)
 	if err != nil {
 		return err
@@ -48,14 +53,16 @@ func (j *job) guard(g *kernel.Guard) error {
 	if err != nil {
 		return err
 	}
-	all := []kernel.Guard{*g}
 	for _, rec := range records {
 		var st state
-		if rec.Plugin == j.r.Plugin && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
-			all = append(all, *st.Guard)
+		if rec.Plugin == "bridge" && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
+			more = append(more, *st.Guard)
 		}
 	}
-	return j.host.SetGuards(all)
+	if len(more) == 0 {
+		return nil
+	}
+	return host.SetGuards(more)
 }
 
 // unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.

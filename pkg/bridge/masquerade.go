@@ -13,9 +13,10 @@ import (
 
 // Masquerade is what a network gives the node's address when it leaves the network.
 type Masquerade struct {
-	Backend string // "", "nftables" or "iptables"
-	V4, V6  bool
-	Except  []netip.Prefix // destinations that see the pod's own address
+	Backend string         `json:"backend"` // "", "nftables" or "iptables"
+	V4      bool           `json:"v4"`
+	V6      bool           `json:"v6"`
+	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
 }
 
 // of returns those of the prefixes whose family is masqueraded.
@@ -61,10 +62,16 @@ func (j *job) endMasquerade() error {
 // masqueraded notes that the network has a chain and sets in nftables, and for which configuration.
 const masqueraded = "masqueraded"
 
+// text is the note's.
+func (m Masquerade) text() string {
+	data, _ := json.Marshal(m)
+	return string(data)
+}
+
 // masqueradeByNFT changes nothing when all that the pod needs is there, and adds what is missing. Everything is written anew, from the
 // records of all attachments, when the configuration has changed, when subnets overlap, and after somebody flushed the rules.
 func (j *job) masqueradeByNFT(l layer3) error {
-	config := fmt.Sprint(j.cfg.Masquerade)
+	config := j.cfg.Masquerade.text()
 	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.addresses, j.shared)
 	missing, err := j.host.MissingMasquerade(want)
 	if err != nil {
@@ -89,7 +96,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 			return err
 		}
 	}
-	all, err := j.allMasquerade()
+	all, err := allMasquerade(j.att.Network, j.cfg.Masquerade)
 	if err != nil {
 		return err
 	}
@@ -103,17 +110,17 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return j.att.Note(masqueraded, config)
 }
 
-// allMasquerade returns what all attachments of the network need, this one's record included.
-func (j *job) allMasquerade() (kernel.Masquerade, error) {
-	all := kernel.Masquerade{Network: j.att.Network}
-	records, err := attachment.List(j.att.Network, j.r.Plugin)
+// allMasquerade returns what all attachments of a network need.
+func allMasquerade(network string, cfg Masquerade) (kernel.Masquerade, error) {
+	all := kernel.Masquerade{Network: network}
+	records, err := attachment.List(network, "bridge")
 	if err != nil {
 		return all, err
 	}
 	for _, rec := range records {
 		var st state
 		if json.Unmarshal(rec.State, &st) == nil && st.Masquerade == "nftables" {
-			m := nftMasquerade(j.att.Network, j.cfg.Masquerade, st.Addresses, st.Shared)
+			m := nftMasquerade(network, cfg, st.Addresses, st.Shared)
 			all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
 		}
 	}

@@ -57,9 +57,6 @@ func (n *Node) HasGuards() (bool, error) {
 	}
 	defer t.close()
 	ok, err := t.marked(guardSchema)
-	if err == nil && ok {
-		ok, err = guardsAreWhole()
-	}
 	return ok, needBridgeFamily(err)
 }
 
@@ -170,14 +167,14 @@ func (n *Node) CheckGuard(g Guard) error {
 	if err != nil {
 		return err
 	}
-	if ok, err := guardsAreWhole(); err != nil || !ok {
-		return errors.Join(plugin.Errorf(plugin.CodeStateDiffers, "nftables rules of table bridge %s are missing", guardTable), err)
-	}
 	t, err := openGuards()
 	if err != nil {
 		return err
 	}
 	defer t.close()
+	if ok, err := t.marked(guardSchema); err != nil || !ok {
+		return errors.Join(plugin.Errorf(plugin.CodeStateDiffers, "nftables rules of table bridge %s are missing", guardTable), err)
+	}
 	for _, e := range elements {
 		if _, ok, err := t.get(e); err != nil {
 			return err

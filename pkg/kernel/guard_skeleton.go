@@ -3,8 +3,6 @@
 package kernel
 
 import (
-	"slices"
-
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -14,7 +12,7 @@ import (
 const guardTable = "podlace_guard"
 
 // guardSchema is the version of the table.
-const guardSchema = 1
+const guardSchema = 2
 
 // guardPriority: before the bridge looks at a frame at all, and so before it learns from it which port has a MAC.
 const guardPriority = -300
@@ -152,11 +150,4 @@ func (g guards) ip6(chain *nftables.Chain) {
 		g.rule(chain, join([]expr.Any{network(1, ipv6.source, 16), equal(make([]byte, 16))}, icmp6(kind), accept())...)
 	}
 	g.rule(chain, drop()...)
-}
-
-// guardsAreWhole tells whether no chain of the table was emptied or deleted.
-func guardsAreWhole() (bool, error) {
-	table := &nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge}
-	found, err := rulesOf(table, "prerouting", "mac", "guard", "arp", "ip", "ip6")
-	return !slices.Contains(found, 0), err
 }

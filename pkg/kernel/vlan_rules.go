@@ -22,7 +22,7 @@ import (
 const vlanTable = "podlace_vlan"
 
 // vlanSchema is the version of the table.
-const vlanSchema = 1
+const vlanSchema = 2
 
 // VLANGateway is the link that carries the gateway addresses of a VLAN.
 type VLANGateway struct {

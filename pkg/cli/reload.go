@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/portmap"
+)
+
+const reloadHelp = `Bring back the rules of all pods after somebody flushed them, as 'nft flush
+ruleset', a restart of the nftables or firewalld service or 'iptables -t nat -F'
+do: what protects pods and the node first, then masquerade and hostPorts. They
+are written from the records under /run/podlace; what is there stays.`
+
+func newReload() *cobra.Command {
+	return &cobra.Command{
+		Use:   "reload",
+		Short: "Bring back the rules of all pods after a flush",
+		Long:  reloadHelp,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return reload(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+}
+
+func reload(stdout, stderr io.Writer) error {
+	if err := needRoot(); err != nil {
+		return err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := errors.Join(bridge.Restore(host), portmap.Restore(host, log)); err != nil {
+		return err
+	}
+	records, err := attachment.All()
+	if err != nil {
+		return err
+	}
+	count := map[string]int{}
+	for _, rec := range records {
+		count[rec.Plugin]++
+	}
+	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts\n", count["bridge"], count["portmap"])
+	return nil
+}
