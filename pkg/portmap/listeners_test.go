@@ -4,15 +4,19 @@ package portmap
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // TestListeners (F-40, S-27): a port that a process of the node listens on is named, in a warning or in an error.
@@ -73,4 +77,58 @@ func TestListenersUnknown(t *testing.T) {
 			t.Errorf("refuse %t: %v, log %q", refuse, err, log.String())
 		}
 	}
+}
+
+// TestRefuseHostListeners (F-40): ADD refuses before it changes anything; without the key the pod gets the port.
+func TestRefuseHostListeners(t *testing.T) {
+	backends(t, func(l lab) {
+		listener, err := net.Listen("tcp", ":8080")
+		if err != nil {
+			l.Fatal(err)
+		}
+		defer listener.Close()
+		l.fails(l.call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict, "hostPort tcp 8080: a process of the node listens there")
+		if names, err := os.ReadDir(filepath.Join(store.Root, "net")); l.mapped("a") || len(names) > 1 {
+			l.Errorf("something was changed: %v, %v", names, err)
+		}
+		l.ok(l.call("DEL", "a", "refuseHostListeners", true))
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("CHECK", "a", "refuseHostListeners", true))
+		l.ok(l.call("DEL", "a"))
+		listener.Close()
+		l.ok(l.call("ADD", "a", "refuseHostListeners", true))
+		l.ok(l.call("DEL", "a"))
+	})
+}
+
+// TestConntrackWalks (F-38): one walk of the table of connections for each verb, none without UDP ports.
+func TestConntrackWalks(t *testing.T) {
+	backends(t, func(l lab) {
+		walks := func(verb string, keys ...any) int {
+			stdin, err := json.Marshal(l.conf.with(keys...))
+			if err != nil {
+				l.Fatal(err)
+			}
+			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent", "PODLACE_LOG": "debug"}
+			var stdout, stderr bytes.Buffer
+			if exit := Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr); exit != 0 {
+				l.Fatalf("%s: %s", verb, stdout.Bytes())
+			}
+			return strings.Count(stderr.String(), "conntrack walk")
+		}
+		udp, tcp := []any{}, object{"portMappings": []any{port(8080, 80, "tcp")}}
+		for i := range 20 {
+			udp = append(udp, port(5300+i, 53, "udp"))
+		}
+		many := object{"portMappings": udp}
+		for _, x := range []struct {
+			verb  string
+			ports object
+			want  int
+		}{{"ADD", many, 1}, {"CHECK", many, 0}, {"ADD", many, 1}, {"DEL", many, 1}, {"DEL", many, 0}, {"ADD", tcp, 0}, {"DEL", tcp, 0}} {
+			if got := walks(x.verb, "runtimeConfig", x.ports); got != x.want {
+				l.Errorf("%s of %d ports: %d walks, want %d", x.verb, len(x.ports["portMappings"].([]any)), got, x.want)
+			}
+		}
+	})
 }

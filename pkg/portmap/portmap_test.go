@@ -4,14 +4,17 @@ package portmap
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -356,4 +359,43 @@ func TestOwner(t *testing.T) {
 			t.Errorf("%q, want %q", got, a.Hash()+want)
 		}
 	}
+}
+
+// TestLoopback6: nothing that is not there answers for it on [::1]. A call is refused at once, and what listens there itself is reached.
+func TestLoopback6(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		start := time.Now()
+		if c, err := net.DialTimeout("tcp6", "[::1]:8080", 5*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
+			l.Errorf("tcp: %v, %v, want a refusal", c, err)
+		}
+		udp, err := net.Dial("udp6", "[::1]:5353")
+		if err != nil {
+			l.Fatal(err)
+		}
+		defer udp.Close()
+		_, _ = udp.Write([]byte("x"))
+		_ = udp.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if _, err := udp.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			l.Errorf("udp: %v, want a refusal", err)
+		}
+		if took := time.Since(start); took > time.Second {
+			l.Errorf("the refusals took %s", took)
+		}
+		listener, err := net.Listen("tcp6", "[::1]:8080")
+		if err != nil {
+			l.Fatal(err)
+		}
+		defer listener.Close()
+		c, err := net.DialTimeout("tcp6", "[::1]:8080", 5*time.Second)
+		if err != nil {
+			l.Fatal(err)
+		}
+		c.Close()
+		// Other addresses of the node lead to the pod, which does not answer in this test.
+		if c, err := net.DialTimeout("tcp6", "[fd00:71::1]:8080", 100*time.Millisecond); err == nil || errors.Is(err, unix.ECONNREFUSED) {
+			l.Errorf("the port of another address: %v, %v, want no answer", c, err)
+		}
+		l.ok(l.call("CHECK", "a"))
+	})
 }
