@@ -173,15 +173,31 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "nerdctl.conflist", hostPort(), edits...)
+		shell(t, "iptables -w -P FORWARD DROP")
+		t.Cleanup(func() { shell(t, "iptables -w -P FORWARD ACCEPT") })
+		b.oracle.rebase(t)
 		b.life(t, func() {
-			shell(t, "iptables -w -P FORWARD DROP")
-			t.Cleanup(func() { shell(t, "iptables -w -P FORWARD ACCEPT") })
 			b.traffic(t, false, false, "from another machine")
-			shell(t, "iptables -w -A FORWARD -d 10.4.0.0/24 -j ACCEPT")
+			b.warned(t, "ADD")
+			shell(t, "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT")
 			b.traffic(t, false, false)
-			shell(t, "iptables -w -D FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -w -P FORWARD ACCEPT")
+			shell(t, "iptables -D FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -D FORWARD -s 10.4.0.0/24 -j ACCEPT")
+			b.must(t, "CHECK", b.rtWeb)
+			b.warned(t, "CHECK")
 		})
 	})
+}
+
+// warned wants the warning of a verb on stderr, with the commands that the test runs.
+func (b *behind) warned(t *testing.T, verb string) {
+	t.Helper()
+	text := b.stderr.String()
+	b.stderr.Reset()
+	for _, want := range []string{"chain ip filter FORWARD has policy drop", "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT", "iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s: stderr does not say %q: %s", verb, want, text)
+		}
+	}
 }
 
 // TestBehindMacvlan: a node and its macvlan pods do not reach one another over the link that they share, whatever is translated, so no

@@ -113,6 +113,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
+	warnForward(r.Log, host, pod)
 	if err := forward(r, att, host, st); err != nil {
 		return nil, err
 	}
@@ -298,6 +299,7 @@ func check(r *plugin.Request) error {
 	if len(ports) == 0 {
 		return nil
 	}
+	warnForward(r.Log, host, pod)
 	reference, err := madeByReference(r, host, ports)
 	if err != nil || reference == "nftables" {
 		return err
