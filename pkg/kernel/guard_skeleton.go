@@ -48,8 +48,11 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	}
 	mac, arp, ip, ip6, all := g.chain("mac", nil, 0, ""), g.chain("arp", nil, 0, ""), g.chain("ip", nil, 0, ""), g.chain("ip6", nil, 0, ""), g.chain("guard", nil, 0, "")
 	g.rule(mac, join(g.not(etherSource(), g.macs), drop())...)
-	for kind, chain := range map[uint16]*nftables.Chain{unix.ETH_P_ARP: arp, unix.ETH_P_IP: ip, unix.ETH_P_IPV6: ip6} {
-		g.rule(all, etherType(), equal(be16(kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name})
+	for _, to := range []struct {
+		kind  uint16
+		chain *nftables.Chain
+	}{{unix.ETH_P_IP, ip}, {unix.ETH_P_IPV6, ip6}, {unix.ETH_P_ARP, arp}} {
+		g.rule(all, etherType(), equal(be16(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
 	}
 	g.rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
 	g.arp(arp)
@@ -62,7 +65,7 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	}{{macPorts, mac}, {ports, all}} {
 		g.rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
-	return sets, nil
+	return sets, g.mark(guardSchema)
 }
 
 func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
