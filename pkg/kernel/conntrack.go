@@ -35,7 +35,7 @@ const manyFlows = 3500
 func (n *Node) DelFlows(ports []HostPort) error {
 	wanted := map[uint16][]HostPort{}
 	families := map[bool]bool{}
-	for _, p := range ports {
+	for _, p := range Singles(ports) {
 		if p.Protocol == "udp" {
 			wanted[p.Port] = append(wanted[p.Port], p)
 			families[p.To.Addr().Is4()] = true

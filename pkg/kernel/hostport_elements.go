@@ -37,6 +37,21 @@ func (p HostPort) String() string {
 // last returns the last port, which is the only one unless there is a range.
 func (p HostPort) last() uint16 { return max(p.Port, p.Last) }
 
+// Singles takes ranges apart.
+func Singles(ports []HostPort) (out []HostPort) {
+	for _, p := range ports {
+		for port := int(p.Port); port <= int(p.last()); port++ {
+			one := p
+			one.Port, one.Last = uint16(port), 0
+			if p.Last != 0 {
+				one.To = netip.AddrPortFrom(p.To.Addr(), uint16(port))
+			}
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
 // maxComment is what nft(8) shows of a comment.
 const maxComment = 128
 

@@ -332,21 +332,6 @@ func ranges(ports []kernel.HostPort) (out []kernel.HostPort) {
 
 func sortKey(p kernel.HostPort) string { return fmt.Sprintf("%s %05d %s", p.Protocol, p.Port, p.To) }
 
-// single takes ranges apart.
-func single(ports []kernel.HostPort) (out []kernel.HostPort) {
-	for _, p := range ports {
-		for port := int(p.Port); port <= int(max(p.Port, p.Last)); port++ {
-			one := p
-			one.Port, one.Last = uint16(port), 0
-			if p.Last != 0 {
-				one.To = netip.AddrPortFrom(p.To.Addr(), uint16(port))
-			}
-			out = append(out, one)
-		}
-	}
-	return out
-}
-
 // podAddresses returns the first IPv4 and the first IPv6 address that prevResult gives to the interface. An address that names no
 // interface counts as well.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {

@@ -14,7 +14,7 @@ import (
 // checkListeners tells of ports that processes of the node listen on, which nobody would reach there any more: in an error if the
 // configuration wants that, else in a warning.
 func (c Config) checkListeners(r *plugin.Request, ports []kernel.HostPort) error {
-	used, err := kernel.Listening(ports)
+	used, err := kernel.Listening(kernel.Singles(ports))
 	switch {
 	case err != nil && c.RefuseListeners:
 		return fmt.Errorf("look for processes that listen on a hostPort: %w", err)

@@ -86,6 +86,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := cfg.checkTools(pod); err != nil {
 		return nil, err
 	}
+	if err := cfg.checkListeners(r, st.Ports); err != nil {
+		return nil, err
+	}
 	att, err := attachment.Open(r)
 	if err != nil {
 		return nil, err

@@ -45,10 +45,10 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	return []attachment.Step{
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
-				as := state{Backend: backend, Ports: single(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
+				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
 				return addByIPTables(host, named, as)
 			}
-			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, single(st.Ports))
+			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, kernel.Singles(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error { return removeOwn(host, rec, st) }},
 	}, nil
