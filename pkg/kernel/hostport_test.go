@@ -323,8 +323,13 @@ func TestLoopbackUsers(t *testing.T) {
 			t.Errorf("left %q", left)
 		}
 	}
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), delPorts(h, ownerA, nil))
+	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), h.OpenLoopback(b, "kt1"), delPorts(h, ownerA, nil))
 	state("0 1 2")
+	mustDo(t, delPorts(h, ownerB, nil))
+	state("0 1 0")
+	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
 }
 
 // TestRange: ports in sequence are one entry, which clashes with single ports and other ranges.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -28,8 +29,8 @@ const protectPriority = -300
 // loopbackUsers has a folder for each link with route_localnet, and in it a file for each attachment that needs it.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
-// foreign is the file of a link whose route_localnet is not ours to switch off.
-const foreign = "foreign"
+// foreign begins the folder of a link whose route_localnet is not ours to switch off. No link has a colon in its name.
+const foreign = "foreign:"
 
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
 // needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
@@ -64,22 +65,24 @@ func (n *Node) ProtectLoopback() error {
 // OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. The node's own loopback is
 // protected from them first. Callers hold a lock against one another.
 func (n *Node) OpenLoopback(owner, link string) error {
-	if err := n.ProtectLoopback(); err != nil {
-		return err
-	}
 	setting := Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "1"}
-	users, err := store.Open(filepath.Join(loopbackUsers, link))
-	if errors.Is(err, fs.ErrNotExist) {
-		on, _ := n.Get(setting.Path)
-		if users, err = store.Make(filepath.Join(loopbackUsers, link), 0o700); err == nil && on == setting.Value {
-			err = users.Create(foreign, nil, 0o600)
+	name := link
+	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil {
+		if on, _ := n.Get(setting.Path); on == setting.Value {
+			name = foreign + link
 		}
 	}
+	// The file comes first: by it all is taken back.
+	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
 	}
 	defer users.Close()
 	if err := users.Create(owner, nil, 0o600); err != nil && !errors.Is(err, fs.ErrExist) {
+		_ = os.Remove(users.Path())
+		return err
+	}
+	if err := n.ProtectLoopback(); err != nil {
 		return err
 	}
 	return n.Set(setting)
@@ -103,7 +106,7 @@ func (n *Node) closeLoopback(owner string) (last bool, finish func() error, err 
 			return false, finish, err
 		}
 		only := len(few) == 1
-		if only {
+		if only && !strings.HasPrefix(link, foreign) {
 			if err := n.Set(Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "0"}); err != nil {
 				return false, finish, err
 			}

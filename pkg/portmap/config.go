@@ -3,7 +3,7 @@
 package portmap
 
 import (
-	"fmt"
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -296,41 +296,36 @@ func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
 // minRange is how many ports in sequence, each leading to the same port of the pod, become one entry.
 const minRange = 16
 
-// ranges joins ports in sequence.
-func ranges(ports []kernel.HostPort) (out []kernel.HostPort) {
+// ranges joins ports in sequence. The others stay as they are.
+func ranges(ports []kernel.HostPort) []kernel.HostPort {
 	kind := func(p kernel.HostPort) kernel.HostPort { // what the ports of a range have in common
 		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)
 		return p
 	}
-	joined := map[kernel.HostPort][]kernel.HostPort{}
-	for _, p := range ports {
-		if p.HostIP.IsValid() || p.Port != p.To.Port() {
-			out = append(out, p)
-		} else {
-			joined[kind(p)] = append(joined[kind(p)], p)
+	sorted := slices.Clone(ports)
+	sorted = slices.DeleteFunc(sorted, func(p kernel.HostPort) bool { return p.HostIP.IsValid() || p.Port != p.To.Port() })
+	slices.SortStableFunc(sorted, func(a, b kernel.HostPort) int {
+		return cmp.Or(strings.Compare(a.Protocol, b.Protocol), a.To.Addr().Compare(b.To.Addr()), cmp.Compare(a.Port, b.Port))
+	})
+	var joined []kernel.HostPort
+	inside := map[kernel.HostPort]bool{}
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && kind(sorted[n]) == kind(sorted[0]) && int(sorted[n].Port) == int(sorted[0].Port)+n {
+			n++
 		}
-	}
-	for _, list := range joined {
-		slices.SortFunc(list, func(a, b kernel.HostPort) int { return int(a.Port) - int(b.Port) })
-		for len(list) > 0 {
-			n := 1
-			for n < len(list) && int(list[n].Port) == int(list[0].Port)+n {
-				n++
+		if n >= minRange {
+			first := sorted[0]
+			first.Last = sorted[n-1].Port
+			joined = append(joined, first)
+			for _, p := range sorted[:n] {
+				inside[p] = true
 			}
-			if n < minRange {
-				out = append(out, list[:n]...)
-			} else {
-				list[0].Last = list[n-1].Port
-				out = append(out, list[0])
-			}
-			list = list[n:]
 		}
+		sorted = sorted[n:]
 	}
-	slices.SortFunc(out, func(a, b kernel.HostPort) int { return strings.Compare(sortKey(a), sortKey(b)) })
-	return out
+	return append(slices.DeleteFunc(ports, func(p kernel.HostPort) bool { return inside[p] }), joined...)
 }
-
-func sortKey(p kernel.HostPort) string { return fmt.Sprintf("%s %05d %s", p.Protocol, p.Port, p.To) }
 
 // podAddresses returns the first IPv4 and the first IPv6 address that prevResult gives to the interface. An address that names no
 // interface counts as well.

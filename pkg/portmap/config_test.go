@@ -16,6 +16,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -227,7 +228,7 @@ func TestParseMany(t *testing.T) {
 		t.Fatalf("%d mappings, %v", len(c.Mappings), err)
 	}
 	ports := c.hostPorts([]netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")})
-	if len(ports) != 20000 {
+	if len(kernel.Singles(ports)) != 20000 || len(ports) != 2 {
 		t.Errorf("%d ports", len(ports))
 	}
 	if took := time.Since(start); took > time.Second {
@@ -342,4 +343,64 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestRanges: 16 and more ports in sequence that lead to the same numbers become one; what is apart stays apart, and nothing is lost.
+func TestRanges(t *testing.T) {
+	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
+	sequence := func(first, n, shift int, more string) (list []string) {
+		for i := range n {
+			list = append(list, fmt.Sprintf(`{"hostPort":%d,"containerPort":%d%s}`, first+i, first+i+shift, more))
+		}
+		return list
+	}
+	for what, c := range map[string]struct {
+		list []string
+		want string
+	}{
+		"15":         {sequence(100, 15, 0, ""), "30 entries, 0 ranges"},
+		"16":         {sequence(100, 16, 0, ""), "2 entries, 2 ranges"},
+		"reverse":    {reversed(sequence(100, 40, 0, "")), "2 entries, 2 ranges"},
+		"gap":        {append(sequence(100, 16, 0, ""), sequence(117, 16, 0, "")...), "4 entries, 4 ranges"},
+		"shifted":    {sequence(100, 16, 1, ""), "32 entries, 0 ranges"},
+		"hostIP":     {sequence(100, 16, 0, `,"hostIP":"192.0.2.1"`), "16 entries, 0 ranges"},
+		"one family": {sequence(100, 16, 0, `,"hostIP":"0.0.0.0"`), "1 entries, 1 ranges"},
+		"protocols":  {append(sequence(100, 8, 0, ""), sequence(108, 8, 0, `,"protocol":"udp"`)...), "32 entries, 0 ranges"},
+		"to the end": {sequence(65500, 36, 0, ""), "2 entries, 2 ranges"},
+	} {
+		cfg, err := parsed(mappings(c.list...))
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		all := cfg.hostPorts(pod)
+		n := 0
+		for _, p := range all {
+			if p.Last != 0 {
+				n++
+			}
+		}
+		if got := fmt.Sprintf("%d entries, %d ranges", len(all), n); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+		iptables := cfg
+		iptables.Backend = "iptables"
+		want := map[kernel.HostPort]bool{}
+		for _, p := range iptables.hostPorts(pod) {
+			want[p] = true
+		}
+		for _, p := range kernel.Singles(all) {
+			if !want[p] {
+				t.Errorf("%s: %+v was not asked for, or is there twice", what, p)
+			}
+			delete(want, p)
+		}
+		if len(want) > 0 {
+			t.Errorf("%s: %d are lost", what, len(want))
+		}
+	}
+}
+
+func reversed(list []string) []string {
+	slices.Reverse(list)
+	return list
 }
