@@ -52,22 +52,6 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 	}
 	return err
 }
-func elementsOf(ports []HostPort, owner string) []element {
-	if len(owner) > maxComment-1 {
-		owner = owner[:maxComment-1]
-	}
-	var out []element
-	seen := map[string]bool{}
-	for _, p := range ports {
-		for _, e := range p.elements(owner) {
-			if id := e.Set + string(e.Key); !seen[id] {
-				seen[id] = true
-				out = append(out, e)
-			}
-		}
-	}
-	return out
-}
 
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
 func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {

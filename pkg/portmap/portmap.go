@@ -103,7 +103,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if ok, err := att.Load(&old); err != nil {
 		return nil, err
 	} else if ok {
-		if err := remove(host, att, old); err != nil {
+		if err := end(host, att.Key, old, func() {}); err != nil {
 			return nil, err
 		}
 	}
@@ -120,7 +120,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := forward(r, att, host, st); err != nil {
 		return nil, err
 	}
-	delFlows(host, st.Ports)
+	delFlows(host, slices.Concat(old.Ports, st.Ports))
 	return r.Prev, nil
 }
 

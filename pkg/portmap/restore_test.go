@@ -20,7 +20,7 @@ func (l lab) named(name string) (lab, string) {
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (S-09): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no clash
+// TestClash (F-39): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no clash
 // (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol").
 func TestClash(t *testing.T) {
 	backends(t, func(l lab) {
@@ -78,7 +78,7 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-// TestFlush (F-19, F-20): after a flush CHECK fails, STATUS brings everything back and succeeds, and so does the next ADD.
+// TestFlush (F-21): after a flush CHECK fails, STATUS brings everything back and succeeds, and so does the next ADD.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
@@ -128,7 +128,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestLostRecord (F-21): DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
+// TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
 		t, backend := l.T, l.conf["backend"].(string)
