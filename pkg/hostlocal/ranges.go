@@ -51,21 +51,21 @@ func parseRange(raw rawRange) (Range, error) {
 			return Range{}, err
 		}
 	}
-	if raw.Gateway != "" {
-		if err := kernel.ValidGateway(subnet, r.Gateway); err != nil {
-			return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam gateway %s: %w", r.Gateway, err)
-		}
-	}
 	if r.End.Less(r.Start) {
 		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam rangeStart %s is after rangeEnd %s", r.Start, r.End)
 	}
 	return r, nil
 }
 
-// forPods refuses subnets whose addresses no pod can use.
+// forPods refuses subnets whose addresses no pod can use, and gateways that no host can have.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
+	}
+	if r.Gateway.IsValid() {
+		if err := kernel.ValidGateway(r.Subnet, r.Gateway); err != nil {
+			return plugin.Errorf(plugin.CodeConfig, "ipam gateway %s: %w", r.Gateway, err)
+		}
 	}
 	return nil
 }

@@ -86,7 +86,11 @@ func TestParseRangeRefused(t *testing.T) {
 		{rawRange{Subnet: "2001:db8::/64", Gateway: "::1"}, "gateway ::1: a loopback address"},
 		{rawRange{Subnet: "2001:db8::/64", Gateway: "ff02::1"}, "gateway ff02::1: a multicast address"},
 	} {
-		if got, err := parseRange(c.raw); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.says) {
+		got, err := parseRange(c.raw)
+		if err == nil {
+			err = got.forPods()
+		}
+		if plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: %+v, %v: want %q", c.raw, got, err, c.says)
 		}
 	}
