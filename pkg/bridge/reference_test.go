@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-45..C-54): DEL of an attachment without a record takes no link of one that is there, though prevResult names its
+// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record takes no link of one that is there, though prevResult names its
 // interface and its MAC: with the namespace and without, of an attachment that is gone, of an ID that never was, of another network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
