@@ -59,11 +59,10 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestForeignGateways: an address that somebody else put on the bridge stays, unless forceAddress says otherwise or it is IPv6 and apart.
 // TestBridgeRenamed: "bridge" is changed while a pod of the former lives. ADD on the new one tells of both; one after the former bridge is gone
 // has nothing to tell.
 func TestBridgeRenamed(t *testing.T) {
-	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil)
+	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
 		t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
 	}
@@ -81,7 +80,7 @@ func TestBridgeRenamed(t *testing.T) {
 		}
 	}
 	tells("a", "btf-0")
-	tells("b", "btf-1", "bridge=btf-1 former=btf-0", "gateway=10.60.0.1", "gateway=fd00:60::1")
+	tells("b", "btf-1", "bridge=btf-1 former=btf-0", "gateway=10.76.0.1", "gateway=fd00:76::1")
 	for _, gone := range []string{"btf-0", "btf-1"} {
 		if err := onHost(gone, netlink.LinkDel); err != nil {
 			t.Fatal(err)
@@ -90,6 +89,7 @@ func TestBridgeRenamed(t *testing.T) {
 	tells("d", "btf-2")
 }
 
+// TestForeignGateways: an address that somebody else put on the bridge stays, unless forceAddress says otherwise or it is IPv6 and apart.
 func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
