@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrRebuilt: the rules were missing, and with them perhaps what belongs to other pods. What was asked for is done.
+// ErrRebuilt tells that the rules were missing, and with them perhaps what belongs to other pods. What was asked for is done.
 var ErrRebuilt = errors.New("the rules of hostPorts were made anew")
 
 // AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns an
