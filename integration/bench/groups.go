@@ -24,6 +24,7 @@ func measurements() []measurement {
 		{"gc", "GC", plain((*report).measureGC)},
 		{"drift", "drift", plain((*report).measureDrift)},
 		{"parallel", "many at once", plain((*report).measureParallel)},
+		{"hostports", "hostPorts", plain((*report).measurePorts)},
 		{"pods", "bridge beside many pods", plain((*report).measurePods)},
 	}
 }

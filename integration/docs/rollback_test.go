@@ -86,6 +86,11 @@ func TestRollback(t *testing.T) {
 				if err := once(peer, hostPort, peerAddresses[0]); err != nil {
 					t.Errorf("hostPort: %v", err)
 				}
+				if c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), trafficLimit); err != nil {
+					t.Errorf("hostPort on 127.0.0.1: %v", err)
+				} else {
+					c.Close()
+				}
 			}
 			fresh := newPod(t, "new")
 			other := mixed(t, backends, reference, port+50, edits...)

@@ -172,9 +172,12 @@ func ifname(name string) []byte {
 
 // DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
 func (n *Node) DelHostPorts(h HostPorts) error {
-	last, finish, err := n.closeLoopback(OwnerHash(h.Owner))
-	if err != nil {
-		return err
+	last, finish := false, func() error { return nil }
+	if !h.StaysOpen {
+		var err error
+		if last, finish, err = n.closeLoopback(OwnerHash(h.Owner)); err != nil {
+			return err
+		}
 	}
 	t, err := n.openNFT(hostportTable)
 	if err != nil {

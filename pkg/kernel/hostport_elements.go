@@ -134,7 +134,9 @@ type HostPorts struct {
 	Bridge string
 	// Taken: another backend forwards them.
 	Taken bool
-	Ports []HostPort
+	// StaysOpen: 127.0.0.1 goes on to reach the pod, by rules of others, when these end.
+	StaysOpen bool
+	Ports     []HostPort
 }
 
 func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), maxComment-1)] }

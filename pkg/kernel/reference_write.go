@@ -193,7 +193,8 @@ func (n *Node) OwnTables() (found []Table, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, own := range []Table{{nftables.TableFamilyINet, masqueradeTable}, {nftables.TableFamilyINet, hostportTable}, {nftables.TableFamilyBridge, guardTable}} {
+	for _, own := range []Table{{nftables.TableFamilyINet, masqueradeTable}, {nftables.TableFamilyINet, hostportTable}, {nftables.TableFamilyINet, loopbackTable},
+		{nftables.TableFamilyBridge, guardTable}} {
 		tables, err := c.ListTablesOfFamily(own.family)
 		if err = ignore(err, noNFT[:]...); err != nil {
 			return nil, err

@@ -41,8 +41,8 @@ func (c Config) rules(pod []netip.Prefix) *rules {
 	return &rules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
 }
 
-// ports names the lock around what the pods of all networks share.
-const ports = "hostports"
+// portsLock names the lock around what the pods of all networks share.
+const portsLock = "hostports"
 
 // hostPorts is the state in the kernel's words.
 func (st state) hostPorts(owner string) kernel.HostPorts {
@@ -157,7 +157,7 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 
 // forward programs the node. The node's own loopback is protected from the pods before it reaches them.
 func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
-	unlock, err := attachment.LockNode(ports)
+	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return err
 	}
@@ -247,12 +247,16 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 }
 
 func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
-	unlock, err := attachment.LockNode(ports)
+	return endPorts(host, key, st, st.hostPorts(owner(key, "")), ended)
+}
+
+func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts, ended func()) error {
+	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := host.DelHostPorts(st.hostPorts(owner(key, ""))); err != nil {
+	if err := host.DelHostPorts(ports); err != nil {
 		return err
 	}
 	if st.Backend == "iptables" {
@@ -275,7 +279,7 @@ func delUnrecorded(r *plugin.Request) error {
 	if owns, err := host.OwnsHostPorts(hash); err != nil {
 		return err
 	} else if owns {
-		unlock, err := attachment.LockNode(ports)
+		unlock, err := attachment.LockNode(portsLock)
 		if err != nil {
 			return err
 		}

@@ -24,7 +24,7 @@ func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
 
 // Restore brings back the hostPorts of all attachments of the node, after somebody flushed the rules. What is there is left alone.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	unlock, err := attachment.LockNode(ports)
+	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package portmap
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,11 +47,18 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
 				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
-				return addByIPTables(host, named, as)
+				if err := addByIPTables(host, named, as); !errors.Is(err, kernel.ErrRebuilt) {
+					return err
+				}
+				return nil
 			}
 			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, kernel.Singles(st.Ports))
 		}},
-		{Text: "remove its hostPorts of Podlace", Do: func() error { return removeOwn(host, rec, st) }},
+		{Text: "remove its hostPorts of Podlace", Do: func() error {
+			own := st.hostPorts(owner(rec.Key, rec.Pod))
+			own.StaysOpen = true // the reference's rules need route_localnet too
+			return endPorts(host, rec.Key, st, own, func() {})
+		}},
 	}, nil
 }
 

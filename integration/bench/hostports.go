@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+const (
+	portsBridge = "br-ports"
+	portsRounds = 15
+	manyPorts   = 200
+	otherPorts  = 5000
+
+	portsBar = 1.2
+	oneBar   = 2.0  // milliseconds over a plugin that does nothing
+	delBar   = 13.0 // the same, and a grace period of RCU
+	manyBar  = 20.0
+)
+
+// portmapAlone is portmap behind a main plugin that is not measured: prevResult says what it would have made.
+func portmapAlone(backend, address string, first, count int) pluginConf {
+	var ports []map[string]any
+	for i := range count {
+		ports = append(ports, map[string]any{"hostPort": first + i, "containerPort": 80, "protocol": "tcp"})
+	}
+	return pluginConf{"type": "portmap", "backend": backend, "snat": true, "runtimeConfig": map[string]any{"portMappings": ports},
+		"prevResult": json.RawMessage(fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":%q,"sandbox":"/x"}],"ips":[{"address":"%s/16","interface":0}]}`, cniVersion, podInterface, address))}
+}
+
+// portsNode gives a node the bridge behind which the pods would be.
+func portsNode(c *chain) error {
+	return c.node.Do(func() error {
+		host, err := kernel.Host()
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		if _, ok, err := host.Link(portsBridge); ok || err != nil {
+			return err
+		}
+		if err := host.AddBridge(portsBridge, nil, 0, false); err != nil {
+			return err
+		}
+		link, _, err := host.Link(portsBridge)
+		return errors.Join(err, host.AddAddress(link, netip.MustParsePrefix("10.98.0.1/16"), false), host.SetUp(link))
+	})
+}
+
+// measurePorts runs portmap by itself: one port and many, on an empty node and beside the ports of others.
+func (r *report) measurePorts(o options, n nodes) {
+	count := o.scaled(otherPorts)
+	entries := map[string]*entry{}
+	var all []*entry
+	add := func(side side, what, node, backend string, first, ports int) bool {
+		name := beside(side.name, what)
+		c, err := n.chainOf("ports-"+name, "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.5", first, ports))
+		if err == nil {
+			err = portsNode(c)
+		}
+		if err == nil && node == besideMany {
+			var others *chain
+			others, err = n.chainOf("ports-others-"+side.name, "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.6", 20000, count))
+			if err == nil {
+				err = others.run(verbAdd, execute)
+			}
+		}
+		if err != nil {
+			r.fail("hostPorts, "+name, err)
+			return false
+		}
+		entries[name] = newEntry(name, c)
+		all = append(all, entries[name])
+		return true
+	}
+	for _, side := range o.bothSides() {
+		ok := add(side, besideNone, besideNone, "nftables", 8080, 1) && add(side, besideMany, besideMany, "nftables", 8080, 1) &&
+			add(side, "nothing", "nothing", "nftables", 0, 0) && add(side, "200 ports", "200", "nftables", 9000, manyPorts)
+		if !ok {
+			return
+		}
+	}
+	race(all, min(o.rounds, portsRounds))
+	r.addAbsolute("portmap ADD of one port, over no port", oneBar, overNothing(entries, besideNone, verbAdd))
+	r.addAbsolute("portmap DEL of one port, over no port", delBar, overNothing(entries, besideNone, verbDel))
+	r.addAbsolute(fmt.Sprintf("portmap ADD of %d ports, over no port", manyPorts), manyBar, overNothing(entries, "200 ports", verbAdd))
+	for _, verb := range []string{verbAdd, verbDel} {
+		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of others", verb, thousands(count)), portsBar, r.compare(entries, verb))
+	}
+}
+
+// overNothing is what a verb takes more than for a pod without ports, in milliseconds.
+func overNothing(entries map[string]*entry, what, verb string) map[string]figure {
+	sides := map[string]figure{}
+	for _, side := range []string{sideOurs, sideReference} {
+		e, nothing := entries[beside(side, what)], entries[beside(side, "nothing")]
+		if e.err == nil && nothing.err == nil {
+			sides[side] = figure{Value: max(0, p50(e.samples[verb].chain)-p50(nothing.samples[verb].chain))}
+		}
+	}
+	return sides
+}
