@@ -64,6 +64,10 @@ func TestRollback(t *testing.T) {
 				t.Errorf("after a rollback without pods there is %s", left)
 			}
 
+			// As if no pod of the reference had been there, whose ADD switches it on for ever.
+			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
+				t.Fatal(err)
+			}
 			old := newPod(t, "old")
 			tellAddresses(t, old, net.JoinHostPort(address(t, ours.add(t, "old", old)), "80"))
 			traffic := startStream(t, old)
