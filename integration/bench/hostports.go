@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/kernel"
 )
@@ -16,6 +17,7 @@ const (
 	portsRounds = 15
 	manyPorts   = 200
 	otherPorts  = 5000
+	portsOfPod  = 50 // the reference cannot take some hundred at once
 
 	portsBar = 1.2
 	oneBar   = 2.0  // milliseconds over a plugin that does nothing
@@ -59,16 +61,12 @@ func (r *report) measurePorts(o options, n nodes) {
 	var all []*entry
 	add := func(side side, what, node, backend string, first, ports int) bool {
 		name := beside(side.name, what)
-		c, err := n.chainOf("ports-"+name, "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.5", first, ports))
+		c, err := n.chainOf("ports-"+strings.ReplaceAll(name, " ", "-"), "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.5", first, ports))
 		if err == nil {
 			err = portsNode(c)
 		}
 		if err == nil && node == besideMany {
-			var others *chain
-			others, err = n.chainOf("ports-others-"+side.name, "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.6", 20000, count))
-			if err == nil {
-				err = others.run(verbAdd, execute)
-			}
+			err = n.fillPorts(c, backend, count)
 		}
 		if err != nil {
 			r.fail("hostPorts, "+name, err)
@@ -92,6 +90,19 @@ func (r *report) measurePorts(o options, n nodes) {
 	for _, verb := range []string{verbAdd, verbDel} {
 		r.addGrowth(fmt.Sprintf("portmap %s, %s hostPorts of others", verb, thousands(count)), portsBar, r.compare(entries, verb))
 	}
+}
+
+// fillPorts gives so many ports of the node to other pods.
+func (n nodes) fillPorts(like *chain, backend string, count int) error {
+	for i := 0; i < count; i += portsOfPod {
+		c := *like
+		c.id = containerID(fmt.Sprint(like.network, i))
+		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.1.%d", 1+i/portsOfPod), 20000+i, min(portsOfPod, count-i))}
+		if err := c.run(verbAdd, execute); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // overNothing is what a verb takes more than for a pod without ports, in milliseconds.
