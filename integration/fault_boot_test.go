@@ -187,7 +187,7 @@ func testClocks(t *testing.T) {
 			if _, err := s.do("ADD", rt, nil); err != nil {
 				return err
 			}
-			err := errors.Join(touch("/run/podlace", time.Now().Add(jump)), touch("/var/lib/cni", time.Now().Add(jump)))
+			err := errors.Join(touch("/run/podlace", time.Now().Add(jump)), touch("/var/lib/cni/networks/.podlace", time.Now().Add(jump)))
 			_, check := s.do("CHECK", rt, nil)
 			_, del := s.do("DEL", rt, nil)
 			return errors.Join(err, check, del)

@@ -59,7 +59,8 @@ func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaled(otherPorts)
 	entries := map[string]*entry{}
 	var all []*entry
-	add := func(side side, what, node, backend string, first, ports int) bool {
+	const backend = "nftables"
+	add := func(side side, what, node string, first, ports int) bool {
 		name := beside(side.name, what)
 		c, err := n.chainOf("ports-"+strings.ReplaceAll(name, " ", "-"), "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.5", first, ports))
 		if err == nil {
@@ -77,8 +78,8 @@ func (r *report) measurePorts(o options, n nodes) {
 		return true
 	}
 	for _, side := range o.bothSides() {
-		ok := add(side, besideNone, besideNone, "nftables", 8080, 1) && add(side, besideMany, besideMany, "nftables", 8080, 1) &&
-			add(side, "nothing", "nothing", "nftables", 0, 0) && add(side, "200 ports", "200", "nftables", 9000, manyPorts)
+		ok := add(side, besideNone, besideNone, 8080, 1) && add(side, besideMany, besideMany, 8080, 1) &&
+			add(side, "nothing", "nothing", 0, 0) && add(side, "200 ports", "200", 9000, manyPorts)
 		if !ok {
 			return
 		}

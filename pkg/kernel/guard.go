@@ -141,7 +141,7 @@ func (n *Node) DelGuardOf(link string) error {
 	if ok, err := hasTable(guardTable, nftables.TableFamilyBridge); err != nil || !ok {
 		return err
 	}
-	conn, err := nftables.New()
+	conn, err := newNFT()
 	if err != nil {
 		return err
 	}

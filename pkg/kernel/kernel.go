@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"time"
 
 	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
@@ -22,6 +23,9 @@ import (
 
 // maxRetries bounds how often an interrupted request is sent again.
 const maxRetries = 30
+
+// requestTimeout bounds one answer of the kernel, which takes microseconds; a link that goes may take some seconds on a busy node.
+const requestTimeout = 30 * time.Second
 
 // NS is a network namespace that can be read and changed: the plugin's own (Host) or a pod's (Open).
 type NS struct {
@@ -58,6 +62,9 @@ func (n *NS) connect() (err error) {
 		n.h.Close()
 		return err
 	}
+	// An answer that the kernel dropped for want of memory never comes.
+	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
+	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
 	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
 	return nil
 }

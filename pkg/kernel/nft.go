@@ -377,7 +377,7 @@ func walk(data []byte, f func(kind uint16, value []byte)) {
 
 // skeleton makes tables, chains, sets and rules in one transaction. All that it adds may be there already.
 func skeleton(op string, build func(*nftables.Conn) error) error {
-	conn, err := nftables.New(nftables.AsLasting())
+	conn, err := newNFT(nftables.AsLasting())
 	if err != nil {
 		return fmt.Errorf("open nftables socket: %w", err)
 	}
@@ -388,4 +388,9 @@ func skeleton(op string, build func(*nftables.Conn) error) error {
 		}
 		return conn.Flush()
 	})
+}
+
+// newNFT is nftables.New whose answers do not take for ever: one that the kernel dropped for want of memory never comes.
+func newNFT(options ...nftables.ConnOption) (*nftables.Conn, error) {
+	return nftables.New(append(options, nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(nftTimeout)) }))...)
 }

@@ -189,7 +189,7 @@ func (t Table) String() string {
 
 // OwnTables returns those of the tables that Podlace makes which are there.
 func (n *Node) OwnTables() (found []Table, err error) {
-	c, err := nftables.New()
+	c, err := newNFT()
 	if err != nil {
 		return nil, err
 	}

@@ -129,7 +129,7 @@ func join(parts ...[]expr.Any) []expr.Any {
 // rulesOf counts the rules of chains; those of a missing chain are none.
 func rulesOf(table *nftables.Table, chains ...string) ([]int, error) {
 	found := make([]int, len(chains))
-	conn, err := nftables.New(nftables.AsLasting())
+	conn, err := newNFT(nftables.AsLasting())
 	if err != nil {
 		return found, err
 	}
@@ -145,7 +145,7 @@ func rulesOf(table *nftables.Table, chains ...string) ([]int, error) {
 }
 
 func hasTable(name string, family nftables.TableFamily) (bool, error) {
-	conn, err := nftables.New()
+	conn, err := newNFT()
 	if err != nil {
 		return false, err
 	}
