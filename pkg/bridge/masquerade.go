@@ -143,10 +143,7 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 // unmasquerade takes back what masquerade made for one attachment, and notes that it did: who writes the network's sets anew meanwhile must
 // not bring it back. Shared subnets stay for the other pods.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
-	switch {
-	case st.Masquerade == "iptables":
-		return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(att.Key))
-	case st.Masquerade != "nftables" || st.Shared:
+	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil
 	}
 	unlock, err := att.LockNetwork()
@@ -154,7 +151,12 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 		return err
 	}
 	defer unlock()
-	if err := host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false)); err != nil {
+	if st.Masquerade == "iptables" {
+		err = host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(att.Key))
+	} else {
+		err = host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
+	}
+	if err != nil {
 		return err
 	}
 	st.Masquerade = ""

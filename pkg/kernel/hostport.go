@@ -13,17 +13,21 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrRebuilt tells that the rules were missing, and with them perhaps what belongs to other pods. What was asked for is done.
-var ErrRebuilt = errors.New("the rules of hostPorts were made anew")
+// ErrFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: RestoreHostPorts comes first.
+var ErrFlushed = errors.New("the rules of hostPorts are missing")
 
-// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns an
-// error, which then is the answer, unless that one has to give way. The caller holds the lock of all who call this.
+// ErrShared is for who lets another owner keep a port without being refused.
+var ErrShared = errors.New("the port is shared")
+
+// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: unless that one
+// has to give way it returns an error, which then is the answer, or ErrShared. The caller holds the lock of all who call this.
 func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) error) error {
-	t, err := n.openNFT(hostportTable)
-	if err != nil {
+	if ok, err := n.HostPortRules(); err != nil {
 		return err
+	} else if !ok {
+		return ErrFlushed
 	}
-	rebuilt, err := t.ensureHostports()
+	t, err := n.openNFT(hostportTable)
 	if err != nil {
 		return err
 	}
@@ -35,7 +39,12 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 	var gone []element
 	for _, e := range found {
 		if e.forwards() && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
-			if err := yields(e.Comment, e.port()); err != nil {
+			err := yields(e.Comment, e.port())
+			if errors.Is(err, ErrShared) {
+				elements = slices.DeleteFunc(elements, func(own element) bool { return own.forwards() && own.port().Overlaps(e.port()) })
+				continue
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -44,13 +53,10 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 	if err := t.replace(gone, elements); err != nil {
 		return err
 	}
-	if h.Bridge != "" && !h.Taken {
-		err = t.ensureHairpin(h.Bridge)
+	if h.Bridge == "" || h.Taken {
+		return nil
 	}
-	if err == nil && rebuilt {
-		err = ErrRebuilt
-	}
-	return err
+	return t.ensureHairpin(h.Bridge)
 }
 
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
@@ -81,7 +87,7 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 		}
 	}
 	clashes = slices.DeleteFunc(clashes, func(e element) bool {
-		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.overlaps(e.port()) })
+		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(e.port()) })
 	})
 	found, err := t.existing(ask)
 	seen := map[string]bool{}
@@ -112,7 +118,12 @@ func (n *Node) RestoreHostPorts(all []HostPorts) error {
 	if err != nil {
 		return err
 	}
-	if err := skeleton("nft add table "+hostportTable, buildHostports); err != nil {
+	rules := 0
+	err = skeleton("nft add table "+hostportTable, buildHostports)
+	if err == nil {
+		rules, err = t.countRules()
+	}
+	if err != nil {
 		return err
 	}
 	var want []element
@@ -140,15 +151,10 @@ func (n *Node) RestoreHostPorts(all []HostPorts) error {
 			missing = append(missing, e)
 		}
 	}
-	return t.add(missing)
-}
-
-// ensureHostports makes the table unless it has the mark and the rules of this version of it.
-func (t *nft) ensureHostports() (made bool, err error) {
-	if ok, err := t.marked(schema); ok || err != nil {
-		return false, err
+	if err := t.add(missing); err != nil {
+		return err
 	}
-	return true, skeleton("nft add table "+hostportTable, buildHostports)
+	return t.add([]element{{Set: schemaSet, Key: be16(schema), Comment: markText(rules)}})
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
@@ -217,13 +223,12 @@ func (n *Node) OwnsHostPorts(hash string) (bool, error) {
 	return ok, ignore(err, noNFT[:]...)
 }
 
-// HostPortRules tells whether the rules are there as they should.
+// HostPortRules tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
 func (n *Node) HostPortRules() (bool, error) {
-	t, err := n.openNFT(hostportTable)
-	if err != nil {
+	if ok, err := n.marked(hostportTable, schema); !ok || err != nil {
 		return false, err
 	}
-	return t.marked(schema)
+	return n.loopbackProtected()
 }
 
 // DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
@@ -252,16 +257,17 @@ func (n *Node) DelOwnedHostPorts(hash string) error {
 	return finish()
 }
 
-// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, else an error with code 100.
-func (n *Node) CheckHostPorts(h HostPorts) error {
+// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else an error with
+// code 100.
+func (n *Node) CheckHostPorts(h HostPorts, shares func(owner string) bool) error {
 	t, err := n.openNFT(hostportTable)
 	if err != nil {
 		return err
 	}
-	if ok, err := t.marked(schema); err != nil {
+	if ok, err := n.HostPortRules(); err != nil {
 		return err
 	} else if !ok {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the rules of nftables table inet %s are missing", hostportTable),
+		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the rules of nftables tables inet %s and %s are missing", hostportTable, loopbackTable),
 			"somebody flushed them; 'podlace reload' brings back those of all pods")
 	}
 	want := h.elements()
@@ -276,6 +282,7 @@ func (n *Node) CheckHostPorts(h HostPorts) error {
 		switch got := found[i]; {
 		case got == nil:
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+		case OwnerHash(got.Comment) != OwnerHash(e.Comment) && shares(got.Comment):
 		case OwnerHash(got.Comment) != OwnerHash(e.Comment):
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: belongs to %s now", e.port(), OwnerName(got.Comment))
 		case string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last):
@@ -291,10 +298,8 @@ func (n *Node) CheckHostPorts(h HostPorts) error {
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
 func (t *nft) checkShadows(h HostPorts) error {
 	var ask []element
-	for _, p := range h.Ports {
-		if p.Last == 0 {
-			ask = append(ask, p.taken(""))
-		}
+	for _, p := range Singles(h.Ports) {
+		ask = append(ask, p.taken(""))
 	}
 	found, err := t.existing(ask)
 	if err != nil || len(found) == 0 {

@@ -165,9 +165,9 @@ func (h HostPorts) elements() []element {
 	return out
 }
 
-// overlaps tells whether two clash: key of a hostPort are protocol, hostIP and port.
-func (p HostPort) overlaps(o HostPort) bool {
-	return p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.last() && o.Port <= p.last()
+// Overlaps tells whether two clash: key of a hostPort are family, protocol, hostIP and port.
+func (p HostPort) Overlaps(o HostPort) bool {
+	return p.To.Addr().Is4() == o.To.Addr().Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.last() && o.Port <= p.last()
 }
 
 // forwards tells whether the element is of a set in which each port has one owner.
@@ -176,9 +176,13 @@ func (e element) forwards() bool {
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// port reads the port of the node from the key of an element that forwards: address, protocol, first port.
+// port reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads only the family
+// is told.
 func (e element) port() HostPort {
-	p := HostPort{}
+	p := HostPort{To: netip.AddrPortFrom(netip.IPv6Unspecified(), 0)}
+	if strings.HasSuffix(e.Set, ipv4.digit) {
+		p.To = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	}
 	end := len(e.Key)
 	if end < 8 {
 		return p

@@ -23,6 +23,7 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ ruleset }
 
+// buildHostports writes the rules without their mark, which comes when the ports of all pods are there.
 func buildHostports(c *nftables.Conn) error {
 	h := hostports{newRuleset(c, &nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}
 	hairpin, err := h.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
@@ -53,7 +54,8 @@ func buildHostports(c *nftables.Conn) error {
 			return err
 		}
 	}
-	return h.mark(schema)
+	_, err = h.unmark()
+	return err
 }
 
 // family is where a family's header has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its quarters.

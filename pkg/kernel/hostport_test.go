@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -42,10 +43,23 @@ func portList(texts ...string) (out []HostPort) {
 }
 
 func addPorts(h *Node, owner, bridge string, ports []HostPort) error {
-	err := h.AddHostPorts(HostPorts{Owner: owner, Bridge: bridge, Ports: ports}, func(other string, p HostPort) error {
-		return plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
-	})
-	return ignore(err, ErrRebuilt)
+	return addAll(h, HostPorts{Owner: owner, Bridge: bridge, Ports: ports})
+}
+
+// addAll makes the rules first where they are missing.
+func addAll(h *Node, ports HostPorts) error {
+	add := func() error {
+		return h.AddHostPorts(ports, func(other string, p HostPort) error {
+			return plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
+		})
+	}
+	err := add()
+	if errors.Is(err, ErrFlushed) {
+		if err = h.RestoreHostPorts(nil); err == nil {
+			err = add()
+		}
+	}
+	return err
 }
 
 func delPorts(h *Node, owner string, ports []HostPort) error {
@@ -53,7 +67,7 @@ func delPorts(h *Node, owner string, ports []HostPort) error {
 }
 
 func checkPorts(h *Node, owner string, ports []HostPort) error {
-	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports})
+	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports}, func(string) bool { return false })
 }
 
 // flush empties the whole of nftables now and at the end of the test, as an admin's "nft flush ruleset" does.
@@ -367,15 +381,30 @@ func TestRange(t *testing.T) {
 	}
 }
 
+// TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
+func TestFlushed(t *testing.T) {
+	flush(t)
+	h := host(t)
+	never := func(string, HostPort) error { return errors.New("asked") }
+	a := HostPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}
+	for range 2 {
+		if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(records(t, "nft table inet "+hostportTable)) > 0 {
+			t.Errorf("got %v", err)
+		}
+	}
+	mustDo(t, skeleton("rules without their mark", buildHostports))
+	if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(portElements(t)) > 0 {
+		t.Errorf("got %v", err)
+	}
+	mustDo(t, h.RestoreHostPorts(nil), h.AddHostPorts(a, never))
+}
+
 // TestTaken: ports that another backend forwards clash with those of this one, both ways.
 func TestTaken(t *testing.T) {
 	flush(t)
 	h := host(t)
-	refuse := func(other string, p HostPort) error {
-		return plugin.Errorf(plugin.CodePortConflict, "%s has %s", OwnerName(other), p)
-	}
 	add := func(owner string, taken bool, texts ...string) error {
-		return ignore(h.AddHostPorts(HostPorts{Owner: owner, Taken: taken, Ports: portList(texts...)}, refuse), ErrRebuilt)
+		return addAll(h, HostPorts{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
 	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"), add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
 	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true, "tcp 192.0.2.1:91 10.1.0.5:1": true} {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
@@ -50,13 +51,25 @@ func loopback(offset uint32) []expr.Any {
 	return []expr.Any{network(1, offset, 1), equal([]byte{127})}
 }
 
+func (n *Node) marked(table string, version uint16) (bool, error) {
+	t, err := n.openNFT(table)
+	if err != nil {
+		return false, err
+	}
+	return t.marked(version)
+}
+
+// loopbackProtected tells whether the protection is there, or nobody needs it.
+func (n *Node) loopbackProtected() (bool, error) {
+	if users, err := names(loopbackUsers, 1); err != nil || len(users) == 0 {
+		return true, err
+	}
+	return n.marked(loopbackTable, loopbackSchema)
+}
+
 // ProtectLoopback drops what comes from elsewhere for 127.0.0.0/8.
 func (n *Node) ProtectLoopback() error {
-	t, err := n.openNFT(loopbackTable)
-	if err != nil {
-		return err
-	}
-	if ok, err := t.marked(loopbackSchema); ok || err != nil {
+	if ok, err := n.marked(loopbackTable, loopbackSchema); ok || err != nil {
 		return err
 	}
 	return skeleton("nft add table "+loopbackTable, buildLoopback)
@@ -68,7 +81,16 @@ func (n *Node) OpenLoopback(owner, link string) error {
 	setting := Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "1"}
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil {
-		if on, _ := n.Get(setting.Path); on == setting.Value {
+		// With the table and without any user it is ours: the records are lost.
+		users, err := names(loopbackUsers, 1)
+		orphaned := false
+		if err == nil && len(users) == 0 {
+			orphaned, err = n.marked(loopbackTable, loopbackSchema)
+		}
+		if err != nil {
+			return err
+		}
+		if on, _ := n.Get(setting.Path); on == setting.Value && !orphaned {
 			name = foreign + link
 		}
 	}
@@ -96,6 +118,8 @@ func (n *Node) closeLoopback(owner string) (last bool, finish func() error, err 
 	if err != nil || len(links) == 0 {
 		return false, finish, err
 	}
+	// A folder without users is of somebody who was killed.
+	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	for _, link := range links {
 		users := filepath.Join(loopbackUsers, link)
 		if _, err := os.Lstat(filepath.Join(users, owner)); err != nil {

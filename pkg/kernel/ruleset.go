@@ -30,12 +30,21 @@ const schemaSet = "schema"
 
 // mark comes after the rules.
 func (r ruleset) mark(version uint16) error {
-	mark := &nftables.Set{Table: r.table, Name: schemaSet, KeyType: nftables.TypeInetService}
-	if err := r.c.AddSet(mark, nil); err != nil {
+	mark, err := r.unmark()
+	if err != nil {
 		return err
 	}
-	r.c.FlushSet(mark)
 	return r.c.SetAddElements(mark, []nftables.SetElement{{Key: be16(version), Comment: markText(*r.rules)}})
+}
+
+// unmark makes the set of the mark, empty.
+func (r ruleset) unmark() (*nftables.Set, error) {
+	mark := &nftables.Set{Table: r.table, Name: schemaSet, KeyType: nftables.TypeInetService}
+	if err := r.c.AddSet(mark, nil); err != nil {
+		return nil, err
+	}
+	r.c.FlushSet(mark)
+	return mark, nil
 }
 
 func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }

@@ -5,6 +5,7 @@ package portmap
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,23 +27,30 @@ const (
 
 func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash()[:21] }
 
-// addByIPTables takes two processes for each family that has ports. kernel.ErrRebuilt: what all pods share was missing.
-func addByIPTables(host *kernel.Node, key attachment.Key, st state) error {
-	var rebuilt error
+// addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back in
+// the same step.
+func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Logger) error {
+	flushed := false
+	var all []recorded
 	for _, p := range st.Rules.Pod {
 		is4 := p.Addr().Is4()
 		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
 			lines, err := st.lines(nat, key, p)
-			if len(lines) > 0 && !leadsHere(nat) {
-				rebuilt = kernel.ErrRebuilt
+			if err != nil || len(lines) == 0 || leadsHere(nat) {
+				return lines, err
 			}
-			return lines, err
+			flushed = true
+			all, err = allRecorded()
+			return unique(append(lines, missingLines(nat, all, is4, log)...)), err
 		})
 		if err != nil {
 			return err
 		}
 	}
-	return rebuilt
+	if !flushed {
+		return nil
+	}
+	return restoreIPTables(host, all, log) // also in the family that this pod has not
 }
 
 // lines are those of iptables-restore that forward the ports of one of the pod's addresses.
@@ -64,10 +72,10 @@ func leadsHere(nat kernel.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// iptablesIntact tells whether what all pods share is there in each family that has the tools. What cannot be read counts as intact.
-func iptablesIntact(host *kernel.Node) bool {
+// iptablesIntact tells whether what the attachments share is there, in each family that they use. What cannot be read counts as intact.
+func iptablesIntact(host *kernel.Node, all []recorded) bool {
 	for _, is4 := range []bool{true, false} {
-		if !kernel.HasIPTables(is4) {
+		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
 		if nat, err := host.ReadNAT(is4); err == nil && !leadsHere(nat) {
@@ -77,35 +85,45 @@ func iptablesIntact(host *kernel.Node) bool {
 	return true
 }
 
+// byIPTables tells whether an attachment has ports of a family that iptables forwards.
+func (rec recorded) byIPTables(is4 bool) bool {
+	return rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0
+}
+
 // restoreIPTables brings back the rules of attachments that have none.
-func restoreIPTables(host *kernel.Node, all []recorded) error {
+func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
-		var want []recorded
-		for _, rec := range all {
-			if rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0 {
-				want = append(want, rec)
-			}
-		}
-		if len(want) == 0 {
+		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
-		errs = append(errs, host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-			return missingLines(nat, want, is4), nil
-		}))
+		edit := func(these []recorded) error {
+			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) { return missingLines(nat, these, is4, log), nil })
+		}
+		if edit(all) == nil {
+			continue
+		}
+		for i := range all { // one rule that is refused would keep all others out
+			errs = append(errs, edit(all[i:i+1]))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-func missingLines(nat kernel.NAT, want []recorded, is4 bool) (lines []string) {
-	for _, rec := range want {
+func missingLines(nat kernel.NAT, all []recorded, is4 bool, log *slog.Logger) (lines []string) {
+	for _, rec := range all {
+		if !rec.byIPTables(is4) {
+			continue
+		}
 		pod := slices.IndexFunc(rec.Rules.Pod, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
 		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ofFamily(rec.Ports, is4)) == nil {
 			continue
 		}
-		if own, err := rec.lines(nat, rec.Key, rec.Rules.Pod[pod]); err == nil {
-			lines = append(lines, own...)
+		own, err := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
+		if err != nil {
+			log.Warn("hostPorts could not be restored", "of", kernel.OwnerName(rec.owner()), "error", err)
 		}
+		lines = append(lines, own...)
 	}
 	return unique(lines)
 }

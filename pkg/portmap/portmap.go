@@ -26,6 +26,7 @@ type state struct {
 	Localhost string            `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches it
 	Rules     *rules            `json:"rules,omitempty"`     // of the iptables backend
 	Ended     bool              `json:"ended,omitempty"`     // DEL is on its way
+	Begun     bool              `json:"begun,omitempty"`     // ADD has not come to its end
 }
 
 // rules is what the iptables backend needs to write an attachment's rules again.
@@ -103,7 +104,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if ok, err := att.Load(&old); err != nil {
 		return nil, err
 	} else if ok {
-		if err := end(host, att.Key, old, func() {}); err != nil {
+		if err := end(host, att.Key, old, func() { old.Ended = true; att.Resave(old) }); err != nil {
 			return nil, err
 		}
 	}
@@ -113,14 +114,16 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return remove(host, att, st) })
+	st.Begun = true
 	if err := att.Save(st); err != nil {
 		return nil, err
 	}
 	warnForward(r.Log, host, pod)
-	if err := forward(r, att, host, st); err != nil {
+	former, err := forward(r, att, host, &st)
+	if err != nil {
 		return nil, err
 	}
-	delFlows(host, slices.Concat(old.Ports, st.Ports))
+	delFlows(host, slices.Concat(old.Ports, st.Ports, former))
 	return r.Prev, nil
 }
 
@@ -155,36 +158,43 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// forward programs the node. The node's own loopback is protected from the pods before it reaches them.
-func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
+// forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
+// reaches them.
+func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st *state) (former []kernel.HostPort, err error) {
 	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
-	if err := openLoopback(host, att.Key, st); err != nil {
-		return err
-	}
 	c := claim{r: r, host: host}
-	err = host.AddHostPorts(st.hostPorts(owner(att.Key, r.Pod.String())), c.yields)
-	flushed := errors.Is(err, kernel.ErrRebuilt)
-	if flushed || st.Backend == "iptables" && kernel.NoNFT(err) {
+	own := st.hostPorts(owner(att.Key, r.Pod.String()))
+	err = openLoopback(host, att.Key, *st)
+	if err == nil {
+		err = host.AddHostPorts(own, c.yields)
+	}
+	if errors.Is(err, kernel.ErrFlushed) {
+		if err = restore(host, r.Log); err == nil {
+			err = host.AddHostPorts(own, c.yields)
+		}
+	}
+	if st.Backend == "iptables" && kernel.NoNFT(err) {
 		err = nil
 	}
 	if err == nil {
 		err = c.clear()
 	}
 	if err == nil && st.Backend == "iptables" {
-		err = addByIPTables(host, att.Key, st)
-		flushed = flushed || errors.Is(err, kernel.ErrRebuilt)
-		if errors.Is(err, kernel.ErrRebuilt) {
-			err = nil
-		}
+		err = addByIPTables(host, att.Key, *st, r.Log)
 	}
-	if err != nil || !flushed {
-		return err
+	if err != nil {
+		return nil, err
 	}
-	return restore(host, r.Log)
+	for _, rec := range c.gave {
+		former = append(former, rec.Ports...)
+	}
+	// From here on whoever restores the ports of all pods restores these.
+	st.Begun = false
+	return former, att.Save(*st)
 }
 
 // openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
@@ -314,7 +324,7 @@ func check(r *plugin.Request) error {
 	st := state{Backend: cfg.Backend, Ports: ports}
 	if reference == "iptables" {
 		st.Backend = reference
-	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String()))); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
+	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), shares(r)); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
 		return err
 	}
 	if st.Backend == "iptables" {

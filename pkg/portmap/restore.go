@@ -35,44 +35,59 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 // restore is Restore for who holds the lock. One attachment that cannot be restored does not keep the others from it.
 func restore(host *kernel.Node, log *slog.Logger) error {
 	all, err := allRecorded()
-	if err != nil || len(all) == 0 {
+	if err != nil {
 		return err
 	}
-	log.Info("hostPorts are restored from the records", "attachments", len(all))
+	if len(all) > 0 {
+		log.Info("hostPorts are restored from the records", "attachments", len(all))
+	}
 	var errs []error
 	var wanted []kernel.HostPorts
+	var ports []kernel.HostPort
 	for _, rec := range all {
 		errs = append(errs, openLoopback(host, rec.Key, rec.state))
 		wanted = append(wanted, rec.hostPorts(rec.owner()))
+		ports = append(ports, rec.Ports...)
 	}
 	if err := host.RestoreHostPorts(wanted); !kernel.NoNFT(err) {
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, restoreIPTables(host, all))...)
+	errs = append(errs, restoreIPTables(host, all, log))
+	// Who sent meanwhile is remembered as talking to the node itself.
+	delFlows(host, ports)
+	return errors.Join(errs...)
 }
 
-// allRecorded returns the attachments that have ports. The newest comes first: when two want the same port, it has it.
-func allRecorded() ([]recorded, error) {
+// allRecorded returns the attachments that have ports, the newest first. When two have the same port it is the newer's; a pod that is gone,
+// or has not got its ports yet, has none.
+func allRecorded() (all []recorded, err error) {
 	records, err := attachment.All()
-	var all []recorded
+	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
+	var seen []kernel.HostPort
 	for _, rec := range records {
 		of := recorded{Record: rec}
-		if rec.Plugin != "portmap" || json.Unmarshal(rec.State, &of.state) != nil || of.Ended {
+		if rec.Plugin != "portmap" || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || plugin.NetnsGone(rec.Netns) {
 			continue
 		}
-		all = append(all, of)
+		of.Ports = slices.DeleteFunc(of.Ports, func(p kernel.HostPort) bool {
+			return p.Port == 0 || !p.To.IsValid() || slices.ContainsFunc(seen, p.Overlaps)
+		})
+		if len(of.Ports) > 0 {
+			seen = append(seen, of.Ports...)
+			all = append(all, of)
+		}
 	}
-	slices.SortStableFunc(all, func(a, b recorded) int { return b.Written.Compare(a.Written) })
 	return all, err
 }
 
 // intact tells whether the rules that all pods share are there, or nobody needs them.
 func intact(host *kernel.Node, cfg Config) bool {
-	if ok, err := host.HostPortRules(); ok || err != nil {
-		return cfg.Backend != "iptables" || iptablesIntact(host)
+	ok, err := host.HostPortRules()
+	if err != nil || ok && cfg.Backend != "iptables" {
+		return true
 	}
 	all, err := allRecorded()
-	return err == nil && len(all) == 0
+	return err == nil && (ok || len(all) == 0) && iptablesIntact(host, all)
 }
 
 // claim is an ADD that asks for ports.
@@ -92,6 +107,9 @@ func (c *claim) yields(other string, p kernel.HostPort) error {
 	if !found {
 		return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, kernel.OwnerName(other)),
 			"its record is lost; DEL of its container ends it")
+	}
+	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
+		return kernel.ErrShared
 	}
 	same := rec.Pod != "" && rec.Pod == c.r.Pod.String()
 	if !same && !plugin.NetnsGone(rec.Netns) {
@@ -114,4 +132,12 @@ func (c *claim) clear() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// shares tells whether a port is shared with another attachment of the same container.
+func shares(r *plugin.Request) func(owner string) bool {
+	return func(owner string) bool {
+		rec, found, err := attachment.ByHash("portmap", kernel.OwnerHash(owner))
+		return err == nil && found && rec.ContainerID == r.ContainerID
+	}
 }

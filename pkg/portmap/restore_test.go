@@ -3,6 +3,8 @@
 package portmap
 
 import (
+	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -157,4 +159,74 @@ func TestLostRecord(t *testing.T) {
 			}
 		}
 	})
+}
+
+func sequence(first, n int) (list []any) {
+	for i := range n {
+		list = append(list, port(first+i, first+i, "tcp"))
+	}
+	return list
+}
+
+func asking(address string, ports ...any) []any {
+	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
+}
+
+// TestRestoreAfterTakeOver: what a pod lost does not come back to it, whatever the backends; and two records that overlap keep nobody else from
+// his ports.
+func TestRestoreAfterTakeOver(t *testing.T) {
+	backends(t, func(l lab) {
+		for _, other := range []string{"nftables", "iptables"} {
+			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")), "range": asking("10.71.0.6/24", sequence(8080, 20)...)} {
+				old, args := l.named("old")
+				old.ok(old.call("ADD", "old", append(loser, "CNI_ARGS", args)...))
+				third, _ := l.named("third")
+				third.ok(third.call("ADD", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
+				if err := old.pod.Close(); err != nil {
+					l.Fatal(err)
+				}
+				next, args := l.named("next")
+				next.conf = next.conf.with("backend", other)
+				now := asking("10.71.0.7/24", sequence(8090, 20)...)
+				next.ok(next.call("ADD", "next", append(now, "CNI_ARGS", args)...))
+				for _, flush := range []func() error{func() error { return nil }, flushNFT} {
+					if err := errors.Join(flush(), Restore(openHost(l.T), slog.Default())); err != nil {
+						l.Errorf("%s, %s: %v", what, other, err)
+					}
+					next.ok(next.call("CHECK", "next", now...))
+					third.ok(third.call("CHECK", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
+				}
+				for id, at := range map[string]lab{"old": old, "third": third, "next": next} {
+					at.ok(at.call("DEL", id, "CNI_NETNS", ""))
+				}
+			}
+		}
+	})
+}
+
+// TestSharedPort: a container in two networks asks for its port in both; the first keeps it, and both are content.
+func TestSharedPort(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		second := append(asking("10.71.0.9/24", port(8080, 80, "tcp")), "name", "other")
+		l.ok(l.call("ADD", "a", second...))
+		l.ok(l.call("CHECK", "a"))
+		l.ok(l.call("CHECK", "a", second...))
+		l.ok(l.call("DEL", "a", second...))
+		l.ok(l.call("CHECK", "a"))
+		l.ok(l.call("DEL", "a"))
+	})
+}
+
+// TestLostProtection (S-04): CHECK misses the protection of the node's loopback, and STATUS brings it back.
+func TestLostProtection(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	if out, err := exec.Command("nft", "delete", "table", "inet", "podlace_loopback").CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "podlace_loopback are missing")
+	l.ok(l.call("STATUS", ""))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
 }

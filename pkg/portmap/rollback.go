@@ -4,8 +4,8 @@ package portmap
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -47,10 +47,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
 				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
-				if err := addByIPTables(host, named, as); !errors.Is(err, kernel.ErrRebuilt) {
-					return err
-				}
-				return nil
+				return addByIPTables(host, named, as, slog.Default())
 			}
 			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, kernel.Singles(st.Ports))
 		}},
