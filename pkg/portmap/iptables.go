@@ -282,6 +282,19 @@ func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
 		}
 	}
+	return checkMasquerade(nat, chain)
+}
+
+// checkMasquerade finds the marks of a pod's chain without what they stand for.
+func checkMasquerade(nat kernel.NAT, chain string) error {
+	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
+		return nil // marked by a chain of others, or not at all
+	}
+	for _, need := range []struct{ chain, target string }{{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "}} {
+		if len(nat.Rules(need.chain, need.target)) == 0 {
+			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the rule with %sis missing", need.chain, need.target)
+		}
+	}
 	return nil
 }
 

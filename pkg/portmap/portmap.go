@@ -108,6 +108,13 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
+	if owns, err := host.OwnsHostPorts(att.Hash()); err != nil {
+		return nil, err
+	} else if owns { // its record was lost
+		if err := delUnrecorded(r); err != nil {
+			return nil, err
+		}
+	}
 	if err := cfg.plan(host, &st, pod); err != nil {
 		return nil, err
 	}
@@ -286,9 +293,11 @@ func delUnrecorded(r *plugin.Request) error {
 	}
 	defer host.Close()
 	hash := attachment.KeyOf(r).Hash()
-	if owns, err := host.OwnsHostPorts(hash); err != nil {
+	owns, err := host.OwnsHostPorts(hash)
+	if err != nil {
 		return err
-	} else if owns {
+	}
+	if owns {
 		unlock, err := attachment.LockNode(portsLock)
 		if err != nil {
 			return err
@@ -298,7 +307,7 @@ func delUnrecorded(r *plugin.Request) error {
 			return err
 		}
 	}
-	return delReference(r, host)
+	return delReference(r, host, owns)
 }
 
 func check(r *plugin.Request) error {

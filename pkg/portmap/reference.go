@@ -12,14 +12,14 @@ import (
 
 // delReference removes the rules of an attachment without a record, which the reference plugin made, or ours in the form of the
 // reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
-// runtime names ports.
-func delReference(r *plugin.Request, host *kernel.Node) error {
+// runtime names ports, or it is known that there were some.
+func delReference(r *plugin.Request, host *kernel.Node, some bool) error {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`
 		} `json:"runtimeConfig"`
 	}
-	if err := json.Unmarshal(r.Config, &conf); err == nil && len(conf.Runtime.Ports) == 0 {
+	if err := json.Unmarshal(r.Config, &conf); err == nil && len(conf.Runtime.Ports) == 0 && !some {
 		return nil
 	}
 	return host.DelReferencePorts(asReference(r))

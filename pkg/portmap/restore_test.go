@@ -133,10 +133,7 @@ func TestFlush(t *testing.T) {
 // TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
-		t, backend := l.T, l.conf["backend"].(string)
-		if backend == "iptables" {
-			l.conf = l.conf.with("runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp")}}) // as runtimes tell at DEL
-		}
+		t := l.T
 		l.ok(l.call("ADD", "warm"))
 		l.ok(l.call("DEL", "warm"))
 		kerneltest.Clean(t)
@@ -149,13 +146,18 @@ func TestLostRecord(t *testing.T) {
 			if err := lose(); err != nil {
 				t.Fatal(what, err)
 			}
-			keys := []any{"prevResult", nil}
-			if backend == "nftables" {
-				keys = append(keys, "runtimeConfig", nil)
-			}
-			l.ok(l.call("DEL", "a", keys...))
-			if left := elements(t); len(left) > 1 { // the mark
+			l.ok(l.call("DEL", "a", "prevResult", nil, "runtimeConfig", nil))
+			if left := elements(t); len(left) > 1 || l.mapped("a") { // the mark
 				t.Errorf("%s: left %q", what, left)
+			}
+			l.ok(l.call("ADD", "a"))
+			if err := lose(); err != nil {
+				t.Fatal(what, err)
+			}
+			l.ok(l.call("ADD", "a", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
+			l.ok(l.call("DEL", "a"))
+			if left := elements(t); len(left) > 1 || l.mapped("a") {
+				t.Errorf("%s, ADD with other ports: left %q", what, left)
 			}
 		}
 	})
@@ -229,4 +231,27 @@ func TestLostProtection(t *testing.T) {
 	l.ok(l.call("STATUS", ""))
 	l.ok(l.call("CHECK", "a"))
 	l.ok(l.call("DEL", "a"))
+}
+
+// TestFlushedChains: the chains for masquerade alone are emptied; CHECK tells, and Restore fills them.
+func TestFlushedChains(t *testing.T) {
+	backends(t, func(l lab) {
+		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}
+		if l.conf["backend"] == "iptables" {
+			commands = []string{"iptables -t nat -F POSTROUTING", "iptables -t nat -F " + masqChain, "ip6tables -t nat -F " + markChain, "iptables -t nat -F " + dnatChain}
+		}
+		l.ok(l.call("ADD", "a"))
+		for _, command := range commands {
+			words := strings.Fields(command)
+			if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+				l.Fatalf("%s: %v %s", command, err, out)
+			}
+			l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+			if err := Restore(openHost(l.T), slog.Default()); err != nil {
+				l.Errorf("%s: %v", command, err)
+			}
+			l.ok(l.call("CHECK", "a"))
+		}
+		l.ok(l.call("DEL", "a"))
+	})
 }
