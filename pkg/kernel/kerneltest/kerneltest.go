@@ -118,7 +118,7 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs are where records and leases are.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age lets what is recorded in the folders look as if it were made a minute ago. GC spares what was made just now.
+// Age lets what was recorded in the folders in the last half minute look as if it were made a minute ago. GC spares what was made just now.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -126,10 +126,13 @@ func Age(dirs ...string) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
-			if err == nil && e.Type().IsRegular() {
-				err = os.Chtimes(path, then, then)
+			if err != nil || !e.Type().IsRegular() {
+				return err
 			}
-			return err
+			if info, err := e.Info(); err == nil && time.Since(info.ModTime()) < 30*time.Second {
+				return os.Chtimes(path, then, then)
+			}
+			return nil
 		})
 		if err != nil {
 			return err
