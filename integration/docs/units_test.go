@@ -36,8 +36,8 @@ func readUnit(t *testing.T, path string) unit {
 
 func unitKeys() map[string][]string {
 	return map[string][]string{
-		"Unit":    {"Description", "Documentation", "After"},
-		"Service": {"Type", "ExecStart", "SuccessExitStatus"},
+		"Unit":    {"Description", "Documentation", "After", "Before", "PartOf", "ReloadPropagatedFrom"},
+		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus"},
 		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
 		"Install": {"WantedBy"},
 	}

@@ -19,7 +19,10 @@ import (
 const reloadHelp = `Bring back the rules of all pods after somebody flushed them, as 'nft flush
 ruleset', a restart of the nftables or firewalld service or 'iptables -t nat -F'
 do: what protects pods and the node first, then masquerade and hostPorts. They
-are written from the records under /run/podlace; what is there stays.`
+are written from the records under /run/podlace; what is there stays.
+
+The exit status is 0 when all is there, and 2 when something could not be
+brought back.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{
