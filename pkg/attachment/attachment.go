@@ -78,7 +78,7 @@ type Record struct {
 	Netns  string          `json:"netns,omitempty"`
 	State  json.RawMessage `json:"state,omitempty"` // the plugin's own
 
-	Written time.Time `json:"-"` // of the file; not every reader sets it
+	Written time.Time `json:"-"` // of the file
 }
 
 // Attachment is an attachment that this process holds the lock of.
@@ -298,19 +298,28 @@ func read(network string) (records []Record, unreadable []string, err error) {
 		if strings.HasPrefix(name, ".") {
 			continue
 		}
-		data, e := dir.Read(name)
+		rec, e := readRecord(dir, name)
 		if errors.Is(e, fs.ErrNotExist) {
 			continue // its DEL was faster
 		}
-		rec, e := parse(data)
 		if e != nil || rec.Network != network {
 			unreadable = append(unreadable, name)
 			continue
 		}
-		rec.Written, _ = dir.Written(name)
 		records = append(records, rec)
 	}
 	return records, unreadable, err
+}
+
+// readRecord reads a file that should be a record. The error is fs.ErrNotExist where there is none.
+func readRecord(dir *store.Dir, name string) (Record, error) {
+	data, written, err := dir.ReadWritten(name)
+	if err != nil {
+		return Record{}, err
+	}
+	rec, err := parse(data)
+	rec.Written = written
+	return rec, err
 }
 
 func parse(data []byte) (Record, error) {

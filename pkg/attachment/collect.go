@@ -90,25 +90,14 @@ func DropDead[T any](r *plugin.Request, of plugin.Attachment, remove func(*Attac
 func dropIf[T any](r *plugin.Request, k Key, when func(Record, time.Time) bool, remove func(*Attachment, T) error) (found bool, err error) {
 	dropped := false
 	_, err = drop(r, k, func(a *Attachment, state T) error {
-		rec, written, err := a.recorded()
-		if err != nil || !when(rec, written) {
+		rec, err := readRecord(a.dir, a.file())
+		if err != nil || !when(rec, rec.Written) {
 			return err
 		}
 		dropped = true
 		return remove(a, state)
 	}, func(*Attachment) error { return nil })
 	return dropped, err
-}
-
-func (a *Attachment) recorded() (rec Record, written time.Time, err error) {
-	data, err := a.dir.Read(a.file())
-	if err == nil {
-		rec, err = parse(data)
-	}
-	if err == nil {
-		written, err = a.dir.Written(a.file())
-	}
-	return rec, written, err
 }
 
 // Written returns when the record was last written.

@@ -57,13 +57,9 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	found := map[string]Record{}
 	for _, name := range plugins {
 		file := name + "-" + k.Hash()
-		data, err := dir.Read(file)
+		rec, err := readRecord(dir, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
-		}
-		var rec Record
-		if err == nil {
-			rec, err = parse(data)
 		}
 		if err == nil && (rec.Key != k || rec.Plugin != name) {
 			err = errors.New("it is of another attachment")
@@ -86,14 +82,7 @@ func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 			err = errors.Join(err, ignoreMissing(e))
 			continue
 		}
-		name := plugin + "-" + hash
-		data, e := dir.Read(name)
-		if e == nil {
-			rec, e = parse(data)
-		}
-		if e == nil {
-			rec.Written, e = dir.Written(name)
-		}
+		rec, e = readRecord(dir, plugin+"-"+hash)
 		dir.Close()
 		if e == nil {
 			return rec, true, nil

@@ -90,13 +90,7 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(e.port()) })
 	})
 	found, err := t.existing(ask)
-	seen := map[string]bool{}
-	return slices.DeleteFunc(append(found, clashes...), func(e element) bool {
-		id := e.Set + string(e.Key)
-		again := seen[id]
-		seen[id] = true
-		return again
-	}), err
+	return once(append(found, clashes...)), err
 }
 
 // listForwards returns all that forwards ports of every address in a family, for a range.
@@ -127,20 +121,15 @@ func (n *Node) RestoreHostPorts(all []HostPorts) error {
 		return err
 	}
 	var want []element
-	seen := map[string]bool{}
 	for _, h := range all {
-		for _, e := range h.elements() {
-			if id := e.Set + string(e.Key); !seen[id] {
-				seen[id] = true
-				want = append(want, e)
-			}
-		}
+		want = append(want, h.elements()...)
 		if h.Bridge != "" && !h.Taken {
 			if err := t.ensureHairpin(h.Bridge); err != nil {
 				return err
 			}
 		}
 	}
+	want = once(want)
 	has, err := t.find(want)
 	if err != nil {
 		return err

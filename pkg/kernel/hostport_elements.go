@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -149,20 +150,25 @@ func ownerElement(comment string) element {
 
 func (h HostPorts) elements() []element {
 	out := []element{ownerElement(h.comment())}
-	seen := map[string]bool{}
 	for _, p := range h.Ports {
-		these := p.elements(h.comment())
 		if h.Taken {
-			these = []element{p.taken(h.comment())}
-		}
-		for _, e := range these {
-			if id := e.Set + string(e.Key); !seen[id] {
-				seen[id] = true
-				out = append(out, e)
-			}
+			out = append(out, p.taken(h.comment()))
+		} else {
+			out = append(out, p.elements(h.comment())...)
 		}
 	}
-	return out
+	return once(out)
+}
+
+// once leaves out elements whose key is in the set already.
+func once(elements []element) []element {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(elements, func(e element) bool {
+		id := e.Set + string(e.Key)
+		again := seen[id]
+		seen[id] = true
+		return again
+	})
 }
 
 // Overlaps tells whether two clash: key of a hostPort are family, protocol, hostIP and port.

@@ -108,10 +108,10 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
-	if owns, err := host.OwnsHostPorts(att.Hash()); err != nil {
+	if lost, err := endLost(host, att.Hash()); err != nil {
 		return nil, err
-	} else if owns { // its record was lost
-		if err := delUnrecorded(r); err != nil {
+	} else if lost {
+		if err := delReference(r, host, true); err != nil {
 			return nil, err
 		}
 	}
@@ -292,22 +292,24 @@ func delUnrecorded(r *plugin.Request) error {
 		return err
 	}
 	defer host.Close()
-	hash := attachment.KeyOf(r).Hash()
-	owns, err := host.OwnsHostPorts(hash)
+	lost, err := endLost(host, attachment.KeyOf(r).Hash())
 	if err != nil {
 		return err
 	}
-	if owns {
-		unlock, err := attachment.LockNode(portsLock)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if err := host.DelOwnedHostPorts(hash); err != nil {
-			return err
-		}
+	return delReference(r, host, lost)
+}
+
+// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost tells whether there were any.
+func endLost(host *kernel.Node, hash string) (lost bool, err error) {
+	if lost, err = host.OwnsHostPorts(hash); err != nil || !lost {
+		return lost, err
 	}
-	return delReference(r, host, owns)
+	unlock, err := attachment.LockNode(portsLock)
+	if err != nil {
+		return true, err
+	}
+	defer unlock()
+	return true, host.DelOwnedHostPorts(hash)
 }
 
 func check(r *plugin.Request) error {
