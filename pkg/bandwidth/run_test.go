@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -20,19 +19,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object map[string]any
-
-// with returns a copy with pairs of key and value set; a nil value removes the key.
-func (o object) with(pairs ...any) object {
-	out := maps.Clone(o)
-	for i := 0; i < len(pairs); i += 2 {
-		out[pairs[i].(string)] = pairs[i+1]
-		if pairs[i+1] == nil {
-			delete(out, pairs[i].(string))
-		}
-	}
-	return out
-}
+type object = kerneltest.Object
 
 // lab is a node with a pod that some main plugin has connected by a veth pair.
 type lab struct {
@@ -117,15 +104,7 @@ type outcome struct {
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent"}
-	conf := l.conf
-	for i := 0; i < len(keys); i += 2 {
-		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
-			env[key] = keys[i+1].(string)
-		} else {
-			conf = conf.with(key, keys[i+1])
-		}
-	}
-	stdin, err := json.Marshal(conf)
+	stdin, err := json.Marshal(l.conf.Call(env, keys...))
 	if err != nil {
 		l.Fatal(err)
 	}

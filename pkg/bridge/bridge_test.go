@@ -122,7 +122,7 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 // pod's own to set up. Where IPv6 is off, nobody who switches it on later gets a router from the pod's neighbours by that.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
-	route := v4.with("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
+	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
 	for what, c := range map[string]struct {
 		keys []any
 		off  string

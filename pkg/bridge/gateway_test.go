@@ -94,7 +94,7 @@ func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
 	l.setGateway(netlink.AddrAdd, "fd00:62::1/64")
-	l.conf = l.conf.with("isGateway", true)
+	l.conf = l.conf.With("isGateway", true)
 	for subnet, says := range map[string]string{
 		"10.63.0.0/24": "bt4 already has the address 10.62.0.1/24, want 10.63.0.1/24",
 		"10.62.0.0/16": "bt4 already has the address 10.62.0.1/24, want 10.62.0.1/16",
@@ -142,7 +142,7 @@ func TestGatewayWithoutIPv6(t *testing.T) {
 	subnets := []string{"10.75.0.0/24", "fd00:75::/64"}
 	for i, want := range []string{"1\n", "0\n"} {
 		l := l.other()
-		l.conf = l.conf.with("ipam", hostLocal(subnets[:i+1]...))
+		l.conf = l.conf.With("ipam", hostLocal(subnets[:i+1]...))
 		l.ok(l.add(fmt.Sprint("pod", i)).check())
 		if got, err := os.ReadFile(setting); string(got) != want || err != nil {
 			t.Errorf("%d families: disable_ipv6 is %q, %v", i+1, got, err)

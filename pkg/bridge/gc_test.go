@@ -86,7 +86,7 @@ func TestGCRandom(t *testing.T) {
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // each attachment is an interface of one pod
 	nets[1] = nets[0]
-	nets[1].conf = nets[0].conf.with("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam", object{"type": "host-local", "subnet": "10.61.0.0/24"})
+	nets[1].conf = nets[0].conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam", object{"type": "host-local", "subnet": "10.61.0.0/24"})
 	owned := map[string]map[plugin.Attachment]bool{"net": {}, "net2": {}}
 	t.Cleanup(func() {
 		for _, l := range nets {
@@ -291,7 +291,7 @@ func (l lab) recorded(ids ...string) int {
 func TestShortPoolOfOthers(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"}]`}
-	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.with("ipam", object{"type": "fake"})
+	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
 	l.add("alive")
 	full := plugin.Errorf(plugin.CodeExhausted, "full")
 	f.addErr, f.added = full, 0
@@ -368,7 +368,7 @@ func TestIPAMFails(t *testing.T) {
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
-	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.with("ipam", object{"type": "fake"})
+	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
 	l.ok(l.call("ADD", "a"))
 	l.fails(l.call("DEL", "a"), plugin.CodeIO, "ipam fake: later")
 	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {

@@ -194,7 +194,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
 	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
 	a, b := l.add("a"), l.other()
-	b.conf = l.conf.with("name", "flushed2", "ipam", hostLocal("10.69.0.0/24"))
+	b.conf = l.conf.With("name", "flushed2", "ipam", hostLocal("10.69.0.0/24"))
 	inOther := b.add("b")
 	for what, flush := range map[string]func(*nftables.Conn){
 		"ruleset": func(c *nftables.Conn) { c.FlushRuleset() },

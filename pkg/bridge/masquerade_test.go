@@ -73,7 +73,7 @@ exit 0
 	if err := os.WriteFile(filepath.Join(dir, "foreign"), []byte(script), 0o700); err != nil {
 		l.Fatal(err)
 	}
-	l.path, l.conf = dir, l.conf.with("ipam", object{"type": "foreign"})
+	l.path, l.conf = dir, l.conf.With("ipam", object{"type": "foreign"})
 	return l
 }
 

@@ -30,7 +30,7 @@ func mac(t *testing.T, name string) (mac string) {
 func TestReattach(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
-	other.conf = l.conf.with("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
+	other.conf = l.conf.With("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
 		"ipam", object{"type": "host-local", "subnet": "fd00:62::/64"})
 	t.Cleanup(func() {
 		if err := onHost("bt0", delAddress("fd00:62::1/64")); err != nil {

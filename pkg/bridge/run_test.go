@@ -5,7 +5,6 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,19 +23,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object map[string]any
-
-// with returns a copy with pairs of key and value set; a nil value removes the key.
-func (o object) with(pairs ...any) object {
-	out := maps.Clone(o)
-	for i := 0; i < len(pairs); i += 2 {
-		out[pairs[i].(string)] = pairs[i+1]
-		if pairs[i+1] == nil {
-			delete(out, pairs[i].(string))
-		}
-	}
-	return out
-}
+type object = kerneltest.Object
 
 // lab is a node on which the network of a configuration exists, and a pod.
 type lab struct {
@@ -60,7 +47,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 	}
 	return lab{T: t, plugin: Plugin(hostlocal.Plugin()), pod: kerneltest.NewPod(t), path: "/nonexistent",
 		conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
-			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.with(keys...)}
+			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}
 }
 
 // newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
@@ -97,15 +84,7 @@ type outcome struct {
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": l.path}
-	conf := l.conf
-	for i := 0; i < len(keys); i += 2 {
-		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
-			env[key] = keys[i+1].(string)
-		} else {
-			conf = conf.with(key, keys[i+1])
-		}
-	}
-	stdin, err := json.Marshal(conf)
+	stdin, err := json.Marshal(l.conf.Call(env, keys...))
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestServiceOnSameBridge(t *testing.T) {
 
 func reachService(t *testing.T, program, rules string) {
 	l := bareLab(t, "name", "services", "bridge", "btsvc",
-		"ipam", hostLocal("10.67.0.0/24").with("routes", []any{object{"dst": "0.0.0.0/0"}}))
+		"ipam", hostLocal("10.67.0.0/24").With("routes", []any{object{"dst": "0.0.0.0/0"}}))
 	t.Cleanup(func() { _ = onHost("btsvc", netlink.LinkDel) })
 	client := l.add("client")
 	backend := l.other().add("backend")

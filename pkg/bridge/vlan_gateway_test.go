@@ -41,7 +41,7 @@ func testVLANGateway(t *testing.T, bridged string) {
 	kerneltest.Clean(t)
 	b := l.other().add("b")
 	c := l.other()
-	c.conf = c.conf.with(vlan200()...)
+	c.conf = c.conf.With(vlan200()...)
 	d := c.add("d")
 	if got := fmt.Sprintln(len(d.result.Interfaces), d.result.Interfaces[3].Name, *d.result.IPs[0].Interface); got != "4 btv.200 2\n" {
 		t.Errorf("result: %s", got)
@@ -148,7 +148,7 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 		return
 	}
 	other := l.other()
-	other.conf = other.conf.with(vlan200()...)
+	other.conf = other.conf.With(vlan200()...)
 	other.add("d")
 	l.add("a")
 	changed := hostLocal("10.80.0.0/24")
@@ -243,7 +243,7 @@ func TestFirstPodsOfVLAN(t *testing.T) {
 		return
 	}
 	l.plugin = Plugin(numbered(t))
-	l.conf = l.conf.with("ipam", object{"type": "numbered"})
+	l.conf = l.conf.With("ipam", object{"type": "numbered"})
 	const n = 200
 	pods := make([]lab, n)
 	for i := range pods {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -94,53 +93,6 @@ func portElements(t *testing.T) (lines []string) {
 		}
 	}
 	return lines
-}
-
-func TestKeys(t *testing.T) {
-	for text, want := range map[string]string{
-		"tcp 8080 10.1.0.5:80":               "ports4 06000000 1f900000 = 0a010005 00500000; snat4 0a010005 06000000 1f900000",
-		"udp 192.0.2.1:53 10.1.0.5:5353":     "hostip_ports4 c0000201 11000000 00350000 = 0a010005 14e90000; snat4 0a010005 11000000 00350000",
-		"sctp 1 [fd00::5]:65535":             "ports6 84000000 00010000 = fd000000000000000000000000000005 ffff0000; snat6 fd000000000000000000000000000005 84000000 00010000",
-		"tcp [2001:db8::1]:443 [fd00::5]:80": "hostip_ports6 20010db8000000000000000000000001 06000000 01bb0000 = fd000000000000000000000000000005 00500000; snat6 fd000000000000000000000000000005 06000000 01bb0000",
-	} {
-		var parts []string
-		for _, e := range mapping(text).elements("x") {
-			part := fmt.Sprintf("%s %x", e.Set, e.Key)
-			if e.Value != nil {
-				part += fmt.Sprintf("=%x", e.Value)
-			}
-			parts = append(parts, part)
-		}
-		if got := strings.Join(parts, ";"); squeeze(got) != squeeze(want) {
-			t.Errorf("%s:\n got %s\nwant %s", text, got, want)
-		}
-	}
-	all := mapping("tcp 80 10.1.0.5:80")
-	all.MasqAll = true
-	if list := all.elements("x"); len(list) != 3 || list[2].Set != "masqall4" {
-		t.Errorf("got %+v", list)
-	}
-	all.SNAT, all.MasqAll = false, false
-	if list := all.elements("x"); len(list) != 1 {
-		t.Errorf("without SNAT: %+v", list)
-	}
-}
-
-func squeeze(s string) string { return strings.ReplaceAll(s, " ", "") }
-
-func TestHostPortText(t *testing.T) {
-	for text, want := range map[string]string{
-		"tcp 8080 10.1.0.5:80": "tcp 8080", "udp 192.0.2.1:53 10.1.0.5:53": "udp 192.0.2.1:53", "sctp [2001:db8::1]:1 [fd00::5]:1": "sctp [2001:db8::1]:1",
-	} {
-		if got := mapping(text).String(); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
-	}
-	for _, e := range mapping("udp 192.0.2.1:53 10.1.0.5:5353").elements("x") {
-		if got := e.port().String(); e.forwards() && got != "udp 192.0.2.1:53" {
-			t.Errorf("%s: %s", e.Set, got)
-		}
-	}
 }
 
 func TestHostPorts(t *testing.T) {
@@ -290,59 +242,6 @@ func TestSchema(t *testing.T) {
 	}
 	if lines := records(t, "nft element inet "+hostportTable+" "+schemaSet+" "); len(lines) != 1 {
 		t.Errorf("marks %q", lines)
-	}
-}
-
-// TestProtectLoopback makes a table of its own.
-func TestProtectLoopback(t *testing.T) {
-	flush(t)
-	h := host(t)
-	for range 2 {
-		mustDo(t, h.ProtectLoopback())
-		if lines := records(t, "nft rule inet "+loopbackTable+" prerouting", "immediate"); len(lines) != 2 {
-			t.Errorf("got %q", lines)
-		}
-	}
-}
-
-// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else switched
-// on stays.
-func TestLoopbackUsers(t *testing.T) {
-	flush(t)
-	h := host(t)
-	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
-	for _, link := range []string{"kt0", "kt1"} {
-		addBridge(t, h, link)
-	}
-	state := func(want string) {
-		t.Helper()
-		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
-		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+loopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
-			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
-		}
-	}
-	a, b := strings.Fields(ownerA)[0], strings.Fields(ownerB)[0]
-	state("0 0 0")
-	mustDo(t, h.OpenLoopback(a, "kt0"), h.OpenLoopback(a, "kt0"), h.OpenLoopback(b, "kt0"), h.OpenLoopback(b, "kt1"))
-	state("1 1 2")
-	mustDo(t, delPorts(h, ownerB, nil))
-	state("1 0 2")
-	mustDo(t, delPorts(h, ownerB, nil))
-	state("1 0 2")
-	mustDo(t, delPorts(h, ownerA, nil))
-	state("0 0 0")
-	if _, err := os.Stat(loopbackUsers); err == nil {
-		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
-			t.Errorf("left %q", left)
-		}
-	}
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), h.OpenLoopback(b, "kt1"), delPorts(h, ownerA, nil))
-	state("0 1 2")
-	mustDo(t, delPorts(h, ownerB, nil))
-	state("0 1 0")
-	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
-		t.Errorf("left %q", left)
 	}
 }
 

@@ -103,7 +103,7 @@ func TestLinesAgain(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.with("backend", "iptables")
+	l.conf = l.conf.With("backend", "iptables")
 	l.ok(l.call("ADD", "a"))
 	saved := func() string {
 		h := openHost(t)

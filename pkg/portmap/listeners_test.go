@@ -105,7 +105,7 @@ func TestRefuseHostListeners(t *testing.T) {
 func TestConntrackWalks(t *testing.T) {
 	backends(t, func(l lab) {
 		walks := func(verb string, keys ...any) int {
-			stdin, err := json.Marshal(l.conf.with(keys...))
+			stdin, err := json.Marshal(l.conf.With(keys...))
 			if err != nil {
 				l.Fatal(err)
 			}

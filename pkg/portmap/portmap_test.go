@@ -31,7 +31,7 @@ func backends(t *testing.T, test func(lab)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			l := newLab(t)
-			l.conf = l.conf.with("backend", backend)
+			l.conf = l.conf.With("backend", backend)
 			test(l)
 		})
 	}
@@ -246,7 +246,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.with("backend", "iptables")
+	l.conf = l.conf.With("backend", "iptables")
 	h := openHost(t)
 	for _, c := range []struct {
 		is4   bool
@@ -286,7 +286,7 @@ func TestExternalChain(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.with("externalSetMarkChain", "KUBE-MARK-MASQ")
+	l.conf = l.conf.With("externalSetMarkChain", "KUBE-MARK-MASQ")
 	l.fails(l.call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
 	h := openHost(t)
 	for _, is4 := range []bool{true, false} {

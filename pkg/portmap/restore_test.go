@@ -33,7 +33,7 @@ func TestClash(t *testing.T) {
 		l.ok(l.call("ADD", "a"))
 		for _, other := range []string{"nftables", "iptables"} {
 			b, args := l.named("b")
-			b.conf = b.conf.with("backend", other)
+			b.conf = b.conf.With("backend", other)
 			o := b.call("ADD", "b", append(ask(port(8080, 80, "tcp"), port(9999, 80, "tcp")), "CNI_ARGS", args)...)
 			for _, says := range []string{"hostPort tcp 8080 is in use by shop/a, container a, since 20"} {
 				if o.failure.Code != plugin.CodePortConflict || !strings.Contains(o.failure.Msg, says) {
@@ -188,7 +188,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 					l.Fatal(err)
 				}
 				next, args := l.named("next")
-				next.conf = next.conf.with("backend", other)
+				next.conf = next.conf.With("backend", other)
 				now := asking("10.71.0.7/24", sequence(8090, 20)...)
 				next.ok(next.call("ADD", "next", append(now, "CNI_ARGS", args)...))
 				for _, flush := range []func() error{func() error { return nil }, flushNFT} {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -24,19 +23,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object map[string]any
-
-// with returns a copy with pairs of key and value set; a nil value removes the key.
-func (o object) with(pairs ...any) object {
-	out := maps.Clone(o)
-	for i := 0; i < len(pairs); i += 2 {
-		out[pairs[i].(string)] = pairs[i+1]
-		if pairs[i+1] == nil {
-			delete(out, pairs[i].(string))
-		}
-	}
-	return out
-}
+type object = kerneltest.Object
 
 // lab is a node with a pod that some main plugin has connected: its addresses are reached through the interface pt0.
 type lab struct {
@@ -124,15 +111,7 @@ func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
 		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}
-	conf := l.conf
-	for i := 0; i < len(keys); i += 2 {
-		if key := keys[i].(string); strings.HasPrefix(key, "CNI_") {
-			env[key] = keys[i+1].(string)
-		} else {
-			conf = conf.with(key, keys[i+1])
-		}
-	}
-	stdin, err := json.Marshal(conf)
+	stdin, err := json.Marshal(l.conf.Call(env, keys...))
 	if err != nil {
 		l.Fatal(err)
 	}
