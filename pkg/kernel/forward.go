@@ -55,11 +55,10 @@ func (n *Node) HasChain(c Chain) (has bool, err error) {
 
 // chains calls f for those of the chains that are there.
 func (n *Node) chains(list []Chain, f func(Chain, chainState)) error {
-	t, err := openNFT("")
+	t, err := n.openNFT("")
 	if err != nil {
 		return err
 	}
-	defer t.close()
 	for _, c := range list {
 		state, ok, err := t.getChain(c)
 		if err != nil {
