@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -86,12 +85,11 @@ func (t *nft) getChain(c Chain) (state chainState, ok bool, err error) {
 		return chainState{}, false, fmt.Errorf("encode the name of chain %s: %w", c, err)
 	}
 	family := map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family]
-	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
-	replies, err := t.conn.Execute(mdl.Message{
+	replies, err := t.conn.ask(mdl.Message{
 		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN), Flags: mdl.Request},
 		Data:   append([]byte{family, 0, 0, 0}, data...),
 	})
-	if errors.Is(err, unix.ENOENT) || err != nil && ignore(err, noNFT[:]...) == nil {
+	if errors.Is(err, unix.ENOENT) || NoNFT(err) {
 		return chainState{}, false, nil
 	}
 	if err != nil {

@@ -126,14 +126,14 @@ func (n *Node) DelGuard(g Guard) error {
 	}
 	t, err := openGuards()
 	if err != nil {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	defer t.close()
 	found, err := t.existing(elements)
 	if err == nil {
 		err = t.delete(found)
 	}
-	return ignore(err, noNFT[:]...)
+	return ignoreNoNFT(err)
 }
 
 // DelGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.

@@ -167,22 +167,43 @@ func ifname(name string) []byte {
 
 // DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
 func (n *Node) DelHostPorts(h HostPorts) error {
-	last, finish := false, func() error { return nil }
-	if !h.StaysOpen {
-		var err error
-		if last, finish, err = n.closeLoopback(OwnerHash(h.Owner)); err != nil {
-			return err
+	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft) ([]element, error) { return t.existing(h.elements()) })
+}
+
+// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
+func (n *Node) DelOwnedHostPorts(hash string) error {
+	return n.endHostPorts(hash, anyLink, func(t *nft) ([]element, error) {
+		all, err := t.existing([]element{ownerElement(hash)})
+		if err != nil {
+			return nil, err
 		}
+		for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
+			for _, family := range []string{ipv4.digit, ipv6.digit} {
+				list, err := t.list(set + family)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, list...)
+			}
+		}
+		return all, nil
+	})
+}
+
+func (n *Node) endHostPorts(owner, link string, find func(*nft) ([]element, error)) error {
+	last, finish, err := n.closeLoopback(OwnerHash(owner), link)
+	if err != nil {
+		return err
 	}
 	t, err := n.openNFT(hostportTable)
-	if err != nil {
-		return ignore(err, noNFT[:]...)
+	var found []element
+	if err == nil {
+		found, err = find(t)
 	}
-	found, err := t.existing(h.elements())
-	if err != nil {
-		return ignore(err, noNFT[:]...)
+	if err == nil {
+		err = t.endOwned(owner, found, last)
 	}
-	if err := t.endOwned(h.Owner, found, last); err != nil {
+	if err := ignoreNoNFT(err); err != nil {
 		return err
 	}
 	return finish()
@@ -206,10 +227,10 @@ func (t *nft) endOwned(owner string, found []element, unprotect bool) error {
 func (n *Node) OwnsHostPorts(hash string) (bool, error) {
 	t, err := n.openNFT(hostportTable)
 	if err != nil {
-		return false, ignore(err, noNFT[:]...)
+		return false, ignoreNoNFT(err)
 	}
 	_, ok, err := t.get(ownerElement(hash))
-	return ok, ignore(err, noNFT[:]...)
+	return ok, ignoreNoNFT(err)
 }
 
 // HostPortRules tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
@@ -218,32 +239,6 @@ func (n *Node) HostPortRules() (bool, error) {
 		return false, err
 	}
 	return n.loopbackProtected()
-}
-
-// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
-func (n *Node) DelOwnedHostPorts(hash string) error {
-	t, err := n.openNFT(hostportTable)
-	if err != nil {
-		return ignore(err, noNFT[:]...)
-	}
-	last, finish, err := n.closeLoopback(hash)
-	if err != nil {
-		return err
-	}
-	all := []element{ownerElement(hash)}
-	for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
-		for _, family := range []string{ipv4.digit, ipv6.digit} {
-			list, err := t.list(set + family)
-			if err != nil {
-				return err
-			}
-			all = append(all, list...)
-		}
-	}
-	if err := t.endOwned(hash, all, last); err != nil {
-		return err
-	}
-	return finish()
 }
 
 // CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else an error with

@@ -135,8 +135,8 @@ type HostPorts struct {
 	Bridge string
 	// Taken: another backend forwards them.
 	Taken bool
-	// StaysOpen: 127.0.0.1 goes on to reach the pod, by rules of others, when these end.
-	StaysOpen bool
+	// Localhost is the link that was opened for 127.0.0.1 and is closed with these ports, "" for none.
+	Localhost string
 	Ports     []HostPort
 }
 

@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"time"
 
-	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -40,7 +39,7 @@ type NS struct {
 // Node is the namespace of the process itself, with what is done there alone.
 type Node struct {
 	NS
-	nft *mdl.Conn
+	nft *nftSocket
 }
 
 // Host opens the namespace that the process is in.

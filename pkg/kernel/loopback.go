@@ -110,16 +110,25 @@ func (n *Node) OpenLoopback(owner, link string) error {
 	return n.Set(setting)
 }
 
-// closeLoopback ends what OpenLoopback began for the owner: the last one of a link switches route_localnet off. last tells that no link is
-// left, so that the protection may go; after that finish has to be called. Callers hold the lock of OpenLoopback.
-func (n *Node) closeLoopback(owner string) (last bool, finish func() error, err error) {
+// anyLink is for who does not know which one was opened.
+const anyLink = "*"
+
+// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last one of a link switches route_localnet off. last
+// tells that no link is left, so that the protection may go; after that finish has to be called. Callers hold the lock of OpenLoopback.
+func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error, err error) {
 	finish = func() error { return nil }
-	links, err := names(loopbackUsers, -1)
-	if err != nil || len(links) == 0 {
-		return false, finish, err
+	if link == "" {
+		return false, finish, nil
+	}
+	links := []string{link, foreign + link}
+	if link == anyLink {
+		if links, err = names(loopbackUsers, -1); err != nil {
+			return false, finish, err
+		}
 	}
 	// A folder without users is of somebody who was killed.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
+	ending := 0
 	for _, link := range links {
 		users := filepath.Join(loopbackUsers, link)
 		if _, err := os.Lstat(filepath.Join(users, owner)); err != nil {
@@ -135,7 +144,9 @@ func (n *Node) closeLoopback(owner string) (last bool, finish func() error, err 
 				return false, finish, err
 			}
 		}
-		last = only && len(links) == 1
+		if only {
+			ending++
+		}
 		before := finish
 		finish = func() error {
 			return errors.Join(before(), change("forget a user of 127.0.0.1 on "+link, func() error {
@@ -147,7 +158,8 @@ func (n *Node) closeLoopback(owner string) (last bool, finish func() error, err 
 			}))
 		}
 	}
-	return last, finish, nil
+	few, err := names(loopbackUsers, ending+1)
+	return len(few) == ending, finish, err
 }
 
 // names returns at most so many names of a folder, which may be missing; all if less than 1 are wanted.

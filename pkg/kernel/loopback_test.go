@@ -42,20 +42,26 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 0 0")
 	mustDo(t, h.OpenLoopback(a, "kt0"), h.OpenLoopback(a, "kt0"), h.OpenLoopback(b, "kt0"), h.OpenLoopback(b, "kt1"))
 	state("1 1 2")
-	mustDo(t, delPorts(h, ownerB, nil))
+	closeFor := func(owner, link string) error { return h.DelHostPorts(HostPorts{Owner: owner, Localhost: link}) }
+	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
+	state("1 1 2")
+	mustDo(t, h.DelOwnedHostPorts(ownerB))
 	state("1 0 2")
-	mustDo(t, delPorts(h, ownerB, nil))
+	mustDo(t, closeFor(ownerB, "kt0"))
 	state("1 0 2")
-	mustDo(t, delPorts(h, ownerA, nil))
+	mustDo(t, closeFor(ownerA, "kt0"))
 	state("0 0 0")
 	if _, err := os.Stat(loopbackUsers); err == nil {
 		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 			t.Errorf("left %q", left)
 		}
 	}
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), h.OpenLoopback(b, "kt1"), delPorts(h, ownerA, nil))
+	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), h.OpenLoopback(b, "kt1"), closeFor(ownerA, "kt1"))
 	state("0 1 2")
-	mustDo(t, delPorts(h, ownerB, nil))
+	mustDo(t, closeFor(ownerB, "kt1"))
+	state("0 1 0")
+	// What a lost record left of the protection goes with the ports.
+	mustDo(t, h.ProtectLoopback(), closeFor(ownerB, "kt1"))
 	state("0 1 0")
 	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)

@@ -149,7 +149,7 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 	}
 	t, err := openNFT(masqueradeTable)
 	if err != nil {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	defer t.close()
 	var errs []error
@@ -159,7 +159,7 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 		if ok && err == nil {
 			err = t.delete(elements)
 		}
-		errs = append(errs, ignore(err, append(noNFT[:], unix.ENOENT)...))
+		errs = append(errs, ignoreNoNFT(ignore(err, unix.ENOENT)))
 	}
 	return errors.Join(errs...)
 }

@@ -10,47 +10,81 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/userdata"
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// noNFT is what a kernel without nf_tables answers: there is nothing to delete then.
-var noNFT = [...]error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL}
-
 // NoNFT tells whether an error says that the kernel has no nf_tables.
 func NoNFT(err error) bool {
-	return slices.ContainsFunc(noNFT[:], func(e error) bool { return errors.Is(err, e) })
+	for _, e := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return errors.Is(err, unix.EINVAL) && !hasNFT() // which has other meanings too
 }
 
-// nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
-const nftaKeyEnd = 10
+// hasNFT asks nf_tables for its generation: where there is none, nfnetlink answers EINVAL.
+func hasNFT() bool {
+	t, err := openNFT("")
+	if err != nil {
+		return false
+	}
+	defer t.close()
+	_, err = t.conn.ask(mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
+		Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
+	})
+	return !errors.Is(err, unix.EINVAL)
+}
+
+// ignoreNoNFT is for what there is nothing of on a kernel without nf_tables.
+func ignoreNoNFT(err error) error {
+	if NoNFT(err) {
+		return nil
+	}
+	return err
+}
 
 // nftTimeout bounds one answer of the kernel; transactions take microseconds.
 const nftTimeout = 10 * time.Second
 
-// element is one element of an nftables set or map. Comment is where its owner stands.
-type element struct {
-	Set     string
-	Key     []byte
-	Last    []byte // the last key of an interval of concatenated keys
-	KeyEnd  bool   // the element ends an interval: Key is the first one behind it
-	Value   []byte
-	Comment string
-}
-
 // nft is a socket to nf_tables that works on the elements of one table. It does what google/nftables lacks: adding
 // exclusively, and getting one element by its key. Tables, chains and rules, made once a node, go through google/nftables.
 type nft struct {
-	conn   *mdl.Conn
+	conn   *nftSocket
 	family byte
 	table  string
+}
+
+// nftSocket may have unread answers after an error, for the next question to take for its own. Then it is spoilt.
+type nftSocket struct {
+	*mdl.Conn
+	spoilt bool
+}
+
+// ask sends a question of one message and returns its answers. unix.ENOENT: there are none.
+func (s *nftSocket) ask(question mdl.Message) ([]mdl.Message, error) {
+	s.begin()
+	answers, err := s.Execute(question)
+	s.spoilt = ignore(err, unix.ENOENT) != nil
+	return answers, err
+}
+
+// begin is called before something is sent. Until all answers are read, the socket is spoilt.
+func (s *nftSocket) begin() {
+	s.spoilt = true
+	_ = s.SetDeadline(time.Now().Add(nftTimeout))
 }
 
 func openNFT(table string) (*nft, error) { return openFamily(unix.NFPROTO_INET, table) }
 
 // openNFT opens a table on the node's socket to nf_tables, which Close closes.
 func (n *Node) openNFT(table string) (*nft, error) {
+	if n.nft != nil && n.nft.spoilt {
+		n.nft.Close()
+		n.nft = nil
+	}
 	if n.nft == nil {
 		t, err := openNFT(table)
 		if err != nil {
@@ -66,7 +100,7 @@ func openFamily(family byte, table string) (*nft, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables socket: %w", err)
 	}
-	return &nft{conn, family, table}, nil
+	return &nft{&nftSocket{Conn: conn}, family, table}, nil
 }
 
 // close may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more (RCU), and closing
@@ -97,7 +131,7 @@ func (t *nft) find(elements []element) ([]*element, error) {
 			}
 			ask = append(ask, msg)
 		}
-		_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+		t.conn.begin()
 		if _, err := t.conn.SendMessages(ask); err != nil {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.table, err)
 		}
@@ -115,6 +149,7 @@ func (t *nft) find(elements []element) ([]*element, error) {
 			}
 			found = append(found, one)
 		}
+		t.conn.spoilt = false
 	}
 	return found, nil
 }
@@ -139,8 +174,7 @@ func (t *nft) list(set string) ([]element, error) {
 func (t *nft) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := retry(func() (err error) {
-		_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
-		replies, err = t.conn.Execute(ask)
+		replies, err = t.conn.ask(ask)
 		return err
 	})
 	if err := ignore(err, unix.ENOENT); err != nil {
@@ -234,7 +268,7 @@ func (t *nft) apply(op string, edits ...edit) error {
 
 // send sends a transaction and reads one acknowledgement for each message between its marks.
 func (t *nft) send(batch []mdl.Message) error {
-	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
+	t.conn.begin()
 	if len(batch) > 6 {
 		_ = t.conn.SetWriteBuffer(len(batch) << 17)    // a transaction is one datagram
 		_ = t.conn.SetOption(mdl.CapAcknowledge, true) // errors would repeat the message, and overrun the socket
@@ -252,6 +286,7 @@ func (t *nft) send(batch []mdl.Message) error {
 			break // the kernel answers the whole batch with one error
 		}
 	}
+	t.conn.spoilt = first != nil
 	return first
 }
 
@@ -294,85 +329,6 @@ func (t *nft) message(kind int, flags mdl.HeaderFlags, set string, elements []el
 		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
 		Data:   append([]byte{t.family, 0, 0, 0}, data...),
 	}, nil
-}
-
-func listOf(elements []element) func(*mdl.AttributeEncoder) error {
-	return func(list *mdl.AttributeEncoder) error {
-		for i, e := range elements {
-			list.Nested(uint16(i+1), e.encode)
-		}
-		return nil
-	}
-}
-
-func (e element) encode(enc *mdl.AttributeEncoder) error {
-	value := func(b []byte) func(*mdl.AttributeEncoder) error {
-		return func(n *mdl.AttributeEncoder) error {
-			n.Bytes(unix.NFTA_DATA_VALUE, b)
-			return nil
-		}
-	}
-	if e.KeyEnd {
-		enc.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-	}
-	enc.Nested(unix.NFTA_SET_ELEM_KEY, value(e.Key))
-	if e.Last != nil {
-		enc.Nested(nftaKeyEnd, value(e.Last))
-	}
-	if e.Value != nil {
-		enc.Nested(unix.NFTA_SET_ELEM_DATA, value(e.Value))
-	}
-	if e.Comment != "" {
-		enc.Bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment))
-	}
-	return nil
-}
-
-// parseElements reads the elements of a NFT_MSG_NEWSETELEM message.
-func parseElements(data []byte) (all []element) {
-	if len(data) < 4 {
-		return nil
-	}
-	walk(data[4:], func(kind uint16, list []byte) {
-		if kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			walk(list, func(_ uint16, one []byte) { all = append(all, parseOne(one)) })
-		}
-	})
-	return all
-}
-
-func parseOne(data []byte) (e element) {
-	value := func(nested []byte) (b []byte) {
-		walk(nested, func(kind uint16, v []byte) {
-			if kind == unix.NFTA_DATA_VALUE {
-				b = v
-			}
-		})
-		return b
-	}
-	walk(data, func(kind uint16, v []byte) {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			e.Key = value(v)
-		case nftaKeyEnd:
-			e.Last = value(v)
-		case unix.NFTA_SET_ELEM_DATA:
-			e.Value = value(v)
-		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment, _ = userdata.GetString(v, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
-		}
-	})
-	return e
-}
-
-func walk(data []byte, f func(kind uint16, value []byte)) {
-	dec, err := mdl.NewAttributeDecoder(data)
-	if err != nil {
-		return
-	}
-	for dec.Next() {
-		f(dec.Type(), dec.Bytes())
-	}
 }
 
 // skeleton makes tables, chains, sets and rules in one transaction. All that it adds may be there already.

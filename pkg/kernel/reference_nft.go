@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/nftables/userdata"
 	mdl "github.com/mdlayher/netlink"
@@ -56,13 +55,12 @@ func (t *nft) hasChain(p place) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
-	_, err = t.conn.Execute(msg)
+	_, err = t.conn.ask(msg)
 	if err == nil {
 		return true, nil
 	}
 	// ERANGE: the name is longer than any that exists.
-	if ignore(err, append(noNFT[:], unix.ENOENT, unix.ERANGE)...) == nil {
+	if ignoreNoNFT(ignore(err, unix.ENOENT, unix.ERANGE)) == nil {
 		return false, nil
 	}
 	return false, fmt.Errorf("nft list chain %s %s: %w", p.table, p.chain, err)
@@ -82,8 +80,7 @@ func (t *nft) rules(p place) ([]rule, error) {
 	var found []rule
 	err = retry(func() error {
 		found = nil
-		_ = t.conn.SetDeadline(time.Now().Add(nftTimeout))
-		replies, err := t.conn.Execute(msg)
+		replies, err := t.conn.ask(msg)
 		for _, reply := range replies {
 			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
 				return unix.EINTR
@@ -95,7 +92,7 @@ func (t *nft) rules(p place) ([]rule, error) {
 		}
 		return err
 	})
-	if err = ignore(err, append(noNFT[:], unix.ENOENT)...); err != nil {
+	if err = ignoreNoNFT(ignore(err, unix.ENOENT)); err != nil {
 		return nil, fmt.Errorf("nft list rules of %s: %w", p.table, err)
 	}
 	return found, nil
@@ -223,7 +220,7 @@ func (t *nft) unlink(parent place, chain string) ([]mdl.Message, error) {
 func removeListed(op string, list func(*nft) ([]mdl.Message, error)) error {
 	t, err := openNFT("")
 	if err != nil {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	defer t.close()
 	for range maxRetries {

@@ -196,7 +196,7 @@ func (n *Node) OwnTables() (found []Table, err error) {
 	for _, own := range []Table{{nftables.TableFamilyINet, masqueradeTable}, {nftables.TableFamilyINet, hostportTable}, {nftables.TableFamilyINet, loopbackTable},
 		{nftables.TableFamilyBridge, guardTable}} {
 		tables, err := c.ListTablesOfFamily(own.family)
-		if err = ignore(err, noNFT[:]...); err != nil {
+		if err = ignoreNoNFT(err); err != nil {
 			return nil, err
 		}
 		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }) {
@@ -212,7 +212,7 @@ func (n *Node) DelTable(t Table) error {
 		c.DelTable(&nftables.Table{Name: t.Name, Family: t.family})
 		return nil
 	})
-	return ignore(err, append(noNFT[:], unix.ENOENT)...)
+	return ignoreNoNFT(ignore(err, unix.ENOENT))
 }
 
 // ReferenceBackend returns the backend that the reference takes: the one that is named, else iptables where it is installed.

@@ -159,5 +159,5 @@ func hasTable(name string, family nftables.TableFamily) (bool, error) {
 		return false, err
 	}
 	tables, err := conn.ListTablesOfFamily(family)
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), ignore(err, noNFT[:]...)
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), ignoreNoNFT(err)
 }

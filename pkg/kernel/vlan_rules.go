@@ -59,12 +59,12 @@ func buildVLANs(c *nftables.Conn) error {
 func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 	t, err := openNFT(vlanTable)
 	if err != nil {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	defer t.close()
 	missing, err := t.lacks(g)
 	if err != nil || len(missing) == 0 {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	ok, err := t.marked(vlanSchema)
 	if err == nil && !ok {
@@ -80,14 +80,14 @@ func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	t, err := openNFT(vlanTable)
 	if err != nil {
-		return ignore(err, noNFT[:]...)
+		return ignoreNoNFT(err)
 	}
 	defer t.close()
 	missing, err := t.lacks(g)
 	if err == nil && len(missing) > 0 {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
 	}
-	return ignore(err, noNFT[:]...)
+	return ignoreNoNFT(err)
 }
 
 func (t *nft) lacks(g VLANGateway) (missing []element, err error) {

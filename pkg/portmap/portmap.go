@@ -47,7 +47,7 @@ const portsLock = "hostports"
 
 // hostPorts is the state in the kernel's words.
 func (st state) hostPorts(owner string) kernel.HostPorts {
-	return kernel.HostPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Ports: st.Ports}
+	return kernel.HostPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
 // Plugin returns the portmap plugin.

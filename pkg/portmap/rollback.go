@@ -53,7 +53,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))
-			own.StaysOpen = true // the reference's rules need route_localnet too
+			own.Localhost = "" // the reference's rules need route_localnet too
 			return endPorts(host, rec.Key, st, own, func() {})
 		}},
 	}, nil

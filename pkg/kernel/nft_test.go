@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import "testing"
+
+// TestSpoiltSocket: answers that were left in the socket after an error are not taken for those of the next question.
+func TestSpoiltSocket(t *testing.T) {
+	flush(t)
+	h := host(t)
+	a, b := portList("tcp 8080 10.1.0.5:80"), portList("tcp 8081 10.1.0.6:80")
+	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
+	n, err := h.openNFT(hostportTable)
+	mustDo(t, err)
+	first := HostPorts{Ports: a, Owner: ownerA}.elements()[0]
+	if _, err := n.find([]element{{Set: first.Set, Key: []byte("too long for a key")}, first}); err == nil || NoNFT(err) {
+		t.Fatalf("error %v", err)
+	}
+	mustDo(t, checkPorts(h, ownerB, b), delPorts(h, ownerB, b))
+	if lines := records(t, "nft element inet "+hostportTable+" ports4"); len(lines) != 1 {
+		t.Errorf("got %q", lines)
+	}
+}
