@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
@@ -20,8 +21,9 @@ var ErrFlushed = errors.New("the rules of hostPorts are missing")
 var ErrShared = errors.New("the port is shared")
 
 // AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: unless that one
-// has to give way it returns an error, which then is the answer, or ErrShared. The caller holds the lock of all who call this.
-func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) error) error {
+// has to give way it returns an error, which then is the answer, or ErrShared; else what that one loses besides the port. The caller holds the
+// lock of all who call this.
+func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (HostPorts, error)) error {
 	if ok, err := n.HostPortRules(); err != nil {
 		return err
 	} else if !ok {
@@ -39,7 +41,7 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 	var gone []element
 	for _, e := range found {
 		if e.forwards() && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
-			err := yields(e.Comment, e.port())
+			loses, err := yields(e.Comment, e.port())
 			if errors.Is(err, ErrShared) {
 				elements = slices.DeleteFunc(elements, func(own element) bool { return own.forwards() && own.port().Overlaps(e.port()) })
 				continue
@@ -47,10 +49,15 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 			if err != nil {
 				return err
 			}
+			more, err := t.ownedBy(loses)
+			if err != nil {
+				return err
+			}
+			gone = append(gone, more...)
 		}
 		gone = append(gone, e)
 	}
-	if err := t.replace(gone, elements); err != nil {
+	if err := t.replace(once(gone), elements); err != nil {
 		return err
 	}
 	if h.Bridge == "" || h.Taken {
@@ -59,31 +66,55 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) e
 	return t.ensureHairpin(h.Bridge)
 }
 
+// ownedBy returns the elements of h that are there and still its owner's.
+func (t *nft) ownedBy(h HostPorts) ([]element, error) {
+	if h.Owner == "" {
+		return nil, nil
+	}
+	found, err := t.existing(h.elements())
+	return slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(h.Owner) }), err
+}
+
+// maxAsked is how long a range may be whose ports are asked for one by one. For a longer one all ports of the node are looked at.
+const maxAsked = 2000
+
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
 func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 	ask := slices.Clone(elements)
 	var clashes []element
-	listed := map[string]bool{}
+	list := func(sets ...string) error {
+		for _, set := range sets {
+			all, err := t.list(set)
+			if err != nil {
+				return err
+			}
+			clashes = append(clashes, all...)
+		}
+		return nil
+	}
 	for _, p := range h.Ports {
 		family := familyDigit(p.To.Addr().Is4())
-		any := key(p.protocol(), be16(p.Port))
+		if p.Last == 0 && !p.HostIP.IsValid() {
+			ask = append(ask, element{Set: "ranges" + family, Key: key(p.protocol(), be16(p.Port))})
+		}
 		if p.Last != 0 {
-			if !listed[family] {
-				all, err := t.listForwards(family)
-				if err != nil {
-					return nil, err
-				}
-				clashes, listed[family] = append(clashes, all...), true
+			if err := list("ranges" + family); err != nil {
+				return nil, err
+			}
+		}
+		if int(p.last()-p.Port) > maxAsked {
+			if err := list("ports"+family, "taken"+family); err != nil {
+				return nil, err
 			}
 			continue
 		}
-		if h.Taken {
-			ask = append(ask, p.elements("")[0])
-		} else {
-			ask = append(ask, p.taken(""))
-		}
-		if !p.HostIP.IsValid() {
-			ask = append(ask, element{Set: "ranges" + family, Key: any})
+		for _, one := range Singles([]HostPort{p}) {
+			if h.Taken || p.Last != 0 {
+				ask = append(ask, one.elements("")[0])
+			}
+			if !h.Taken {
+				ask = append(ask, one.taken(""))
+			}
 		}
 	}
 	clashes = slices.DeleteFunc(clashes, func(e element) bool {
@@ -91,18 +122,6 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 	})
 	found, err := t.existing(ask)
 	return once(append(found, clashes...)), err
-}
-
-// listForwards returns all that forwards ports of every address in a family, for a range.
-func (t *nft) listForwards(family string) (all []element, err error) {
-	for _, set := range []string{"ports", "ranges", "taken"} {
-		list, err := t.list(set + family)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, list...)
-	}
-	return all, nil
 }
 
 // RestoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
@@ -167,7 +186,7 @@ func ifname(name string) []byte {
 
 // DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
 func (n *Node) DelHostPorts(h HostPorts) error {
-	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft) ([]element, error) { return t.existing(h.elements()) })
+	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft) ([]element, error) { return t.ownedBy(h) })
 }
 
 // DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
@@ -223,14 +242,27 @@ func (t *nft) endOwned(owner string, found []element, unprotect bool) error {
 	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.table), edits...)
 }
 
-// OwnsHostPorts tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
-func (n *Node) OwnsHostPorts(hash string) (bool, error) {
+// HostPortOwner tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
+func (n *Node) HostPortOwner(hash string) (owner HostPortOwner, ok bool, err error) {
 	t, err := n.openNFT(hostportTable)
 	if err != nil {
-		return false, ignoreNoNFT(err)
+		return HostPortOwner{}, false, ignoreNoNFT(err)
 	}
-	_, ok, err := t.get(ownerElement(hash))
-	return ok, ignoreNoNFT(err)
+	e, ok, err := t.get(ownerElement(hash))
+	return e.owner(), ok, ignoreNoNFT(err)
+}
+
+// HostPortOwners returns all attachments that have hostPorts.
+func (n *Node) HostPortOwners() (owners []HostPortOwner, err error) {
+	t, err := n.openNFT(hostportTable)
+	if err != nil {
+		return nil, ignoreNoNFT(err)
+	}
+	all, err := t.list("owners")
+	for _, e := range all {
+		owners = append(owners, e.owner())
+	}
+	return owners, ignoreNoNFT(err)
 }
 
 // HostPortRules tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
@@ -283,7 +315,9 @@ func (n *Node) CheckHostPorts(h HostPorts, shares func(owner string) bool) error
 func (t *nft) checkShadows(h HostPorts) error {
 	var ask []element
 	for _, p := range Singles(h.Ports) {
-		ask = append(ask, p.taken(""))
+		every := p
+		every.HostIP = netip.Addr{}
+		ask = append(ask, p.taken(""), every.taken(""))
 	}
 	found, err := t.existing(ask)
 	if err != nil || len(found) == 0 {

@@ -137,19 +137,25 @@ type HostPorts struct {
 	Taken bool
 	// Localhost is the link that was opened for 127.0.0.1 and is closed with these ports, "" for none.
 	Localhost string
-	Ports     []HostPort
+	// Netns is the path of the pod's network namespace: once it is gone, so is the owner. "" is none that one could know of.
+	Netns string
+	Ports []HostPort
 }
 
 func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), maxComment-1)] }
 
-// ownerElement stands for the attachment with a hash.
+// ownerElement stands for the attachment with a hash. Its comment ends with the pod's network namespace, if that is known.
 func ownerElement(comment string) element {
 	sum, _ := hex.DecodeString(OwnerHash(comment))
 	return element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
 }
 
 func (h HostPorts) elements() []element {
-	out := []element{ownerElement(h.comment())}
+	who := OwnerHash(h.Owner)
+	if with := who + " " + h.Netns; h.Netns != "" && len(with) < maxComment {
+		who = with
+	}
+	out := []element{ownerElement(who)}
 	for _, p := range h.Ports {
 		if h.Taken {
 			out = append(out, p.taken(h.comment()))
@@ -206,6 +212,21 @@ func (e element) port() HostPort {
 		p.Last = binary.BigEndian.Uint16(e.Last[end-4:])
 	}
 	return p
+}
+
+// HostPortOwner is an attachment that has hostPorts, as nf_tables knows it.
+type HostPortOwner struct {
+	Hash  string // of the attachment's key
+	Netns string // see HostPorts.Netns
+}
+
+// owner reads an element that stands for an attachment.
+func (e element) owner() HostPortOwner {
+	hash, netns, _ := strings.Cut(e.Comment, " ")
+	if !strings.HasPrefix(netns, "/") {
+		netns = ""
+	}
+	return HostPortOwner{hash, netns}
 }
 
 // OwnerHash returns the hash that an owner begins with.

@@ -48,8 +48,8 @@ func addPorts(h *Node, owner, bridge string, ports []HostPort) error {
 // addAll makes the rules first where they are missing.
 func addAll(h *Node, ports HostPorts) error {
 	add := func() error {
-		return h.AddHostPorts(ports, func(other string, p HostPort) error {
-			return plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
+		return h.AddHostPorts(ports, func(other string, p HostPort) (HostPorts, error) {
+			return HostPorts{}, plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
 		})
 	}
 	err := add()
@@ -280,24 +280,6 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
-func TestFlushed(t *testing.T) {
-	flush(t)
-	h := host(t)
-	never := func(string, HostPort) error { return errors.New("asked") }
-	a := HostPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}
-	for range 2 {
-		if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(records(t, "nft table inet "+hostportTable)) > 0 {
-			t.Errorf("got %v", err)
-		}
-	}
-	mustDo(t, skeleton("rules without their mark", buildHostports))
-	if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(portElements(t)) > 0 {
-		t.Errorf("got %v", err)
-	}
-	mustDo(t, h.RestoreHostPorts(nil), h.AddHostPorts(a, never))
-}
-
 // TestTaken: ports that another backend forwards clash with those of this one, both ways.
 func TestTaken(t *testing.T) {
 	flush(t)
@@ -312,6 +294,13 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
+	// A port of one address is no clash, but who comes first gets its connections.
+	one := "tcp 192.0.2.9:80 10.1.0.6:80"
+	mustDo(t, add(ownerB, false, one))
+	if err := checkPorts(h, ownerB, portList(one)); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "has it too") {
+		t.Errorf("got %v", err)
+	}
+	mustDo(t, delPorts(h, ownerB, portList(one)))
 	mustDo(t, h.DelHostPorts(HostPorts{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}), add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
@@ -326,42 +315,16 @@ func TestDelOwned(t *testing.T) {
 	before := portElements(t)
 	mustDo(t, addPorts(h, ownerA, "", a))
 	hash := OwnerHash(ownerA)
-	if owns, err := h.OwnsHostPorts(hash); !owns || err != nil {
-		t.Error(owns, err)
+	if o, ok, err := h.HostPortOwner(hash); !ok || err != nil || o != (HostPortOwner{Hash: hash}) {
+		t.Error(o, ok, err)
 	}
 	mustDo(t, h.DelOwnedHostPorts(hash))
-	if owns, err := h.OwnsHostPorts(hash); owns || err != nil {
-		t.Error(owns, err)
+	if o, ok, err := h.HostPortOwner(hash); ok || err != nil {
+		t.Error(o, err)
 	}
 	if diff := cmp.Diff(before, portElements(t)); diff != "" {
 		t.Error(diff)
 	}
-}
-
-// TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
-func TestRestoreHostPorts(t *testing.T) {
-	flush(t)
-	h := host(t)
-	a, b := portList("tcp 80 10.1.0.5:80", "tcp 81 10.1.0.5:81"), portList("tcp 90 10.1.0.6:80")
-	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
-	whole := portElements(t)
-	all := []HostPorts{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
-	c, err := nftables.New()
-	mustDo(t, err)
-	c.FlushTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})
-	mustDo(t, c.Flush())
-	if ok, err := h.HostPortRules(); ok || err != nil {
-		t.Error("the flush of the rules is not seen", err)
-	}
-	if err := checkPorts(h, ownerA, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "are missing") {
-		t.Error(err)
-	}
-	mustDo(t, delPorts(h, ownerB, b), h.RestoreHostPorts(all), h.RestoreHostPorts(all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
-	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
-		t.Error(diff)
-	}
-	all = append(all, HostPorts{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
-	mustDo(t, h.RestoreHostPorts(all), checkPorts(h, ownerA, a))
 }
 
 // TestManyPorts: a published range of ports exceeds what one message and one socket buffer hold.

@@ -50,6 +50,14 @@ func (st state) hostPorts(owner string) kernel.HostPorts {
 	return kernel.HostPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
+// netns is how nf_tables is told of the pod's namespace. Rules of iptables cannot be ended without their record, so nobody may think them dead.
+func (st state) netns(path string) string {
+	if st.Backend == "iptables" {
+		return ""
+	}
+	return path
+}
+
 // Plugin returns the portmap plugin.
 func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "portmap", MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
@@ -175,6 +183,7 @@ func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, s
 	defer unlock()
 	c := claim{r: r, host: host}
 	own := st.hostPorts(owner(att.Key, r.Pod.String()))
+	own.Netns = st.netns(r.NetnsPath)
 	err = openLoopback(host, att.Key, *st)
 	if err == nil {
 		err = host.AddHostPorts(own, c.yields)
@@ -236,80 +245,6 @@ func linkTo(host *kernel.Node, addr netip.Addr) (kernel.Link, error) {
 		err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", addr)
 	}
 	return link, err
-}
-
-func del(r *plugin.Request) error {
-	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
-}
-
-func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
-
-func removeFromNode(att *attachment.Attachment, st state) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return remove(host, att, st)
-}
-
-// remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
-// who restores the ports of all pods brings these back.
-func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	if err := end(host, att.Key, st, func() { st.Ended = true; att.Resave(st) }); err != nil {
-		return err
-	}
-	delFlows(host, st.Ports)
-	return att.Remove()
-}
-
-func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
-	return endPorts(host, key, st, st.hostPorts(owner(key, "")), ended)
-}
-
-func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts, ended func()) error {
-	unlock, err := attachment.LockNode(portsLock)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := host.DelHostPorts(ports); err != nil {
-		return err
-	}
-	if st.Backend == "iptables" {
-		if err := delByIPTables(host, key, st.Ports); err != nil {
-			return err
-		}
-	}
-	ended()
-	return nil
-}
-
-// delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
-func delUnrecorded(r *plugin.Request) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	lost, err := endLost(host, attachment.KeyOf(r).Hash())
-	if err != nil {
-		return err
-	}
-	return delReference(r, host, lost)
-}
-
-// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost tells whether there were any.
-func endLost(host *kernel.Node, hash string) (lost bool, err error) {
-	if lost, err = host.OwnsHostPorts(hash); err != nil || !lost {
-		return lost, err
-	}
-	unlock, err := attachment.LockNode(portsLock)
-	if err != nil {
-		return true, err
-	}
-	defer unlock()
-	return true, host.DelOwnedHostPorts(hash)
 }
 
 func check(r *plugin.Request) error {

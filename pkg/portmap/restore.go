@@ -43,18 +43,20 @@ func restore(host *kernel.Node, log *slog.Logger) error {
 	}
 	var errs []error
 	var wanted []kernel.HostPorts
-	var ports []kernel.HostPort
+	var flows []kernel.HostPort
 	for _, rec := range all {
 		errs = append(errs, openLoopback(host, rec.Key, rec.state))
-		wanted = append(wanted, rec.hostPorts(rec.owner()))
-		ports = append(ports, rec.Ports...)
+		ports := rec.hostPorts(rec.owner())
+		ports.Netns = rec.netns(rec.Netns)
+		wanted = append(wanted, ports)
+		flows = append(flows, rec.Ports...)
 	}
 	if err := host.RestoreHostPorts(wanted); !kernel.NoNFT(err) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, restoreIPTables(host, all, log))
 	// Who sent meanwhile is remembered as talking to the node itself.
-	delFlows(host, ports)
+	delFlows(host, flows)
 	return errors.Join(errs...)
 }
 
@@ -97,30 +99,38 @@ type claim struct {
 	gave []recorded // attachments that gave way
 }
 
-// yields decides about another attachment that has a port: it gives way when its pod is gone, and to a newer pod of the same name.
-func (c *claim) yields(other string, p kernel.HostPort) error {
-	rec, found, err := attachment.ByHash("portmap", kernel.OwnerHash(other))
+// yields decides about another attachment that has a port: it gives way when its pod is gone, and to a newer pod of the same name. Who is
+// gone loses all.
+func (c *claim) yields(other string, p kernel.HostPort) (loses kernel.HostPorts, err error) {
+	hash := kernel.OwnerHash(other)
+	rec, found, err := attachment.ByHash("portmap", hash)
 	if err != nil {
-		return err
+		return loses, err
 	}
 	in := "hostPort %s is in use by %s"
 	if !found {
-		return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, kernel.OwnerName(other)),
+		if o, ok, err := c.host.HostPortOwner(hash); err != nil || ok && plugin.NetnsGone(o.Netns) {
+			return loses, err
+		}
+		return loses, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, kernel.OwnerName(other)),
 			"its record is lost; DEL of its container ends it")
 	}
 	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
-		return kernel.ErrShared
+		return loses, kernel.ErrShared
 	}
-	same := rec.Pod != "" && rec.Pod == c.r.Pod.String()
-	if !same && !plugin.NetnsGone(rec.Netns) {
-		return plugin.Errorf(plugin.CodePortConflict, in+", container %s, since %s", p, kernel.OwnerName(other), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
+	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
+	if !same && !gone {
+		return loses, plugin.Errorf(plugin.CodePortConflict, in+", container %s, since %s", p, kernel.OwnerName(other), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
 	}
 	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
 	gave := recorded{Record: rec}
 	if err := json.Unmarshal(rec.State, &gave.state); err == nil && !slices.ContainsFunc(c.gave, func(o recorded) bool { return o.Key == rec.Key }) {
 		c.gave = append(c.gave, gave)
 	}
-	return nil
+	if gone {
+		loses = gave.hostPorts(other)
+	}
+	return loses, nil
 }
 
 // clear removes the iptables rules of those who gave way, which come before all others.

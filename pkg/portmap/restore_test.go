@@ -80,6 +80,75 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
+// TestDeadRange: who is gone loses all, so that a range of the same address is not in the way of the next pod's other range.
+func TestDeadRange(t *testing.T) {
+	l := newLab(t)
+	ports := func(first int) (list []any) {
+		for i := range 32 {
+			list = append(list, port(first+i, first+i, "udp"))
+		}
+		return list
+	}
+	ask := func(first int) []any {
+		return []any{"runtimeConfig", object{"portMappings": ports(first)}, "prevResult", prevResult("10.71.0.6/24")}
+	}
+	old, _ := l.named("old")
+	old.ok(old.call("ADD", "old", ask(2000)...))
+	if err := old.pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, _ := l.named("next")
+	next.ok(next.call("ADD", "next", ask(2016)...))
+	next.ok(next.call("CHECK", "next", ask(2016)...))
+	next.ok(next.call("DEL", "old", "CNI_NETNS", ""))
+	next.ok(next.call("CHECK", "next", ask(2016)...))
+	next.ok(next.call("DEL", "next"))
+}
+
+// TestLostOwner: ports without a record stay with a pod that lives, and end with one that is gone: for the next pod, and with GC.
+func TestLostOwner(t *testing.T) {
+	l := newLab(t)
+	conflict := func(o outcome) {
+		t.Helper()
+		if o.failure.Code != plugin.CodePortConflict || !strings.Contains(o.failure.Details, "its record is lost") {
+			t.Errorf("got %s", o.stdout)
+		}
+	}
+	lose := func() {
+		t.Helper()
+		left, err := attachment.All()
+		for _, rec := range left {
+			err = errors.Join(err, os.Remove(rec.Path()))
+		}
+		if err != nil || len(left) != 1 {
+			t.Fatal(left, err)
+		}
+	}
+	gc := func() { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) }
+	ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp"), port(8081, 80, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
+	for _, collect := range []bool{false, true} {
+		lost, _ := l.named("lost")
+		lost.ok(lost.call("ADD", "lost"))
+		lose()
+		gc()
+		next, _ := l.named("next")
+		conflict(next.call("ADD", "next", ask...))
+		if err := lost.pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if collect {
+			gc()
+			if left := strings.Join(elements(t), "\n"); strings.Contains(left, " owners ") || strings.Contains(left, " ports4 ") {
+				t.Errorf("left %s", left)
+			}
+		}
+		next.ok(next.call("ADD", "next", ask...))
+		next.ok(next.call("CHECK", "next", ask...))
+		next.ok(next.call("DEL", "next"))
+		gc()
+	}
+}
+
 // TestFlush (F-21): after a flush CHECK fails, STATUS brings everything back and succeeds, and so does the next ADD.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){

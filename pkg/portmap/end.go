@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"errors"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func del(r *plugin.Request) error {
+	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
+}
+
+func gc(r *plugin.Request) error {
+	return errors.Join(
+		attachment.Collect(r, removeFromNode),
+		attachment.CollectUnreadable(r, func(hash string) error {
+			return withHost(func(host *kernel.Node) error {
+				_, err := endLost(host, hash)
+				return err
+			})
+		}),
+		withHost(collectLost),
+	)
+}
+
+// collectLost ends hostPorts of pods that are gone, and that no record tells of.
+func collectLost(host *kernel.Node) error {
+	owners, err := host.HostPortOwners()
+	errs := []error{err}
+	for _, o := range owners {
+		if !plugin.NetnsGone(o.Netns) {
+			continue
+		}
+		_, found, err := attachment.ByHash("portmap", o.Hash)
+		if err == nil && !found {
+			_, err = endLost(host, o.Hash)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func withHost(f func(*kernel.Node) error) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return f(host)
+}
+
+func removeFromNode(att *attachment.Attachment, st state) error {
+	return withHost(func(host *kernel.Node) error { return remove(host, att, st) })
+}
+
+// remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
+// who restores the ports of all pods brings these back.
+func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
+	if err := end(host, att.Key, st, func() { st.Ended = true; att.Resave(st) }); err != nil {
+		return err
+	}
+	delFlows(host, st.Ports)
+	return att.Remove()
+}
+
+func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
+	return endPorts(host, key, st, st.hostPorts(owner(key, "")), ended)
+}
+
+func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts, ended func()) error {
+	unlock, err := attachment.LockNode(portsLock)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := host.DelHostPorts(ports); err != nil {
+		return err
+	}
+	if st.Backend == "iptables" {
+		if err := delByIPTables(host, key, st.Ports); err != nil {
+			return err
+		}
+	}
+	ended()
+	return nil
+}
+
+// delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
+func delUnrecorded(r *plugin.Request) error {
+	return withHost(func(host *kernel.Node) error {
+		lost, err := endLost(host, attachment.KeyOf(r).Hash())
+		if err != nil {
+			return err
+		}
+		return delReference(r, host, lost)
+	})
+}
+
+// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost tells whether there were any.
+func endLost(host *kernel.Node, hash string) (lost bool, err error) {
+	if _, lost, err = host.HostPortOwner(hash); err != nil || !lost {
+		return lost, err
+	}
+	unlock, err := attachment.LockNode(portsLock)
+	if err != nil {
+		return true, err
+	}
+	defer unlock()
+	return true, host.DelOwnedHostPorts(hash)
+}
