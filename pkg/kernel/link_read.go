@@ -31,6 +31,8 @@ type Link struct {
 	group  uint32
 	conf6  []byte // the settings of IPv6, of 4 bytes each
 
+	// Filtered tells that a bridge shows iptables and nftables what it forwards, if br_netfilter is there (nf_call_iptables in ip-link(8)).
+	Filtered bool
 	// What a bridge says about VLANs.
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // of a new port, or 0
@@ -131,6 +133,7 @@ func parseLink(message []byte) (Link, error) {
 	}
 	on := func(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 	body := message[unix.SizeofIfInfomsg:]
+	link.Filtered = link.Kind == "bridge" && on(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_NF_CALL_IPTABLES))
 	link.conf6 = nested(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
 	port := nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
 	link.Port = BridgePort{Hairpin: on(nested(port, nl.IFLA_BRPORT_MODE)), Isolated: on(nested(port, nl.IFLA_BRPORT_ISOLATED))}

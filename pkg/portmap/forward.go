@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/netip"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -81,4 +83,24 @@ func keeper(host *kernel.Node, chain kernel.Chain, is4 bool) (firewall, error) {
 		}
 	}
 	return firewall{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
+}
+
+// warnHairpin names an interface of the pod that keeps it from its own hostPorts: with br_netfilter the bridge itself forwards a packet whose
+// destination was translated to one of its pods, and may not send it back through the port that it came from.
+func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
+	every, err := host.Get("bridge/bridge-nf-call-iptables")
+	if err != nil {
+		return // there is no br_netfilter
+	}
+	for _, i := range prev.Interfaces {
+		port, ok, err := host.Link(i.Name)
+		if i.Sandbox != "" || err != nil || !ok || port.Master == 0 || port.Port.Hairpin {
+			continue
+		}
+		bridge, ok, err := host.LinkByIndex(port.Master)
+		if err == nil && ok && bridge.Kind == "bridge" && (bridge.Filtered || every == "1") {
+			log.Warn("the pod does not reach its own hostPorts: br_netfilter is on, and its port of the bridge has hairpin mode off",
+				"bridge", bridge.Name, "port", port.Name, "fix", "set hairpinMode in the configuration of the main plugin")
+		}
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -220,4 +221,47 @@ func BenchmarkWarnForward(b *testing.B) {
 	for b.Loop() {
 		warnForward(slog.New(slog.DiscardHandler), host, pod)
 	}
+}
+
+// TestWarnHairpin: CHECK says why a pod does not reach its own hostPorts, where that is so.
+func TestWarnHairpin(t *testing.T) {
+	l, host := newLab(t), openHost(t)
+	every := kernel.Sysctl{Path: "bridge/bridge-nf-call-iptables", Value: "0"}
+	if err := host.Set(every); err != nil {
+		t.Skipf("SKIPPED: no br_netfilter: %v", err)
+	}
+	machine(t, "pt1", nil, nil)
+	prev := resultOf(t, prevResult("10.71.0.5/24"))
+	prev.Interfaces = append(prev.Interfaces, &types100.Interface{Name: "pt1"})
+	warns := func() bool {
+		var out bytes.Buffer
+		warnHairpin(slog.New(slog.NewTextHandler(&out, nil)), host, prev)
+		return strings.Contains(out.String(), "bridge=pt0 port=pt1")
+	}
+	want := func(what string, want bool) {
+		t.Helper()
+		if warns() != want {
+			t.Errorf("%s: warns %t", what, !want)
+		}
+	}
+	want("alone", false)
+	sh(t, "ip link set pt1 master pt0")
+	want("no filtering", false)
+	sh(t, "ip link set pt0 type bridge nf_call_iptables 1")
+	want("the bridge is filtered", true)
+	sh(t, "ip link set pt0 type bridge nf_call_iptables 0")
+	every.Value = "1"
+	if err := host.Set(every); err != nil {
+		t.Fatal(err)
+	}
+	want("every bridge is filtered", true)
+	sh(t, "bridge link set dev pt1 hairpin on")
+	want("hairpin", false)
+	every.Value = "0"
+	if err := host.Set(every); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
 }

@@ -61,7 +61,7 @@ func (st state) lines(nat kernel.NAT, key attachment.Key, pod netip.Prefix) ([]s
 	}
 	if chain := st.Rules.MarkChain; chain != "" && own[0].SNAT && !nat.HasChain(chain) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %s: no such chain in the nat table", chain),
-			"kube-proxy in nftables or ipvs mode may not make it; leave the key out to use a chain of our own")
+			"kube-proxy in nftables mode does not make it; leave the key out to use a chain of our own")
 	}
 	lines := append(sharedLines(nat, own[0].SNAT, *st.Rules), podLines(key, *st.Rules, own, pod)...)
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil

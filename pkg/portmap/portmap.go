@@ -263,6 +263,7 @@ func check(r *plugin.Request) error {
 		return nil
 	}
 	warnForward(r.Log, host, pod)
+	warnHairpin(r.Log, host, r.Prev)
 	reference, err := madeByReference(r, host, ports)
 	if err != nil || reference == "nftables" {
 		return err
