@@ -25,6 +25,7 @@ func measurements() []measurement {
 		{"drift", "drift", plain((*report).measureDrift)},
 		{"parallel", "many at once", plain((*report).measureParallel)},
 		{"hostports", "hostPorts", plain((*report).measurePorts)},
+		{"hostports", "connections to hostPorts", plain((*report).measureConnections)},
 		{"pods", "bridge beside many pods", plain((*report).measurePods)},
 	}
 }

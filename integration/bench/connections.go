@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const (
+	connectionRounds  = 15
+	connectionsOfOne  = 500 // in one sample
+	connectionsTold   = 100 // what the table tells the time of
+	connectionPort    = 8080
+	connectionGrowth  = 1 / 0.95
+	connectionsVersus = 1.0 / 3
+)
+
+// measureConnections lets another machine open connections to a hostPort, with and without the ports of others. The reference forwards by
+// iptables, as it does where nothing else is asked for.
+func (r *report) measureConnections(o options, n nodes) {
+	count := o.scaled(otherPorts)
+	sides := map[string]figure{}
+	for _, side := range o.bothSides() {
+		backend := "nftables"
+		if side.name == sideReference {
+			backend = "iptables"
+		}
+		base, err := n.hostPortOf(side, backend, 0)
+		var many *hostPort
+		if err == nil {
+			many, err = n.hostPortOf(side, backend, count)
+		}
+		for i := 0; err == nil && i < connectionRounds; i++ {
+			err = errors.Join(base.sample(), many.sample())
+		}
+		if err != nil {
+			r.fail("connections, "+side.name, err)
+			return
+		}
+		sides[side.name] = figure{Base: base.hundred(), Value: many.hundred()}
+	}
+	r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s hostPorts of others", connectionsTold, thousands(count)), connectionGrowth, sides)
+	r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s others; the reference by iptables", connectionsTold, thousands(count)), connectionsVersus, sides)
+}
+
+// hostPort is a port of a node that leads to a pod, and the machine that connects to it.
+type hostPort struct {
+	client  *sandbox.Pod
+	to      unix.SockaddrInet4
+	samples []time.Duration
+}
+
+// hostPortOf makes a node of its own with so many ports of others, and the pod, which accepts whatever comes.
+func (n nodes) hostPortOf(side side, backend string, others int) (*hostPort, error) {
+	name := fmt.Sprintf("connect-%s-%d", side.name, others)
+	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
+	// All nodes share the folder of records, where those of other nodes have the same ports.
+	if err := os.RemoveAll(store.Root); err != nil {
+		return nil, err
+	}
+	c, err := n.chainOf(name, name+"-node", side, portmapAlone(backend, pod.Addr().String(), connectionPort, 1))
+	if err != nil {
+		return nil, err
+	}
+	client, err := n.open(name + "-client")
+	if err == nil {
+		err = portsNode(c)
+	}
+	if err == nil {
+		err = n.fillPorts(c, backend, others)
+	}
+	if err == nil {
+		err = c.run(verbAdd, execute)
+	}
+	if err == nil {
+		err = join(c.node, "client", "", client, netip.Prefix{}, node, outside)
+	}
+	if err == nil {
+		err = join(c.node, "pod", portsBridge, c.pod, netip.MustParsePrefix("10.98.0.1/16"), netip.Prefix{}, pod)
+	}
+	if err != nil {
+		return nil, err
+	}
+	to := unix.SockaddrInet4{Port: connectionPort, Addr: node.Addr().As4()}
+	return &hostPort{client: client, to: to}, c.pod.Do(func() error { return acceptAll(netip.AddrPortFrom(pod.Addr(), 80)) })
+}
+
+// join connects a namespace to a node by a veth pair, into a bridge or with an address at the node's end.
+func join(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
+	netns, err := os.Open(with.Path)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	err = node.Do(func() error {
+		host, err := kernel.Host()
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		master, _, err := host.Link(bridge)
+		if err == nil {
+			_, err = host.AddVeth(kernel.Veth{Host: name, Pod: podInterface, Master: master.Index, Netns: netns})
+		}
+		if err != nil {
+			return err
+		}
+		link, _, err := host.Link(name)
+		if err == nil && here.IsValid() {
+			err = host.AddAddress(link, here, false)
+		}
+		return errors.Join(err, host.SetUp(link), host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}))
+	})
+	if err != nil {
+		return err
+	}
+	inside, err := kernel.Open(netns)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	link, _, err := inside.Link(podInterface)
+	if err == nil {
+		err = errors.Join(inside.AddAddress(link, there, false), inside.SetUp(link))
+	}
+	if err == nil && gateway.IsValid() {
+		err = inside.AddRoute(link, kernel.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway.Addr()})
+	}
+	return err
+}
+
+// acceptAll accepts connections and closes them, until the process ends.
+func acceptAll(at netip.AddrPort) error {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	return nil
+}
+
+// sample opens connections one after the other.
+func (h *hostPort) sample() error {
+	return h.client.Do(func() error {
+		start := time.Now()
+		for range connectionsOfOne {
+			if err := connectOnce(&h.to); err != nil {
+				return err
+			}
+		}
+		h.samples = append(h.samples, time.Since(start))
+		return nil
+	})
+}
+
+// connectOnce resets the connection at once: none of the client's ports waits for late packets.
+func connectOnce(to unix.Sockaddr) error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	err = unix.Connect(s, to)
+	return errors.Join(err, unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Close(s))
+}
+
+// hundred is the median time of so many connections as the table tells, in milliseconds.
+func (h *hostPort) hundred() float64 { return p50(h.samples) * connectionsTold / connectionsOfOne }
