@@ -18,7 +18,8 @@ import (
 // TestFaultRace: many at once, and one after another without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
-	t.Run("F-14 the first ADDs of a node race", testFirstRace)
+	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", some(8, 50)) })
+	t.Run("F-14 the first ADDs of a node race, iptables", func(t *testing.T) { testFirstRace(t, "iptables", 8) })
 	t.Run("F-18 ADD straight after DEL", testTightLoop)
 	t.Run("F-18 the name of the host side is taken", testNameTaken)
 	t.Run("F-42 other programs churn links", testChurn)
@@ -76,13 +77,16 @@ func testParallel(t *testing.T) {
 }
 
 // testFirstRace: the bridge, the tables, and the folders are missing, and many want to make them.
-func testFirstRace(t *testing.T) {
+func testFirstRace(t *testing.T, backend string, pods int) {
 	program(t, "nft")
-	s := newSweep(t, "nftables")
+	if backend == "iptables" {
+		program(t, "iptables-restore")
+	}
+	s := newSweep(t, backend)
 	s.must(t, "DEL", attachment(s.stays, "stays", nil))
 	for range some(2, 100) {
 		shell(t, "ip link del chain0; nft flush ruleset; rm -rf /run/podlace /var/lib/cni/networks")
-		s.crowd(t, some(8, 50))
+		s.crowd(t, pods)
 		if left := leaseFiles("chain"); len(left) > 0 {
 			s.leaks++
 			t.Errorf("leases are left: %q", left)
