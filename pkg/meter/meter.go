@@ -54,6 +54,7 @@ type Flow struct {
 	Duration time.Duration  // from the first byte received
 	Patience time.Duration  // how long to wait for the first byte; 2 s when zero
 	Streams  int            // TCP connections; 1 when zero
+	Control  string         // TCP: congestion control, such as cubic; what the namespace has when empty
 	Rate     float64        // UDP: payload bit/s to offer; as fast as possible when zero
 	Size     int            // UDP: payload bytes of a datagram; 1400 when zero
 }
@@ -71,6 +72,7 @@ type Result struct {
 	Sent        uint64        `json:"sent"`              // payload handed to the kernel by the sender
 	Duration    time.Duration `json:"duration"`
 	Samples     []uint64      `json:"samples"` // payload bytes of each Interval
+	Arrivals    Arrivals      `json:"arrivals"`
 	FirstSecond Rate          `json:"firstSecond"`
 	Steady      Rate          `json:"steady"` // everything after the first second
 	Mean        Rate          `json:"mean"`

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,6 +86,63 @@ func TestTCPFillsTheLink(t *testing.T) {
 			t.Errorf("%d samples, want 3", len(got.Samples))
 		}
 		within(t, "seconds", time.Since(start).Seconds(), 0.3, 1.3)
+		n := len(got.Arrivals)
+		if n == 0 || n > 3 {
+			t.Fatalf("%d arrivals in 3 intervals", n)
+		}
+		// What was read had come before.
+		within(t, "arrived", got.Arrivals[n-1].Wire, 0.95*float64(sum(got.Samples[:n])), 3*float64(got.Bytes))
+	}
+}
+
+func sum(counts []uint64) (all uint64) {
+	for _, c := range counts {
+		all += c
+	}
+	return all
+}
+
+// TestSegmentsCountUnread: what nobody has read came over the link all the same.
+func TestSegmentsCountUnread(t *testing.T) {
+	flow := Flow{From: Here, To: Here, Listen: loopback(true), Patience: time.Second, Streams: 2}
+	listener, err := listenTCP(t.Context(), flow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	senders, err := dialTCP(t.Context(), flow, addrPort(listener.Addr()))
+	defer closeAll(senders)
+	if err != nil {
+		t.Fatal(err)
+	}
+	receivers, err := acceptTCP(listener, 2, time.Second)
+	defer closeAll(receivers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sender := range senders {
+		for range 5 {
+			if _, err := sender.Write(make([]byte, 1000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := segmentsOf(receivers); got != 10 {
+		t.Errorf("%d segments, want 10", got)
+	}
+	if got := segmentsOf(senders); got != 0 {
+		t.Errorf("%d segments came back, want none", got)
+	}
+}
+
+func TestCongestionControl(t *testing.T) {
+	flow := Flow{Protocol: TCP, Listen: loopback(true), Duration: 50 * time.Millisecond, Control: "none such"}
+	if _, err := Run(t.Context(), flow); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("got %v, want %v", err, syscall.ENOENT)
+	}
+	flow.Control = "reno"
+	if _, err := Run(t.Context(), flow); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -119,6 +177,34 @@ func TestSilence(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ErrSilent)
 	}
 	within(t, "seconds", time.Since(start).Seconds(), 0.2, 0.9)
+}
+
+// TestSilentConnection: who relays connections may take them and pass nothing.
+func TestSilentConnection(t *testing.T) {
+	listen := netip.MustParseAddrPort("127.0.0.1:4996")
+	relay, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer relay.Close()
+	passing := make(chan net.Conn, 1)
+	go func() {
+		if conn, err := relay.Accept(); err == nil {
+			defer conn.Close()
+			onward, _ := net.Dial("tcp4", listen.String())
+			passing <- onward
+			<-t.Context().Done()
+		}
+	}()
+	_, err = Run(t.Context(), Flow{
+		Protocol: TCP, Listen: listen, Dial: addrPort(relay.Addr()), Duration: time.Second, Patience: 300 * time.Millisecond,
+	})
+	if !errors.Is(err, ErrSilent) {
+		t.Errorf("got %v, want %v", err, ErrSilent)
+	}
+	if conn := <-passing; conn != nil {
+		conn.Close()
+	}
 }
 
 func TestStrayDatagramsDoNotCount(t *testing.T) {

@@ -27,6 +27,7 @@ func ipHeader(is4 bool) int {
 // A tally counts what arrives by interval. Several receivers may share one.
 type tally struct {
 	window time.Duration
+	begun  chan struct{} // closed once first is set
 
 	mu      sync.Mutex
 	first   time.Time
@@ -36,7 +37,7 @@ type tally struct {
 
 func newTally(window time.Duration) *tally {
 	n := int((window + Interval - 1) / Interval)
-	return &tally{window: window, bytes: make([]uint64, n), packets: make([]uint64, n)}
+	return &tally{window: window, begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
 // add counts n bytes read at now and reports the end of the window; bytes
@@ -46,6 +47,7 @@ func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
 	defer t.mu.Unlock()
 	if t.first.IsZero() {
 		t.first = now
+		close(t.begun)
 	}
 	since := now.Sub(t.first)
 	end = t.first.Add(t.window)

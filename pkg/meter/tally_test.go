@@ -48,7 +48,30 @@ func TestWindowShorterThanASecond(t *testing.T) {
 	got := counts.result(perSegment(1448, 66))
 	within(t, "payload", got.FirstSecond.Payload, 63999, 64001)
 	within(t, "wire", got.FirstSecond.Wire, 64000*1514./1448-1, 64000*1514./1448+1)
+	if diff := cmp.Diff(Arrivals{{100 * time.Millisecond, 1514000. / 1448}, {200 * time.Millisecond, 1514000. / 1448}, {250 * time.Millisecond, 2 * 1514000. / 1448}}, counts.arrivals(perSegment(1448, 66))); diff != "" {
+		t.Error(diff)
+	}
 	if got.Steady != got.Mean {
 		t.Errorf("steady %v, mean %v", got.Steady, got.Mean)
+	}
+}
+
+func TestArrivals(t *testing.T) {
+	const ms = time.Millisecond
+	// At 800, 400 and 1600 kbit/s; the second time was noted late.
+	a := Arrivals{{100 * ms, 10e3}, {300 * ms, 20e3}, {400 * ms, 40e3}}
+	for _, c := range []struct {
+		from, to time.Duration
+		want     float64
+	}{
+		{0, 400 * ms, 800e3}, {0, time.Hour, 800e3}, {100 * ms, 200 * ms, 400e3}, {200 * ms, 400 * ms, 1000e3}, {0, 50 * ms, 800e3},
+		{400 * ms, 500 * ms, 0}, {300 * ms, 300 * ms, 0},
+	} {
+		within(t, "rate", a.Rate(c.from, c.to), c.want-1, c.want+1)
+	}
+	within(t, "peak", a.Peak(), 1600e3-1, 1600e3+1)
+	within(t, "peak of what was noted late", Arrivals{{100 * ms, 10e3}, {300 * ms, 35e3}}.Peak(), 1000e3-1, 1000e3+1)
+	if rate, peak := Arrivals(nil).Rate(0, time.Second), Arrivals(nil).Peak(); rate != 0 || peak != 0 {
+		t.Errorf("nothing came at %v, %v bit/s", rate, peak)
 	}
 }

@@ -3,6 +3,7 @@
 package meter
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -32,7 +33,6 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	if err != nil {
 		return Result{}, err
 	}
-	segment := segmentSize(senders[0])
 
 	var sent atomic.Uint64
 	counts := newTally(flow.Duration)
@@ -41,16 +41,28 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 		closeAll(receivers)
 	})
 	defer stop()
-	var sending, receiving sync.WaitGroup
+	var sending, receiving, watching sync.WaitGroup
+	var seen []segments
+	watching.Go(func() { seen = watch(ctx, receivers, counts) })
 	for i := range senders {
 		sending.Go(func() { sendTCP(senders[i], &sent) })
 		receiving.Go(func() { receiveTCP(receivers[i], counts, flow.Patience) })
 	}
 	receiving.Wait()
 	stopped := context.Cause(ctx)
+	if counts.silent() {
+		cancel()
+	}
+	watching.Wait()
+	segment := segmentSize(senders[0]) // not before: it grows with the window, on links with a large MTU
 	cancel()
 	sending.Wait()
-	return finish(counts, perSegment(segment, ethernetHeader+ipHeader(is4(flow))+tcpHeader), &sent, stopped)
+	header := ethernetHeader + ipHeader(is4(flow)) + tcpHeader
+	result, err := finish(counts, perSegment(segment, header), &sent, stopped)
+	for _, s := range seen {
+		result.Arrivals = append(result.Arrivals, Arrival{At: s.at, Wire: float64(s.received) * float64(segment+header)})
+	}
+	return result, err
 }
 
 func listenTCP(ctx context.Context, flow Flow) (listener *net.TCPListener, err error) {
@@ -67,7 +79,7 @@ func listenTCP(ctx context.Context, flow Flow) (listener *net.TCPListener, err e
 }
 
 func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*net.TCPConn, err error) {
-	dialer := net.Dialer{Timeout: flow.Patience}
+	dialer := net.Dialer{Timeout: flow.Patience, Control: flow.setControl}
 	dialer.SetMultipathTCP(false)
 	err = flow.From(func() error {
 		for range flow.Streams {
@@ -83,6 +95,17 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 		return nil
 	})
 	return conns, err
+}
+
+// setControl sets the congestion control of a sender.
+func (f Flow) setControl(_, _ string, conn syscall.RawConn) (err error) {
+	if f.Control == "" {
+		return nil
+	}
+	controlled := conn.Control(func(fd uintptr) {
+		err = syscall.SetsockoptString(int(fd), syscall.IPPROTO_TCP, syscall.TCP_CONGESTION, f.Control)
+	})
+	return cmp.Or(controlled, err)
 }
 
 func acceptTCP(listener *net.TCPListener, n int, patience time.Duration) (conns []*net.TCPConn, err error) {

@@ -44,7 +44,10 @@ func runUDP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	stopped := context.Cause(ctx)
 	cancel()
 	sending.Wait()
-	return finish(counts, perPacket(ethernetHeader+ipHeader(is4(flow))+udpHeader), &sent, stopped)
+	wire := perPacket(ethernetHeader + ipHeader(is4(flow)) + udpHeader)
+	result, err := finish(counts, wire, &sent, stopped)
+	result.Arrivals = counts.arrivals(wire)
+	return result, err
 }
 
 func listenUDP(flow Flow) (conn *net.UDPConn, err error) {
