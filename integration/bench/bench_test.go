@@ -124,9 +124,9 @@ func TestTraced(t *testing.T) {
 }
 
 func TestStatTicks(t *testing.T) {
-	got, err := statTicks([]byte("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 22 0 0 20 0 1 0"))
-	if err != nil || got != 33 {
-		t.Errorf("got %d, %v, want 33", got, err)
+	got, err := statTicks([]byte("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 22 100 200 20 0 1 0"))
+	if err != nil || got != 333 {
+		t.Errorf("got %d, %v, want 333", got, err)
 	}
 	if _, err := statTicks([]byte("7 (a) S 1")); err == nil {
 		t.Error("a short line is no error")

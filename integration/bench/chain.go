@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/podlace/podlace/pkg/meter"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -80,8 +81,17 @@ func (s scenario) plugins() []pluginConf {
 	return []pluginConf{
 		bridge,
 		{"type": "portmap", "backend": s.backend, "snat": true, "capabilities": map[string]bool{"portMappings": true}},
-		{"type": "bandwidth", "capabilities": map[string]bool{"bandwidth": true}},
+		bandwidthPlugin(),
 	}
+}
+
+func bandwidthPlugin() pluginConf {
+	return pluginConf{"type": "bandwidth", "capabilities": map[string]bool{"bandwidth": true}}
+}
+
+// annotated is what a runtime passes for a pod with two bandwidth annotations.
+func annotated(rate uint64) map[string]uint64 {
+	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
 // capabilities is what a runtime would pass for a pod with one port and, if limited, two bandwidth annotations.
@@ -90,10 +100,7 @@ func (s scenario) capabilities(limited bool) map[string]any {
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
 	}
 	if limited {
-		args["bandwidth"] = map[string]uint64{
-			"ingressRate": podRate, "ingressBurst": runtimeBurst,
-			"egressRate": podRate, "egressBurst": runtimeBurst,
-		}
+		args["bandwidth"] = annotated(podRate)
 	}
 	return args
 }
@@ -212,6 +219,24 @@ func (c *chain) address() (pod, gateway netip.Addr, err error) {
 		return pod, gateway, errors.New("the chain's result has no address")
 	}
 	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
+}
+
+// flow leads from the node into an attached pod, or out of it.
+func (c *chain) flow(direction string) (meter.Flow, error) {
+	address, gateway, err := c.address()
+	if direction == intoPod {
+		return meter.Flow{From: c.node.Do, To: c.pod.Do, Listen: netip.AddrPortFrom(address, 0)}, err
+	}
+	return meter.Flow{From: c.pod.Do, To: c.node.Do, Listen: netip.AddrPortFrom(gateway, 0)}, err
+}
+
+// attached calls f between ADD and DEL.
+func (c *chain) attached(f func() error) (err error) {
+	defer func() { err = errors.Join(err, c.run(verbDel, execute)) }()
+	if err := c.run(verbAdd, execute); err != nil {
+		return err
+	}
+	return f()
 }
 
 // execute runs an invocation without looking at the clock.

@@ -24,13 +24,22 @@ func cpuTime() (time.Duration, error) {
 		return 0, fmt.Errorf("read own processor time: %w", err)
 	}
 	total := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	threads, err := filepath.Glob("/proc/[0-9]*/stat")
+	threads, err := processTime(softirq)
+	return total + threads, err
+}
+
+// softirq tells a thread that works for the kernel's soft interrupts.
+func softirq(stat []byte) bool { return bytes.Contains(stat, []byte("(ksoftirqd/")) }
+
+// processTime is the time of those processes that are wanted.
+func processTime(wanted func(stat []byte) bool) (total time.Duration, err error) {
+	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0, fmt.Errorf("list processes: %w", err)
 	}
-	for _, path := range threads {
+	for _, path := range paths {
 		stat, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(stat, []byte("(ksoftirqd/")) {
+		if err != nil || !wanted(stat) {
 			continue // gone, or another process
 		}
 		ticks, err := statTicks(stat)
@@ -42,20 +51,23 @@ func cpuTime() (time.Duration, error) {
 	return total, nil
 }
 
-// statTicks adds user and system time, the 14th and 15th field of /proc/<pid>/stat.
+// statTicks adds user and system time of a process and of its children that have ended, the 14th to the 17th field of /proc/<pid>/stat.
 func statTicks(stat []byte) (int64, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
-	if end < 0 || len(fields) < 13 {
-		return 0, fmt.Errorf("want at least 15 fields: %q", stat)
+	if end < 0 || len(fields) < 15 {
+		return 0, fmt.Errorf("want at least 17 fields: %q", stat)
 	}
-	user, err := strconv.ParseInt(string(fields[11]), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("user time: %w", err)
+	return sumOf(fields[11:15])
+}
+
+func sumOf(fields [][]byte) (sum int64, err error) {
+	for _, field := range fields {
+		n, err := strconv.ParseInt(string(field), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("time: %w", err)
+		}
+		sum += n
 	}
-	system, err := strconv.ParseInt(string(fields[12]), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("system time: %w", err)
-	}
-	return user + system, nil
+	return sum, nil
 }

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -247,34 +246,24 @@ func firstSecond(sides []side, n nodes) []*burst {
 	return bursts
 }
 
-func (n nodes) burst(side side, in, out *burst) (err error) {
+func (n nodes) burst(side side, in, out *burst) error {
 	c, err := n.pluginChain(side, "first-"+side.name, nftables(), true)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.run(verbDel, execute)) }()
-	if err := c.run(verbAdd, execute); err != nil {
-		return err
-	}
-	address, gateway, err := c.address()
-	if err != nil {
-		return err
-	}
-	for _, direction := range []struct {
-		into    *burst
-		flow    meter.Flow
-		address netip.Addr
-	}{
-		{in, meter.Flow{From: c.node.Do, To: c.pod.Do}, address},
-		{out, meter.Flow{From: c.pod.Do, To: c.node.Do}, gateway},
-	} {
-		flow := direction.flow
-		flow.Protocol, flow.Listen, flow.Duration = meter.TCP, netip.AddrPortFrom(direction.address, 0), time.Second
-		result, err := meter.Run(context.Background(), flow)
-		if err != nil {
-			return fmt.Errorf("%s, %s: %w", side.name, direction.into.direction, err)
+	return c.attached(func() error {
+		for _, b := range []*burst{in, out} {
+			flow, err := c.flow(b.direction)
+			if err != nil {
+				return err
+			}
+			flow.Protocol, flow.Duration = meter.TCP, time.Second
+			result, err := meter.Run(context.Background(), flow)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", side.name, b.direction, err)
+			}
+			b.megabits = append(b.megabits, float64(result.Bytes)*8/1e6)
 		}
-		direction.into.megabits = append(direction.into.megabits, float64(result.Bytes)*8/1e6)
-	}
-	return nil
+		return nil
+	})
 }

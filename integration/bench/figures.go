@@ -38,10 +38,16 @@ const (
 	checkBar    = 0.6
 	driftBar    = 1.1
 	parallelBar = 1.0 / 3
+	limitedBar  = 1.1
+
+	bandwidthBar = 0.4
+	costBar      = 0.9
 
 	rebuildBar = 150.0
 	statusBar  = 50.0
 	gcBar      = 2000.0
+
+	roundTripBar = 12.0
 )
 
 // addGrowth adds a row that compares each side with itself.

@@ -26,6 +26,9 @@ func measurements() []measurement {
 		{"parallel", "many at once", plain((*report).measureParallel)},
 		{"hostports", "hostPorts", plain((*report).measurePorts)},
 		{"hostports", "connections to hostPorts", plain((*report).measureConnections)},
+		{groupShaping, "limits", plain((*report).measureLimits)},
+		{groupShaping, "round trips beside traffic", plain((*report).measureRoundTrips)},
+		{groupShaping, "bandwidth beside many pods with limits", plain((*report).measureLimitedPods)},
 		{"pods", "bridge beside many pods", plain((*report).measurePods)},
 	}
 }

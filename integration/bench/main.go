@@ -2,8 +2,9 @@
 
 // Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of
 // ADD, CHECK and DEL, processes started, binary sizes, what pods move and what that costs, and what a limited pod
-// receives in its first second; then what a node that has many leases and pods makes of these times, many pods at once, and GC. A floor
-// program makes exactly the needed kernel calls in as many processes and shows how far down the times could go.
+// receives in its first second; then what a node that has many leases and pods makes of these times, many pods at once, and GC; how exact limits
+// are, what they cost, and how long others wait behind them. A floor program makes exactly the needed kernel calls in as many processes and shows
+// how far down the times could go.
 //
 // Both folders run on the same machine at the same time, so ratios hold where times do not. A missed target is
 // reported and is no failure; the exit status is 1 when something did not run, or did the wrong thing: an address given twice, a
@@ -68,7 +69,7 @@ func parse(args []string) (options, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.plugins, "plugins", "bin", "`folder` of the plugins to judge")
 	flags.StringVar(&o.reference, "reference", "build/reference", "`folder` of the plugins to compare with")
-	flags.IntVar(&o.rounds, "rounds", 30, "`rounds` of ADD, CHECK and DEL that count")
+	flags.IntVar(&o.rounds, "rounds", 30, "`rounds` of ADD, CHECK and DEL that count; below 10, limits are measured in short")
 	flags.Float64Var(&o.seconds, "seconds", 6, "`length` of each throughput measurement, all repeats together")
 	flags.Float64Var(&o.scale, "scale", 1, "`part` of the leases, pods and attachments to have beside, up to 1")
 	group := flags.String("group", groupAll, "comma-separated `groups` of rows: "+strings.Join(groupNames(), ", "))

@@ -46,6 +46,7 @@ func (r *report) tables() []*table {
 	}{
 		{len(r.Chains), r.chainTable}, {len(r.Plugins), r.pluginTable}, {len(r.Processes), r.processTable}, {len(r.Sizes), r.sizeTable},
 		{len(r.Datapath), r.pathTable}, {len(r.FirstSecond), r.burstTable}, {len(r.Growth), r.growthTable}, {len(r.Loads), r.loadTable},
+		{len(r.Limits), r.limitTable},
 	} {
 		if t.rows > 0 {
 			out = append(out, t.table())

@@ -51,7 +51,7 @@ func (r *report) measurePods(o options, n nodes) {
 			name := "pods-" + side.name + "-" + what
 			c, err := n.chainOf(name, "node-"+name, side, masqueraded(podSubnet))
 			if err == nil && what == besideMany {
-				err = n.fillPods(c, count)
+				_, err = n.fillPods(c, count)
 			}
 			if err != nil {
 				r.fail("pods, "+side.name, err)
@@ -106,7 +106,7 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 }
 
 // fillPods attaches so many pods, each in a network namespace of its own, to the node and network of a chain.
-func (n nodes) fillPods(like *chain, count int) error {
+func (n nodes) fillPods(like *chain, count int) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
 	var group sync.WaitGroup
@@ -121,10 +121,10 @@ func (n nodes) fillPods(like *chain, count int) error {
 			errs <- err
 		})
 	}
-	var made error
 	for i := 0; i < count && made == nil; i++ {
 		var c *chain
 		if c, made = n.neighbour(like, i); made == nil {
+			pods = append(pods, c)
 			chains <- c
 		}
 	}
@@ -133,7 +133,7 @@ func (n nodes) fillPods(like *chain, count int) error {
 	for range fillWorkers {
 		made = errors.Join(made, <-errs)
 	}
-	return made
+	return pods, made
 }
 
 // neighbour is a chain for another pod of the same network on the same node.

@@ -29,6 +29,7 @@ type report struct {
 	FirstSecond []burstRow   `json:"firstSecond"`
 	Growth      []figureRow  `json:"growth"`
 	Loads       []figureRow  `json:"loads"`
+	Limits      []limitRow   `json:"limits"`
 	Skipped     []string     `json:"skipped"`
 	Failed      []string     `json:"failed"`
 }

@@ -73,6 +73,8 @@ func sampleReport() *report {
 			target: target{0.5, "<= 0.60", met}}},
 		Loads: []figureRow{{What: "GC", Sides: map[string]figure{sideOurs: {Value: 700}, sideReference: {Note: "has no GC"}},
 			target: target{Bar: "<= 2000 ms", Verdict: met}}},
+		Limits: []limitRow{{What: "10 Mbit/s, TCP", target: target{Bar: "95-101", Verdict: met},
+			Percent: map[string]map[string]float64{intoPod: {sideOurs: 99.94, sideReference: 100}, outOfPod: {sideOurs: 98.6}}}},
 		Skipped: []string{"floor (C): no cc"}, Failed: []string{},
 	}
 }
@@ -85,6 +87,7 @@ func TestMarkdown(t *testing.T) {
 		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
 		"| CHECK | 10.0, 5.0 | 0.50 | 10.0, 12.0 | 1.20 | <= 0.60 | met |",
 		"| GC | 700.0 | has no GC | - | <= 2000 ms | met |",
+		"| 10 Mbit/s, TCP | 99.9 | 100.0 | 98.6 | - | 95-101 | met |",
 		"Skipped: 1\n- floor (C): no cc\n",
 		"Failed: 0\n",
 	} {
@@ -103,7 +106,7 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{})); diff != "" {
+	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{}, limitRow{})); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
 }

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podlace/podlace/pkg/meter"
+)
+
+const (
+	groupShaping = "shaping"
+
+	limitSubnet  = "10.99.0.0/16"
+	congestion   = "cubic" // the kernel's default: a machine with another one must not show other figures
+	slowRate     = 10e6    // up to this rate, flows leave the processors to one another
+	overload     = 2       // how much more UDP is offered than may pass
+	limitRepeats = 3
+	fewRounds    = 10 // with fewer rounds a run leaves out what takes long
+
+	// drained is when the reference has sent the half gigabyte that is the runtime's burst. What comes later is the rate.
+	drained = 1200 * time.Millisecond
+)
+
+// share is what a limit may let pass, in percent of it.
+type share struct{ least, most float64 }
+
+func shareOfFirst() share  { return share{0, 111} } // with 10 ms of burst
+func shareOfPeak() share   { return share{0, 150} }
+func shareOfSteady() share { return share{95, 101} }
+
+func (o options) brief() bool { return o.rounds < fewRounds }
+
+func (o options) repeats() int { return max(1, min(limitRepeats, o.rounds/fewRounds)) }
+
+// limited is a kind of flow through a limit, and what was seen of it.
+type limited struct {
+	rate     float64
+	protocol meter.Protocol
+	streams  int
+	brief    bool // it belongs into a brief run too
+	first    bool // its beginning has rows
+	costs    bool // what it costs has rows
+
+	mu   sync.Mutex
+	seen map[lane]*passed
+}
+
+// lane is one direction of one side.
+type lane struct{ direction, side string }
+
+// passed is in percent of the rate, on the wire. Cost is the time in milliseconds that processors spent on a gigabit.
+type passed struct{ first, peak, steady, cost []float64 }
+
+func limits() []*limited {
+	return []*limited{
+		{rate: 1e6, protocol: meter.TCP, streams: 1, brief: true},
+		{rate: 1e6, protocol: meter.TCP, streams: 8},
+		{rate: 10e6, protocol: meter.TCP, streams: 1, brief: true, first: true},
+		{rate: 10e6, protocol: meter.TCP, streams: 8},
+		{rate: 10e6, protocol: meter.UDP, streams: 1, brief: true},
+		{rate: 100e6, protocol: meter.TCP, streams: 1, brief: true, first: true},
+		{rate: 100e6, protocol: meter.TCP, streams: 8},
+		{rate: 1e9, protocol: meter.TCP, streams: 1, brief: true, costs: true},
+		{rate: 1e9, protocol: meter.TCP, streams: 8},
+	}
+}
+
+func (l *limited) String() string { return fmt.Sprintf("%g Mbit/s", l.rate/1e6) }
+
+func (l *limited) what() string {
+	what := fmt.Sprintf("%v, %s", l, strings.ToUpper(string(l.protocol)))
+	if l.streams > 1 {
+		what += fmt.Sprintf(", %d flows", l.streams)
+	}
+	return what
+}
+
+// steady is how long a flow is measured once it is drained. Short windows tell little of slow limits, where a pause saves a burst of 100 ms,
+// and of costs, which the kernel counts in 10 ms.
+func (l *limited) steady(o options) time.Duration {
+	long := l.costs || l.rate < slowRate
+	switch {
+	case o.brief() && !long:
+		return 3 * meter.Interval
+	case !o.brief() && long:
+		return 20 * meter.Interval
+	default:
+		return 10 * meter.Interval
+	}
+}
+
+// measureLimits lets flows into pods and out of pods of each side, with the burst that the runtime sends.
+func (r *report) measureLimits(o options, n nodes) {
+	all := slices.DeleteFunc(limits(), func(l *limited) bool { return o.brief() && !l.brief })
+	sides := o.bothSides()
+	for range o.repeats() {
+		for _, l := range all {
+			for _, side := range sides {
+				if err := n.bothWays(l, side, l.steady(o)); err != nil {
+					r.fail(fmt.Sprintf("limit of %s, %s", l.what(), side.name), err)
+				}
+			}
+		}
+		slices.Reverse(sides)
+	}
+	for _, l := range all {
+		r.addBeginning(l)
+	}
+	for _, l := range all {
+		r.addLimit(l.what(), shareOfSteady(), l.medians(func(p *passed) []float64 { return p.steady }))
+		r.addCosts(l)
+	}
+}
+
+func (r *report) addBeginning(l *limited) {
+	if l.first {
+		r.addLimit(l.String()+", first second", shareOfFirst(), l.medians(func(p *passed) []float64 { return p.first }))
+		r.addLimit(l.String()+", largest 100 ms", shareOfPeak(), l.medians(func(p *passed) []float64 { return p.peak }))
+	}
+}
+
+func (r *report) addCosts(l *limited) {
+	costs := l.medians(func(p *passed) []float64 { return p.cost })
+	for _, direction := range directions() {
+		if l.costs {
+			r.addLoad(fmt.Sprintf("CPU for a gigabit %s, limit %v", direction, l), costBar, costs.of(direction))
+		}
+	}
+}
+
+// bothWays measures one pod that receives and one that sends. Both are new: a token bucket is full but once.
+func (n nodes) bothWays(l *limited, side side, steady time.Duration) error {
+	var chains []*chain
+	for i := range directions() {
+		c, err := n.limitChain(fmt.Sprintf("limit-%s-%d", side.name, i), "limit-"+side.name, side, l.rate)
+		if err != nil {
+			return err
+		}
+		chains = append(chains, c)
+	}
+	return chains[0].attached(func() error {
+		return chains[1].attached(func() error {
+			errs := make([]error, len(chains))
+			var group sync.WaitGroup
+			for i, direction := range directions() {
+				group.Go(func() { errs[i] = l.measure(chains[i], lane{direction, side.name}, steady) })
+				if l.rate > slowRate {
+					group.Wait()
+				}
+			}
+			group.Wait()
+			return errors.Join(errs...)
+		})
+	})
+}
+
+// limitChain is bridge and bandwidth for a pod with a limit in both directions.
+func (n nodes) limitChain(name, network string, side side, rate float64) (*chain, error) {
+	c, err := n.chainOf(name, "node-"+network, side, pluginConf{
+		"type": "bridge", "bridge": "br-limit", "isDefaultGateway": true,
+		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": limitSubnet}}}},
+	}, bandwidthPlugin())
+	if err != nil {
+		return nil, err
+	}
+	c.network, c.args = network, map[string]any{"bandwidth": annotated(uint64(rate))}
+	return c, nil
+}
+
+// measure lets the flow go one way, into or out of a pod that was just attached.
+func (l *limited) measure(c *chain, way lane, steady time.Duration) error {
+	flow, err := c.flow(way.direction)
+	if err != nil {
+		return err
+	}
+	flow.Protocol, flow.Streams, flow.Control, flow.Rate = l.protocol, l.streams, congestion, overload*l.rate
+	flow.Duration = drained + steady
+	spent := spending(drained)
+	result, err := meter.Run(context.Background(), flow)
+	if err != nil {
+		return fmt.Errorf("%s: %w", way.direction, err)
+	}
+	cost, err := spent()
+	if err != nil {
+		return err
+	}
+	l.add(way, result.Arrivals, flow.Duration, cost)
+	return nil
+}
+
+// add notes what came by the end, and what was spent on it since it was drained.
+func (l *limited) add(way lane, came meter.Arrivals, end, cost time.Duration) {
+	percent := func(rate float64) float64 { return rate / l.rate * 100 }
+	rate := came.Rate(drained, end)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.seen == nil {
+		l.seen = map[lane]*passed{}
+	}
+	if l.seen[way] == nil {
+		l.seen[way] = &passed{}
+	}
+	p := l.seen[way]
+	p.first = append(p.first, percent(came.Rate(0, time.Second)))
+	p.peak = append(p.peak, percent(came.Peak()))
+	p.steady = append(p.steady, percent(rate))
+	if rate > 0 && cost > 0 {
+		p.cost = append(p.cost, milliseconds(cost)/(rate*(end-drained).Seconds()/1e9))
+	}
+}
+
+func (l *limited) medians(pick func(*passed) []float64) byLane {
+	out := byLane{}
+	for way, p := range l.seen {
+		if values := pick(p); len(values) > 0 {
+			out[way] = median(values)
+		}
+	}
+	return out
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/podlace/podlace/pkg/meter"
+)
+
+const (
+	greedyFlows  = 8
+	pingPatience = time.Second
+	manyLost     = 5.0 // percent: p95 says no more than that
+)
+
+// measureRoundTrips has pods answer while their limit is used up.
+func (r *report) measureRoundTrips(o options, n nodes) {
+	above, lost := map[lane][]float64{}, map[lane][]float64{}
+	for range o.repeats() {
+		for _, side := range o.bothSides() {
+			for _, direction := range directions() {
+				idle, busy, err := n.roundTrips(side, direction, o)
+				if err != nil {
+					r.fail("round trips, "+side.name, err)
+					return
+				}
+				way := lane{direction, side.name}
+				above[way] = append(above[way], milliseconds(busy.P95-idle.P95))
+				lost[way] = append(lost[way], 100*float64(busy.Lost)/float64(busy.Sent))
+			}
+		}
+	}
+	for _, direction := range directions() {
+		sides := map[string]figure{}
+		for _, side := range o.bothSides() {
+			way := lane{direction, side.name}
+			sides[side.name] = roundTrip(median(above[way]), median(lost[way]))
+		}
+		r.addAbsolute(fmt.Sprintf("round trip beside %d TCP flows %s at %d Mbit/s: p95 above that without", greedyFlows, direction, podRate/1_000_000),
+			roundTripBar, sides)
+	}
+}
+
+func roundTrip(above, lost float64) figure {
+	f := figure{Value: above}
+	if lost > manyLost {
+		f.Note = fmt.Sprintf("at least %.0f, %.0f %% lost", above, lost)
+	}
+	return f
+}
+
+// roundTrips measures a pod of its own, without and beside flows in a direction.
+func (n nodes) roundTrips(side side, direction string, o options) (idle, busy meter.RoundTrips, err error) {
+	c, err := n.limitChain("limit-"+side.name+"-0", "limit-"+side.name, side, podRate)
+	if err != nil {
+		return idle, busy, err
+	}
+	err = c.attached(func() error {
+		flow, err := c.flow(direction)
+		if err != nil {
+			return err
+		}
+		ping := flow
+		ping.Duration, ping.Patience = time.Second, pingPatience
+		if o.brief() {
+			ping.Duration /= 2
+		}
+		if idle, err = meter.Ping(context.Background(), ping); err != nil {
+			return err
+		}
+		if idle.Lost > 0 {
+			return fmt.Errorf("%d of %d datagrams had no answer without other traffic", idle.Lost, idle.Sent)
+		}
+		busy, err = besideFlows(flow, ping)
+		return err
+	})
+	return idle, busy, err
+}
+
+// besideFlows pings while flows send all they can, from when they are drained.
+func besideFlows(flow, ping meter.Flow) (meter.RoundTrips, error) {
+	flow.Protocol, flow.Streams, flow.Control, flow.Duration = meter.TCP, greedyFlows, congestion, time.Minute
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := meter.Run(ctx, flow)
+		ended <- err
+	}()
+	time.Sleep(drained)
+	seen, err := meter.Ping(context.Background(), ping)
+	stop()
+	if other := <-ended; !errors.Is(other, context.Canceled) {
+		err = errors.Join(err, fmt.Errorf("the flows beside it ended: %w", other))
+	}
+	return seen, err
+}
