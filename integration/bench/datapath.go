@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -36,6 +37,7 @@ type throughput struct {
 type track struct {
 	side, path string
 	flow       meter.Flow
+	attached   *chain // a pod that is detached when all is measured
 	measured   []throughput
 	err        error
 }
@@ -65,6 +67,11 @@ func datapath(f folders, sides []side, n nodes, each time.Duration) ([]*track, e
 		}
 		slices.Reverse(tracks)
 	}
+	for _, t := range tracks {
+		if t.attached != nil {
+			t.err = errors.Join(t.err, t.attached.run(verbDel, execute))
+		}
+	}
 	return tracks, nil
 }
 
@@ -72,11 +79,11 @@ func failedTracks(side string, err error) []*track {
 	return []*track{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
 }
 
-// pluginTracks attaches two pods, one with a port, and leaves them attached.
+// pluginTracks attaches two pods, one with a port.
 func (n nodes) pluginTracks(side side) ([]*track, error) {
 	var addresses []netip.Addr
 	var gateway netip.Addr
-	var pods []*sandbox.Pod
+	var chains []*chain
 	nodeName := "datapath-" + side.name
 	for i := range 2 {
 		c, err := n.pluginChain(side, nodeName, nftables(), false)
@@ -97,12 +104,16 @@ func (n nodes) pluginTracks(side side) ([]*track, error) {
 		if err != nil {
 			return nil, err
 		}
-		gateway, addresses, pods = gw, append(addresses, address), append(pods, c.pod)
+		gateway, addresses, chains = gw, append(addresses, address), append(chains, c)
 	}
-	return []*track{
-		newTrack(side.name, pathPod, pods[0], pods[1], addresses[1]),
-		newTrack(side.name, pathHost, pods[0], n[nodeName], gateway),
-	}, nil
+	tracks := []*track{
+		newTrack(side.name, pathPod, chains[0].pod, chains[1].pod, addresses[1]),
+		newTrack(side.name, pathHost, chains[0].pod, n[nodeName], gateway),
+	}
+	for i, t := range tracks {
+		t.attached = chains[i]
+	}
+	return tracks, nil
 }
 
 func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *track {
