@@ -261,6 +261,11 @@ func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
 	}
 	as := *r
 	as.Config = withIPAM(r.Config, object)
+	if now := ipamType(ipamObject(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
+		// Where nobody can be asked any more, a pod that can never be deleted helps nobody.
+		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead", "gone", name, "asked", now)
+		as.Config, name = r.Config, now
+	}
 	return b.ipam.Del(&as, name)
 }
 

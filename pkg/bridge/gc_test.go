@@ -4,7 +4,6 @@ package bridge
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -362,26 +361,4 @@ func TestIPAMFails(t *testing.T) {
 			l.fails(o, plugin.CodeExhausted, "bridge add: ipam fake: full")
 		}
 	}
-}
-
-// TestDelGoesOn: an IPAM plugin that cannot give back keeps neither the interface nor the record from a second try.
-func TestDelGoesOn(t *testing.T) {
-	l := newLab(t)
-	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
-	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
-	l.ok(l.call("ADD", "a"))
-	l.fails(l.call("DEL", "a"), plugin.CodeIO, "ipam fake: later")
-	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
-		t.Error("the interface is left")
-	}
-	f.delErr = nil
-	l.ok(l.call("DEL", "a", "ipam", nil))
-	if f.given != 2 {
-		t.Errorf("the addresses were given back %d times", f.given)
-	}
-}
-
-func TestIPAMMissing(t *testing.T) {
-	l := newLab(t)
-	l.fails(l.call("ADD", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, "ipam missing: no such plugin in CNI_PATH")
 }

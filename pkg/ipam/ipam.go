@@ -80,6 +80,15 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
+// Available tells whether an IPAM plugin is there to be asked.
+func (run Runner) Available(r *plugin.Request, name string) bool {
+	if _, ok := run.builtin(name); ok {
+		return true
+	}
+	_, err := find(r.Path, name)
+	return err == nil
+}
+
 // Del gives the addresses of the attachment back.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })

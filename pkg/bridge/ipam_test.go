@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// TestDelGoesOn: an IPAM plugin that cannot give back keeps neither the interface nor the record from a second try.
+func TestDelGoesOn(t *testing.T) {
+	l := newLab(t)
+	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
+	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
+	l.ok(l.call("ADD", "a"))
+	l.fails(l.call("DEL", "a"), plugin.CodeIO, "ipam fake: later")
+	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
+		t.Error("the interface is left")
+	}
+	f.delErr = nil
+	l.ok(l.call("DEL", "a", "ipam", nil))
+	if f.given != 2 {
+		t.Errorf("the addresses were given back %d times", f.given)
+	}
+}
+
+// TestIPAMGone: the IPAM plugin of a pod is not installed any more, or its record is damaged there. Another one that is configured is asked.
+func TestIPAMGone(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	list, err := attachment.All()
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	data, err := os.ReadFile(list[0].Path())
+	if err == nil {
+		err = os.WriteFile(list[0].Path(), bytes.ReplaceAll(data, []byte(`"host-local"`), []byte(`"missing"`)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := "ipam missing: no such plugin in CNI_PATH"
+	l.fails(l.call("DEL", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, gone)
+	l.fails(l.call("DEL", "a", "ipam", nil), plugin.CodeConfig, gone)
+	l.ok(l.call("DEL", "a"))
+	if left := leases(t); len(left) > 0 {
+		t.Errorf("leases %q", left)
+	}
+}
+
+func TestIPAMMissing(t *testing.T) {
+	l := newLab(t)
+	l.fails(l.call("ADD", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, "ipam missing: no such plugin in CNI_PATH")
+}
