@@ -56,60 +56,100 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer host.Close()
-	var old state
-	if ok, err := att.Load(&old); err != nil {
-		return nil, err
-	} else if ok {
-		if err := remove(host, att, old); err != nil {
-			return nil, err
-		}
-	}
 	link, err := hostSide(r, host)
 	if err != nil {
 		return nil, err
 	}
-	st := cfg.plan(att.Key, link)
-	var undo plugin.Undo
-	defer undo.OnError(&err)
-	undo.Push(func() error { return remove(host, att, st) })
-	if err := att.Save(st); err != nil {
+	var old state
+	if _, err := att.Load(&old); err != nil {
 		return nil, err
 	}
-	return apply(r, host, link, st)
+	st := cfg.plan(att.Key, link)
+	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
+		if err := takeAway(host, old); err != nil {
+			return nil, err
+		}
+		old = state{}
+	}
+	// Limits of a live pod are changed in place, and those that are lifted go last: it is never without any.
+	lifted := old.without(st)
+	during := st.with(lifted)
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(func() error { return remove(host, att, during) })
+	if err := att.Save(during); err != nil {
+		return nil, err
+	}
+	if err := apply(r, host, link, st); err != nil {
+		return nil, err
+	}
+	if lifted.Index == 0 {
+		return r.Prev, nil
+	}
+	if err := takeAway(host, lifted); err != nil {
+		return nil, err
+	}
+	return r.Prev, att.Save(st)
+}
+
+// without is what of a state has no place in another of the same link; nothing has Index 0.
+func (st state) without(next state) state {
+	out := state{Link: st.Link}
+	if next.Ingress == nil && st.Ingress != nil {
+		out.Index, out.Ingress = st.Index, st.Ingress
+	}
+	if next.IFB == "" && st.IFB != "" {
+		out.Index, out.IFB, out.Egress = st.Index, st.IFB, st.Egress
+	}
+	return out
+}
+
+// with is both states of the same link.
+func (st state) with(more state) state {
+	if more.Ingress != nil {
+		st.Ingress = more.Ingress
+	}
+	if more.IFB != "" {
+		st.IFB, st.Egress = more.IFB, more.Egress
+	}
+	return st
 }
 
 // plan is the wanted state of an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link) state {
 	st := state{Link: link.Name, Index: link.Index}
 	if c.Ingress.Rate > 0 {
-		s := c.Ingress.shaper(link.MTU)
+		s := c.Ingress.shaper(link.MTU, c.Latency)
 		st.Ingress = &s
 	}
 	if c.Egress.Rate > 0 {
-		s := c.Egress.shaper(link.MTU)
+		s := c.Egress.shaper(link.MTU, c.Latency)
 		st.Egress, st.IFB = &s, ifbName(key)
 	}
 	return st
 }
 
-func apply(r *plugin.Request, host *kernel.Node, link kernel.Link, st state) (*types100.Result, error) {
+func apply(r *plugin.Request, host *kernel.Node, link kernel.Link, st state) error {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if st.Egress == nil {
-		return r.Prev, nil
+		return nil
 	}
 	ifb, err := host.EnsureIFB(st.IFB, link)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := host.Shape(ifb, *st.Egress); err != nil {
-		return nil, err
+		return err
 	}
 	r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
-	return r.Prev, host.Redirect(link, ifb)
+	if ok, err := host.Redirected(link, ifb); ok || err != nil {
+		return err
+	}
+	return host.Redirect(link, ifb)
 }
 
 // hostSide finds the host side of the pod's veth pair, by what the kernel says of its peer.
@@ -170,9 +210,16 @@ func removeFromNode(att *attachment.Attachment, st state) error {
 	return remove(host, att, st)
 }
 
-// remove takes the limits away. The redirect goes before the device that it leads to: a pod that lives on must not lose its traffic.
-// The record goes last.
+// remove takes the limits away. The record goes last.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
+	if err := takeAway(host, st); err != nil {
+		return err
+	}
+	return att.Remove()
+}
+
+// takeAway takes away what a state names. The redirect goes before the device that it leads to: a pod that lives on must not lose its traffic.
+func takeAway(host *kernel.Node, st state) error {
 	link, ok, err := host.Link(st.Link)
 	errs := []error{err}
 	if ok && link.Index == st.Index {
@@ -186,10 +233,7 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if st.IFB != "" {
 		errs = append(errs, host.DelLink(st.IFB))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return att.Remove()
+	return errors.Join(errs...)
 }
 
 // status fails only when the configuration is wrong.

@@ -88,6 +88,39 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
+// TestChangedInPlace: limits of a live pod are replaced, not taken away and made anew.
+func TestChangedInPlace(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	before := l.link(l.ifb("a")).Index
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 30e6)))
+	if now := l.link(l.ifb("a")).Index; now != before {
+		t.Error("the device was made anew")
+	}
+	l.ok(l.call("CHECK", "a", "runtimeConfig", limits(0, 30e6)))
+	l.ok(l.call("DEL", "a"))
+	if got := l.applied("a"); got != none {
+		t.Errorf("left %s", got)
+	}
+}
+
+// TestMoved: limits of a link that is not the pod's any more go with the next ADD.
+func TestMoved(t *testing.T) {
+	l := connected(t)
+	l.ok(l.call("ADD", "a"))
+	l.must(l.host.DelLink("bwt0"))
+	netns, err := os.Open(l.pod.Path)
+	l.must(err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
+	l.must(err)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(7e6, 0)))
+	if got := l.applied("a"); got != "7000000/0 redirected false" {
+		t.Errorf("got %s", got)
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
 // TestDelWithGroup: where the main plugin deletes the link and all that serves it in one request, DEL leaves the limits to it; without
 // a namespace nobody would.
 func TestDelWithGroup(t *testing.T) {
@@ -141,9 +174,9 @@ func TestCheckDetects(t *testing.T) {
 		says   string
 	}{
 		"no ingress limit":    {func() error { return l.host.Unshape(l.hostSide) }, "the token bucket of bwt0 is missing"},
-		"other ingress limit": {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 21e6, Burst: 25000, Limit: 125000}) }, "the token bucket of bwt0 is"},
-		"other burst":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 50000, Limit: 125000}) }, "the token bucket of bwt0 is"},
-		"other queue":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 25000, Limit: 125001}) }, "the token bucket of bwt0 is"},
+		"other ingress limit": {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 21e6, Burst: 10000, Limit: 25000}) }, "the token bucket of bwt0 is"},
+		"other burst":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 50000, Limit: 25000}) }, "the token bucket of bwt0 is"},
+		"other queue":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 10000, Limit: 25001}) }, "the token bucket of bwt0 is"},
 		"device down":         {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
 		"device deleted":      {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
 		"no egress limit":     {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 	"math/big"
+	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -15,7 +16,10 @@ import (
 type Limit struct{ Rate, Burst uint64 }
 
 // Config is the validated configuration of an ADD or CHECK. The directions are the pod's: ingress is what it receives.
-type Config struct{ Ingress, Egress Limit }
+type Config struct {
+	Ingress, Egress Limit
+	Latency         time.Duration // how long a packet may wait
+}
 
 // none tells that nothing is limited.
 func (c Config) none() bool { return c.Ingress.Rate == 0 && c.Egress.Rate == 0 }
@@ -32,6 +36,7 @@ func (l rawLimits) empty() bool { return l == rawLimits{} }
 type rawConfig struct {
 	rawLimits
 	MaxBurst        *json.Number    `json:"maxBurst"`
+	Latency         string          `json:"latency"`
 	ShapedSubnets   json.RawMessage `json:"shapedSubnets"`
 	UnshapedSubnets json.RawMessage `json:"unshapedSubnets"`
 	RuntimeConfig   struct {
@@ -64,11 +69,15 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
+	latency, err := parseLatency(raw.Latency)
+	if err != nil {
+		return Config{}, err
+	}
 	limits, static := raw.rawLimits, true
 	if limits.empty() && raw.RuntimeConfig.Bandwidth != nil {
 		limits, static = *raw.RuntimeConfig.Bandwidth, false
 	}
-	var c Config
+	c := Config{Latency: latency}
 	if c.Ingress, err = parseLimit(r, "ingress", limits.IngressRate, limits.IngressBurst, static, maxBurst); err != nil {
 		return Config{}, err
 	}
@@ -90,7 +99,7 @@ func parseLimit(r *plugin.Request, direction string, rawRate, rawBurst *json.Num
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)
 	case rate > 0 && burst == 0 && static:
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
-			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500).Burst*8)
+			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500, defaultLatency).Burst*8)
 	case static && (rate < minRate || rate > maxRate) && rate != 0:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate == 0:
@@ -106,6 +115,23 @@ func parseLimit(r *plugin.Request, direction string, rawRate, rawBurst *json.Num
 		limit.Burst = 0
 	}
 	return limit, nil
+}
+
+// Bounds of latency: a timer may come later than the one, and nobody waits for the other.
+const (
+	minLatency = time.Millisecond
+	maxLatency = 10 * time.Second
+)
+
+func parseLatency(text string) (time.Duration, error) {
+	if text == "" {
+		return defaultLatency, nil
+	}
+	latency, err := time.ParseDuration(text)
+	if err != nil || latency < minLatency || latency > maxLatency {
+		return 0, plugin.Errorf(plugin.CodeConfig, "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency, maxLatency)
+	}
+	return latency, nil
 }
 
 // mostBurst is the largest burst that a runtime may ask for: the conflist's maxBurst, else one second of the rate.
@@ -136,28 +162,39 @@ func number(key string, n *json.Number) (uint64, error) {
 	return v.Uint64(), nil
 }
 
-// The queue holds what arrives in queueTime at the rate, and at least some full frames; a derived burst is what is sent in
-// burstTime, and at least some full frames. Below 64 kB of burst the kernel cuts large segments into frames (tbf_segment), so that
-// a small burst costs CPU, which only slow links can afford.
+// A derived burst is what is sent in burstTime: enough for a timer that comes late. At least some full frames pass at once.
+//
+// A segment of up to 64 KiB that is longer than the burst is cut into frames before it waits (tbf_segment in net/sched/sch_tbf.c). That
+// costs CPU, which only slow links can afford, and keeps their queue fine-grained. From 64 KiB of burst on segments wait whole, and a queue
+// that cannot hold some of them would drop them for ever.
 const (
-	queueTime  = 50 // milliseconds
-	burstTime  = 10 // milliseconds
-	minFrames  = 8
-	queueFrame = 20
-	overhead   = 18 // Ethernet header and VLAN tag
+	burstTime      = 4 * time.Millisecond
+	burstFrames    = 4
+	defaultLatency = 10 * time.Millisecond
+	queueFrames    = 10
+	segment        = 64<<10 + overhead
+	queueSegments  = 2
+	overhead       = 18 // Ethernet header and VLAN tag
 
-	// longest is the time in seconds that a burst may take at the rate: the kernel keeps it in 2^32 ticks of 64 ns.
-	longest = 274
+	// longest is the time that a burst may take at the rate: the kernel keeps it in 2^32 ticks of 64 ns.
+	longest = 274 * time.Second
 )
 
-// shaper turns a limit into a token bucket for a link with the MTU.
-func (l Limit) shaper(mtu int) kernel.Shaper {
+// shaper turns a limit into a token bucket for a link with the MTU, in which a packet waits no longer than latency, or as long as what has to
+// fit into any queue.
+func (l Limit) shaper(mtu int, latency time.Duration) kernel.Shaper {
 	frame := uint64(mtu + overhead)
 	burst := l.Burst / 8
 	if burst == 0 {
-		burst = l.Rate / 8 * burstTime / 1000
+		burst = l.sentIn(burstTime)
 	}
-	burst = min(max(burst, minFrames*frame), l.Rate/8*longest, maxBytes)
-	queue := max(l.Rate/8*queueTime/1000, queueFrame*frame)
+	burst = min(max(burst, burstFrames*frame), l.sentIn(longest), maxBytes)
+	queue := max(l.sentIn(latency), queueFrames*frame)
+	if burst >= segment {
+		queue = max(queue, queueSegments*segment)
+	}
 	return kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
 }
+
+// sentIn returns the bytes that pass in a time. It cannot wrap: maxRate/8 in longest are less than 2^62 microbytes.
+func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

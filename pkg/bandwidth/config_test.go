@@ -10,6 +10,7 @@ import (
 	"math/big"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -48,6 +49,7 @@ func TestParse(t *testing.T) {
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {
+		want.Latency = defaultLatency
 		if got, _, err := parsed(keys); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", keys, got, err, want)
 		}
@@ -76,6 +78,14 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
+func TestLatency(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": defaultLatency, "1ms": time.Millisecond, "0.05s": 50 * time.Millisecond, "10s": 10 * time.Second} {
+		if got, _, err := parsed(fmt.Sprintf(`"latency":%q`, text)); err != nil || got.Latency != want {
+			t.Errorf("%q: %s, %v", text, got.Latency, err)
+		}
+	}
+}
+
 func TestClampIsLogged(t *testing.T) {
 	if _, log, err := parsed(runtime(`"ingressRate":1`)); err != nil || !strings.Contains(log, "clamped") || !strings.Contains(log, "applied=1000") {
 		t.Errorf("%v, logged %q", err, log)
@@ -97,6 +107,10 @@ func TestParseRefused(t *testing.T) {
 		`"egressRate":100000000001,"egressBurst":1`:     "want 1000-100000000000 bits",
 		`"ingressRate":1000,"ingressBurst":34359738368`: "want less than 34359738368 bits",
 		`"maxBurst":-1`:                                 "maxBurst -1",
+		`"latency":"10"`:                                `latency "10": want a time with its unit, such as 10ms, between 1ms and 10s`,
+		`"latency":"-10ms"`:                             "latency",
+		`"latency":"999us"`:                             "latency",
+		`"latency":"11s"`:                               "latency",
 		runtime(`"ingressRate":-1`):                     "ingressRate -1",
 		`"ingressRate":` + strings.Repeat("9", 41):      "want a whole number",
 		`"ingressRate":-` + strings.Repeat("9", 10000):  "want a whole number",
@@ -113,7 +127,7 @@ func TestParseRefused(t *testing.T) {
 			t.Errorf("%s null: %v", key, err)
 		}
 	}
-	for _, keys := range []string{`"ingressRate":"fast"`, `"ingressRate":true`, `"runtimeConfig":{"bandwidth":7}`, `"egressBurst":{}`} {
+	for _, keys := range []string{`"ingressRate":"fast"`, `"ingressRate":true`, `"runtimeConfig":{"bandwidth":7}`, `"egressBurst":{}`, `"latency":10`} {
 		if _, _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
 			t.Errorf("%s: %v", keys, err)
 		}
@@ -121,15 +135,15 @@ func TestParseRefused(t *testing.T) {
 }
 
 // model computes a token bucket in numbers that cannot wrap.
-func model(l Limit, mtu int) (burst, limit *big.Int) {
+func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	n := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
-	part := func(milliseconds int64) *big.Int {
-		v := new(big.Int).Mul(n(l.Rate/8), big.NewInt(milliseconds))
-		return v.Div(v, big.NewInt(1000))
+	in := func(t time.Duration) *big.Int {
+		v := new(big.Int).Mul(n(l.Rate/8), big.NewInt(t.Microseconds()))
+		return v.Div(v, big.NewInt(1e6))
 	}
-	atLeast := func(v *big.Int, frames int64) *big.Int {
-		if least := new(big.Int).Mul(big.NewInt(frames), big.NewInt(int64(mtu)+18)); v.Cmp(least) < 0 {
-			return least
+	atLeast := func(v *big.Int, least int64) *big.Int {
+		if v.Cmp(big.NewInt(least)) < 0 {
+			return big.NewInt(least)
 		}
 		return v
 	}
@@ -139,19 +153,24 @@ func model(l Limit, mtu int) (burst, limit *big.Int) {
 		}
 		return v
 	}
-	burst = part(10)
+	frame := int64(mtu) + 18
+	burst = in(4 * time.Millisecond)
 	if l.Burst >= 8 {
 		burst = n(l.Burst / 8)
 	}
-	burst = atMost(atMost(atLeast(burst, 8), part(274_000)), n(math.MaxUint32))
-	return burst, atMost(atLeast(part(50), 20), n(math.MaxUint32))
+	burst = atMost(atMost(atLeast(burst, 4*frame), in(274*time.Second)), n(math.MaxUint32))
+	limit = atLeast(in(latency), 10*frame)
+	if burst.Cmp(big.NewInt(65536+18)) >= 0 {
+		limit = atLeast(limit, 2*(65536+18))
+	}
+	return burst, atMost(limit, n(math.MaxUint32))
 }
 
 // mustBeSound checks one shaper against the model, and what the kernel needs to apply it as it is.
-func mustBeSound(t *testing.T, l Limit, mtu int) {
+func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	t.Helper()
-	got := l.shaper(mtu)
-	burst, limit := model(l, mtu)
+	got := l.shaper(mtu, latency)
+	burst, limit := model(l, mtu, latency)
 	if got.Rate != l.Rate || burst.Cmp(big.NewInt(int64(got.Burst))) != 0 || limit.Cmp(big.NewInt(int64(got.Limit))) != 0 {
 		t.Fatalf("%+v with mtu %d: %+v, want burst %v limit %v", l, mtu, got, burst, limit)
 	}
@@ -161,7 +180,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int) {
 	if ticks.Cmp(big.NewInt(math.MaxUint32)) > 0 {
 		t.Fatalf("%+v with mtu %d: a burst of %v ticks", l, mtu, ticks)
 	}
-	if frames := uint64(got.Burst) / uint64(mtu+overhead); frames < minFrames && mtu <= 1500 {
+	if frames := uint64(got.Burst) / uint64(mtu+overhead); frames < burstFrames && mtu <= 1500 {
 		t.Fatalf("%+v with mtu %d: a burst of %d frames", l, mtu, frames)
 	}
 	if got.Limit < uint32(mtu+overhead) {
@@ -173,22 +192,27 @@ func TestShaper(t *testing.T) {
 	for _, mtu := range []int{68, 1280, 1400, 1500, 9000, 65535} {
 		for rate := uint64(minRate); rate <= maxRate; rate = rate*3/2 + 1 {
 			for _, burst := range []uint64{0, 1, 7, 8, 1000, 1e6, 1<<32 - 1, 1 << 32, 1<<35 - 1} {
-				mustBeSound(t, Limit{rate, burst}, mtu)
+				mustBeSound(t, Limit{rate, burst}, mtu, defaultLatency)
+				mustBeSound(t, Limit{rate, burst}, mtu, maxLatency)
 			}
 		}
-		mustBeSound(t, Limit{maxRate, 0}, mtu)
+		mustBeSound(t, Limit{maxRate, 0}, mtu, minLatency)
 	}
 	for _, c := range []struct {
-		limit Limit
-		want  kernel.Shaper
+		limit   Limit
+		latency time.Duration
+		want    kernel.Shaper
 	}{
-		{Limit{20e6, 0}, kernel.Shaper{Rate: 20e6, Burst: 25_000, Limit: 125_000}},
-		{Limit{20e6, 8e6}, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 125_000}},
-		{Limit{1000, 0}, kernel.Shaper{Rate: 1000, Burst: 8 * 1518, Limit: 20 * 1518}},
-		{Limit{1e11, 0}, kernel.Shaper{Rate: 1e11, Burst: 125e6, Limit: 625e6}},
-		{Limit{10e6, 1<<32 - 1}, kernel.Shaper{Rate: 10e6, Burst: 342_500_000, Limit: 62_500}}, // more would not fit the kernel's clock
+		{Limit{20e6, 0}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
+		{Limit{20e6, 0}, 50 * time.Millisecond, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
+		{Limit{20e6, 8e6}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
+		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 10 * 1518}},
+		{Limit{1e9, 0}, defaultLatency, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
+		{Limit{1e9, 0}, time.Millisecond, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
+		{Limit{1e11, 0}, defaultLatency, kernel.Shaper{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
+		{Limit{10e6, 1<<32 - 1}, defaultLatency, kernel.Shaper{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}}, // more would not fit the kernel's clock
 	} {
-		if diff := cmp.Diff(c.want, c.limit.shaper(1500)); diff != "" {
+		if diff := cmp.Diff(c.want, c.limit.shaper(1500, c.latency)); diff != "" {
 			t.Errorf("%+v:\n%s", c.limit, diff)
 		}
 	}
@@ -202,7 +226,7 @@ func FuzzShaper(f *testing.F) {
 		if rate < minRate || rate > maxRate || mtu < 68 {
 			return
 		}
-		mustBeSound(t, Limit{rate, burst}, int(mtu))
+		mustBeSound(t, Limit{rate, burst}, int(mtu), defaultLatency)
 	})
 }
 
@@ -222,7 +246,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, l := range []Limit{c.Ingress, c.Egress} {
 			if l.Rate != 0 {
-				mustBeSound(t, l, 1500)
+				mustBeSound(t, l, 1500, c.Latency)
 			}
 			if l.Rate != 0 && (l.Rate < minRate || l.Rate > maxRate) || l.Rate == 0 && l.Burst != 0 {
 				t.Errorf("%q: %+v", config, l)
