@@ -171,7 +171,7 @@ const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
 	defaultLatency = 10 * time.Millisecond
-	queueFrames    = 10
+	queueFrames    = 16
 	segment        = 64<<10 + overhead
 	queueSegments  = 2
 	overhead       = 18 // Ethernet header and VLAN tag

@@ -159,7 +159,7 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 		burst = n(l.Burst / 8)
 	}
 	burst = atMost(atMost(atLeast(burst, 4*frame), in(274*time.Second)), n(math.MaxUint32))
-	limit = atLeast(in(latency), 10*frame)
+	limit = atLeast(in(latency), 16*frame)
 	if burst.Cmp(big.NewInt(65536+18)) >= 0 {
 		limit = atLeast(limit, 2*(65536+18))
 	}
@@ -206,7 +206,7 @@ func TestShaper(t *testing.T) {
 		{Limit{20e6, 0}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
 		{Limit{20e6, 0}, 50 * time.Millisecond, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
 		{Limit{20e6, 8e6}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
-		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 10 * 1518}},
+		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 16 * 1518}},
 		{Limit{1e9, 0}, defaultLatency, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{1e9, 0}, time.Millisecond, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{1e11, 0}, defaultLatency, kernel.Shaper{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
