@@ -9,6 +9,7 @@ import (
 	"net"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,20 +43,93 @@ func (s Shaper) tbf(index int) *netlink.Tbf {
 // Shape limits what a link sends. It replaces a token bucket that is there.
 func (n *NS) Shape(link Link, s Shaper) error {
 	return change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, s.Rate), func() error {
-		return n.h.QdiscReplace(s.tbf(link.Index))
+		t := s.tbf(link.Index)
+		_, err := n.shapeRequest(t, s.Burst).Execute(unix.NETLINK_ROUTE, 0)
+		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel does not replace it when it has our handle
+			_ = n.h.QdiscDel(t)
+			_, err = n.shapeRequest(t, s.Burst).Execute(unix.NETLINK_ROUTE, 0)
+		}
+		return err
 	})
+}
+
+func (n *NS) hasOtherRoot(link Link) bool {
+	_, shaped, err := n.Shaped(link)
+	return err == nil && !shaped
+}
+
+// shapeRequest names the burst in bytes as well. By the time alone the kernel drops each packet that takes longer than 2^32 ns at the rate
+// (tbf_change in net/sched/sch_tbf.c): below 2.8 kbit/s that is every full frame.
+func (n *NS) shapeRequest(t *netlink.Tbf, burst uint32) *nl.NetlinkRequest {
+	req := n.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(t.LinkIndex), Handle: t.Handle, Parent: t.Parent})
+	req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("tbf")))
+	params := nl.TcTbfQopt{Limit: t.Limit, Buffer: t.Buffer}
+	params.Rate.Rate = uint32(min(t.Rate, math.MaxUint32))
+	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+	options.AddRtAttr(nl.TCA_TBF_PARMS, params.Serialize())
+	if t.Rate > math.MaxUint32 {
+		options.AddRtAttr(nl.TCA_TBF_RATE64, nl.Uint64Attr(t.Rate))
+	}
+	options.AddRtAttr(nl.TCA_TBF_BURST, nl.Uint32Attr(burst))
+	req.AddData(options)
+	return req
 }
 
 // Shaped returns the token bucket of a link; ok is false when its root qdisc is something else. The burst is as exact as ticks are.
 func (n *NS) Shaped(link Link) (s Shaper, ok bool, err error) {
 	list, err := n.qdiscs(link)
 	for _, q := range list {
-		if t, isTBF := q.(*netlink.Tbf); isTBF && t.Parent == netlink.HANDLE_ROOT {
-			burst := float64(t.Buffer) / (float64(netlink.TickInUsec()) * 1e6) * float64(t.Rate)
-			return Shaper{Rate: t.Rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: t.Limit}, true, nil
+		if t, isTBF := rootTBF(q); isTBF {
+			return shaperOf(t), true, nil
 		}
 	}
 	return Shaper{}, false, err
+}
+
+func rootTBF(q netlink.Qdisc) (t *netlink.Tbf, ok bool) {
+	t, ok = q.(*netlink.Tbf)
+	return t, ok && t.Parent == netlink.HANDLE_ROOT
+}
+
+func shaperOf(t *netlink.Tbf) Shaper {
+	burst := float64(t.Buffer) / (float64(netlink.TickInUsec()) * 1e6) * float64(t.Rate)
+	return Shaper{Rate: t.Rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: t.Limit}
+}
+
+// Bucket is a token bucket with what the kernel has counted since it was made.
+type Bucket struct {
+	Shaper
+	Sent    uint64 // bytes
+	Dropped uint32 // packets
+	Waiting uint32 // bytes
+}
+
+// Buckets returns the token buckets of all links, by ifindex: one request, however many there are.
+func (n *NS) Buckets() (map[int]Bucket, error) {
+	list, err := n.allQdiscs()
+	found := map[int]Bucket{}
+	for _, q := range list {
+		if t, ok := rootTBF(q); ok {
+			b := Bucket{Shaper: shaperOf(t)}
+			if t.Statistics != nil {
+				b.Sent, b.Dropped, b.Waiting = t.Statistics.Basic.Bytes, t.Statistics.Queue.Drops, t.Statistics.Queue.Backlog
+			}
+			found[t.LinkIndex] = b
+		}
+	}
+	return found, err
+}
+
+func (n *NS) allQdiscs() (list []netlink.Qdisc, err error) {
+	err = retry(func() (err error) {
+		list, err = n.h.QdiscList(nil)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("qdisc show: %w", err)
+	}
+	return list, nil
 }
 
 func (n *NS) qdiscs(link Link) (list []netlink.Qdisc, err error) {
@@ -153,6 +227,26 @@ func (n *NS) Redirected(from, to Link) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
+// has an ingress or clsact qdisc.
+func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
+	list, err := n.allQdiscs()
+	for _, q := range list {
+		if kind := q.Type(); kind != "ingress" && kind != "clsact" {
+			continue
+		}
+		link, there, e := n.LinkByIndex(q.Attrs().LinkIndex)
+		if e == nil && there {
+			there, e = n.Redirected(link, to)
+		}
+		if e == nil && there {
+			return link, true, nil
+		}
+		err = errors.Join(err, e)
+	}
+	return Link{}, false, err
 }
 
 // DelRedirect removes the redirect of a link, and the ingress qdisc unless filters of others use it. Nothing to remove is no

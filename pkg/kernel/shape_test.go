@@ -68,20 +68,76 @@ func TestTBF(t *testing.T) {
 	}
 }
 
-// TestShapeOther: a root qdisc of another kind is no shaper, and is not taken for one.
+// TestShapeOther: a root qdisc of another kind is no shaper, and is not taken for one, whatever its handle.
 func TestShapeOther(t *testing.T) {
-	w := newWire(t)
-	other := &netlink.GenericQdisc{QdiscType: "pfifo",
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: netlink.MakeHandle(7, 0), Parent: netlink.HANDLE_ROOT}}
-	mustDo(t, w.host.h.QdiscReplace(other))
-	if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
-		t.Errorf("got %+v, %v", got, err)
+	for _, major := range []uint16{7, 1} {
+		w := newWire(t)
+		other := &netlink.GenericQdisc{QdiscType: "pfifo",
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: netlink.MakeHandle(major, 0), Parent: netlink.HANDLE_ROOT}}
+		mustDo(t, w.host.h.QdiscReplace(other))
+		if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
+			t.Errorf("got %+v, %v", got, err)
+		}
+		mustDo(t, w.host.Shape(w.hostSide, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}))
+		if _, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil {
+			t.Errorf("it was not replaced: %v", err)
+		}
+		mustDo(t, w.host.Unshape(w.hostSide), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
 	}
-	mustDo(t, w.host.Shape(w.hostSide, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}))
-	if _, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil {
-		t.Errorf("it was not replaced: %v", err)
+}
+
+// TestBuckets finds the token buckets of all links, and nothing else.
+func TestBuckets(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	want := map[int]Bucket{
+		w.hostSide.Index: {Shaper: Shaper{Rate: 8_000_000, Burst: 20_000, Limit: 30_000}},
+		ifb.Index:        {Shaper: Shaper{Rate: 16_000_000, Burst: 40_000, Limit: 50_000}},
+	}
+	for _, link := range []Link{w.hostSide, ifb} {
+		mustDo(t, w.host.Shape(link, want[link.Index].Shaper))
+	}
+	got, err := w.host.Buckets()
+	for index, b := range got { // the node says this and that on its own
+		if b.Sent > 0 {
+			b.Sent = 0
+			got[index] = b
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
 	}
 	mustDo(t, w.host.Unshape(w.hostSide))
+	if got, err := w.host.Buckets(); len(got) != 1 || got[ifb.Index].Rate == 0 || err != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestRedirectedFrom finds the link that is redirected to a device, with an ingress or a clsact qdisc, beside others.
+func TestRedirectedFrom(t *testing.T) {
+	for _, kind := range []string{"ingress", "clsact"} {
+		w := newWire(t)
+		ifb := newIFB(t, w)
+		find := func() string {
+			t.Helper()
+			from, ok, err := w.host.RedirectedFrom(ifb)
+			if err != nil || ok != (from.Index != 0) {
+				t.Errorf("%+v, %t, %v", from, ok, err)
+			}
+			return from.Name
+		}
+		mustDo(t, w.host.Redirect(w.bridge, w.hostSide))
+		if got := find(); got != "" {
+			t.Errorf("nobody is redirected to it: %s", got)
+		}
+		mustDo(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: kind,
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
+		mustDo(t, w.host.Redirect(w.hostSide, ifb))
+		if got := find(); got != w.hostSide.Name {
+			t.Errorf("%s: got %q", kind, got)
+		}
+		mustDo(t, w.host.DelLink(ifb.Name), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
+	}
 }
 
 func TestEnsureIFB(t *testing.T) {
