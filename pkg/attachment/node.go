@@ -122,6 +122,22 @@ func LockKey(k Key) (*Attachment, error) {
 	return &Attachment{Key: k, dir: dir, lock: lock}, nil
 }
 
+// Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is gone.
+func Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
+	a, err = LockKey(k)
+	if err != nil {
+		return nil, Record{}, false, ignoreMissing(err)
+	}
+	records, err := RecordsOf(k, plugin)
+	rec, ok = records[plugin]
+	if err != nil || !ok {
+		a.Close()
+		return nil, Record{}, false, err
+	}
+	a.plugin, a.pod, a.netns, a.saved = plugin, rec.Pod, rec.Netns, true
+	return a, rec, true, nil
+}
+
 // Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays.
 func Clear() error {
 	networks, err := Networks()

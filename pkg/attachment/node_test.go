@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestReopen: under the lock the record is read as it is then, and what is saved keeps pod and namespace.
+func TestReopen(t *testing.T) {
+	key := Key{t.Name(), "id", "eth0"}
+	if _, _, ok, err := Reopen(key, "test"); ok || err != nil {
+		t.Errorf("without a folder: %t, %v", ok, err)
+	}
+	a, r := attach(t, "id")
+	if err := a.Save(testState{"x"}); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		b, rec, ok, err := Reopen(key, "test")
+		if err == nil && (!ok || string(rec.State) != `{"value":"y"}` || rec.Key != key) {
+			err = fmt.Errorf("%t, %+v", ok, rec)
+		}
+		if err == nil {
+			err = b.Save(testState{"z"})
+			b.Close()
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatalf("it did not wait for the lock: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := a.Save(testState{"y"}); err != nil {
+		t.Fatal(err)
+	}
+	a.lock.Unlock()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	got, err := List(r.Network, "test")
+	if err != nil || len(got) != 1 || string(got[0].State) != `{"value":"z"}` || got[0].Pod != "shop/web-0" || got[0].Netns != "/run/netns/x" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for i := range 2 { // another plugin's, and none at all
+		if _, _, ok, err := Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
+			t.Errorf("%t, %v", ok, err)
+		}
+		if err := a.Remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free, err := LockKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+}
