@@ -9,7 +9,9 @@
 package bandwidth
 
 import (
+	"encoding/json"
 	"errors"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -18,6 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+const pluginName = "bandwidth"
+
 // state is what the record of an attachment holds; attachments without limits have no record.
 type state struct {
 	Link    string         `json:"link"` // host side of the veth pair
@@ -25,11 +29,13 @@ type state struct {
 	IFB     string         `json:"ifb,omitempty"`
 	Ingress *kernel.Shaper `json:"ingress,omitempty"`
 	Egress  *kernel.Shaper `json:"egress,omitempty"`
+	Asked   Asks           `json:"asked,omitzero"`
+	Latency time.Duration  `json:"latency,omitempty"`
 }
 
 // Plugin returns the bandwidth plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "bandwidth", MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
+	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
 // ifbName is the reference's, so that the reference plugin removes the device after a rollback.
@@ -71,25 +77,30 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		}
 		old = state{}
 	}
-	// Limits of a live pod are changed in place, and those that are lifted go last: it is never without any.
-	lifted := old.without(st)
-	during := st.with(lifted)
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	undo.Push(func() error { return remove(host, att, during) })
-	if err := att.Save(during); err != nil {
-		return nil, err
+	undo.Push(func() error { return remove(host, att, st.with(old.without(st))) })
+	ifb, err := replace(host, att, link, old, st)
+	if err == nil && st.Egress != nil {
+		r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
 	}
-	if err := apply(r, host, link, st); err != nil {
-		return nil, err
+	return r.Prev, err
+}
+
+// replace changes the limits of a link in place, and those that are lifted go last: a live pod is never without any. It returns the device
+// of the egress limit.
+func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
+	lifted := old.without(next)
+	if err := att.Save(next.with(lifted)); err != nil {
+		return ifb, err
 	}
-	if lifted.Index == 0 {
-		return r.Prev, nil
+	if ifb, err = apply(host, link, next); err != nil || lifted.Index == 0 {
+		return ifb, err
 	}
 	if err := takeAway(host, lifted); err != nil {
-		return nil, err
+		return ifb, err
 	}
-	return r.Prev, att.Save(st)
+	return ifb, att.Save(next)
 }
 
 // without is what of a state has no place in another of the same link; nothing has Index 0.
@@ -117,39 +128,45 @@ func (st state) with(more state) state {
 
 // plan is the wanted state of an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link) state {
-	st := state{Link: link.Name, Index: link.Index}
-	if c.Ingress.Rate > 0 {
-		s := c.Ingress.shaper(link.MTU, c.Latency)
-		st.Ingress = &s
-	}
-	if c.Egress.Rate > 0 {
-		s := c.Egress.shaper(link.MTU, c.Latency)
-		st.Egress, st.IFB = &s, ifbName(key)
-	}
+	st := state{Link: link.Name, Index: link.Index, Latency: c.Latency}
+	st.setIngress(c.Ingress, c.Asked.Ingress, link.MTU)
+	st.setEgress(c.Egress, c.Asked.Egress, link.MTU, key)
 	return st
 }
 
-func apply(r *plugin.Request, host *kernel.Node, link kernel.Link, st state) error {
+func (st *state) setIngress(l Limit, asked Ask, mtu int) {
+	st.Ingress, st.Asked.Ingress = nil, asked
+	if l.Rate > 0 {
+		st.Ingress = new(l.shaper(mtu, st.Latency))
+	}
+}
+
+func (st *state) setEgress(l Limit, asked Ask, mtu int, key attachment.Key) {
+	st.Egress, st.IFB, st.Asked.Egress = nil, "", asked
+	if l.Rate > 0 {
+		st.Egress, st.IFB = new(l.shaper(mtu, st.Latency)), ifbName(key)
+	}
+}
+
+func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
-			return err
+			return ifb, err
 		}
 	}
 	if st.Egress == nil {
-		return nil
+		return ifb, nil
 	}
-	ifb, err := host.EnsureIFB(st.IFB, link)
-	if err != nil {
-		return err
+	if ifb, err = host.EnsureIFB(st.IFB, link); err != nil {
+		return ifb, err
 	}
 	if err := host.Shape(ifb, *st.Egress); err != nil {
-		return err
+		return ifb, err
 	}
-	r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
 	if ok, err := host.Redirected(link, ifb); ok || err != nil {
-		return err
+		return ifb, err
 	}
-	return host.Redirect(link, ifb)
+	return ifb, host.Redirect(link, ifb)
 }
 
 // hostSide finds the host side of the pod's veth pair, by what the kernel says of its peer.
@@ -180,7 +197,7 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 }
 
 func del(r *plugin.Request) error {
-	found, err := attachment.Drop(r, func(att *attachment.Attachment, st state) error {
+	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error {
 		host, err := kernel.Host()
 		if err != nil {
 			return err
@@ -192,11 +209,7 @@ func del(r *plugin.Request) error {
 			return nil
 		}
 		return remove(host, att, st)
-	})
-	if err != nil || found {
-		return err
-	}
-	return delReference(r)
+	}, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
 func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
@@ -242,11 +255,15 @@ func status(r *plugin.Request) error {
 	return err
 }
 
-// check compares each piece with what ADD would make.
+// check compares each piece with what ADD would make, or with what an admin has made of it since.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	if err != nil || cfg.none() {
+	if err != nil {
 		return err
+	}
+	changed, byAdmin := changedByAdmin(attachment.KeyOf(r))
+	if cfg.none() && !byAdmin {
+		return nil
 	}
 	host, err := kernel.Host()
 	if err != nil {
@@ -257,7 +274,10 @@ func check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	want := cfg.plan(attachment.KeyOf(r), link)
+	want := changed
+	if !byAdmin {
+		want = cfg.plan(attachment.KeyOf(r), link)
+	}
 	if want.Ingress != nil {
 		if err := checkShaper(r, host, link, *want.Ingress); err != nil {
 			return err
@@ -266,22 +286,35 @@ func check(r *plugin.Request) error {
 	if want.Egress == nil {
 		return nil
 	}
-	ifb, ok, err := host.Link(want.IFB)
+	ifb, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
 		return err
 	}
+	return checkShaper(r, host, ifb, *want.Egress)
+}
+
+// changedByAdmin returns the recorded state of an attachment whose limits podlace limits has changed.
+func changedByAdmin(key attachment.Key) (st state, ok bool) {
+	records, err := attachment.RecordsOf(key, pluginName) // one that cannot be read counts as none
+	if err != nil || json.Unmarshal(records[pluginName].State, &st) != nil {
+		return state{}, false
+	}
+	return st, st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
+}
+
+// redirectedTo returns the device of an egress limit, to which the link must be redirected.
+func redirectedTo(host *kernel.Node, link kernel.Link, name string) (kernel.Link, error) {
+	ifb, ok, err := host.Link(name)
+	if err != nil {
+		return ifb, err
+	}
 	if !ok || !ifb.Up {
-		return plugin.Errorf(plugin.CodeStateDiffers, "egress: device %s is missing or down", want.IFB)
+		return ifb, plugin.Errorf(plugin.CodeStateDiffers, "egress: device %s is missing or down", name)
 	}
-	if err := checkShaper(r, host, ifb, *want.Egress); err != nil {
-		return err
+	if ok, err = host.Redirected(link, ifb); err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s is missing", link.Name, ifb.Name)
 	}
-	if ok, err := host.Redirected(link, ifb); err != nil {
-		return err
-	} else if !ok {
-		return plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s is missing", link.Name, ifb.Name)
-	}
-	return nil
+	return ifb, err
 }
 
 func checkShaper(r *plugin.Request, host *kernel.Node, link kernel.Link, want kernel.Shaper) error {
@@ -290,7 +323,7 @@ func checkShaper(r *plugin.Request, host *kernel.Node, link kernel.Link, want ke
 		return err
 	}
 	if !ok {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is missing", link.Name)
+		return noBucket(link)
 	}
 	// The kernel counts whole bytes per second, and bursts in ticks. The reference computes burst and queue in another way.
 	same := has.Limit == want.Limit && near(has.Burst, want.Burst) || !attachment.Recorded(r)
@@ -298,6 +331,10 @@ func checkShaper(r *plugin.Request, host *kernel.Node, link kernel.Link, want ke
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %+v, want %+v", link.Name, has, want)
 	}
 	return nil
+}
+
+func noBucket(link kernel.Link) error {
+	return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is missing", link.Name)
 }
 
 // near allows for the rounding of a burst to ticks.

@@ -13,11 +13,27 @@ import (
 )
 
 // Limit is what is asked for one direction: bits per second and bits. A zero burst is derived from the rate.
-type Limit struct{ Rate, Burst uint64 }
+type Limit struct {
+	Rate  uint64 `json:"rate"`
+	Burst uint64 `json:"burst,omitempty"`
+}
+
+// Ask is what somebody wanted for one direction, before it was brought within bounds.
+type Ask struct {
+	Limit
+	ByAdmin bool `json:"byAdmin,omitempty"` // with podlace limits
+}
+
+// Asks are those of both directions.
+type Asks struct {
+	Ingress Ask `json:"ingress,omitzero"`
+	Egress  Ask `json:"egress,omitzero"`
+}
 
 // Config is the validated configuration of an ADD or CHECK. The directions are the pod's: ingress is what it receives.
 type Config struct {
 	Ingress, Egress Limit
+	Asked           Asks
 	Latency         time.Duration // how long a packet may wait
 }
 
@@ -78,22 +94,31 @@ func Parse(r *plugin.Request) (Config, error) {
 		limits, static = *raw.RuntimeConfig.Bandwidth, false
 	}
 	c := Config{Latency: latency}
-	if c.Ingress, err = parseLimit(r, "ingress", limits.IngressRate, limits.IngressBurst, static, maxBurst); err != nil {
+	if c.Asked.Ingress.Limit, err = readLimit("ingress", limits.IngressRate, limits.IngressBurst); err != nil {
 		return Config{}, err
 	}
-	c.Egress, err = parseLimit(r, "egress", limits.EgressRate, limits.EgressBurst, static, maxBurst)
-	return c, err
+	if c.Asked.Egress.Limit, err = readLimit("egress", limits.EgressRate, limits.EgressBurst); err != nil {
+		return Config{}, err
+	}
+	if c.Ingress, err = c.Asked.Ingress.within(r, "ingress", static, maxBurst); err != nil {
+		return Config{}, err
+	}
+	if c.Egress, err = c.Asked.Egress.within(r, "egress", static, maxBurst); err != nil {
+		return Config{}, err
+	}
+	return c, nil
 }
 
-func parseLimit(r *plugin.Request, direction string, rawRate, rawBurst *json.Number, static bool, maxBurst uint64) (Limit, error) {
-	rate, err := number(direction+"Rate", rawRate)
-	if err != nil {
-		return Limit{}, err
+func readLimit(direction string, rawRate, rawBurst *json.Number) (l Limit, err error) {
+	if l.Rate, err = number(direction+"Rate", rawRate); err == nil {
+		l.Burst, err = number(direction+"Burst", rawBurst)
 	}
-	burst, err := number(direction+"Burst", rawBurst)
-	if err != nil {
-		return Limit{}, err
-	}
+	return l, err
+}
+
+// within refuses what a configuration may not have, and brings what a runtime asks for within bounds.
+func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
+	rate, burst := l.Rate, l.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)

@@ -3,6 +3,7 @@
 package bandwidth
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 
@@ -13,12 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// delReference deletes the device of an attachment without a record, which the reference plugin made. The limits on the veth pair go
-// with the pair. Most pods have no limits and so no record: prevResult, when there is one, says which have a device.
-func delReference(r *plugin.Request) error {
+// delUnrecorded takes away the limits of an attachment without a record: the reference plugin made them, or the record is lost. The device
+// is found by its name. Most pods have no limits and so no record: the configuration, or prevResult, says which have some.
+func delUnrecorded(r *plugin.Request) error {
+	cfg, err := Parse(r)
+	asked := err != nil || !cfg.none()
 	var devices []string
 	for _, hash := range attachment.KeyOf(r).ReferenceHashes(r.Plugin) {
-		if name := "bwp" + hash[:12]; r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == name }) {
+		name := "bwp" + hash[:12]
+		if asked || r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == name }) {
 			devices = append(devices, name)
 		}
 	}
@@ -32,11 +36,80 @@ func delReference(r *plugin.Request) error {
 	defer host.Close()
 	var errs []error
 	for _, name := range devices {
-		link, ok, err := host.Link(name)
-		if err == nil && ok && link.Kind == "ifb" {
-			err = host.DelLink(name)
-		}
-		errs = append(errs, err)
+		errs = append(errs, delDevice(r, host, name))
+	}
+	if asked {
+		errs = append(errs, unshapePod(r, host))
 	}
 	return errors.Join(errs...)
+}
+
+// unshapePod takes the ingress limit away. Without a namespace the link is known by the name that our bridge gives it, and one of another
+// main plugin is left to that one's DEL.
+func unshapePod(r *plugin.Request, host *kernel.Node) error {
+	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
+	if r.Netns != nil {
+		link, err = hostSide(r, host)
+		if ok = err == nil; !ok {
+			return nil // the interface is gone, or its limits are not ours
+		}
+	}
+	if err != nil || !ok {
+		return err
+	}
+	_, shaped, err := host.Shaped(link)
+	if err == nil && shaped {
+		err = host.Unshape(link)
+	}
+	return err
+}
+
+// delDevice deletes a device by its name, and the redirect to it first, unless another attachment uses it: names can agree.
+func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
+	ifb, ok, err := host.Link(name)
+	if err != nil || !ok || ifb.Kind != "ifb" {
+		return err
+	}
+	from, used, err := host.RedirectedFrom(ifb)
+	if err != nil {
+		return err
+	}
+	if taken, err := claimed(name); taken || err != nil {
+		return err
+	}
+	if used {
+		if serves, err := mayServe(r, from, name); !serves || err != nil {
+			return err
+		}
+		err = host.DelRedirect(from)
+	}
+	return errors.Join(err, host.DelLink(name))
+}
+
+// claimed tells whether a device is that of an attachment with a record.
+func claimed(name string) (bool, error) {
+	records, err := attachment.All()
+	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
+		var st state
+		return rec.Plugin == pluginName && json.Unmarshal(rec.State, &st) == nil && st.IFB == name
+	}), err
+}
+
+// mayServe tells whether the link that is redirected to a device can be the host side of the pod's interface, under whatever name the pod
+// has it by now. A device that is named by eth0 can be that of the reference for another interface, or eth0's own. Without a namespace
+// the name has to do; a pod that lives all the same keeps its traffic, as the redirect goes first.
+func mayServe(r *plugin.Request, link kernel.Link, device string) (bool, error) {
+	if r.Netns == nil {
+		return true, nil
+	}
+	pod, err := kernel.Open(r.Netns)
+	if err != nil {
+		return false, err
+	}
+	defer pod.Close()
+	inPod, ok, err := pod.LinkByIndex(link.Peer)
+	if !ok || err != nil || inPod.Kind != "veth" || inPod.Peer != link.Index {
+		return false, err
+	}
+	return device == ifbName(attachment.KeyOf(r)) || inPod.Name == r.IfName, nil
 }

@@ -44,6 +44,11 @@ func newLab(t *testing.T) lab {
 
 func connected(t *testing.T) lab {
 	t.Helper()
+	return connectedAs(t, "bwt0")
+}
+
+func connectedAs(t *testing.T, name string) lab {
+	t.Helper()
 	host, err := kernel.Host()
 	if err != nil {
 		t.Fatal(err)
@@ -55,18 +60,18 @@ func connected(t *testing.T) lab {
 		t.Fatal(err)
 	}
 	defer netns.Close()
-	if _, err := host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns}); err != nil {
+	if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: "eth0", MTU: 1400, Netns: netns}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := host.DelLink("bwt0"); err != nil {
+		if err := host.DelLink(name); err != nil {
 			t.Error(err)
 		}
 	})
-	l.hostSide = l.link("bwt0")
+	l.hostSide = l.link(name)
 	l.must(host.SetUp(l.hostSide))
 	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{
-		object{"name": "bwt0"}, object{"name": "eth0", "sandbox": l.pod.Path}}}, "runtimeConfig": limits(20e6, 10e6)}
+		object{"name": name}, object{"name": "eth0", "sandbox": l.pod.Path}}}, "runtimeConfig": limits(20e6, 10e6)}
 	return l
 }
 

@@ -125,7 +125,7 @@ func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
 	}
-	for _, name := range []string{"gc", "ls", "rollback"} {
+	for _, name := range []string{"gc", "limits", "ls", "rollback"} {
 		if status, stdout, stderr := run(name); status != exitFailed || stdout != "" || !strings.Contains(stderr, "run it as root") {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/portmap"
@@ -18,8 +19,9 @@ import (
 
 const reloadHelp = `Bring back the rules of all pods after somebody flushed them, as 'nft flush
 ruleset', a restart of the nftables or firewalld service or 'iptables -t nat -F'
-do: what protects pods and the node first, then masquerade and hostPorts. They
-are written from the records under /run/podlace; what is there stays.
+do: what protects pods and the node first, then masquerade and hostPorts. So it
+does for limits after another program removed their qdiscs. All are written from
+the records under /run/podlace; what is there stays.
 
 The exit status is 0 when all is there, and 2 when something could not be
 brought back.`
@@ -27,7 +29,7 @@ brought back.`
 func newReload() *cobra.Command {
 	return &cobra.Command{
 		Use:   "reload",
-		Short: "Bring back the rules of all pods after a flush",
+		Short: "Bring back the rules and limits of all pods after a flush",
 		Long:  reloadHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,7 +48,7 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	defer host.Close()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := errors.Join(bridge.Restore(host), portmap.Restore(host, log)); err != nil {
+	if err := errors.Join(bridge.Restore(host), portmap.Restore(host, log), bandwidth.Restore(host, log)); err != nil {
 		return err
 	}
 	records, err := attachment.All()
@@ -57,6 +59,6 @@ func reload(stdout, stderr io.Writer) error {
 	for _, rec := range records {
 		count[rec.Plugin]++
 	}
-	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts\n", count["bridge"], count["portmap"])
+	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"], count["bandwidth"])
 	return nil
 }

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Limits are those of one attachment: what was asked for, what the kernel has, and what it counts.
+type Limits struct {
+	attachment.Key
+	Pod     string     `json:"pod,omitempty"`
+	Gone    bool       `json:"gone"` // the pod's namespace is, and the limits with it
+	Ingress *Direction `json:"ingress,omitempty"`
+	Egress  *Direction `json:"egress,omitempty"`
+}
+
+// Direction is one direction of an attachment, as the pod sees it. What is not Applied is Missing, was lifted by an admin, or is of a pod
+// that is gone.
+type Direction struct {
+	Asked    Ask       `json:"asked,omitzero"` // unknown when an older version recorded it
+	Applied  *Applied  `json:"applied,omitempty"`
+	Missing  string    `json:"missing,omitempty"` // in words
+	Measured *Measured `json:"measured,omitempty"`
+}
+
+// Applied is the token bucket that the kernel has.
+type Applied struct {
+	Rate  uint64 `json:"rate"`  // bits per second
+	Burst uint32 `json:"burst"` // bytes
+	Queue uint32 `json:"queue"` // bytes
+}
+
+// Measured is what passed the token bucket.
+type Measured struct {
+	Rate         uint64 `json:"rate"`         // bits per second in the interval
+	Dropped      uint32 `json:"dropped"`      // packets in the interval
+	DroppedTotal uint32 `json:"droppedTotal"` // packets since the limit was set
+	Waiting      uint32 `json:"waiting"`      // bytes, at the end of the interval
+}
+
+// Missing tells whether the kernel lacks a limit.
+func (l Limits) Missing() bool {
+	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
+}
+
+// samples are the token buckets of the node before and after a time.
+type samples struct {
+	before, after map[int]kernel.Bucket
+	took          time.Duration
+}
+
+// Look returns the limits of attachments as they are recorded after an interval, and what passed in it.
+func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
+	before, err := host.Buckets()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(interval):
+	}
+	after, err := host.Buckets()
+	if err != nil {
+		return nil, err
+	}
+	s := samples{before, after, time.Since(began)}
+	list := []Limits{}
+	for _, rec := range records {
+		l, ok, err := s.look(host, rec.Key)
+		if err != nil {
+			return nil, fmt.Errorf("container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err)
+		}
+		if ok {
+			list = append(list, l)
+		}
+	}
+	return list, nil
+}
+
+// look returns the limits of one attachment; ok is false when its DEL was faster. Something that is missing may just be on its way, or on
+// its way out: then it looks again, under the lock.
+func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
+	records, err := attachment.RecordsOf(key, pluginName)
+	rec, ok := records[pluginName]
+	if err != nil || !ok {
+		return Limits{}, false, err
+	}
+	if l, err = s.limits(host, rec); err != nil || !l.Missing() {
+		return l, err == nil, err
+	}
+	att, rec, ok, err := attachment.Reopen(key, pluginName)
+	if err != nil || !ok {
+		return Limits{}, false, err
+	}
+	defer att.Close()
+	if s.after, err = host.Buckets(); err != nil {
+		return Limits{}, false, err
+	}
+	l, err = s.limits(host, rec)
+	return l, err == nil, err
+}
+
+func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error) {
+	l := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsGone(rec.Netns)}
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return l, err
+	}
+	if st.Ingress != nil || st.Asked.Ingress.ByAdmin {
+		l.Ingress = &Direction{Asked: st.Asked.Ingress}
+	}
+	if st.Egress != nil || st.Asked.Egress.ByAdmin {
+		l.Egress = &Direction{Asked: st.Asked.Egress}
+	}
+	if l.Gone {
+		return l, nil
+	}
+	link, ok, err := host.Link(st.Link)
+	if err == nil && (!ok || link.Index != st.Index) {
+		err = plugin.Errorf(plugin.CodeStateDiffers, "link %s is missing", st.Link)
+	}
+	if st.Ingress != nil {
+		if e := l.Ingress.fill(s, link, err); e != nil {
+			return l, e
+		}
+	}
+	if st.Egress != nil {
+		ifb := kernel.Link{}
+		if err == nil {
+			ifb, err = redirectedTo(host, link, st.IFB)
+		}
+		return l, l.Egress.fill(s, ifb, err)
+	}
+	return l, nil
+}
+
+// fill tells of the token bucket of a link, or why it has none: err is what keeps packets from it.
+func (d *Direction) fill(s samples, link kernel.Link, err error) error {
+	now, ok := s.after[link.Index]
+	if err == nil && !ok {
+		err = noBucket(link)
+	}
+	if err != nil {
+		if plugin.Code(err) != plugin.CodeStateDiffers {
+			return err
+		}
+		d.Missing = strings.TrimPrefix(err.Error(), "egress: ")
+		return nil
+	}
+	was := s.before[link.Index]
+	if now.Sent < was.Sent || now.Dropped < was.Dropped { // it was made anew
+		was = kernel.Bucket{}
+	}
+	d.Applied = &Applied{Rate: now.Rate, Burst: now.Burst, Queue: now.Limit}
+	d.Measured = &Measured{
+		Rate:    uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds()),
+		Dropped: now.Dropped - was.Dropped, DroppedTotal: now.Dropped, Waiting: now.Waiting,
+	}
+	return nil
+}
+
+// Records returns the records of attachments that have limits.
+func Records(of []attachment.Record) (list []attachment.Record) {
+	for _, rec := range of {
+		if rec.Plugin == pluginName {
+			list = append(list, rec)
+		}
+	}
+	return list
+}
+
+// Set changes the limits of a pod that lives, in place: a rate in bits per second, 0 for none, nil for as it is. It is recorded, so that
+// CHECK and Restore know of it, until another ADD.
+func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err error) {
+	att, rec, ok, err := attachment.Reopen(key, pluginName)
+	if err == nil && !ok {
+		err = errors.New("the record is gone: the pod was deleted meanwhile")
+	}
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	var old state
+	if err := json.Unmarshal(rec.State, &old); err != nil {
+		return err
+	}
+	if !plugin.NetnsExists(rec.Netns) {
+		return fmt.Errorf("namespace %s is gone", rec.Netns)
+	}
+	link, ok, err := host.Link(old.Link)
+	if err != nil {
+		return err
+	}
+	if !ok || link.Index != old.Index {
+		return fmt.Errorf("link %s is missing", old.Link)
+	}
+	next := old
+	if next.Latency == 0 {
+		next.Latency = defaultLatency
+	}
+	if ingress != nil {
+		next.setIngress(Limit{Rate: *ingress}, Ask{Limit{Rate: *ingress}, true}, link.MTU)
+	}
+	if egress != nil {
+		next.setEgress(Limit{Rate: *egress}, Ask{Limit{Rate: *egress}, true}, link.MTU, key)
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(func() error {
+		_, err := replace(host, att, link, next, old)
+		return err
+	})
+	_, err = replace(host, att, link, old, next)
+	return err
+}
+
+// quantity is what Kubernetes takes as a quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource).
+const quantity = `^\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?$`
+
+// ParseRate reads a rate as the annotations have it, in bits per second; "none" is 0.
+func ParseRate(text string) (uint64, error) {
+	if text == "none" {
+		return 0, nil
+	}
+	m := regexp.MustCompile(quantity).FindStringSubmatch(text)
+	if m == nil || len(text) > 40 {
+		return 0, fmt.Errorf("%.40q is no rate: want bits per second, such as 20M, 1.5Gi or 64000, or none", text)
+	}
+	rate, _ := new(big.Rat).SetString(m[1])
+	switch suffix := m[2]; {
+	case m[3] != "":
+		exponent, _ := new(big.Rat).SetString("1e" + m[3])
+		rate.Mul(rate, exponent)
+	case strings.HasSuffix(suffix, "i"):
+		power := strings.Index("KMGTPE", suffix[:1]) + 1
+		rate.Mul(rate, new(big.Rat).SetInt(new(big.Int).Lsh(big.NewInt(1), uint(10*power))))
+	case suffix != "":
+		exponent, _ := new(big.Rat).SetString(fmt.Sprintf("1e%d", 3*(strings.Index("num.kMGTPE", suffix)-3)))
+		rate.Mul(rate, exponent)
+	}
+	if rate.Cmp(new(big.Rat).SetInt64(minRate)) < 0 || rate.Cmp(new(big.Rat).SetInt64(maxRate)) > 0 {
+		return 0, fmt.Errorf("rate %s: want 1k to 100G bits per second, or none", text)
+	}
+	// Kubernetes rounds up.
+	up := new(big.Int).Add(rate.Num(), new(big.Int).Sub(rate.Denom(), big.NewInt(1)))
+	return up.Div(up, rate.Denom()).Uint64(), nil
+}

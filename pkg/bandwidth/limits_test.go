@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func (l lab) key(id string) attachment.Key {
+	return attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
+}
+
+// look returns what Look says of the only attachment that has a record.
+func (l lab) look() Limits {
+	l.Helper()
+	all, err := attachment.All()
+	l.must(err)
+	list, err := Look(l.Context(), l.host, Records(all), time.Millisecond)
+	if err != nil || len(list) != 1 {
+		l.Fatalf("%d attachments: %+v, %v", len(list), list, err)
+	}
+	return list[0]
+}
+
+func (l lab) set(ingress, egress *uint64) error {
+	return Set(l.host, l.key("a"), ingress, egress)
+}
+
+func TestParseRate(t *testing.T) {
+	for text, want := range map[string]uint64{"none": 0, "20M": 20e6, "1k": 1000, "100G": 1e11, "1.5Gi": 3 << 29, "64000": 64000, "1Ki": 1024, "2e6": 2e6, "5E3": 5000,
+		"+1M": 1e6, ".5M": 5e5, "5.k": 5000, "1000000m": 1000, "1000.5": 1001, "0.1T": 1e11} {
+		if got, err := ParseRate(text); got != want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", text, got, err, want)
+		}
+	}
+	for text, says := range map[string]string{"": "no rate", "20K": "no rate", "20Mbit": "no rate", "-20M": "no rate", " 20M": "no rate", "20 M": "no rate", "fast": "no rate",
+		"None": "no rate", "1e": "no rate", "1e100": "no rate", "0x10": "no rate", "1_000": "no rate", strings.Repeat("9", 10000): "no rate",
+		"0": "want 1k to 100G", "999": "want 1k to 100G", "999.9": "want 1k to 100G", "100000000001": "want 1k to 100G", "1T": "want 1k to 100G", "1e99": "want 1k to 100G", "1n": "want 1k"} {
+		if got, err := ParseRate(text); err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 150 {
+			t.Errorf("%.40q: %d, %v", text, got, err)
+		}
+	}
+}
+
+// TestLook: what was asked for before any clamp, and what the kernel has.
+func TestLook(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
+		object{"bandwidth": object{"ingressRate": 500, "ingressBurst": 1<<32 - 1, "egressRate": 20e6}}))
+	got := l.look()
+	want := Limits{Key: l.key("a"), Pod: "shop/web-0",
+		Ingress: &Direction{Asked: Ask{Limit: Limit{500, 1<<32 - 1}}, Applied: &Applied{1000, 4 * 1418, 16 * 1418}, Measured: got.Ingress.Measured},
+		Egress:  &Direction{Asked: Ask{Limit: Limit{20e6, 0}}, Applied: &Applied{20e6, 10_000, 25_000}, Measured: got.Egress.Measured}}
+	near := cmp.Comparer(func(a, b Applied) bool { return a.Rate == b.Rate && a.Queue == b.Queue && near(a.Burst, b.Burst) })
+	if diff := cmp.Diff(want, got, near); diff != "" || got.Ingress.Measured == nil || got.Egress.Measured == nil || got.Missing() {
+		t.Errorf("%+v\n%s", got, diff)
+	}
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 3e6)))
+	if got := l.look(); got.Ingress != nil || got.Egress.Applied.Rate != 3e6 {
+		t.Errorf("%+v", got)
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// onNode runs f on the node, as Do of a pod does in the pod.
+func onNode(f func() error) error { return f() }
+
+// send sends frames of 1,000 bytes by an interface, and does not care for those that are dropped.
+func send(t *testing.T, in func(func() error) error, name string, frames int) {
+	t.Helper()
+	err := in(func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 986)...)
+		for range frames {
+			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// carrying is a lab whose link carries frames, and none that nobody asked for.
+func carrying(t *testing.T) lab {
+	t.Helper()
+	l := connected(t)
+	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/bwt0/disable_ipv6", []byte("1"), 0), l.pod.Do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", []byte("1"), 0), err, netlink.LinkSetUp(link))
+	}))
+	l.must(l.host.AwaitCarrier(l.hostSide, time.Now().Add(5*time.Second)))
+	return l
+}
+
+// TestMeasured: bytes that passed in an interval, packets that were dropped, and bytes that wait.
+func TestMeasured(t *testing.T) {
+	l := carrying(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
+	for name, c := range map[string]struct {
+		in   func(func() error) error
+		link string
+		of   func(Limits) *Direction
+	}{
+		"ingress": {onNode, "bwt0", func(l Limits) *Direction { return l.Ingress }},
+		"egress":  {l.pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
+	} {
+		measure := func(frames int) Measured {
+			before, err := l.host.Buckets()
+			l.must(err)
+			send(t, c.in, c.link, frames)
+			var got Limits
+			for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				after, err := l.host.Buckets()
+				l.must(err)
+				var ok bool
+				if got, ok, err = (samples{before, after, 2 * time.Second}).look(l.host, l.key("a")); !ok || err != nil {
+					t.Fatalf("%t, %v", ok, err)
+				}
+				if m := c.of(got).Measured; m.Rate > 0 || m.Dropped > 0 {
+					break
+				}
+			}
+			return *c.of(got).Measured
+		}
+		if got := measure(5); got != (Measured{Rate: 5 * 8000 / 2}) { // the burst
+			t.Errorf("%s: 5 frames in 2 s: %+v", name, got)
+		}
+		if got := measure(60); got != (Measured{Dropped: 38, DroppedTotal: 38, Waiting: 22_000}) { // 16 times 1,418 bytes
+			t.Errorf("%s: 60 frames: %+v", name, got)
+		}
+		if got := measure(1); got != (Measured{Dropped: 1, DroppedTotal: 39, Waiting: 22_000}) {
+			t.Errorf("%s: one more: %+v", name, got)
+		}
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestMeasuredAnew: a token bucket that was made anew in the interval counts from nothing.
+func TestMeasuredAnew(t *testing.T) {
+	link := kernel.Link{Index: 7}
+	var d Direction
+	s := samples{map[int]kernel.Bucket{7: {Sent: 9000, Dropped: 9}}, map[int]kernel.Bucket{7: {Sent: 500, Dropped: 2}}, time.Second}
+	if err := d.fill(s, link, nil); err != nil || *d.Measured != (Measured{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
+		t.Errorf("%+v, %v", d.Measured, err)
+	}
+}
+
+// TestLookWaits: what is missing while an ADD or a DEL is at work is looked at again when it is done.
+func TestLookWaits(t *testing.T) {
+	l := newLab(t)
+	for _, then := range []struct {
+		verb string
+		want int
+	}{{"ADD", 1}, {"DEL", 0}} {
+		l.ok(l.call("ADD", "a"))
+		all, err := attachment.All()
+		l.must(err)
+		working, err := attachment.LockKey(l.key("a"))
+		l.must(err, l.host.Unshape(l.hostSide))
+		type answer struct {
+			list []Limits
+			err  error
+		}
+		answers := make(chan answer)
+		go func() {
+			host, err := kernel.Host()
+			if err == nil {
+				defer host.Close()
+			}
+			list, e := Look(l.Context(), host, Records(all), time.Millisecond)
+			answers <- answer{list, errors.Join(err, e)}
+		}()
+		select {
+		case got := <-answers:
+			t.Errorf("%s: it did not wait: %+v", then.verb, got)
+		case <-time.After(50 * time.Millisecond):
+			if then.verb == "ADD" {
+				l.must(l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}))
+			} else {
+				l.lose(l.key("a"))
+			}
+			working.Close()
+			if got := <-answers; got.err != nil || len(got.list) != then.want || slices.ContainsFunc(got.list, Limits.Missing) {
+				t.Errorf("%s: %+v", then.verb, got)
+			}
+		}
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestSet: limits of a live pod are changed in place; CHECK and Restore go by the record then, until the next ADD.
+func TestSet(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "latency", "50ms"))
+	for _, c := range []struct {
+		ingress, egress *uint64
+		want            string
+	}{
+		{new(uint64(5e6)), nil, "5000000/10000000 redirected true"},
+		{nil, new(uint64(6e6)), "5000000/6000000 redirected true"},
+		{nil, new(uint64(0)), "5000000/0 redirected false"},
+		{new(uint64(0)), nil, none},
+		{nil, new(uint64(8e6)), "0/8000000 redirected true"},
+		{new(uint64(30e6)), new(uint64(0)), "30000000/0 redirected false"},
+	} {
+		l.must(l.set(c.ingress, c.egress))
+		if got := l.applied("a"); got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
+		}
+		l.ok(l.call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
+	}
+	got := l.look()
+	if want := (Ask{Limit{Rate: 30e6}, true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 || got.Ingress.Applied.Queue != 187_500 { // 50 ms
+		t.Errorf("%+v, %+v", got.Ingress.Asked, got.Ingress.Applied)
+	}
+	if got.Egress == nil || got.Egress.Asked != (Ask{ByAdmin: true}) || got.Egress.Applied != nil || got.Missing() {
+		t.Errorf("%+v", got.Egress)
+	}
+	l.must(l.host.Unshape(l.hostSide))
+	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+	l.fails(l.call("CHECK", "a", "runtimeConfig", nil), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+	l.must(Restore(l.host, discard()))
+	if got := l.applied("a"); got != "30000000/0 redirected false" {
+		t.Errorf("restored %s", got)
+	}
+	l.fails(l.call("CHECK", "a", "runtimeConfig", limits(-1, 0)), plugin.CodeConfig, "ingressRate -1")
+	l.ok(l.call("CHECK", "a", "runtimeConfig", nil))
+	l.ok(l.call("ADD", "a"))
+	if got := l.applied("a"); got != "20000000/10000000 redirected true" || l.look().Ingress.Asked.ByAdmin {
+		t.Errorf("ADD after it: %s", got)
+	}
+	l.fails(l.call("CHECK", "a", "runtimeConfig", limits(30e6, 0)), plugin.CodeStateDiffers, "the token bucket of bwt0 is")
+	l.must(l.set(new(uint64(0)), new(uint64(0))))
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestSetInPlace: neither bucket nor device is made anew: what they have counted stays.
+func TestSetInPlace(t *testing.T) {
+	l := carrying(t)
+	l.ok(l.call("ADD", "a"))
+	send(t, onNode, "bwt0", 3)
+	ifb := l.link(l.ifb("a")).Index
+	l.must(l.set(new(uint64(5e6)), new(uint64(6e6))))
+	buckets, err := l.host.Buckets()
+	l.must(err)
+	if b := buckets[l.hostSide.Index]; b.Sent != 3000 || b.Rate != 5e6 || l.link(l.ifb("a")).Index != ifb || buckets[ifb].Rate != 6e6 {
+		t.Errorf("%+v", buckets)
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestSetFails: a change that the kernel refuses half-way is taken back, and the record with it.
+func TestSetFails(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	record := func() string {
+		data, err := os.ReadFile("/run/podlace/net/bandwidth-" + l.key("a").Hash())
+		l.must(err)
+		return string(data)
+	}
+	before := record()
+	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can have the name
+	if err := l.set(new(uint64(5e6)), new(uint64(6e6))); err == nil || !strings.Contains(err.Error(), "is no ifb") {
+		t.Errorf("got %v", err)
+	}
+	if got := l.applied("a"); got != "20000000/0 redirected false" {
+		t.Errorf("left %s", got)
+	}
+	if now := record(); now != before {
+		t.Errorf("record %s, was %s", now, before)
+	}
+	l.ok(l.call("CHECK", "a", "runtimeConfig", limits(20e6, 0)))
+	l.ok(l.call("DEL", "a"))
+	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
+		l.must(l.host.DelLink(l.ifb("a")))
+	}
+}
+
+// TestReplaceRecords: what is to go is recorded until it has gone, for the DEL after a kill.
+func TestReplaceRecords(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	att, rec, ok, err := attachment.Reopen(l.key("a"), pluginName)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	var next, got state
+	l.must(json.Unmarshal(rec.State, &next))
+	old := next
+	old.IFB, old.Egress = "lo", next.Ingress // which nobody can delete
+	if _, err := replace(l.host, att, l.hostSide, old, next); err == nil {
+		t.Error("lo is gone")
+	}
+	if _, err := att.Load(&got); err != nil || got.IFB != "lo" || got.Egress == nil {
+		t.Errorf("recorded: %+v, %v", got, err)
+	}
+	l.must(att.Save(next))
+	att.Close()
+	l.ok(l.call("DEL", "a"))
+}

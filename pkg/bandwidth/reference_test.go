@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// lose removes the record of an attachment.
+func (l lab) lose(key attachment.Key) {
+	l.Helper()
+	l.must(os.Remove("/run/podlace/" + key.Network + "/bandwidth-" + key.Hash()))
+}
+
+// TestLostRecord: DEL takes away what ADD made, by names alone, while the pod and its link live on.
+func TestLostRecord(t *testing.T) {
+	for name, c := range map[string]struct {
+		config object
+		keys   []any // of DEL
+		left   string
+	}{
+		"both":                           {limits(20e6, 10e6), nil, none},
+		"ingress":                        {limits(20e6, 0), nil, none},
+		"egress":                         {limits(0, 10e6), nil, none},
+		"egress, without a prevResult":   {limits(0, 10e6), []any{"prevResult", nil}, none},
+		"egress, by the prevResult":      {limits(0, 10e6), []any{"runtimeConfig", nil}, none},
+		"egress, without either":         {limits(0, 10e6), []any{"runtimeConfig", nil, "prevResult", nil}, none},
+		"a wrong configuration":          {limits(20e6, 10e6), []any{"runtimeConfig", limits(-1, 0)}, none},
+		"egress, without a namespace":    {limits(0, 10e6), []any{"CNI_NETNS", ""}, none},
+		"both, without a namespace":      {limits(20e6, 10e6), []any{"CNI_NETNS", ""}, "20000000/0 redirected false"}, // the main plugin deletes the link
+		"a record of an unknown version": {limits(20e6, 10e6), []any{"CNI_ARGS", "IgnoreUnknown=1"}, none},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			var result json.RawMessage = l.ok(l.call("ADD", "a", "runtimeConfig", c.config)).stdout
+			l.lose(l.key("a"))
+			if name == "a record of an unknown version" {
+				l.must(os.WriteFile("/run/podlace/net/bandwidth-"+l.key("a").Hash(), []byte(`{"format":2}`), 0o600))
+			}
+			for range 2 {
+				l.ok(l.call("DEL", "a", append([]any{"runtimeConfig", c.config, "prevResult", result}, c.keys...)...))
+				if got := l.applied("a"); got != c.left {
+					t.Errorf("left %s, want %s", got, c.left)
+				}
+			}
+			l.must(l.host.Unshape(l.hostSide))
+		})
+	}
+}
+
+// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace.
+func TestLostRecordOurBridge(t *testing.T) {
+	l := connected(t)
+	l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, l.key("a").HostVeth()))
+	link := l.link(l.key("a").HostVeth())
+	defer func() { l.must(l.host.DelLink(link.Name)) }()
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.lose(l.key("a"))
+	l.ok(l.call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
+	if s, ok, err := l.host.Shaped(link); ok || err != nil {
+		t.Errorf("left %+v, %v", s, err)
+	}
+}
+
+// TestLostRecordSet: a direction that only an admin has limited is in no prevResult.
+func TestLostRecordSet(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.must(l.set(nil, new(uint64(5e6))))
+	l.lose(l.key("a"))
+	l.ok(l.call("DEL", "a", "runtimeConfig", limits(20e6, 0)))
+	if got := l.applied("a"); got != none {
+		t.Errorf("left %s", got)
+	}
+}
+
+// rename gives the pod's interface another name.
+func (l lab) rename(to string) error {
+	return l.pod.Do(func() error {
+		return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
+	})
+}
+
+// TestLostRecordRenamed: the pod may have given its interface another name.
+func TestLostRecordRenamed(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
+	l.lose(l.key("a"))
+	rename := func(from, to string) error {
+		return l.pod.Do(func() error {
+			return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
+		})
+	}
+	l.must(rename("eth0", "lan0"))
+	l.ok(l.call("DEL", "a"))
+	if got := l.applied("a"); got != none {
+		t.Errorf("left %s", got)
+	}
+	l.must(l.rename("eth0"))
+}
+
+// TestLostRecordSpares: names agree where network and container ID, joined, are the same text, and the reference calls the device of every
+// interface after eth0's. What another attachment uses stays.
+func TestLostRecordSpares(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.call("ADD", "a"))
+	mustStay := func(what string) {
+		t.Helper()
+		if got := l.applied("a"); got != "20000000/10000000 redirected true" {
+			t.Errorf("%s: left %s", what, got)
+		}
+	}
+	other := l // whose device has the same name
+	other.conf = l.conf.With("name", "ne")
+	other.ok(other.call("DEL", "ta", "CNI_NETNS", "", "prevResult", nil))
+	mustStay("another's record names the device")
+
+	l.lose(l.key("a"))
+	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
+	mustStay("eth0 of the same container")
+	second := connectedAs(t, "bwt1")
+	second.conf = other.conf
+	second.ok(second.call("DEL", "ta", "prevResult", nil))
+	mustStay("another pod's link is redirected")
+	l.ok(l.call("DEL", "a"))
+	if got := l.applied("a"); got != none {
+		t.Errorf("left %s", got)
+	}
+}
+
+// TestReferenceDevice: the reference names the device of any interface as that of eth0. It goes, also when nothing is redirected to it, and
+// no link that is no ifb.
+func TestReferenceDevice(t *testing.T) {
+	l := newLab(t)
+	l.must(l.rename("net1"))
+	for _, redirected := range []bool{true, false} {
+		ifb, err := l.host.EnsureIFB(l.ifb("a"), kernel.Link{MTU: 1400})
+		l.must(err)
+		if redirected {
+			l.must(l.host.Redirect(l.hostSide, ifb))
+		}
+		l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
+		if _, ok, _ := l.host.Link(l.ifb("a")); ok {
+			t.Errorf("the reference's device is left, redirected: %t", redirected)
+			l.must(l.host.DelRedirect(l.hostSide), l.host.DelLink(ifb.Name))
+		}
+	}
+	l.must(l.rename("eth0"))
+	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false))
+	l.ok(l.call("DEL", "a", "prevResult", nil))
+	l.must(l.host.DelLink(l.link(l.ifb("a")).Name))
+	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+}

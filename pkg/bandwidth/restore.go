@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Restore brings back the limits of all attachments of the node whose pod lives, after another program removed what makes them. What is
+// there is left alone, whatever it says. One attachment that cannot be restored does not keep the others from it.
+func Restore(host *kernel.Node, log *slog.Logger) error {
+	records, err := attachment.All()
+	buckets, e := host.Buckets()
+	if err := errors.Join(err, e); err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range records {
+		if rec.Plugin != pluginName || !plugin.NetnsExists(rec.Netns) {
+			continue
+		}
+		if err := restore(host, rec.Key, buckets, log); err != nil {
+			errs = append(errs, fmt.Errorf("limits of container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restore works from the record as it is under the lock: the pod may have got other limits meanwhile, or be gone.
+func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger) error {
+	att, rec, ok, err := attachment.Reopen(key, pluginName)
+	if err != nil || !ok {
+		return err
+	}
+	defer att.Close()
+	var st state
+	if err := json.Unmarshal(rec.State, &st); err != nil {
+		return err
+	}
+	link, ok, err := host.Link(st.Link)
+	if err != nil || !ok || link.Index != st.Index {
+		return err
+	}
+	var lost []string
+	if _, there := buckets[link.Index]; st.Ingress != nil && !there {
+		lost = append(lost, "ingress")
+		if err := host.Shape(link, *st.Ingress); err != nil {
+			return err
+		}
+	}
+	if st.Egress != nil {
+		mended, err := restoreEgress(host, link, st, buckets)
+		if err != nil {
+			return err
+		}
+		if mended {
+			lost = append(lost, "egress")
+		}
+	}
+	if len(lost) > 0 {
+		log.Info("limits were lost and are restored from the record", "pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName, "limits", lost)
+	}
+	return nil
+}
+
+func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket) (mended bool, err error) {
+	ifb, ok, err := host.Link(st.IFB)
+	if err != nil {
+		return false, err
+	}
+	if !ok || !ifb.Up {
+		mended = true
+		if ifb, err = host.EnsureIFB(st.IFB, link); err != nil {
+			return mended, err
+		}
+	}
+	if _, there := buckets[ifb.Index]; !there {
+		mended = true
+		if err := host.Shape(ifb, *st.Egress); err != nil {
+			return mended, err
+		}
+	}
+	ok, err = host.Redirected(link, ifb)
+	if err == nil && !ok {
+		mended, err = true, host.Redirect(link, ifb)
+	}
+	return mended, err
+}

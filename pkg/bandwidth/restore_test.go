@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestMissingAndRestore: each piece that another program took away is told, comes back, and what is there stays.
+func TestMissingAndRestore(t *testing.T) {
+	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
+	name := ifbName(attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"})
+	bucket, device := "the token bucket of bwt0 is missing", "device "+name+" is missing or down"
+	for what, c := range map[string]struct {
+		lose            func(lab) error
+		ingress, egress string // what is missing then
+	}{
+		"ingress bucket": {func(l lab) error { return l.host.Unshape(l.hostSide) }, bucket, ""},
+		"egress bucket":  {func(l lab) error { return l.host.Unshape(ifb(l)) }, "", "the token bucket of " + name + " is missing"},
+		"device":         {func(l lab) error { return l.host.DelLink(name) }, "", device},
+		"device is down": {func(l lab) error { return l.host.SetDown(ifb(l)) }, "", device},
+		"redirect":       {func(l lab) error { return l.host.DelRedirect(l.hostSide) }, "", "the redirect from bwt0 to " + name + " is missing"},
+		"all": {func(l lab) error {
+			return errors.Join(l.host.Unshape(l.hostSide), l.host.DelRedirect(l.hostSide), l.host.DelLink(name))
+		}, bucket, device},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.ok(l.call("ADD", "a"))
+			index := ifb(l).Index
+			l.must(l.host.Shape(l.hostSide, kernel.Shaper{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as somebody else may want it
+			l.must(c.lose(l))
+			got := l.look()
+			if got.Ingress.Missing != c.ingress || got.Egress.Missing != c.egress || !got.Missing() ||
+				(got.Ingress.Applied == nil) != (c.ingress != "") || (got.Egress.Applied == nil) != (c.egress != "") {
+				t.Errorf("%+v, %+v", got.Ingress, got.Egress)
+			}
+			want := "7000000/10000000 redirected true"
+			if c.ingress != "" {
+				want = "20000000/10000000 redirected true"
+			}
+			for range 2 {
+				l.must(Restore(l.host, discard()))
+				if got := l.applied("a"); got != want || l.look().Missing() || !ifb(l).Up {
+					t.Errorf("restored %s, want %s", got, want)
+				}
+			}
+			if ifb(l).Index != index && c.egress != device {
+				t.Error("the device was made anew")
+			}
+			if c.ingress != "" {
+				l.ok(l.call("CHECK", "a"))
+			}
+			l.ok(l.call("DEL", "a"))
+		})
+	}
+}
+
+// TestNotRestored: a pod that is gone, and a link that only has the name.
+func TestNotRestored(t *testing.T) {
+	l := connected(t)
+	l.ok(l.call("ADD", "a"))
+	l.must(l.host.DelLink("bwt0"))
+	other := kerneltest.NewPod(t)
+	netns, err := os.Open(other.Path)
+	l.must(err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
+	l.must(err, Restore(l.host, discard()))
+	l.hostSide = l.link("bwt0")
+	if got := l.applied("a"); got != "0/10000000 redirected false" {
+		t.Errorf("another's link has %s", got)
+	}
+	if got := l.look(); got.Ingress.Missing != "link bwt0 is missing" || got.Egress.Missing != "link bwt0 is missing" || got.Gone {
+		t.Errorf("%+v, %+v", got.Ingress, got.Egress)
+	}
+	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing") {
+		t.Errorf("set: %v", err)
+	}
+	l.must(l.pod.Close(), l.host.DelLink(l.ifb("a")), Restore(l.host, discard()))
+	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
+		t.Error("the limits of a pod that is gone came back")
+	}
+	if got := l.look(); !got.Gone || got.Missing() || got.Ingress.Applied != nil {
+		t.Errorf("%+v, %+v", got, got.Ingress)
+	}
+	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("set: %v", err)
+	}
+	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "the record is gone") {
+		t.Errorf("set after DEL: %v", err)
+	}
+}
+
+// TestNotRestoredToTheDead: a pod that nobody can name any more is gone, although something keeps its namespace for a while.
+func TestNotRestoredToTheDead(t *testing.T) {
+	l := connected(t)
+	l.ok(l.call("ADD", "a"))
+	held, err := os.Open(l.pod.Path)
+	l.must(err, l.pod.Close(), l.host.Unshape(l.hostSide))
+	defer held.Close()
+	l.must(Restore(l.host, discard()))
+	if got := l.applied("a"); got != "0/10000000 redirected true" {
+		t.Errorf("got %s", got)
+	}
+	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+}

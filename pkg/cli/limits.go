@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const limitsHelp = `Show the limits of all pods, or of one: what was asked for, what the kernel has,
+and what passes. POD is namespace/name, or a container ID or its first 6 or more
+characters. Ingress is what the pod receives, egress is what it sends.
+
+With --ingress or --egress the limits of one pod are changed, in place, so that
+it is never without. A rate is given as in the annotations: 20M is 20,000,000
+bits per second; none lifts the limit. The change lasts until the pod ends or
+its runtime sets limits again.
+
+The exit status is 0 when all limits are there, 1 when one is missing, and 2
+when the command could not run.`
+
+// Bounds of the interval: shorter ones measure a few packets, and for longer ones nobody waits.
+const (
+	minInterval = 10 * time.Millisecond
+	maxInterval = time.Hour
+)
+
+// shortestID is how much of a container ID stands for all of it.
+const shortestID = 6
+
+type limitsFlags struct {
+	ingress, egress string
+	ifname          string
+	interval        time.Duration
+	output          string
+}
+
+func newLimits() *cobra.Command {
+	var flags limitsFlags
+	cmd := &cobra.Command{
+		Use:   "limits [POD]",
+		Short: "Show the limits of pods, as asked, applied and measured, or change those of one",
+		Long:  limitsHelp,
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return flags.run(cmd, args)
+		},
+	}
+	cmd.Flags().StringVar(&flags.ingress, "ingress", "", "change what the pod may receive: a rate such as 20M, or none")
+	cmd.Flags().StringVar(&flags.egress, "egress", "", "change what the pod may send: a rate such as 20M, or none")
+	cmd.Flags().StringVar(&flags.ifname, "ifname", "", "only this interface of the pod")
+	cmd.Flags().DurationVar(&flags.interval, "interval", time.Second, "how long to measure")
+	addOutput(cmd, &flags.output)
+	return cmd
+}
+
+func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
+	ingress, err := rate(cmd, "ingress", f.ingress)
+	if err != nil {
+		return err
+	}
+	egress, err := rate(cmd, "egress", f.egress)
+	if err != nil {
+		return err
+	}
+	change := ingress != nil || egress != nil
+	switch {
+	case f.interval < minInterval || f.interval > maxInterval:
+		return fmt.Errorf("--interval %s: want %s to %s", f.interval, minInterval, maxInterval)
+	case change && len(args) == 0:
+		return errors.New("--ingress and --egress need a POD")
+	}
+	if err := errors.Join(checkOutput(f.output), needRoot()); err != nil {
+		return err
+	}
+	records, err := f.choose(args)
+	if err != nil {
+		return err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if change {
+		if records, err = one(records); err != nil {
+			return err
+		}
+		if err := bandwidth.Set(host, records[0].Key, ingress, egress); err != nil {
+			return fmt.Errorf("the limits of %s stay as they were: %w", nameOf(records[0]), err)
+		}
+	}
+	return f.show(cmd.Context(), host, records, cmd.OutOrStdout(), cmd.ErrOrStderr())
+}
+
+// rate reads a flag; nil is for one that is not given.
+func rate(cmd *cobra.Command, name, text string) (*uint64, error) {
+	if !cmd.Flags().Changed(name) {
+		return nil, nil
+	}
+	value, err := bandwidth.ParseRate(text)
+	if err != nil {
+		return nil, fmt.Errorf("--%s %w", name, err)
+	}
+	return &value, nil
+}
+
+// choose returns the records of the limits that are asked for, in a fixed order.
+func (f limitsFlags) choose(args []string) ([]attachment.Record, error) {
+	all, err := attachment.All()
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(all, func(a, b attachment.Record) int {
+		return strings.Compare(strings.Join([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, "\x00"),
+			strings.Join([]string{b.Network, b.Pod, b.ContainerID, b.IfName}, "\x00"))
+	})
+	if len(args) > 0 {
+		if all, err = ofPod(all, args[0]); err != nil {
+			return nil, err
+		}
+	}
+	chosen := slices.DeleteFunc(bandwidth.Records(all), func(rec attachment.Record) bool { return f.ifname != "" && rec.IfName != f.ifname })
+	if len(args) > 0 && len(chosen) == 0 {
+		what := nameOf(all[0])
+		if f.ifname != "" {
+			what += ", " + f.ifname
+		}
+		return nil, fmt.Errorf("%s has no limits: the annotations kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth set some, for a new pod", what)
+	}
+	return chosen, nil
+}
+
+// ofPod returns the records of one pod. All containers of a name count as one: an older one may still be on its way out.
+func ofPod(all []attachment.Record, name string) ([]attachment.Record, error) {
+	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
+	switch {
+	case strings.Contains(name, "/"):
+		match = func(rec attachment.Record) bool { return rec.Pod == name }
+	case !slices.ContainsFunc(all, match) && len(name) >= shortestID:
+		match = func(rec attachment.Record) bool { return strings.HasPrefix(rec.ContainerID, name) }
+	}
+	found := slices.DeleteFunc(all, func(rec attachment.Record) bool { return !match(rec) })
+	pods := map[string]bool{}
+	for _, rec := range found {
+		pods[nameOf(rec)] = true
+	}
+	switch len(pods) {
+	case 0:
+		return nil, fmt.Errorf("no pod %s is recorded on this node: want namespace/name, or a container ID or its first %d or more characters", name, shortestID)
+	case 1:
+		return found, nil
+	}
+	return nil, fmt.Errorf("%s may be %s", name, strings.Join(slices.Sorted(maps.Keys(pods)), " or "))
+}
+
+func nameOf(rec attachment.Record) string {
+	if rec.Pod != "" {
+		return "pod " + rec.Pod
+	}
+	return "container " + rec.ContainerID
+}
+
+// one returns the attachment whose limits are to be changed.
+func one(records []attachment.Record) ([]attachment.Record, error) {
+	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
+	if len(live) == 0 {
+		return nil, fmt.Errorf("the namespace of %s is gone", nameOf(records[0]))
+	}
+	if len(live) == 1 {
+		return live, nil
+	}
+	var names []string
+	for _, rec := range live {
+		names = append(names, fmt.Sprintf("%s of container %s in network %s", rec.IfName, rec.ContainerID, rec.Network))
+	}
+	return nil, fmt.Errorf("%s has several limited interfaces: say which by --ifname, or by the container ID: %s", nameOf(live[0]), strings.Join(names, ", "))
+}
+
+func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []attachment.Record, stdout, stderr io.Writer) error {
+	list, err := bandwidth.Look(ctx, host, records, f.interval)
+	if err != nil {
+		return err
+	}
+	if f.output == outputJSON {
+		err = printJSON(stdout, list)
+	} else {
+		err = printLimits(stdout, stderr, list)
+	}
+	if err == nil && slices.ContainsFunc(list, bandwidth.Limits.Missing) {
+		return exitError(exitMissed)
+	}
+	return err
+}
+
+func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
+	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NETWORK\tPOD\tCONTAINER\tIFNAME\tLIMIT\tASKED\tAPPLIED\tBURST\tQUEUE\tMEASURED\tDROPPED\tWAITING")
+	for _, l := range list {
+		for _, d := range []struct {
+			name string
+			*bandwidth.Direction
+		}{{"ingress", l.Ingress}, {"egress", l.Egress}} {
+			if d.Direction == nil {
+				continue
+			}
+			cells := []string{plain(l.Network), dash(plain(l.Pod)), plain(short(l.ContainerID)), plain(l.IfName), d.name, asked(d.Asked)}
+			fmt.Fprintln(t, strings.Join(append(cells, has(d.Direction, l.Gone)...), "\t"))
+			if d.Missing != "" {
+				tell(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
+			}
+		}
+	}
+	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
+		tell(stderr, "podlace reload brings back what another program removed")
+	}
+	return t.Flush()
+}
+
+func asked(a bandwidth.Ask) string {
+	text := "-"
+	if a.Rate > 0 {
+		text = bits(a.Rate)
+	}
+	if a.ByAdmin {
+		text = map[bool]string{true: "none", false: text}[a.Rate == 0] + " by admin"
+	}
+	return text
+}
+
+// has returns the cells of what the kernel has.
+func has(d *bandwidth.Direction, gone bool) []string {
+	if d.Applied == nil {
+		text := "none"
+		switch {
+		case gone:
+			text = "gone"
+		case d.Missing != "":
+			text = "missing"
+		}
+		return []string{text, "-", "-", "-", "-", "-"}
+	}
+	return []string{bits(d.Applied.Rate), inBytes(d.Applied.Burst), inBytes(d.Applied.Queue),
+		bits(rounded(d.Measured.Rate)), fmt.Sprint(d.Measured.Dropped), inBytes(d.Measured.Waiting)}
+}
+
+func inBytes(n uint32) string { return fmt.Sprintf("%d B", n) }
+
+// bits prints a rate in the largest unit that makes it at least 1.
+func bits(rate uint64) string {
+	unit, name := uint64(1), ""
+	for _, larger := range []string{"k", "M", "G"} {
+		if rate < unit*1000 {
+			break
+		}
+		unit, name = unit*1000, larger
+	}
+	return strconv.FormatFloat(float64(rate)/float64(unit), 'f', -1, 64) + name + "bit/s"
+}
+
+// rounded keeps three digits of what was measured.
+func rounded(rate uint64) uint64 {
+	step := uint64(1)
+	for rate/step >= 1000 {
+		step *= 10
+	}
+	return (rate + step/2) / step * step
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bandwidth"
+)
+
+func TestLimitsRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"a b":                     "accepts at most 1 arg",
+		"-o xml":                  `--output "xml"`,
+		"--ingress 20M":           "--ingress and --egress need a POD",
+		"shop/web --ingress fast": `--ingress "fast" is no rate: want bits per second, such as 20M, 1.5Gi or 64000, or none`,
+		"shop/web --egress 20K":   `--egress "20K" is no rate`,
+		"shop/web --egress=":      `--egress "" is no rate`,
+		"shop/web --egress 999":   "--egress rate 999: want 1k to 100G bits per second, or none",
+		"--interval 1ms":          "--interval 1ms: want 10ms to 1h",
+		"--interval 2h":           "--interval 2h0m0s: want",
+		"--interval 5":            "--interval",
+	} {
+		// This is no sandbox: what is refused is refused before anything is looked at.
+		status, stdout, stderr := run(append([]string{"limits"}, strings.Fields(args)...)...)
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
+		}
+	}
+}
+
+func TestBits(t *testing.T) {
+	for rate, want := range map[uint64]string{0: "0bit/s", 999: "999bit/s", 1000: "1kbit/s", 20e6: "20Mbit/s", 1e9: "1Gbit/s", 1e11: "100Gbit/s", 3e12: "3000Gbit/s",
+		1234567: "1.234567Mbit/s", 1610612736: "1.610612736Gbit/s", 18446744073709551615: "18446744073.709553Gbit/s"} {
+		if got := bits(rate); got != want {
+			t.Errorf("%d: %s, want %s", rate, got, want)
+		}
+	}
+	for rate, want := range map[uint64]uint64{0: 0, 999: 999, 1234: 1230, 1235: 1240, 19_949_999: 19_900_000, 999_999: 1_000_000} {
+		if got := rounded(rate); got != want {
+			t.Errorf("%d: %d, want %d", rate, got, want)
+		}
+	}
+}
+
+func records() []attachment.Record {
+	of := func(plugin, pod, id, ifname string) attachment.Record {
+		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: id, IfName: ifname}, Plugin: plugin, Pod: pod, Netns: "/proc/self/ns/net"}
+	}
+	gone := of("bandwidth", "shop/web", "aaaaaa9", "eth0")
+	gone.Netns = "/nonexistent"
+	return []attachment.Record{of("bridge", "shop/web", "aaaaaa1", "eth0"), of("bandwidth", "shop/web", "aaaaaa1", "eth0"), gone,
+		of("bandwidth", "shop/db", "aaaaaa22", "eth0"), of("bandwidth", "shop/db", "aaaaaa22", "net1"), of("bridge", "shop/free", "ffffff", "eth0"),
+		of("bandwidth", "", "bbbbbb1", "eth0"), of("bandwidth", "", "bbbbbb2", "eth0"), of("bandwidth", "", "short", "eth0")}
+}
+
+// TestOfPod: a pod is named by its name, or by what tells its container from all others.
+func TestOfPod(t *testing.T) {
+	for name, want := range map[string]string{
+		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22", "short": "short", "bbbbbb2": "bbbbbb2",
+		"aaaaaa": "aaaaaa may be pod shop/db or pod shop/web", "bbbbbb": "bbbbbb may be container bbbbbb1 or container bbbbbb2",
+		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "no pod web is", "cccccc": "no pod cccccc is",
+	} {
+		var ids []string
+		found, err := ofPod(records(), name)
+		for _, rec := range found {
+			ids = append(ids, rec.ContainerID)
+		}
+		if got := strings.Join(ids, " "); err == nil && got != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+// TestOne: limits of one interface are changed at a time, and none of a pod that is gone.
+func TestOne(t *testing.T) {
+	all := bandwidth.Records(records())
+	of := func(ids ...string) (list []attachment.Record) {
+		for _, rec := range all {
+			if slices.Contains(ids, rec.ContainerID) {
+				list = append(list, rec)
+			}
+		}
+		return list
+	}
+	if got, err := one(of("aaaaaa1", "aaaaaa9")); err != nil || len(got) != 1 || got[0].ContainerID != "aaaaaa1" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := one(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := one(of("aaaaaa22")); err == nil || !strings.Contains(err.Error(), "pod shop/db has several limited interfaces: say which by --ifname, or by the container ID: "+
+		"eth0 of container aaaaaa22 in network net, net1 of container aaaaaa22 in network net") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestLimitsTable: what is not there is told from what is not wanted, and a pod's name does nothing to a terminal.
+func TestLimitsTable(t *testing.T) {
+	ask := func(rate uint64, admin bool) bandwidth.Ask {
+		return bandwidth.Ask{Limit: bandwidth.Limit{Rate: rate}, ByAdmin: admin}
+	}
+	has := &bandwidth.Direction{Asked: ask(500, false), Applied: &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288},
+		Measured: &bandwidth.Measured{Rate: 1996, Dropped: 3, DroppedTotal: 9, Waiting: 1500}}
+	list := []bandwidth.Limits{
+		{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: hostile, Ingress: has, Egress: &bandwidth.Direction{Asked: ask(20e6, true), Missing: "it is lost"}},
+		{Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Ingress: &bandwidth.Direction{}},
+		{Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"}, Egress: &bandwidth.Direction{Asked: ask(0, true)}},
+	}
+	var stdout, stderr bytes.Buffer
+	if err := printLimits(&stdout, &stderr, list); err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for line := range strings.Lines(stdout.String()) {
+		rows = append(rows, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{
+		"NETWORK POD CONTAINER IFNAME LIMIT ASKED APPLIED BURST QUEUE MEASURED DROPPED WAITING",
+		"n shop/?[2Jweb?0?? c1 eth0 ingress 500bit/s 1kbit/s 6072 B 24288 B 2kbit/s 3 1500 B",
+		"n shop/?[2Jweb?0?? c1 eth0 egress 20Mbit/s by admin missing - - - - -",
+		"n - c2 eth0 ingress - gone - - - - -",
+		"n - c3 eth0 egress none by admin none - - - - -",
+	}
+	if !slices.Equal(rows, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(want, "\n"))
+	}
+	if got := stderr.String(); got != "podlace: egress of container c1, eth0: it is lost\npodlace: podlace reload brings back what another program removed\n" {
+		t.Errorf("%q", got)
+	}
+}
