@@ -3,6 +3,7 @@
 package portmap
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -173,6 +174,12 @@ func sharedLines(nat kernel.NAT, snat bool, of rules) []string {
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
 		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
+		// A bit that is no longer configured may be somebody else's by now. The chains are all pods', which go over to the new one together.
+		for _, rule := range append(nat.Rules(markChain, "-j MARK "), nat.Rules(masqChain, "-j MASQUERADE ")...) {
+			if !strings.Contains(rule, mark) {
+				rules = append(rules, "-D"+strings.TrimPrefix(rule, "-A"))
+			}
+		}
 		need("POSTROUTING", `-I POSTROUTING 1 -m comment --comment "CNI portfwd requiring masquerade" -j `+masqChain, "-j "+masqChain+" ")
 	}
 	return append(chains, rules...)
@@ -190,7 +197,7 @@ func podLines(key attachment.Key, of rules, ports []kernel.HostPort, pod netip.P
 		// Packets from ::1 never leave the node: left alone, a call to [::1] is refused at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
-	for _, p := range ports {
+	for _, p := range namedFirst(ports) {
 		match := "-p " + p.Protocol
 		if p.HostIP.IsValid() {
 			match = "-d " + p.HostIP.String() + " " + match
@@ -216,7 +223,15 @@ func markedSources(p kernel.HostPort, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// entryLines leads the ports to the pod's chain. Entries that are left from before are removed.
+// namedFirst puts ports of one address before those of all: the first rule that matches decides.
+func namedFirst(ports []kernel.HostPort) []kernel.HostPort {
+	sorted := slices.Clone(ports)
+	slices.SortStableFunc(sorted, func(a, b kernel.HostPort) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
+	return sorted
+}
+
+// entryLines leads the ports to the pod's chain, those of one address before those that any pod has of all. Entries that are left from
+// before are removed.
 func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
@@ -228,14 +243,20 @@ func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.Hos
 	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)
 	}
-	byProtocol := map[string][]string{}
-	for _, p := range ports {
-		byProtocol[p.Protocol] = append(byProtocol[p.Protocol], fmt.Sprint(p.Port))
-	}
-	for _, protocol := range []string{"tcp", "udp", "sctp"} {
-		for list := byProtocol[protocol]; len(list) > 0; list = list[min(maxMultiport, len(list)):] {
-			lines = append(lines, fmt.Sprintf(`-A %s -p %s -m comment --comment %s -m multiport --dports %s %s-j %s`,
-				dnatChain, protocol, kernel.Comment(fmt.Sprintf("dnat name: %q id: %q", key.Network, key.ContainerID)), strings.Join(list[:min(maxMultiport, len(list))], ","), conditions.String(), chain))
+	comment := kernel.Comment(fmt.Sprintf("dnat name: %q id: %q", key.Network, key.ContainerID))
+	for _, named := range []bool{true, false} {
+		command := map[bool]string{true: "-I", false: "-A"}[named]
+		byProtocol := map[string][]string{}
+		for _, p := range ports {
+			if p.HostIP.IsValid() == named {
+				byProtocol[p.Protocol] = append(byProtocol[p.Protocol], fmt.Sprint(p.Port))
+			}
+		}
+		for _, protocol := range []string{"tcp", "udp", "sctp"} {
+			for list := range slices.Chunk(byProtocol[protocol], maxMultiport) {
+				lines = append(lines, fmt.Sprintf(`%s %s -p %s -m comment --comment %s -m multiport --dports %s %s-j %s`,
+					command, dnatChain, protocol, comment, strings.Join(list, ","), conditions.String(), chain))
+			}
 		}
 	}
 	return lines
