@@ -77,13 +77,14 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.Host
 		return err
 	}
 	defer unlock()
-	if err := host.DelHostPorts(ports); err != nil {
-		return err
-	}
+	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
 	if st.Backend == "iptables" {
 		if err := delByIPTables(host, key, st.Ports); err != nil {
 			return err
 		}
+	}
+	if err := host.DelHostPorts(ports); err != nil {
+		return err
 	}
 	ended()
 	return nil

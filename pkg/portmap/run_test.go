@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -28,14 +29,15 @@ type object = kerneltest.Object
 // lab is a node with a pod that some main plugin has connected: its addresses are reached through the interface pt0.
 type lab struct {
 	*testing.T
-	conf object
-	pod  *sandbox.Pod
+	conf   object
+	pod    *sandbox.Pod
+	stderr io.Writer
 }
 
 func newLab(t *testing.T) lab {
 	t.Helper()
 	l := lab{t, object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
-		"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}, kerneltest.NewPod(t)}
+		"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}, kerneltest.NewPod(t), io.Discard}
 	t.Cleanup(func() {
 		if err := errors.Join(flushNFT(), delLink("pt0")); err != nil {
 			t.Error(err)
@@ -110,13 +112,13 @@ type outcome struct {
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
-		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}
+		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id, "PODLACE_LOG": "debug"}
 	stdin, err := json.Marshal(l.conf.Call(env, keys...))
 	if err != nil {
 		l.Fatal(err)
 	}
-	var stdout, stderr bytes.Buffer
-	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
+	var stdout bytes.Buffer
+	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, l.stderr)}
 	o.stdout = stdout.Bytes()
 	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
 		l.Errorf("%s: %v in %s", verb, err, o.stdout)

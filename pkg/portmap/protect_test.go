@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// changes is a log that calls a function after each change of the system.
+type changes func(line string)
+
+func (f changes) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(" msg=change ")) {
+		f(string(line))
+	}
+	return len(line), nil
+}
+
+// TestProtectedThroughout (S-07): the protection of 127.0.0.0/8 is there before anything is open, in ADD and when rules come back, and goes
+// last, in DEL.
+func TestProtectedThroughout(t *testing.T) {
+	backends(t, func(l lab) {
+		opened, after := []string{}, "" // what was open at any time, and since which flush
+		l.stderr = changes(func(line string) {
+			s, err := sandbox.Take(sandbox.Options{})
+			if err != nil {
+				l.Error(err)
+				return
+			}
+			open := openTo127(s.String())
+			if flag, err := os.ReadFile("/proc/sys/net/ipv4/conf/pt0/route_localnet"); err != nil || string(flag) == "1\n" && after == "" {
+				open = append(open, "route_localnet")
+			}
+			opened = append(opened, open...)
+			if protected := strings.Count(s.String(), "nft rule inet podlace_loopback ") >= 2; !protected && len(open) > 0 {
+				l.Errorf("%sopen without protection: %q, after %s", after, open, line)
+			}
+		})
+		second, _ := l.named("second")
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("DEL", "a"))
+		l.ok(l.call("ADD", "a"))
+		for what, repair := range map[string]func(){
+			"STATUS": func() { l.ok(l.call("STATUS", "")) },
+			"ADD":    func() { l.ok(second.call("ADD", "b", asking("10.71.0.6/24", port(9090, 90, "tcp"))...)) },
+		} {
+			if err := flushNFT(); err != nil {
+				t.Fatal(err)
+			}
+			after = "flushed, " + what + ": "
+			repair()
+			l.ok(l.call("CHECK", "a"))
+		}
+		after = ""
+		l.ok(l.call("DEL", "b"))
+		l.ok(l.call("DEL", "a"))
+		slices.Sort(opened)
+		if opened = slices.Compact(opened); len(opened) != 2 {
+			l.Errorf("what was open at any time: %q", opened)
+		}
+	})
+}
+
+// openTo127 tells what a snapshot has that leads from 127.0.0.1 of the node to a pod.
+func openTo127(snapshot string) (open []string) {
+	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
+		if strings.Contains(snapshot, rule) {
+			open = append(open, rule)
+		}
+	}
+	return open
+}
