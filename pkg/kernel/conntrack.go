@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -66,13 +67,36 @@ func (n *Node) DelFlows(ports []HostPort) error {
 	if len(stale) == 0 {
 		return nil
 	}
-	return change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error {
-		var errs []error
+	return change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error { return table.deleteAll(stale) })
+}
+
+// maxAnswers bounds how often answers are looked for that were on their way.
+const maxAnswers = 5
+
+// deleteAll removes entries, and what answers that were on their way made of them.
+func (t conntrack) deleteAll(stale []udpFlow) error {
+	var errs []error
+	for range maxAnswers {
 		for _, f := range stale {
-			errs = append(errs, table.delete(f))
+			errs = append(errs, t.delete(f))
 		}
-		return errors.Join(errs...)
-	})
+		if stale = t.turned(stale); len(stale) == 0 {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// turned returns the entries that are there instead of others and go the other way round: by such a one, what the client sends next would pass
+// for the answer.
+func (t conntrack) turned(deleted []udpFlow) (found []udpFlow) {
+	for _, f := range deleted {
+		f.message = t.get(f)
+		if tuple := nested(entryOf(f.message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {
+			found = append(found, f)
+		}
+	}
+	return found
 }
 
 func (n *NS) localAddresses() (map[netip.Addr]bool, error) {
@@ -96,6 +120,7 @@ func (n *NS) localAddresses() (map[netip.Addr]bool, error) {
 // udpFlow is a connection tracking entry of UDP.
 type udpFlow struct {
 	to, answer netip.AddrPort // where the first packet went, and who answers
+	tuple      []byte         // the same of both ends of the first packet, as the kernel tells it
 	message    []byte         // as the kernel told it
 }
 
@@ -108,12 +133,20 @@ func (f udpFlow) keptFrom(p HostPort) bool {
 	return f.answer == f.to || f.answer.Addr() == p.To.Addr()
 }
 
+// entryOf returns the attributes of a message about an entry.
+func entryOf(message []byte) []byte {
+	if len(message) < nl.SizeofNfgenmsg {
+		return nil
+	}
+	return message[nl.SizeofNfgenmsg:]
+}
+
 // parseFlow reads an entry; ok is false for what is not UDP.
 func parseFlow(message []byte) (f udpFlow, ok bool) {
-	if len(message) < nl.SizeofNfgenmsg {
+	attributes := entryOf(message)
+	if attributes == nil {
 		return udpFlow{}, false
 	}
-	attributes := message[nl.SizeofNfgenmsg:]
 	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if message[0] == unix.AF_INET6 {
 		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
@@ -128,7 +161,8 @@ func parseFlow(message []byte) (f udpFlow, ok bool) {
 	}
 	original := nested(attributes, nl.CTA_TUPLE_ORIG)
 	protocol := nested(original, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM)
-	f = udpFlow{end(original, destination, nl.CTA_PROTO_DST_PORT), end(nested(attributes, nl.CTA_TUPLE_REPLY), source, nl.CTA_PROTO_SRC_PORT), message}
+	f = udpFlow{end(original, destination, nl.CTA_PROTO_DST_PORT), end(nested(attributes, nl.CTA_TUPLE_REPLY), source, nl.CTA_PROTO_SRC_PORT),
+		original, message}
 	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.to.IsValid() && f.answer.IsValid()
 }
 
@@ -224,7 +258,21 @@ func (t conntrack) dump(family uint8, filter []*nl.RtAttr, f func(udpFlow)) erro
 // delete removes an entry by what the kernel told of it: its tuple, zone and id.
 func (t conntrack) delete(f udpFlow) error {
 	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.message[0])
-	req.AddRawData(f.message[nl.SizeofNfgenmsg:])
+	req.AddRawData(entryOf(f.message))
 	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	return ignore(err, unix.ENOENT)
+}
+
+// get returns the entry to which packets of f belong by now, in whichever direction, nil for none.
+func (t conntrack) get(f udpFlow) []byte {
+	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
+	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))
+	if zone := nested(entryOf(f.message), nl.CTA_ZONE); zone != nil {
+		req.AddData(nl.NewRtAttr(nl.CTA_ZONE, zone))
+	}
+	replies, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil || len(replies) == 0 {
+		return nil
+	}
+	return replies[0]
 }

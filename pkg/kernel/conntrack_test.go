@@ -144,6 +144,28 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
+// TestDelFlowsAnswered (F-38): an answer that was on its way while its entry was deleted made one the other way round, which goes too. What the
+// client made meanwhile by a new datagram stays.
+func TestDelFlowsAnswered(t *testing.T) {
+	newWire(t)
+	const udp = unix.IPPROTO_UDP
+	old := []flow{{udp, "203.0.113.1:1000", "10.1.0.1:53", "10.1.0.1:53"}, {udp, "[fd99::1]:1000", "[fd00::1]:53", "[fd00::1]:53"},
+		{udp, "203.0.113.1:1001", "10.1.0.1:53", "10.1.0.1:53"}}
+	now := []flow{{udp, "10.1.0.1:53", "203.0.113.1:1000", "203.0.113.1:1000"}, {udp, "[fd00::1]:53", "[fd99::1]:1000", "[fd99::1]:1000"},
+		{udp, "203.0.113.1:1001", "10.1.0.1:53", "10.1.0.5:5353"}}
+	track(t, old)
+	table, err := openConntrack()
+	mustDo(t, err)
+	defer table.Close()
+	var stale []udpFlow
+	mustDo(t, table.dump(unix.AF_UNSPEC, nil, func(f udpFlow) { stale = append(stale, f) }), netlink.ConntrackTableFlush(netlink.ConntrackTable))
+	track(t, now)
+	mustDo(t, table.deleteAll(table.turned(stale)))
+	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, tracked(t)); diff != "" || len(stale) != len(old) {
+		t.Errorf("of %d:\n%s", len(stale), diff)
+	}
+}
+
 // TestDelFlowsOfOneFamily: the kernel tells only of what can be meant, and with one port only of that.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	w := newWire(t)
