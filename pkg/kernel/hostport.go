@@ -274,8 +274,8 @@ func (n *Node) HostPortRules() (bool, error) {
 }
 
 // CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else an error with
-// code 100.
-func (n *Node) CheckHostPorts(h HostPorts, shares func(owner string) bool) error {
+// code 100. other tells who another owner is, and whether that one shares the port.
+func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string, shares bool)) error {
 	t, err := n.openNFT(hostportTable)
 	if err != nil {
 		return err
@@ -295,13 +295,17 @@ func (n *Node) CheckHostPorts(h HostPorts, shares func(owner string) bool) error
 		if e.Set == "owners" {
 			continue // of an earlier version
 		}
-		switch got := found[i]; {
-		case got == nil:
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
-		case OwnerHash(got.Comment) != OwnerHash(e.Comment) && shares(got.Comment):
-		case OwnerHash(got.Comment) != OwnerHash(e.Comment):
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: belongs to %s now", e.port(), OwnerName(got.Comment))
-		case string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last):
+		got := found[i]
+		if got == nil {
+			return t.lost(h, e, other)
+		}
+		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
+			if who, shares := other(got.Comment); !shares {
+				return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, e.port(), who)
+			}
+			continue
+		}
+		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", e.port())
 		}
 	}
@@ -309,6 +313,23 @@ func (n *Node) CheckHostPorts(h HostPorts, shares func(owner string) bool) error
 		return nil
 	}
 	return t.checkShadows(h)
+}
+
+const belongsTo = "hostPort %s: now belongs to %s"
+
+// lost is the error about an entry that is missing. Its port may be another's by now, in another form.
+func (t *nft) lost(h HostPorts, e element, other func(owner string) (string, bool)) error {
+	found, err := t.clashes(h, nil)
+	if err != nil {
+		return err
+	}
+	for _, o := range found {
+		if o.forwards() && OwnerHash(o.Comment) != OwnerHash(h.Owner) {
+			who, _ := other(o.Comment)
+			return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, o.port(), who)
+		}
+	}
+	return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.

@@ -66,7 +66,7 @@ func delPorts(h *Node, owner string, ports []HostPort) error {
 }
 
 func checkPorts(h *Node, owner string, ports []HostPort) error {
-	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports}, func(string) bool { return false })
+	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports}, func(owner string) (string, bool) { return OwnerName(owner), false })
 }
 
 // flush empties the whole of nftables now and at the end of the test, as an admin's "nft flush ruleset" does.
@@ -112,7 +112,7 @@ func TestHostPorts(t *testing.T) {
 	mustDo(t, delPorts(h, ownerA, a)) // there is no table yet
 	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
 	mustDo(t, checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
-	if err := checkPorts(h, ownerB, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "belongs to shop/web-0 now") {
+	if err := checkPorts(h, ownerB, a); plugin.Code(err) != plugin.CodeStateDiffers || !strings.Contains(err.Error(), "now belongs to shop/web-0") {
 		t.Errorf("as another: %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's

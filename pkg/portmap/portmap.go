@@ -271,7 +271,7 @@ func check(r *plugin.Request) error {
 	st := state{Backend: cfg.Backend, Ports: ports}
 	if reference == "iptables" {
 		st.Backend = reference
-	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), shares(r)); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
+	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r)); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
 		return err
 	}
 	if st.Backend == "iptables" {

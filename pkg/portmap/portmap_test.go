@@ -224,7 +224,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 				return err
 			}
 			return add("bbbbbbbbbbbbbbbb shop/b", false)
-		}, "hostPort tcp 8080: belongs to shop/b now"},
+		}, "hostPort tcp 8080: now belongs to shop/b"},
 		"to another pod": {func() error { return add(own, true) }, "hostPort tcp 8080: leads elsewhere"},
 	} {
 		if err := flushNFT(); err != nil {

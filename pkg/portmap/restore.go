@@ -5,6 +5,7 @@ package portmap
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -120,7 +121,7 @@ func (c *claim) yields(other string, p kernel.HostPort) (loses kernel.HostPorts,
 	}
 	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
 	if !same && !gone {
-		return loses, plugin.Errorf(plugin.CodePortConflict, in+", container %s, since %s", p, kernel.OwnerName(other), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
+		return loses, plugin.Errorf(plugin.CodePortConflict, in, p, who(rec, other))
 	}
 	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
 	gave := recorded{Record: rec}
@@ -144,10 +145,18 @@ func (c *claim) clear() error {
 	return errors.Join(errs...)
 }
 
-// shares tells whether a port is shared with another attachment of the same container.
-func shares(r *plugin.Request) func(owner string) bool {
-	return func(owner string) bool {
+// others tells who has a port, and whether it is shared: with another attachment of the same container.
+func others(r *plugin.Request) func(owner string) (who string, shares bool) {
+	return func(owner string) (string, bool) {
 		rec, found, err := attachment.ByHash("portmap", kernel.OwnerHash(owner))
-		return err == nil && found && rec.ContainerID == r.ContainerID
+		if err != nil || !found {
+			return kernel.OwnerName(owner), false
+		}
+		return who(rec, owner), rec.ContainerID == r.ContainerID
 	}
+}
+
+// who names an owner so that it is told from an earlier pod of the same name.
+func who(rec attachment.Record, owner string) string {
+	return fmt.Sprintf("%s, container %s, since %s", kernel.OwnerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
 }

@@ -52,32 +52,42 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver: a pod that is gone gives way, and so does an older one of the same name; what it still has goes with its own DEL.
+// TestTakeOver (F-39): a pod that is gone gives way, and so does an older one of the same name, whose CHECK tells who has the port now; what it
+// still has goes with its own DEL.
 func TestTakeOver(t *testing.T) {
 	backends(t, func(l lab) {
-		t := l.T
-		ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
-		old, args := l.named("web-0")
-		old.ok(old.call("ADD", "old", "CNI_ARGS", args))
-		next, _ := l.named("web-0")
-		next.ok(next.call("ADD", "next", append(ask, "CNI_ARGS", args)...))
-		next.ok(next.call("CHECK", "next", ask...))
-		if o := old.call("CHECK", "old"); o.failure.Code != plugin.CodeStateDiffers {
-			t.Errorf("CHECK of the old one: %s", o.stdout)
+		for _, backend := range []string{"nftables", "iptables"} {
+			for what, ports := range map[string][]any{"same": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
+				l.Run(what+" "+backend, func(t *testing.T) {
+					l := l
+					l.T = t
+					l.takeOver(backend, asking("10.71.0.6/24", ports...))
+				})
+			}
 		}
-		old.ok(old.call("DEL", "old"))
-		next.ok(next.call("CHECK", "next", ask...))
-
-		if err := next.pod.Close(); err != nil {
-			t.Fatal(err)
-		}
-		other, args := l.named("other")
-		other.ok(other.call("ADD", "other", append(ask, "CNI_ARGS", args)...))
-		other.ok(other.call("CHECK", "other", ask...))
-		next.ok(next.call("DEL", "next", "CNI_NETNS", ""))
-		other.ok(other.call("CHECK", "other", ask...))
-		other.ok(other.call("DEL", "other"))
 	})
+}
+
+func (l lab) takeOver(backend string, ask []any) {
+	old, args := l.named("web-0")
+	old.ok(old.call("ADD", "old", "CNI_ARGS", args))
+	next, _ := l.named("web-0")
+	next.conf = next.conf.With("backend", backend)
+	next.ok(next.call("ADD", "next", append(ask, "CNI_ARGS", args)...))
+	next.ok(next.call("CHECK", "next", ask...))
+	l.fails(old.call("CHECK", "old"), plugin.CodeStateDiffers, ": now belongs to shop/web-0, container next, since 20")
+	old.ok(old.call("DEL", "old"))
+	next.ok(next.call("CHECK", "next", ask...))
+
+	if err := next.pod.Close(); err != nil {
+		l.Fatal(err)
+	}
+	other, args := l.named("other")
+	other.ok(other.call("ADD", "other", append(ask, "CNI_ARGS", args)...))
+	other.ok(other.call("CHECK", "other", ask...))
+	next.ok(next.call("DEL", "next", "CNI_NETNS", ""))
+	other.ok(other.call("CHECK", "other", ask...))
+	other.ok(other.call("DEL", "other"))
 }
 
 // TestDeadRange: who is gone loses all, so that a range of the same address is not in the way of the next pod's other range.
