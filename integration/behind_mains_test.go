@@ -251,13 +251,15 @@ func needMacvlan(t *testing.T) {
 	}
 }
 
-func ipv4Of(t *testing.T, pod *sandbox.Pod) string {
+func ipv4Of(t *testing.T, pod *sandbox.Pod) string { t.Helper(); return addressOf(t, pod, "-4") }
+
+func addressOf(t *testing.T, pod *sandbox.Pod, family string) string {
 	t.Helper()
-	for _, word := range strings.Fields(shell(t, "ip -n "+pod.Name+" -4 -o addr show dev eth0")) {
+	for _, word := range strings.Fields(shell(t, "ip -n "+pod.Name+" "+family+" -o addr show dev eth0 scope global")) {
 		if host, _, ok := strings.Cut(word, "/"); ok && net.ParseIP(host) != nil {
 			return host
 		}
 	}
-	t.Fatalf("%s has no IPv4 address", pod.Name)
+	t.Fatalf("%s has no address", pod.Name)
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -22,11 +23,16 @@ const (
 	lanV4, lanV6   = "192.0.2.2", "2001:db8:92::2"
 )
 
+// plain is the name of a test, as a container may be called.
+func plain(t *testing.T) string {
+	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
+}
+
 // newLAN makes that machine and the node's link to it, lan0.
 func newLAN(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	program(t, "ip")
-	lan := newPod(t, strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())+"-lan")
+	lan := newPod(t, plain(t)+"-lan")
 	shell(t, fmt.Sprintf(`
 		ip link add lan0 type veth peer name eth0 netns %[1]s
 		ip addr add %[2]s/24 dev lan0; ip -6 addr add %[3]s/64 dev lan0 nodad
@@ -48,10 +54,15 @@ type behind struct {
 // newBehind reads a list of testdata/behind, with edits as pairs of old and new text, and has its plugins make what they make once a node.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behind {
 	t.Helper()
+	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
+}
+
+// behindOf is newBehind with the list itself.
+func behindOf(t *testing.T, conflist string, caps map[string]any) *behind {
+	t.Helper()
 	b := &behind{lan: newLAN(t)}
-	b.network = openBehind(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)))
-	name := strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())
-	b.web, b.client = newPod(t, name+"-web"), newPod(t, name+"-client")
+	b.network = openBehind(t, conflist)
+	b.web, b.client = newPod(t, plain(t)+"-web"), newPod(t, plain(t)+"-client")
 	b.rtWeb, b.rtClient = named(b.web, caps), named(b.client, nil)
 	t.Cleanup(func() { // what a failed test left
 		for _, rt := range []*libcni.RuntimeConf{b.rtWeb, b.rtClient} {
