@@ -63,6 +63,9 @@ type samples struct {
 
 // Look returns the limits of attachments as they are recorded after an interval, and what passed in it.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
+	if len(records) == 0 {
+		return []Limits{}, nil
+	}
 	before, err := host.Buckets()
 	if err != nil {
 		return nil, err

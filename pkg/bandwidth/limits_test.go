@@ -79,7 +79,7 @@ func TestLook(t *testing.T) {
 // onNode runs f on the node, as Do of a pod does in the pod.
 func onNode(f func() error) error { return f() }
 
-// send sends frames of 1,000 bytes by an interface, and does not care for those that are dropped.
+// send sends frames of 1,134 bytes by an interface, and does not care for those that are dropped.
 func send(t *testing.T, in func(func() error) error, name string, frames int) {
 	t.Helper()
 	err := in(func() error {
@@ -92,7 +92,7 @@ func send(t *testing.T, in func(func() error) error, name string, frames int) {
 			return err
 		}
 		defer unix.Close(fd)
-		frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 986)...)
+		frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...)
 		for range frames {
 			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return err
@@ -129,33 +129,27 @@ func TestMeasured(t *testing.T) {
 		"ingress": {onNode, "bwt0", func(l Limits) *Direction { return l.Ingress }},
 		"egress":  {l.pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
 	} {
-		measure := func(frames int) Measured {
+		measure := func(frames int, want Measured) {
 			before, err := l.host.Buckets()
 			l.must(err)
 			send(t, c.in, c.link, frames)
-			var got Limits
-			for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			var got Measured
+			for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				after, err := l.host.Buckets()
 				l.must(err)
-				var ok bool
-				if got, ok, err = (samples{before, after, 2 * time.Second}).look(l.host, l.key("a")); !ok || err != nil {
+				now, ok, err := (samples{before, after, 2 * time.Second}).look(l.host, l.key("a"))
+				if !ok || err != nil {
 					t.Fatalf("%t, %v", ok, err)
 				}
-				if m := c.of(got).Measured; m.Rate > 0 || m.Dropped > 0 {
-					break
-				}
+				got = *c.of(now).Measured
 			}
-			return *c.of(got).Measured
+			if got != want {
+				t.Errorf("%s: %d frames: %+v, want %+v", name, frames, got, want)
+			}
 		}
-		if got := measure(5); got != (Measured{Rate: 5 * 8000 / 2}) { // the burst
-			t.Errorf("%s: 5 frames in 2 s: %+v", name, got)
-		}
-		if got := measure(60); got != (Measured{Dropped: 38, DroppedTotal: 38, Waiting: 22_000}) { // 16 times 1,418 bytes
-			t.Errorf("%s: 60 frames: %+v", name, got)
-		}
-		if got := measure(1); got != (Measured{Dropped: 1, DroppedTotal: 39, Waiting: 22_000}) {
-			t.Errorf("%s: one more: %+v", name, got)
-		}
+		measure(5, Measured{Rate: 5 * 1134 * 8 / 2})                             // the burst, but for two bytes: the next one is some nine seconds away
+		measure(60, Measured{Dropped: 40, DroppedTotal: 40, Waiting: 20 * 1134}) // 16 times 1,418 bytes
+		measure(1, Measured{Dropped: 1, DroppedTotal: 41, Waiting: 20 * 1134})
 	}
 	l.ok(l.call("DEL", "a"))
 }
@@ -268,7 +262,7 @@ func TestSetInPlace(t *testing.T) {
 	l.must(l.set(new(uint64(5e6)), new(uint64(6e6))))
 	buckets, err := l.host.Buckets()
 	l.must(err)
-	if b := buckets[l.hostSide.Index]; b.Sent != 3000 || b.Rate != 5e6 || l.link(l.ifb("a")).Index != ifb || buckets[ifb].Rate != 6e6 {
+	if b := buckets[l.hostSide.Index]; b.Sent != 3*1134 || b.Rate != 5e6 || l.link(l.ifb("a")).Index != ifb || buckets[ifb].Rate != 6e6 {
 		t.Errorf("%+v", buckets)
 	}
 	l.ok(l.call("DEL", "a"))
