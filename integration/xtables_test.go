@@ -74,6 +74,10 @@ func testFlavours(t *testing.T) {
 		n.must(t, "ADD", attachment(pod, pod.Name, capabilities()))
 		n.must(t, "DEL", attachment(pod, pod.Name, capabilities()))
 	}
+	// What networks without pods still have goes with a reload.
+	if err := nft.meanwhile(t, "reload"); err != nil {
+		t.Fatal(err)
+	}
 	s.settle(t)
 	for _, x := range []struct{ add, del node }{{legacy, nft}, {nft, legacy}, {legacy, tables}, {nft, tables}, {tables, legacy}} {
 		for _, between := range []string{"nothing", "STATUS", "ADD", "reload"} {
