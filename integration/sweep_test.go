@@ -79,13 +79,6 @@ func newSweep(t *testing.T, backend string) *sweep {
 	if s.network, err = openNetwork(s.conflist, s.cacheDir, nil); err != nil {
 		t.Fatal(err)
 	}
-	// What the first pod with a port makes stays.
-	warm := newPod(t, victim)
-	s.must(t, "ADD", attachment(warm, victim, capabilities()))
-	s.must(t, "DEL", attachment(warm, victim, capabilities()))
-	if err := warm.Close(); err != nil {
-		t.Fatal(err)
-	}
 	s.stays = newPod(t, "sweep-stays")
 	s.taken = addresses(t, s.must(t, "ADD", attachment(s.stays, "stays", map[string]any{"bandwidth": capabilities()["bandwidth"]})))
 	t.Cleanup(func() { s.must(t, "DEL", attachment(s.stays, "stays", nil)) })
@@ -93,7 +86,8 @@ func newSweep(t *testing.T, backend string) *sweep {
 	return s
 }
 
-// settle makes what stays old, as the cases do, and the index take notice: the next one does not change it.
+// settle makes what stays old, as the cases do, and the index take notice: the next one does not change it. What the first pod with a port
+// makes is there from then on.
 func (s *sweep) settle(t *testing.T) {
 	t.Helper()
 	file := "/var/lib/cni/networks/chain/touched"

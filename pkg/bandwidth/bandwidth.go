@@ -215,12 +215,7 @@ func del(r *plugin.Request) error {
 func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
 
 func removeFromNode(att *attachment.Attachment, st state) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return remove(host, att, st)
+	return kernel.WithHost(func(host *kernel.Node) error { return remove(host, att, st) })
 }
 
 // remove takes the limits away. The record goes last.

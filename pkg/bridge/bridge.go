@@ -215,21 +215,13 @@ func (b bridge) del(r *plugin.Request) error {
 
 // delRecorded is DEL for an attachment that has a record.
 func (b bridge) delRecorded(r *plugin.Request, att *attachment.Attachment, st state) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return b.removed(r, att, st, errors.Join(delSuccessor(r, host), takeAway(host, att, &st)))
+	return kernel.WithHost(func(host *kernel.Node) error {
+		return b.removed(r, att, st, errors.Join(delSuccessor(r, host), takeAway(host, att, &st)))
+	})
 }
 
 func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return b.remove(r, att, host, st)
+	return kernel.WithHost(func(host *kernel.Node) error { return b.remove(r, att, host, st) })
 }
 
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone. The

@@ -23,12 +23,9 @@ func (b bridge) gc(r *plugin.Request) error {
 // removeByHash takes away the link of an attachment of which only the hash of the key is known. Its addresses go back with the other leases
 // that are nobody's.
 func removeByHash(hash string) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash)))
+	return kernel.WithHost(func(host *kernel.Node) error {
+		return errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash)))
+	})
 }
 
 // removeAs returns DEL for attachments other than the one that r is about.

@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -81,31 +82,16 @@ const maxAsked = 2000
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
 func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 	ask := slices.Clone(elements)
-	var clashes []element
-	list := func(sets ...string) error {
-		for _, set := range sets {
-			all, err := t.list(set)
-			if err != nil {
-				return err
-			}
-			clashes = append(clashes, all...)
-		}
-		return nil
-	}
+	whole := map[string]bool{} // sets that are looked at as a whole
 	for _, p := range h.Ports {
 		family := familyDigit(p.To.Addr().Is4())
-		if p.Last == 0 && !p.HostIP.IsValid() {
+		if p.Last != 0 {
+			whole["ranges"+family] = true
+		} else if !p.HostIP.IsValid() {
 			ask = append(ask, element{Set: "ranges" + family, Key: key(p.protocol(), be16(p.Port))})
 		}
-		if p.Last != 0 {
-			if err := list("ranges" + family); err != nil {
-				return nil, err
-			}
-		}
 		if int(p.last()-p.Port) > maxAsked {
-			if err := list("ports"+family, "taken"+family); err != nil {
-				return nil, err
-			}
+			whole["ports"+family], whole["taken"+family] = true, true
 			continue
 		}
 		for _, one := range Singles([]HostPort{p}) {
@@ -116,6 +102,14 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 				ask = append(ask, one.taken(""))
 			}
 		}
+	}
+	var clashes []element
+	for _, set := range slices.Sorted(maps.Keys(whole)) {
+		all, err := t.list(set)
+		if err != nil {
+			return nil, err
+		}
+		clashes = append(clashes, all...)
 	}
 	clashes = slices.DeleteFunc(clashes, func(e element) bool {
 		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(e.port()) })
@@ -340,7 +334,7 @@ func (t *nft) checkShadows(h HostPorts) error {
 		every.HostIP = netip.Addr{}
 		ask = append(ask, p.taken(""), every.taken(""))
 	}
-	found, err := t.existing(ask)
+	found, err := t.existing(once(ask))
 	if err != nil || len(found) == 0 {
 		return err
 	}

@@ -107,7 +107,7 @@ type Bucket struct {
 
 // Buckets returns the token buckets of all links, by ifindex: one request, however many there are.
 func (n *NS) Buckets() (map[int]Bucket, error) {
-	list, err := n.allQdiscs()
+	list, err := n.listQdiscs("qdisc show", nil)
 	found := map[int]Bucket{}
 	for _, q := range list {
 		if t, ok := rootTBF(q); ok {
@@ -121,24 +121,18 @@ func (n *NS) Buckets() (map[int]Bucket, error) {
 	return found, err
 }
 
-func (n *NS) allQdiscs() (list []netlink.Qdisc, err error) {
-	err = retry(func() (err error) {
-		list, err = n.h.QdiscList(nil)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("qdisc show: %w", err)
-	}
-	return list, nil
+func (n *NS) qdiscs(link Link) ([]netlink.Qdisc, error) {
+	return n.listQdiscs("qdisc show dev "+link.Name, byIndex(link.Index))
 }
 
-func (n *NS) qdiscs(link Link) (list []netlink.Qdisc, err error) {
+// listQdiscs lists those of a link, or of all when it is nil.
+func (n *NS) listQdiscs(op string, of netlink.Link) (list []netlink.Qdisc, err error) {
 	err = retry(func() (err error) {
-		list, err = n.h.QdiscList(byIndex(link.Index))
+		list, err = n.h.QdiscList(of)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("qdisc show dev %s: %w", link.Name, err)
+		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	return list, nil
 }
@@ -232,7 +226,7 @@ func (n *NS) Redirected(from, to Link) (bool, error) {
 // RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
 // has an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
-	list, err := n.allQdiscs()
+	list, err := n.listQdiscs("qdisc show", nil)
 	for _, q := range list {
 		if kind := q.Type(); kind != "ingress" && kind != "clsact" {
 			continue

@@ -18,12 +18,12 @@ func gc(r *plugin.Request) error {
 	return errors.Join(
 		attachment.Collect(r, removeFromNode),
 		attachment.CollectUnreadable(r, func(hash string) error {
-			return withHost(func(host *kernel.Node) error {
+			return kernel.WithHost(func(host *kernel.Node) error {
 				_, err := endLost(host, hash)
 				return err
 			})
 		}),
-		withHost(collectLost),
+		kernel.WithHost(collectLost),
 	)
 }
 
@@ -44,17 +44,8 @@ func collectLost(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-func withHost(f func(*kernel.Node) error) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return f(host)
-}
-
 func removeFromNode(att *attachment.Attachment, st state) error {
-	return withHost(func(host *kernel.Node) error { return remove(host, att, st) })
+	return kernel.WithHost(func(host *kernel.Node) error { return remove(host, att, st) })
 }
 
 // remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
@@ -92,7 +83,7 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.Host
 
 // delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
 func delUnrecorded(r *plugin.Request) error {
-	return withHost(func(host *kernel.Node) error {
+	return kernel.WithHost(func(host *kernel.Node) error {
 		lost, err := endLost(host, attachment.KeyOf(r).Hash())
 		if err != nil {
 			return err

@@ -75,10 +75,6 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
-	return removeOwn(host, rec, st)
-}
-
-func removeOwn(host *kernel.Node, rec attachment.Record, st state) error {
 	return end(host, rec.Key, st, func() {})
 }
 
