@@ -215,7 +215,7 @@ func (s *stream) stop() {
 
 // watched is what the oracle compares before and after.
 func watched() sandbox.Options {
-	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.iptables`)}
+	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
 }
 
 func take(t *testing.T) *sandbox.Snapshot {

@@ -70,7 +70,11 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if _, err := att.Load(&old); err != nil {
 		return nil, err
 	}
-	st := cfg.plan(att.Key, link)
+	fair, err := fairQueues(host)
+	if err != nil {
+		return nil, err
+	}
+	st := cfg.plan(att.Key, link, fair)
 	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
 		if err := takeAway(host, old); err != nil {
 			return nil, err
@@ -127,25 +131,30 @@ func (st state) with(more state) state {
 }
 
 // plan is the wanted state of an attachment.
-func (c Config) plan(key attachment.Key, link kernel.Link) state {
+func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Latency: c.Latency}
-	st.setIngress(c.Ingress, c.Asked.Ingress, link.MTU)
-	st.setEgress(c.Egress, c.Asked.Egress, link.MTU, key)
+	st.setIngress(c.Ingress, c.Asked.Ingress, link.MTU, fair)
+	st.setEgress(c.Egress, c.Asked.Egress, link.MTU, fair, key)
 	return st
 }
 
-func (st *state) setIngress(l Limit, asked Ask, mtu int) {
+func (st *state) setIngress(l Limit, asked Ask, mtu int, fair bool) {
 	st.Ingress, st.Asked.Ingress = nil, asked
 	if l.Rate > 0 {
-		st.Ingress = new(l.shaper(mtu, st.Latency))
+		st.Ingress = new(l.shaper(mtu, st.Latency, fair))
 	}
 }
 
-func (st *state) setEgress(l Limit, asked Ask, mtu int, key attachment.Key) {
+func (st *state) setEgress(l Limit, asked Ask, mtu int, fair bool, key attachment.Key) {
 	st.Egress, st.IFB, st.Asked.Egress = nil, "", asked
 	if l.Rate > 0 {
-		st.Egress, st.IFB = new(l.shaper(mtu, st.Latency)), ifbName(key)
+		st.Egress, st.IFB = new(l.shaper(mtu, st.Latency, fair)), ifbName(key)
 	}
+}
+
+// fair tells whether the limits have fair queues.
+func (st state) fair() bool {
+	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
@@ -169,7 +178,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide finds the host side of the pod's veth pair, by what the kernel says of its peer.
+// hostSide finds the host side of the pod's pair of links, by what the kernel says of its peer. Links that are no pairs name another link as
+// well, whose number can be anything.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -189,9 +199,9 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 			return kernel.Link{}, err
 		}
 	}
-	if !ok || inPod.Kind != "veth" || link.Kind != "veth" || link.Peer != inPod.Index {
-		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth peer on the node", r.IfName),
-			"bandwidth needs a main plugin that makes a veth pair, such as bridge or ptp")
+	if !ok || inPod.Kind != "veth" && inPod.Kind != "netkit" || link.Kind != inPod.Kind || link.Peer != inPod.Index {
+		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth or netkit peer on the node", r.IfName),
+			"bandwidth needs a main plugin that makes a pair of links, such as bridge or ptp")
 	}
 	return link, nil
 }
@@ -256,7 +266,8 @@ func check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	changed, byAdmin := changedByAdmin(attachment.KeyOf(r))
+	st, recorded := record(attachment.KeyOf(r))
+	byAdmin := st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
 	if cfg.none() && !byAdmin {
 		return nil
 	}
@@ -269,12 +280,12 @@ func check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	want := changed
+	want := st
 	if !byAdmin {
-		want = cfg.plan(attachment.KeyOf(r), link)
+		want = cfg.plan(attachment.KeyOf(r), link, st.fair())
 	}
 	if want.Ingress != nil {
-		if err := checkShaper(r, host, link, *want.Ingress); err != nil {
+		if err := checkShaper(host, link, *want.Ingress, recorded); err != nil {
 			return err
 		}
 	}
@@ -285,16 +296,17 @@ func check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	return checkShaper(r, host, ifb, *want.Egress)
+	return checkShaper(host, ifb, *want.Egress, recorded)
 }
 
-// changedByAdmin returns the recorded state of an attachment whose limits podlace limits has changed.
-func changedByAdmin(key attachment.Key) (st state, ok bool) {
-	records, err := attachment.RecordsOf(key, pluginName) // one that cannot be read counts as none
-	if err != nil || json.Unmarshal(records[pluginName].State, &st) != nil {
+// record returns the recorded state of an attachment. One that cannot be read counts as none.
+func record(key attachment.Key) (st state, ok bool) {
+	records, err := attachment.RecordsOf(key, pluginName)
+	rec, ok := records[pluginName]
+	if err != nil || !ok || json.Unmarshal(rec.State, &st) != nil {
 		return state{}, false
 	}
-	return st, st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
+	return st, true
 }
 
 // redirectedTo returns the device of an egress limit, to which the link must be redirected.
@@ -312,7 +324,8 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (kernel.Link
 	return ifb, err
 }
 
-func checkShaper(r *plugin.Request, host *kernel.Node, link kernel.Link, want kernel.Shaper) error {
+// checkShaper compares the token bucket of a link. Without a record the reference made it, which computes burst and queue in another way.
+func checkShaper(host *kernel.Node, link kernel.Link, want kernel.Shaper, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {
 		return err
@@ -320,10 +333,10 @@ func checkShaper(r *plugin.Request, host *kernel.Node, link kernel.Link, want ke
 	if !ok {
 		return noBucket(link)
 	}
-	// The kernel counts whole bytes per second, and bursts in ticks. The reference computes burst and queue in another way.
-	same := has.Limit == want.Limit && near(has.Burst, want.Burst) || !attachment.Recorded(r)
-	if has.Rate/8 != want.Rate/8 || !same {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %+v, want %+v", link.Name, has, want)
+	// The kernel counts whole bytes per second, and bursts in ticks.
+	same := has.Limit == want.Limit && near(has.Burst, want.Burst) && nearFair(has.Fair, want.Fair)
+	if has.Rate/8 != want.Rate/8 || ours && !same {
+		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
 	}
 	return nil
 }
@@ -336,4 +349,10 @@ func noBucket(link kernel.Link) error {
 func near(a, b uint32) bool {
 	difference := max(a, b) - min(a, b)
 	return difference <= max(a, b)/50+64
+}
+
+// nearFair allows for the units in which the kernel keeps times.
+func nearFair(a, b kernel.FairQueue) bool {
+	const unit = 2 * time.Microsecond
+	return a.Packets == b.Packets && (a.Target-b.Target).Abs() <= unit && (a.Interval-b.Interval).Abs() <= unit
 }

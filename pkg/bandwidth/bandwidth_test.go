@@ -4,12 +4,17 @@ package bandwidth
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -165,24 +170,85 @@ func TestDelOfOther(t *testing.T) {
 	}
 }
 
+// hasFairQueue probes for fair queues.
+func hasFairQueue(l lab) bool {
+	has, err := l.host.HasFairQueue()
+	l.must(err)
+	return kerneltest.Feature(l, has, "fq_codel")
+}
+
+// TestFairQueue: limits have fair queues where the kernel has them. Where it has none it is asked once; CHECK goes by what ADD had.
+func TestFairQueue(t *testing.T) {
+	l := newLab(t)
+	has := hasFairQueue(l)
+	queues := func() (list []bool) {
+		for _, link := range []kernel.Link{l.hostSide, l.link(l.ifb("a"))} {
+			s, _, err := l.host.Shaped(link)
+			l.must(err)
+			list = append(list, s.Fair.Packets > 0)
+		}
+		return list
+	}
+	l.must(attachment.UnnoteNode(noFairQueue))
+	l.ok(l.call("ADD", "a"))
+	if _, noted := attachment.NodeNoted(noFairQueue); noted == has || !slices.Equal(queues(), []bool{has, has}) {
+		t.Errorf("fair queues %t: noted %t, fair %v", has, noted, queues())
+	}
+	l.must(attachment.NoteNode(noFairQueue, ""))
+	t.Cleanup(func() { l.must(attachment.UnnoteNode(noFairQueue)) })
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
+	l.ok(l.call("ADD", "a"))
+	if !slices.Equal(queues(), []bool{false, false}) {
+		t.Errorf("it was asked again: %v", queues())
+	}
+	l.must(attachment.UnnoteNode(noFairQueue))
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("ADD", "a")) // in place
+	l.ok(l.call("CHECK", "a"))
+	if !slices.Equal(queues(), []bool{has, has}) {
+		t.Errorf("fair queues %t, fair in place %v", has, queues())
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
 // TestCheckDetects (C-64) breaks one thing at a time.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
+	fair := hasFairQueue(l)
+	ingress := kernel.Shaper{Rate: 20e6, Burst: 10000, Limit: 25000}
+	if fair {
+		ingress.Fair = Limit{Rate: 20e6}.shaper(1400, defaultLatency, true).Fair
+	}
+	changed := func(change func(*kernel.Shaper)) func() error {
+		s := ingress
+		change(&s)
+		return func() error { return l.host.Shape(l.hostSide, s) }
+	}
 	for what, c := range map[string]struct {
 		change func() error
 		says   string
 	}{
 		"no ingress limit":    {func() error { return l.host.Unshape(l.hostSide) }, "the token bucket of bwt0 is missing"},
-		"other ingress limit": {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 21e6, Burst: 10000, Limit: 25000}) }, "the token bucket of bwt0 is"},
-		"other burst":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 50000, Limit: 25000}) }, "the token bucket of bwt0 is"},
-		"other queue":         {func() error { return l.host.Shape(l.hostSide, kernel.Shaper{Rate: 20e6, Burst: 10000, Limit: 25001}) }, "the token bucket of bwt0 is"},
-		"device down":         {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
-		"device deleted":      {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
-		"no egress limit":     {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
-		"no redirect":         {func() error { return l.host.DelRedirect(l.hostSide) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
-		"redirect elsewhere":  {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
+		"other ingress limit": {changed(func(s *kernel.Shaper) { s.Rate = 21e6 }), "the token bucket of bwt0 is"},
+		"other burst":         {changed(func(s *kernel.Shaper) { s.Burst = 50000 }), "the token bucket of bwt0 is"},
+		"other queue":         {changed(func(s *kernel.Shaper) { s.Limit = 25001 }), "the token bucket of bwt0 is"},
+		"other fair queue": {changed(func(s *kernel.Shaper) {
+			s.Fair = kernel.FairQueue{Target: time.Second, Interval: time.Second, Packets: 64}
+		}), "the token bucket of bwt0 is"},
+		"no fair queue": {func() error {
+			return errors.Join(l.host.Unshape(l.hostSide), changed(func(s *kernel.Shaper) { s.Fair = kernel.FairQueue{} })())
+		}, "the token bucket of bwt0 is"},
+		"device down":        {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
+		"device deleted":     {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
+		"no egress limit":    {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
+		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
+		"redirect elsewhere": {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
 	} {
+		if strings.Contains(what, "fair") && !fair {
+			continue
+		}
 		l.ok(l.call("ADD", "a"))
 		l.ok(l.call("CHECK", "a"))
 		if err := c.change(); err != nil {
@@ -197,14 +263,14 @@ func TestRefused(t *testing.T) {
 	l := newLab(t)
 	l.fails(l.call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
 	l.fails(l.call("ADD", "a", "CNI_IFNAME", "net1"), plugin.CodeDevice, "interface net1 is missing in the pod")
-	l.fails(l.call("ADD", "a", "CNI_IFNAME", "lo"), plugin.CodeDevice, "interface lo has no veth peer on the node")
+	l.fails(l.call("ADD", "a", "CNI_IFNAME", "lo"), plugin.CodeDevice, "interface lo has no veth or netkit peer on the node")
 	l.fails(l.call("ADD", "a", "cniVersion", "0.2.0"), plugin.CodeVersion, "0.2.0")
 	l.fails(l.call("STATUS", "", "runtimeConfig", object{"bandwidth": object{"ingressRate": -1}}), plugin.CodeConfig, "ingressRate -1")
 	l.ok(l.call("STATUS", ""))
 	l.must(l.pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}, PeerName: "inner1"})
 	}))
-	l.fails(l.call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth peer on the node") // its peer is in the pod
+	l.fails(l.call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node") // its peer is in the pod
 	l.must(l.pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
@@ -224,6 +290,34 @@ func TestSecondInterface(t *testing.T) {
 	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1"))
 	l.ok(l.call("CHECK", "a"))
 	l.ok(l.call("DEL", "a"))
+}
+
+// TestNetkit: the host's end of a pair of netkit devices is found as that of a veth pair.
+func TestNetkit(t *testing.T) {
+	l := newLab(t)
+	// In both namespaces the default policy passes everything.
+	pair := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "bwk0"}, Mode: netlink.NETKIT_MODE_L3, Policy: netlink.NETKIT_POLICY_FORWARD, PeerPolicy: netlink.NETKIT_POLICY_FORWARD}
+	pair.SetPeerAttrs(&netlink.LinkAttrs{Name: "bwk1"})
+	err := netlink.LinkAdd(pair)
+	if !kerneltest.Feature(t, !errors.Is(err, unix.EOPNOTSUPP), "netkit") {
+		return
+	}
+	l.must(err)
+	netns, err := os.Open(l.pod.Path)
+	l.must(err)
+	defer netns.Close()
+	l.must(netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk0").Index}}),
+		netlink.LinkSetNsFd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk1").Index}}, int(netns.Fd())))
+	t.Cleanup(func() { l.must(l.host.DelLink("bwk0")) })
+	l.ok(l.call("ADD", "a", "CNI_IFNAME", "bwk1"))
+	l.ok(l.call("CHECK", "a", "CNI_IFNAME", "bwk1"))
+	if s, ok, err := l.host.Shaped(l.link("bwk0")); !ok || s.Rate != 20e6 || err != nil {
+		t.Errorf("%+v, %t, %v", s, ok, err)
+	}
+	l.ok(l.call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	if _, ok, err := l.host.Shaped(l.link("bwk0")); ok || err != nil {
+		t.Errorf("left: %t, %v", ok, err)
+	}
 }
 
 func TestGC(t *testing.T) {

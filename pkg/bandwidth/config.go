@@ -8,7 +8,6 @@ import (
 	"math/big"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -21,7 +20,8 @@ type Limit struct {
 // Ask is what somebody wanted for one direction, before it was brought within bounds.
 type Ask struct {
 	Limit
-	ByAdmin bool `json:"byAdmin,omitempty"` // with podlace limits
+	ByAdmin   bool `json:"byAdmin,omitempty"`   // with podlace limits
+	Annotated bool `json:"annotated,omitempty"` // the burst, by the pod
 }
 
 // Asks are those of both directions.
@@ -56,7 +56,8 @@ type rawConfig struct {
 	ShapedSubnets   json.RawMessage `json:"shapedSubnets"`
 	UnshapedSubnets json.RawMessage `json:"unshapedSubnets"`
 	RuntimeConfig   struct {
-		Bandwidth *rawLimits `json:"bandwidth"`
+		Bandwidth   *rawLimits        `json:"bandwidth"`
+		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	} `json:"runtimeConfig"`
 }
 
@@ -93,38 +94,61 @@ func Parse(r *plugin.Request) (Config, error) {
 	if limits.empty() && raw.RuntimeConfig.Bandwidth != nil {
 		limits, static = *raw.RuntimeConfig.Bandwidth, false
 	}
+	read := func(direction string, rate, burst *json.Number) (a Ask, l Limit, err error) {
+		if a.Rate, err = number(direction+"Rate", rate); err != nil {
+			return a, l, err
+		}
+		if a.Burst, err = number(direction+"Burst", burst); err != nil {
+			return a, l, err
+		}
+		if !static {
+			if err := a.annotate(direction, raw.RuntimeConfig.Annotations); err != nil {
+				return a, l, err
+			}
+		}
+		l, err = a.within(r, direction, static, maxBurst)
+		return a, l, err
+	}
 	c := Config{Latency: latency}
-	if c.Asked.Ingress.Limit, err = readLimit("ingress", limits.IngressRate, limits.IngressBurst); err != nil {
+	if c.Asked.Ingress, c.Ingress, err = read("ingress", limits.IngressRate, limits.IngressBurst); err != nil {
 		return Config{}, err
 	}
-	if c.Asked.Egress.Limit, err = readLimit("egress", limits.EgressRate, limits.EgressBurst); err != nil {
-		return Config{}, err
-	}
-	if c.Ingress, err = c.Asked.Ingress.within(r, "ingress", static, maxBurst); err != nil {
-		return Config{}, err
-	}
-	if c.Egress, err = c.Asked.Egress.within(r, "egress", static, maxBurst); err != nil {
+	if c.Asked.Egress, c.Egress, err = read("egress", limits.EgressRate, limits.EgressBurst); err != nil {
 		return Config{}, err
 	}
 	return c, nil
 }
 
-func readLimit(direction string, rawRate, rawBurst *json.Number) (l Limit, err error) {
-	if l.Rate, err = number(direction+"Rate", rawRate); err == nil {
-		l.Burst, err = number(direction+"Burst", rawBurst)
+// annotation of a pod for the burst of a direction, in bits. Kubernetes has none.
+func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
+
+// annotate takes the burst from the pod's annotation, which wins over the runtime's.
+func (a *Ask) annotate(direction string, annotations map[string]string) error {
+	key := annotation(direction)
+	text, ok := annotations[key]
+	if !ok {
+		return nil
 	}
-	return l, err
+	burst, ok := parseQuantity(text)
+	if !ok {
+		return plugin.Errorf(plugin.CodeConfig, "annotation %s %.40q: want bits, such as 4M, 1.5Mi or 64000", key, text)
+	}
+	a.Annotated, a.Burst = true, math.MaxUint64
+	if burst.IsUint64() {
+		a.Burst = burst.Uint64()
+	}
+	return nil
 }
 
 // within refuses what a configuration may not have, and brings what a runtime asks for within bounds.
-func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
-	rate, burst := l.Rate, l.Burst
+func (a Ask) within(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
+	rate, burst := a.Rate, a.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)
 	case rate > 0 && burst == 0 && static:
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
-			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500, defaultLatency).Burst*8)
+			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500, defaultLatency, false).Burst*8)
 	case static && (rate < minRate || rate > maxRate) && rate != 0:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate == 0:
@@ -133,7 +157,12 @@ func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
 	}
 	limit := Limit{clampRate(r, direction, rate), burst}
-	if !static && burst > mostBurst(limit.Rate, maxBurst) {
+	switch most := mostBurst(limit.Rate, maxBurst); {
+	case static || burst <= most:
+	case a.Annotated:
+		limit.Burst = most
+		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
+	default:
 		// Runtimes have no annotation for the burst and send "unlimited" (2^32-1, 2^31-1, 2^35-9): with it the first half gigabyte
 		// would pass at full speed.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
@@ -186,40 +215,3 @@ func number(key string, n *json.Number) (uint64, error) {
 	}
 	return v.Uint64(), nil
 }
-
-// A derived burst is what is sent in burstTime: enough for a timer that comes late. At least some full frames pass at once.
-//
-// A segment of up to 64 KiB that is longer than the burst is cut into frames before it waits (tbf_segment in net/sched/sch_tbf.c). That
-// costs CPU, which only slow links can afford, and keeps their queue fine-grained. From 64 KiB of burst on segments wait whole, and a queue
-// that cannot hold some of them would drop them for ever.
-const (
-	burstTime      = 4 * time.Millisecond
-	burstFrames    = 4
-	defaultLatency = 10 * time.Millisecond
-	queueFrames    = 16
-	segment        = 64<<10 + overhead
-	queueSegments  = 2
-	overhead       = 18 // Ethernet header and VLAN tag
-
-	// longest is the time that a burst may take at the rate: the kernel keeps it in 2^32 ticks of 64 ns.
-	longest = 274 * time.Second
-)
-
-// shaper turns a limit into a token bucket for a link with the MTU, in which a packet waits no longer than latency, or as long as what has to
-// fit into any queue.
-func (l Limit) shaper(mtu int, latency time.Duration) kernel.Shaper {
-	frame := uint64(mtu + overhead)
-	burst := l.Burst / 8
-	if burst == 0 {
-		burst = l.sentIn(burstTime)
-	}
-	burst = min(max(burst, burstFrames*frame), l.sentIn(longest), maxBytes)
-	queue := max(l.sentIn(latency), queueFrames*frame)
-	if burst >= segment {
-		queue = max(queue, queueSegments*segment)
-	}
-	return kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
-}
-
-// sentIn returns the bytes that pass in a time. It cannot wrap: maxRate/8 in longest are less than 2^62 microbytes.
-func (l Limit) sentIn(t time.Duration) uint64 { return l.Rate / 8 * uint64(t.Microseconds()) / 1e6 }

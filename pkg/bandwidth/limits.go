@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/big"
-	"regexp"
 	"strings"
 	"time"
 
@@ -39,7 +37,8 @@ type Direction struct {
 type Applied struct {
 	Rate  uint64 `json:"rate"`  // bits per second
 	Burst uint32 `json:"burst"` // bytes
-	Queue uint32 `json:"queue"` // bytes
+	Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
+	Fair  bool   `json:"fair,omitempty"`
 }
 
 // Measured is what passed the token bucket.
@@ -168,7 +167,7 @@ func (d *Direction) fill(s samples, link kernel.Link, err error) error {
 	if now.Sent < was.Sent || now.Dropped < was.Dropped { // it was made anew
 		was = kernel.Bucket{}
 	}
-	d.Applied = &Applied{Rate: now.Rate, Burst: now.Burst, Queue: now.Limit}
+	d.Applied = &Applied{Rate: now.Rate, Burst: now.Burst, Queue: now.Limit, Fair: now.Fair.Packets > 0}
 	d.Measured = &Measured{
 		Rate:    uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds()),
 		Dropped: now.Dropped - was.Dropped, DroppedTotal: now.Dropped, Waiting: now.Waiting,
@@ -211,15 +210,19 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err er
 	if !ok || link.Index != old.Index {
 		return fmt.Errorf("link %s is missing", old.Link)
 	}
+	fair, err := fairQueues(host)
+	if err != nil {
+		return err
+	}
 	next := old
 	if next.Latency == 0 {
 		next.Latency = defaultLatency
 	}
 	if ingress != nil {
-		next.setIngress(Limit{Rate: *ingress}, Ask{Limit{Rate: *ingress}, true}, link.MTU)
+		next.setIngress(Limit{Rate: *ingress}, Ask{Limit: Limit{Rate: *ingress}, ByAdmin: true}, link.MTU, fair)
 	}
 	if egress != nil {
-		next.setEgress(Limit{Rate: *egress}, Ask{Limit{Rate: *egress}, true}, link.MTU, key)
+		next.setEgress(Limit{Rate: *egress}, Ask{Limit: Limit{Rate: *egress}, ByAdmin: true}, link.MTU, fair, key)
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
@@ -229,36 +232,4 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err er
 	})
 	_, err = replace(host, att, link, old, next)
 	return err
-}
-
-// quantity is what Kubernetes takes as a quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource).
-const quantity = `^\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?$`
-
-// ParseRate reads a rate as the annotations have it, in bits per second; "none" is 0.
-func ParseRate(text string) (uint64, error) {
-	if text == "none" {
-		return 0, nil
-	}
-	m := regexp.MustCompile(quantity).FindStringSubmatch(text)
-	if m == nil || len(text) > 40 {
-		return 0, fmt.Errorf("%.40q is no rate: want bits per second, such as 20M, 1.5Gi or 64000, or none", text)
-	}
-	rate, _ := new(big.Rat).SetString(m[1])
-	switch suffix := m[2]; {
-	case m[3] != "":
-		exponent, _ := new(big.Rat).SetString("1e" + m[3])
-		rate.Mul(rate, exponent)
-	case strings.HasSuffix(suffix, "i"):
-		power := strings.Index("KMGTPE", suffix[:1]) + 1
-		rate.Mul(rate, new(big.Rat).SetInt(new(big.Int).Lsh(big.NewInt(1), uint(10*power))))
-	case suffix != "":
-		exponent, _ := new(big.Rat).SetString(fmt.Sprintf("1e%d", 3*(strings.Index("num.kMGTPE", suffix)-3)))
-		rate.Mul(rate, exponent)
-	}
-	if rate.Cmp(new(big.Rat).SetInt64(minRate)) < 0 || rate.Cmp(new(big.Rat).SetInt64(maxRate)) > 0 {
-		return 0, fmt.Errorf("rate %s: want 1k to 100G bits per second, or none", text)
-	}
-	// Kubernetes rounds up.
-	up := new(big.Int).Add(rate.Num(), new(big.Int).Sub(rate.Denom(), big.NewInt(1)))
-	return up.Div(up, rate.Denom()).Uint64(), nil
 }

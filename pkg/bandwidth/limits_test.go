@@ -13,10 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -42,14 +42,14 @@ func (l lab) set(ingress, egress *uint64) error {
 
 func TestParseRate(t *testing.T) {
 	for text, want := range map[string]uint64{"none": 0, "20M": 20e6, "1k": 1000, "100G": 1e11, "1.5Gi": 3 << 29, "64000": 64000, "1Ki": 1024, "2e6": 2e6, "5E3": 5000,
-		"+1M": 1e6, ".5M": 5e5, "5.k": 5000, "1000000m": 1000, "1000.5": 1001, "0.1T": 1e11} {
+		"+1M": 1e6, ".5M": 5e5, "5.k": 5000, "1000000m": 1000, "1000.5": 1001, "999.9": 1000, "2e+3": 2000, "0.1T": 1e11} {
 		if got, err := ParseRate(text); got != want || err != nil {
 			t.Errorf("%s: %d, %v, want %d", text, got, err, want)
 		}
 	}
 	for text, says := range map[string]string{"": "no rate", "20K": "no rate", "20Mbit": "no rate", "-20M": "no rate", " 20M": "no rate", "20 M": "no rate", "fast": "no rate",
 		"None": "no rate", "1e": "no rate", "1e100": "no rate", "0x10": "no rate", "1_000": "no rate", strings.Repeat("9", 10000): "no rate",
-		"0": "want 1k to 100G", "999": "want 1k to 100G", "999.9": "want 1k to 100G", "100000000001": "want 1k to 100G", "1T": "want 1k to 100G", "1e99": "want 1k to 100G", "1n": "want 1k"} {
+		"0": "want 1k to 100G", "999": "want 1k to 100G", "998.9": "want 1k to 100G", "1k5": "no rate", "1.2.3": "no rate", ".": "no rate", "i": "no rate", "1ii": "no rate", "1e+-5": "no rate", "100000000001": "want 1k to 100G", "1T": "want 1k to 100G", "1e99": "want 1k to 100G", "1n": "want 1k"} {
 		if got, err := ParseRate(text); err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 150 {
 			t.Errorf("%.40q: %d, %v", text, got, err)
 		}
@@ -61,11 +61,14 @@ func TestLook(t *testing.T) {
 	l := newLab(t)
 	l.ok(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
 		object{"bandwidth": object{"ingressRate": 500, "ingressBurst": 1<<32 - 1, "egressRate": 20e6}}))
+	fair := hasFairQueue(l)
 	got := l.look()
 	want := Limits{Key: l.key("a"), Pod: "shop/web-0",
-		Ingress: &Direction{Asked: Ask{Limit: Limit{500, 1<<32 - 1}}, Applied: &Applied{1000, 4 * 1418, 16 * 1418}, Measured: got.Ingress.Measured},
-		Egress:  &Direction{Asked: Ask{Limit: Limit{20e6, 0}}, Applied: &Applied{20e6, 10_000, 25_000}, Measured: got.Egress.Measured}}
-	near := cmp.Comparer(func(a, b Applied) bool { return a.Rate == b.Rate && a.Queue == b.Queue && near(a.Burst, b.Burst) })
+		Ingress: &Direction{Asked: Ask{Limit: Limit{500, 1<<32 - 1}}, Applied: &Applied{Rate: 1000, Burst: 4 * 1418, Queue: 16 * 1418, Fair: fair}, Measured: got.Ingress.Measured},
+		Egress:  &Direction{Asked: Ask{Limit: Limit{20e6, 0}}, Applied: &Applied{Rate: 20e6, Burst: 10_000, Queue: 25_000, Fair: fair}, Measured: got.Egress.Measured}}
+	near := cmp.Comparer(func(a, b Applied) bool {
+		return a.Rate == b.Rate && a.Queue == b.Queue && a.Fair == b.Fair && near(a.Burst, b.Burst)
+	})
 	if diff := cmp.Diff(want, got, near); diff != "" || got.Ingress.Measured == nil || got.Egress.Measured == nil || got.Missing() {
 		t.Errorf("%+v\n%s", got, diff)
 	}
@@ -74,35 +77,6 @@ func TestLook(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	l.ok(l.call("DEL", "a"))
-}
-
-// onNode runs f on the node, as Do of a pod does in the pod.
-func onNode(f func() error) error { return f() }
-
-// send sends frames of 1,134 bytes by an interface, and does not care for those that are dropped.
-func send(t *testing.T, in func(func() error) error, name string, frames int) {
-	t.Helper()
-	err := in(func() error {
-		link, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...)
-		for range frames {
-			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil && !errors.Is(err, unix.ENOBUFS) {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // carrying is a lab whose link carries frames, and none that nobody asked for.
@@ -121,18 +95,19 @@ func carrying(t *testing.T) lab {
 func TestMeasured(t *testing.T) {
 	l := carrying(t)
 	l.ok(l.call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
+	fair := hasFairQueue(l)
 	for name, c := range map[string]struct {
 		in   func(func() error) error
 		link string
 		of   func(Limits) *Direction
 	}{
-		"ingress": {onNode, "bwt0", func(l Limits) *Direction { return l.Ingress }},
+		"ingress": {func(f func() error) error { return f() }, "bwt0", func(l Limits) *Direction { return l.Ingress }},
 		"egress":  {l.pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
 	} {
 		measure := func(frames int, want Measured) {
 			before, err := l.host.Buckets()
 			l.must(err)
-			send(t, c.in, c.link, frames)
+			l.must(c.in(func() error { return kerneltest.Flood(c.link, frames) }))
 			var got Measured
 			for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				after, err := l.host.Buckets()
@@ -147,7 +122,11 @@ func TestMeasured(t *testing.T) {
 				t.Errorf("%s: %d frames: %+v, want %+v", name, frames, got, want)
 			}
 		}
-		measure(5, Measured{Rate: 5 * 1134 * 8 / 2})                             // the burst, but for two bytes: the next one is some nine seconds away
+		measure(5, Measured{Rate: 5 * 1134 * 8 / 2}) // the burst, but for two bytes: the next one is some nine seconds away
+		if fair {
+			measure(60, Measured{Waiting: 60 * 1134})
+			continue
+		}
 		measure(60, Measured{Dropped: 40, DroppedTotal: 40, Waiting: 20 * 1134}) // 16 times 1,418 bytes
 		measure(1, Measured{Dropped: 1, DroppedTotal: 41, Waiting: 20 * 1134})
 	}
@@ -229,7 +208,7 @@ func TestSet(t *testing.T) {
 		l.ok(l.call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
 	}
 	got := l.look()
-	if want := (Ask{Limit{Rate: 30e6}, true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 || got.Ingress.Applied.Queue != 187_500 { // 50 ms
+	if want := (Ask{Limit: Limit{Rate: 30e6}, ByAdmin: true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 || got.Ingress.Applied.Queue != 187_500 { // 50 ms
 		t.Errorf("%+v, %+v", got.Ingress.Asked, got.Ingress.Applied)
 	}
 	if got.Egress == nil || got.Egress.Asked != (Ask{ByAdmin: true}) || got.Egress.Applied != nil || got.Missing() {
@@ -257,7 +236,7 @@ func TestSet(t *testing.T) {
 func TestSetInPlace(t *testing.T) {
 	l := carrying(t)
 	l.ok(l.call("ADD", "a"))
-	send(t, onNode, "bwt0", 3)
+	l.must(kerneltest.Flood("bwt0", 3))
 	ifb := l.link(l.ifb("a")).Index
 	l.must(l.set(new(uint64(5e6)), new(uint64(6e6))))
 	buckets, err := l.host.Buckets()

@@ -255,7 +255,11 @@ func has(d *bandwidth.Direction, gone bool) []string {
 		}
 		return []string{text, "-", "-", "-", "-", "-"}
 	}
-	return []string{bits(d.Applied.Rate), inBytes(d.Applied.Burst), inBytes(d.Applied.Queue),
+	queue := inBytes(d.Applied.Queue)
+	if d.Applied.Fair {
+		queue = "fair"
+	}
+	return []string{bits(d.Applied.Rate), inBytes(d.Applied.Burst), queue,
 		bits(rounded(d.Measured.Rate)), fmt.Sprint(d.Measured.Dropped), inBytes(d.Measured.Waiting)}
 }
 

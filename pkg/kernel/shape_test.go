@@ -7,10 +7,14 @@ import (
 	"math/big"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // rates are from a kilobit to 100 gigabit, with both sides of what 32 bits hold in bits and in bytes.
@@ -49,20 +53,20 @@ func about(got, want uint32, rate uint64) bool {
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTBF: the arithmetic agrees with whole numbers and never wraps.
-func TestTBF(t *testing.T) {
+// TestTicks: the arithmetic agrees with whole numbers and never wraps.
+func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
 	for _, rate := range rates() {
 		for _, burst := range []uint32{0, 1, 12_144, 1 << 20, 1 << 31, 1<<32 - 1} {
-			q := Shaper{Rate: rate, Burst: burst, Limit: 7}.tbf(3)
+			got := ticks(burst, rate/8)
 			want := new(big.Int).Mul(ticksPerSecond, big.NewInt(int64(burst)))
 			want.Div(want, big.NewInt(int64(rate/8)))
 			if want.Cmp(big.NewInt(1<<32-1)) > 0 {
 				want.SetInt64(1<<32 - 1)
 			}
-			off := new(big.Int).Sub(want, new(big.Int).SetUint64(uint64(q.Buffer)))
-			if off.CmpAbs(big.NewInt(2)) > 0 || q.Rate != rate/8 || q.Limit != 7 || q.LinkIndex != 3 {
-				t.Errorf("rate %d burst %d: %+v, want %v ticks", rate, burst, q, want)
+			off := new(big.Int).Sub(want, new(big.Int).SetUint64(uint64(got)))
+			if off.CmpAbs(big.NewInt(2)) > 0 {
+				t.Errorf("rate %d burst %d: %d ticks, want %v", rate, burst, got, want)
 			}
 		}
 	}
@@ -110,6 +114,44 @@ func TestBuckets(t *testing.T) {
 	mustDo(t, w.host.Unshape(w.hostSide))
 	if got, err := w.host.Buckets(); len(got) != 1 || got[ifb.Index].Rate == 0 || err != nil {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestFairQueue reads back what was set, changes it in place, and counts what the queue drops. The probe changes nothing.
+func TestFairQueue(t *testing.T) {
+	w := newWire(t)
+	before, err := w.host.qdiscs()
+	mustDo(t, err)
+	has, err := w.host.HasFairQueue()
+	mustDo(t, err)
+	after, err := w.host.qdiscs()
+	if diff := cmp.Diff(before, after, cmp.AllowUnexported(qdisc{}), cmpopts.IgnoreFields(qdisc{}, "sent")); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	s := Shaper{Rate: 8e6, Burst: 20_000, Limit: 30_000, Fair: FairQueue{Target: 7 * time.Millisecond, Interval: 120 * time.Millisecond, Packets: 64}}
+	if !kerneltest.Feature(t, has, "fq_codel") {
+		if err := w.host.Shape(w.hostSide, s); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("got %v", err)
+		}
+		mustDo(t, w.host.Unshape(w.hostSide))
+		return
+	}
+	for _, s.Fair.Packets = range []uint32{64, 4} {
+		mustDo(t, w.host.Shape(w.hostSide, s))
+		got, ok, err := w.host.Shaped(w.hostSide)
+		if off := s.Fair.Target - got.Fair.Target; !ok || err != nil || off.Abs() > 2*time.Microsecond || got.Fair.Packets != s.Fair.Packets {
+			t.Errorf("got %+v, %t, %v", got, ok, err)
+		}
+	}
+	mustDo(t, kerneltest.Flood(w.hostSide.Name, 100))
+	all, err := w.host.Buckets()
+	if b := all[w.hostSide.Index]; err != nil || b.Rate != s.Rate || b.Fair.Packets != 4 || b.Dropped == 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	s.Fair = FairQueue{}
+	mustDo(t, w.host.Unshape(w.hostSide), w.host.Shape(w.hostSide, s))
+	if got, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil || got.Fair != s.Fair {
+		t.Errorf("got %+v, %t, %v", got, ok, err)
 	}
 }
 
@@ -173,13 +215,15 @@ func newIFB(t *testing.T, w wire) Link {
 
 func (w wire) qdiscKinds(t *testing.T) string {
 	t.Helper()
-	list, err := w.host.qdiscs(w.hostSide)
+	list, err := w.host.qdiscs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var kinds []string
 	for _, q := range list {
-		kinds = append(kinds, q.Type())
+		if q.link == w.hostSide.Index {
+			kinds = append(kinds, q.kind)
+		}
 	}
 	return strings.Join(kinds, " ")
 }

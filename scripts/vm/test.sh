@@ -15,6 +15,6 @@ if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@"
 fi
 status=0
-PACKAGES='./pkg/kernel ./pkg/bridge' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
+PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
 PACKAGES='./integration' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
 exit "$status"

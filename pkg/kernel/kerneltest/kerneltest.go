@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -112,7 +115,7 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 // leftOnPurpose matches the files of the state folders which stay: locks, the
 // folders of networks, and where the next search for a free address begins.
 func leftOnPurpose() *regexp.Regexp {
-	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
+	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
 
 // StateDirs are where records and leases are.
@@ -161,4 +164,24 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	for _, line := range diff {
 		t.Errorf("leak: %s", line)
 	}
+}
+
+// Flood sends frames of 1,134 bytes by a link of the namespace that the caller is in, and does not care for those that are dropped.
+func Flood(name string, frames int) error {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...) // local experiments (IEEE 802)
+	for range frames {
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return err
+		}
+	}
+	return nil
 }

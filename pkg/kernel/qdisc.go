@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// qdisc is a queueing discipline of a link (tc(8)), with what the kernel has counted since it was made.
+type qdisc struct {
+	link           int
+	handle, parent uint32
+	kind           string
+	options        []byte
+	sent           uint64 // bytes
+	dropped        uint32 // packets
+	waiting        uint32 // bytes
+}
+
+// request is one about a qdisc, by its link and parent.
+func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
+	req := n.request(verb, flags)
+	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent})
+	if q.kind != "" {
+		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.kind)))
+	}
+	return req
+}
+
+// qdiscAt returns the qdisc of a link at a parent; ok is false when there is none, or one that the kernel itself put there. The kernel
+// answers to who asked, and not to all who listen, when an echo is asked for.
+func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
+	var replies [][]byte
+	err = retry(func() (err error) {
+		replies, err = qdisc{link: link.Index, parent: parent}.request(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+		return ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+	if err != nil || len(replies) == 0 {
+		return qdisc{}, false, wrapped("qdisc show dev "+link.Name, err)
+	}
+	q, err = parseQdisc(replies[0])
+	return q, err == nil, err
+}
+
+// qdiscs returns those of all links: one request, however many there are.
+func (n *NS) qdiscs() (list []qdisc, err error) {
+	var replies [][]byte
+	err = retry(func() (err error) {
+		req := n.request(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
+		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL})
+		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+		return err
+	})
+	if err != nil {
+		return nil, wrapped("qdisc show", err)
+	}
+	for _, reply := range replies {
+		q, err := parseQdisc(reply)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, q)
+	}
+	return list, nil
+}
+
+// parseQdisc reads an answer of the kernel (linux/rtnetlink.h, linux/gen_stats.h).
+func parseQdisc(reply []byte) (q qdisc, err error) {
+	if len(reply) < nl.SizeofTcMsg {
+		return q, errors.New("qdisc: the kernel's answer is too short")
+	}
+	msg := nl.DeserializeTcMsg(reply)
+	q = qdisc{link: int(msg.Ifindex), handle: msg.Handle, parent: msg.Parent}
+	attrs, err := nl.ParseRouteAttr(reply[msg.Len():])
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case nl.TCA_KIND:
+			q.kind = nl.BytesToString(a.Value)
+		case nl.TCA_OPTIONS:
+			q.options = a.Value
+		case nl.TCA_STATS2:
+			if err := q.count(a.Value); err != nil {
+				return q, err
+			}
+		}
+	}
+	return q, wrapped("qdisc", err)
+}
+
+func (q *qdisc) count(stats []byte) error {
+	attrs, err := nl.ParseRouteAttr(stats)
+	for _, a := range attrs {
+		switch {
+		case a.Attr.Type == nl.TCA_STATS_BASIC && len(a.Value) >= 8:
+			q.sent = binary.NativeEndian.Uint64(a.Value)
+		case a.Attr.Type == nl.TCA_STATS_QUEUE && len(a.Value) >= 12:
+			q.waiting, q.dropped = binary.NativeEndian.Uint32(a.Value[4:]), binary.NativeEndian.Uint32(a.Value[8:])
+		}
+	}
+	return wrapped("statistics of a qdisc", err)
+}
+
+func wrapped(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
+
+// redirectPriority is the last there is: filters of others come before the redirect. Those that name none get 49152 or less.
+const redirectPriority = 65535
+
+// EnsureIFB makes the intermediate device name for a link, up and with its MTU, or returns the one that is there. What is redirected to
+// it passes its qdisc and goes on where it came from (tc-mirred(8)). It joins the group of a link that leads one.
+func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
+	err := change("link add "+name+" type ifb", func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU, attrs.Flags = name, of.MTU, net.FlagUp
+		attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
+		if of.LeadsGroup() {
+			attrs.Group = of.group
+		}
+		return ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
+	})
+	if err != nil {
+		return Link{}, err
+	}
+	link, ok, err := n.Link(name)
+	if err == nil && (!ok || link.Kind != "ifb") {
+		err = fmt.Errorf("link %s is no ifb", name)
+	}
+	if err == nil && !link.Up {
+		err = n.SetUp(link)
+	}
+	return link, err
+}
+
+// Redirect sends all that a link receives through another, with the ingress qdisc that it may have already.
+func (n *NS) Redirect(from, to Link) error {
+	err := change("qdisc add dev "+from.Name+" ingress", func() error {
+		err := n.h.QdiscAdd(ingress(from))
+		if errors.Is(err, unix.EEXIST) {
+			// So may a redirect of ours be.
+			err = ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
+		return n.h.FilterAdd(&netlink.U32{
+			FilterAttrs: redirectAttrs(from),
+			ClassId:     netlink.MakeHandle(1, 1),
+			Actions:     []netlink.Action{netlink.NewMirredAction(to.Index)},
+		})
+	})
+}
+
+func ingress(link Link) netlink.Qdisc {
+	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
+}
+
+func redirectAttrs(link Link) netlink.FilterAttrs {
+	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
+}
+
+// Redirected tells whether what a link receives is sent through another, by whatever filter.
+func (n *NS) Redirected(from, to Link) (bool, error) {
+	var list []netlink.Filter
+	err := retry(func() (err error) {
+		list, err = n.h.FilterList(byIndex(from.Index), netlink.HANDLE_MIN_INGRESS)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("filter show dev %s ingress: %w", from.Name, err)
+	}
+	for _, f := range list {
+		u32, ok := f.(*netlink.U32)
+		if !ok {
+			continue
+		}
+		for _, a := range u32.Actions {
+			if m, ok := a.(*netlink.MirredAction); ok && m.Ifindex == to.Index {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
+// has an ingress or clsact qdisc.
+func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
+	list, err := n.qdiscs()
+	for _, q := range list {
+		if q.kind != "ingress" && q.kind != "clsact" {
+			continue
+		}
+		link, there, e := n.LinkByIndex(q.link)
+		if e == nil && there {
+			there, e = n.Redirected(link, to)
+		}
+		if e == nil && there {
+			return link, true, nil
+		}
+		err = errors.Join(err, e)
+	}
+	return Link{}, false, err
+}
+
+// DelRedirect removes the redirect of a link, and the ingress qdisc unless filters of others use it. Nothing to remove is no
+// error.
+func (n *NS) DelRedirect(from Link) error {
+	err := change("filter del dev "+from.Name+" ingress", func() error {
+		return ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+	if err != nil {
+		return err
+	}
+	if shared, err := n.hasFilters(from); err != nil || shared {
+		return err
+	}
+	return change("qdisc del dev "+from.Name+" ingress", func() error {
+		return ignore(n.h.QdiscDel(ingress(from)), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	})
+}
+
+func (n *NS) hasFilters(link Link) (bool, error) {
+	if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || ok && q.kind == "clsact" { // somebody else's: ours is "ingress"
+		return true, err
+	}
+	filters, err := n.h.FilterList(byIndex(link.Index), netlink.HANDLE_MIN_INGRESS)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return false, nil
+	}
+	return len(filters) > 0, err
+}
