@@ -146,6 +146,8 @@ func (s source) walk(path string, of ast.Expr, found map[string]keyKind) {
 		}
 	case *ast.SelectorExpr:
 		s.foreign(path, fmt.Sprint(of.X, ".", of.Sel), found)
+	case *ast.MapType: // its keys are anybody's
+		found[path] = leaf
 	case *ast.Ident:
 		if own, ok := s.types[of.Name]; ok {
 			s.walk(path, own, found)
