@@ -4,10 +4,14 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"time"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/meter"
 )
 
@@ -21,7 +25,8 @@ const (
 	// UDP is offered at this multiple of the limit.
 	overload = 4
 
-	tcpTime = 2 * time.Second
+	// A receiver that comes late moves bytes from the first second to what is after it.
+	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
@@ -47,17 +52,21 @@ func paths() []path {
 		{"tcp pod-a to host", meter.TCP, tcpTime, fromA, fromHost, node, four},
 		{"udp host to pod-b", meter.UDP, udpTime, fromHost, fromB, b, four},
 		{"udp pod-b to host", meter.UDP, udpTime, fromB, fromHost, node, four},
-		{"tcp pod-b to pod-a, IPv6", meter.TCP, udpTime, fromB, fromA, a6, six},
+		{"tcp pod-b to pod-a, IPv6", meter.TCP, tcpTime, fromB, fromA, a6, six},
 	}
 }
 
-// stepsOfLimits gives two rows for each path: the first runs the flow, both
-// judge it.
+// stepsOfLimits gives a row for what the kernel was told in each direction, and
+// two for each path: the first runs the flow, both judge it.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
 	later := fmt.Sprintf("%.1f to %.1f Mbit/s", m*leastLater, m*mostLater)
-	var steps []step
+	asked := fmt.Sprintf("asked for %.1f Mbit/s", m)
+	steps := []step{
+		{name: "limit into pod-a, as applied", want: asked, needs: []string{bandwidth}, run: func(_ context.Context, l *lab) outcome { return applied(l.a, into) }},
+		{name: "limit out of pod-a, as applied", want: asked, needs: []string{bandwidth}, run: func(_ context.Context, l *lab) outcome { return applied(l.a, out) }},
+	}
 	for _, p := range paths() {
 		steps = append(steps,
 			step{name: p.name + ", first second", want: first, needs: p.needs, run: func(ctx context.Context, l *lab) outcome {
@@ -69,6 +78,58 @@ func stepsOfLimits() []step {
 			}})
 	}
 	return steps
+}
+
+// applied judges the token bucket that the kernel has for one direction of a pod.
+func applied(p *pod, find func(*kernel.Node, kernel.Link) (kernel.Link, error)) outcome {
+	var bucket kernel.Bucket
+	err := kernel.WithHost(func(host *kernel.Node) error {
+		pod, err := os.Open(p.Path)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		inside, err := kernel.Open(pod)
+		if err != nil {
+			return err
+		}
+		defer inside.Close()
+		eth0, _, err := inside.Link(p.ifname)
+		if err != nil {
+			return err
+		}
+		peer, _, err := host.LinkByIndex(eth0.Peer)
+		if err != nil {
+			return err
+		}
+		link, err := find(host, peer)
+		if err != nil {
+			return err
+		}
+		buckets, err := host.Buckets()
+		bucket = buckets[link.Index]
+		return err
+	})
+	if err != nil {
+		return failed(err)
+	}
+	// The kernel counts whole bytes per second.
+	return megabits(float64(bucket.Rate), limit-8, limit+8).withNote("burst %.0f kB", float64(bucket.Burst)/1e3)
+}
+
+// into is the link whose bucket limits what a pod receives: the peer of its interface.
+func into(_ *kernel.Node, peer kernel.Link) (kernel.Link, error) { return peer, nil }
+
+// out is the link whose bucket limits what a pod sends: the one that the peer of its interface is redirected to.
+func out(host *kernel.Node, peer kernel.Link) (kernel.Link, error) {
+	links, err := net.Interfaces()
+	for _, l := range links {
+		link := kernel.Link{Index: l.Index, Name: l.Name}
+		if ok, err := host.Redirected(peer, link); ok || err != nil {
+			return link, err
+		}
+	}
+	return kernel.Link{}, errors.Join(err, fmt.Errorf("what %s receives is not redirected", peer.Name))
 }
 
 func (p path) measure(ctx context.Context, l *lab) measured {
