@@ -179,19 +179,21 @@ func isMatch(word string) bool {
 	name, dashed := strings.CutPrefix(word, "-")
 	long, isLong := strings.CutPrefix(name, "-")
 	switch {
-	case !dashed || name == "" || name[0] >= '0' && name[0] <= '9':
+	case !dashed || name == "":
 		return true // a value
+	case !isLong && name[0] >= '0' && name[0] <= '9':
+		return name[0] != '4' && name[0] != '6' // a value; -4 and -6 leave the whole rule out in the other family
 	case !isLong:
-		return strings.ContainsRune("psdiomf", rune(name[0]))
+		return name == "f" || strings.ContainsRune("psdiom", rune(name[0])) // behind -f, which has no value, come further options
 	}
 	long, _, _ = strings.Cut(long, "=")
 	return !slices.Contains(iptablesCommands, long) &&
-		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe"}, func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
+		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe", "help", "version"}, func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
 }
 
 // iptablesCommands are the long options of iptables(8) that are commands, or meant for its user.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain", "rename-chain",
-	"policy", "help", "version", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
+	"policy", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
 
 func parseMappings(c *Config, raw rawConfig) error {
 	seen := map[Mapping]uint16{} // the port of the pod, for each port of the node and family

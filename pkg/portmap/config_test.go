@@ -246,6 +246,7 @@ func TestConditions(t *testing.T) {
 		`"-d192.0.2.1"`: true, `"-m","length","--length","-1"`: true, `"-s","fd00::/64"`: true, `"--dst-type=LOCAL"`: true,
 		`"-d","a","-jACCEPT"`: false, `"-gX"`: false, `"--jum","ACCEPT"`: false, `"--j=ACCEPT"`: false, `"--got=X"`: false, `"--"`: false, `"-d","x","-F"`: false, `"-I","INPUT"`: false,
 		`"--modprobe=/bin/sh"`: false, `"--mod=/bin/sh"`: false, `"-M/bin/sh"`: false, `"-t","filter"`: false, `"--tab=filter"`: false, `"--flush"`: false, `"--delete","INPUT"`: false,
+		`"-f"`: true, `"-fM","/bin/sh"`: false, `"-fM/bin/sh"`: false, `"-fV"`: false, `"--vers"`: false, `"--hel"`: false, `"--h"`: false, `"-6"`: false, `"-4M/bin/sh"`: false, `"-m","helper","--helper","ftp"`: true,
 		`"-d","a\u0000b"`: false, `"-d","a\tb"`: false, `"-d","a\u0085b"`: false, `"-d","a\"b"`: false, `"-d","a\\"`: false, `"-d",""`: false, `"-c","1","2"`: false,
 	} {
 		c, err := parsed(`"conditionsV6":[` + words + `]`)
