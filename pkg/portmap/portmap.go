@@ -134,6 +134,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	warnForward(r.Log, host, pod)
+	if cfg.Backend == "iptables" {
+		warnServices(r.Log, host, pod[0].Addr().Is4())
+	}
 	former, err := forward(r, att, host, &st)
 	if err != nil {
 		return nil, err
