@@ -162,13 +162,17 @@ func (n *Node) RestoreHostPorts(all []HostPorts) error {
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
 // straight back, past the node that has to translate them.
 func (t *nft) ensureHairpin(link string) error {
-	e := element{Set: "hairpin", Key: append(ifname(link), ifname(link)...)}
+	e := hairpin(link)
 	_, ok, err := t.get(e)
 	if err != nil || ok {
 		return err
 	}
 	err = t.add([]element{e})
 	return ignore(err, unix.EEXIST)
+}
+
+func hairpin(link string) element {
+	return element{Set: "hairpin", Key: append(ifname(link), ifname(link)...)}
 }
 
 // ifname pads an interface name as nf_tables keeps it.
@@ -291,7 +295,10 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		}
 		got := found[i]
 		if got == nil {
-			return t.lost(h, e, other)
+			if err := t.lost(h, e, other); err != nil {
+				return err
+			}
+			continue
 		}
 		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
 			if who, shares := other(got.Comment); !shares {
@@ -306,20 +313,30 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 	if h.Taken {
 		return nil
 	}
-	return t.checkShadows(h)
+	if h.Bridge != "" {
+		if _, ok, err := t.get(hairpin(h.Bridge)); err != nil {
+			return err
+		} else if !ok {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), "'podlace reload' brings it back")
+		}
+	}
+	return t.checkShadows(h, other)
 }
 
 const belongsTo = "hostPort %s: now belongs to %s"
 
-// lost is the error about an entry that is missing. Its port may be another's by now, in another form.
+// lost is the error about an entry that is missing. Its port may be another's by now, in another form; nil when that one shares it.
 func (t *nft) lost(h HostPorts, e element, other func(owner string) (string, bool)) error {
 	found, err := t.clashes(h, nil)
 	if err != nil {
 		return err
 	}
 	for _, o := range found {
-		if o.forwards() && OwnerHash(o.Comment) != OwnerHash(h.Owner) {
-			who, _ := other(o.Comment)
+		if o.forwards() && e.forwards() && o.port().Overlaps(e.port()) && OwnerHash(o.Comment) != OwnerHash(h.Owner) {
+			who, shares := other(o.Comment)
+			if shares {
+				return nil
+			}
 			return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, o.port(), who)
 		}
 	}
@@ -327,7 +344,7 @@ func (t *nft) lost(h HostPorts, e element, other func(owner string) (string, boo
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
-func (t *nft) checkShadows(h HostPorts) error {
+func (t *nft) checkShadows(h HostPorts, other func(owner string) (string, bool)) error {
 	var ask []element
 	for _, p := range Singles(h.Ports) {
 		every := p
@@ -335,6 +352,10 @@ func (t *nft) checkShadows(h HostPorts) error {
 		ask = append(ask, p.taken(""), every.taken(""))
 	}
 	found, err := t.existing(once(ask))
+	found = slices.DeleteFunc(found, func(e element) bool {
+		_, shares := other(e.Comment)
+		return shares
+	})
 	if err != nil || len(found) == 0 {
 		return err
 	}

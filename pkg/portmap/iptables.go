@@ -35,15 +35,21 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 	var all []recorded
 	for _, p := range st.Rules.Pod {
 		is4 := p.Addr().Is4()
-		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-			lines, err := st.lines(nat, key, p)
-			if err != nil || len(lines) == 0 || leadsHere(nat) {
-				return lines, err
-			}
-			flushed = true
-			all, err = allRecorded()
-			return unique(append(lines, missingLines(nat, all, is4, log)...)), err
-		})
+		edit := func(alone bool) error {
+			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+				lines, err := st.lines(nat, key, p)
+				if err != nil || len(lines) == 0 || alone || leadsHere(nat) {
+					return lines, err
+				}
+				flushed = true
+				all, err = allRecorded()
+				return unique(append(lines, missingLines(nat, all, is4, log)...)), err
+			})
+		}
+		err := edit(false)
+		if err != nil && len(all) > 0 && plugin.Code(err) != plugin.CodeTryAgain {
+			err = edit(true) // it may be a rule of another that is refused
+		}
 		if err != nil {
 			return err
 		}
@@ -51,7 +57,10 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 	if !flushed {
 		return nil
 	}
-	return restoreIPTables(host, all, log) // also in the family that this pod has not
+	if err := restoreIPTables(host, all, log); err != nil { // also in the family that this pod has not
+		log.Warn(notRestored, "error", err)
+	}
+	return nil
 }
 
 // lines are those of iptables-restore that forward the ports of one of the pod's addresses.
@@ -101,8 +110,12 @@ func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) error 
 		edit := func(these []recorded) error {
 			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) { return missingLines(nat, these, is4, log), nil })
 		}
-		if edit(all) == nil {
+		err := edit(all)
+		if err == nil {
 			continue
+		}
+		if plugin.Code(err) == plugin.CodeTryAgain {
+			return errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
 		}
 		for i := range all { // one rule that is refused would keep all others out
 			errs = append(errs, edit(all[i:i+1]))

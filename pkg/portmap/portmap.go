@@ -5,6 +5,7 @@
 package portmap
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -187,13 +188,17 @@ func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, s
 	c := claim{r: r, host: host}
 	own := st.hostPorts(owner(att.Key, r.Pod.String()))
 	own.Netns = st.netns(r.NetnsPath)
-	err = openLoopback(host, att.Key, *st)
+	err = openLoopback(host, att.Key, st)
 	if err == nil {
 		err = host.AddHostPorts(own, c.yields)
 	}
 	if errors.Is(err, kernel.ErrFlushed) {
-		if err = restore(host, r.Log); err == nil {
-			err = host.AddHostPorts(own, c.yields)
+		lost := restore(host, r.Log)
+		err = host.AddHostPorts(own, c.yields)
+		if lost != nil && errors.Is(err, kernel.ErrFlushed) {
+			err = lost
+		} else if lost != nil {
+			r.Log.Warn(notRestored, "error", lost)
 		}
 	}
 	if st.Backend == "iptables" && kernel.NoNFT(err) {
@@ -216,14 +221,17 @@ func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, s
 	return former, att.Save(*st)
 }
 
+const notRestored = "hostPorts of other pods could not be restored"
+
 // openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
-func openLoopback(host *kernel.Node, key attachment.Key, st state) error {
+func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	if st.Localhost == "" {
 		return nil
 	}
 	err := host.OpenLoopback(key.Hash(), st.Localhost)
 	if kernel.NoNFT(err) {
 		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
+		st.Localhost = ""
 		return nil
 	}
 	return err
@@ -272,6 +280,9 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	st := state{Backend: cfg.Backend, Ports: ports}
+	if err := st.recall(r, host); err != nil {
+		return err
+	}
 	if reference == "iptables" {
 		st.Backend = reference
 	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r)); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
@@ -281,6 +292,26 @@ func check(r *plugin.Request) error {
 		return checkIPTables(host, attachment.KeyOf(r), ports)
 	}
 	return nil
+}
+
+// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. A record that cannot be read counts as none.
+func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
+	var old state
+	records, err := attachment.RecordsOf(attachment.KeyOf(r), r.Plugin)
+	if err != nil || json.Unmarshal(records[r.Plugin].State, &old) != nil {
+		return nil
+	}
+	st.Bridge = old.Bridge
+	if old.Localhost == "" {
+		return nil
+	}
+	for _, link := range []string{old.Localhost, "all"} {
+		if on, err := host.Get("ipv4/conf/" + link + "/route_localnet"); err != nil || on == "1" {
+			return nil
+		}
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
+		"'podlace reload' switches it on again")
 }
 
 // status fails only when no ADD can work: the configuration is wrong, or the backend's tools are missing. Rules that somebody flushed are

@@ -4,11 +4,13 @@ package portmap
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -75,4 +77,23 @@ func openTo127(snapshot string) (open []string) {
 		}
 	}
 	return open
+}
+
+// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1.
+func TestCheckDetectsReach(t *testing.T) {
+	l := newLab(t)
+	for command, says := range map[string]string{
+		"nft flush set inet podlace_hostport hairpin":   "hairpin",
+		"sysctl -qw net.ipv4.conf.pt0.route_localnet=0": "route_localnet",
+	} {
+		l.ok(l.call("ADD", "a"))
+		l.ok(l.call("CHECK", "a"))
+		sh(t, command)
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, says)
+		if err := Restore(openHost(t), slog.Default()); err != nil {
+			t.Error(err)
+		}
+		l.ok(l.call("CHECK", "a"))
+		l.ok(l.call("DEL", "a"))
+	}
 }

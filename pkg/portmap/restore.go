@@ -46,7 +46,7 @@ func restore(host *kernel.Node, log *slog.Logger) error {
 	var wanted []kernel.HostPorts
 	var flows []kernel.HostPort
 	for _, rec := range all {
-		errs = append(errs, openLoopback(host, rec.Key, rec.state))
+		errs = append(errs, openLoopback(host, rec.Key, &rec.state))
 		ports := rec.hostPorts(rec.owner())
 		ports.Netns = rec.netns(rec.Netns)
 		wanted = append(wanted, ports)

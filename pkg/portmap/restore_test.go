@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -209,6 +210,32 @@ func TestFlush(t *testing.T) {
 	}
 }
 
+// TestBadNeighbour (F-21): after a flush, rules of one pod that iptables refuses by now do not keep others from coming back, nor a new pod from
+// its ports.
+func TestBadNeighbour(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	bad, _ := l.named("bad")
+	bad.conf = bad.conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
+	bad.ok(bad.call("ADD", "bad"))
+	path := filepath.Join("/run/podlace/net", "portmap-"+attachment.Key{Network: "net", ContainerID: "bad", IfName: "eth0"}.Hash())
+	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+path) // such as the name of a machine that is not known any more
+	for _, backend := range []string{"nftables", "iptables"} {
+		if err := flushNFT(); err != nil {
+			t.Fatal(err)
+		}
+		next, _ := l.named("next")
+		next.conf = next.conf.With("backend", backend)
+		ask := asking("10.71.0.6/24", port(9090, 80, "tcp"))
+		next.ok(next.call("ADD", "next", ask...))
+		next.ok(next.call("CHECK", "next", ask...))
+		next.ok(next.call("DEL", "next"))
+	}
+	bad.ok(bad.call("DEL", "bad"))
+}
+
 // TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
@@ -285,17 +312,21 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container in two networks asks for its port in both; the first keeps it, and both are content.
+// TestSharedPort: a container in two networks asks for its ports in both, with either backend; the first keeps them, and both are content.
 func TestSharedPort(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
-		second := append(asking("10.71.0.9/24", port(8080, 80, "tcp")), "name", "other")
-		l.ok(l.call("ADD", "a", second...))
-		l.ok(l.call("CHECK", "a"))
-		l.ok(l.call("CHECK", "a", second...))
-		l.ok(l.call("DEL", "a", second...))
-		l.ok(l.call("CHECK", "a"))
-		l.ok(l.call("DEL", "a"))
+		for _, other := range []string{"nftables", "iptables"} {
+			for _, ports := range [][]any{{port(8080, 80, "tcp")}, sequence(8080, 20)} {
+				first, second := asking("10.71.0.5/24", ports...), append(asking("10.71.0.9/24", ports...), "name", "other", "backend", other)
+				l.ok(l.call("ADD", "a", first...))
+				l.ok(l.call("ADD", "a", second...))
+				l.ok(l.call("CHECK", "a", first...))
+				l.ok(l.call("CHECK", "a", second...))
+				l.ok(l.call("DEL", "a", second...))
+				l.ok(l.call("CHECK", "a", first...))
+				l.ok(l.call("DEL", "a"))
+			}
+		}
 	})
 }
 
