@@ -187,9 +187,9 @@ func (n *Node) DelHostPorts(h HostPorts) error {
 	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft) ([]element, error) { return t.ownedBy(h) })
 }
 
-// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has. It looks at all ports of the node.
-func (n *Node) DelOwnedHostPorts(hash string) error {
-	return n.endHostPorts(hash, anyLink, func(t *nft) ([]element, error) {
+// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
+func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
+	err = n.endHostPorts(hash, anyLink, func(t *nft) ([]element, error) {
 		all, err := t.existing([]element{ownerElement(hash)})
 		if err != nil {
 			return nil, err
@@ -203,8 +203,14 @@ func (n *Node) DelOwnedHostPorts(hash string) error {
 				all = append(all, list...)
 			}
 		}
+		for _, e := range all {
+			if e.forwards() && OwnerHash(e.Comment) == hash {
+				ports = append(ports, e.port())
+			}
+		}
 		return all, nil
 	})
+	return ports, err
 }
 
 func (n *Node) endHostPorts(owner, link string, find func(*nft) ([]element, error)) error {

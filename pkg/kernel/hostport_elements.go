@@ -188,13 +188,17 @@ func (e element) forwards() bool {
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// port reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads only the family
-// is told.
+// port reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads the address is
+// told, or at least its family.
 func (e element) port() HostPort {
-	p := HostPort{To: netip.AddrPortFrom(netip.IPv6Unspecified(), 0)}
+	to, size := netip.IPv6Unspecified(), int(ipv6.length)
 	if strings.HasSuffix(e.Set, ipv4.digit) {
-		p.To = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+		to, size = netip.IPv4Unspecified(), int(ipv4.length)
 	}
+	if len(e.Value) >= size {
+		to, _ = netip.AddrFromSlice(e.Value[:size])
+	}
+	p := HostPort{To: netip.AddrPortFrom(to, 0)}
 	end := len(e.Key)
 	if end < 8 {
 		return p

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -318,7 +319,16 @@ func TestDelOwned(t *testing.T) {
 	if o, ok, err := h.HostPortOwner(hash); !ok || err != nil || o != (HostPortOwner{Hash: hash}) {
 		t.Error(o, ok, err)
 	}
-	mustDo(t, h.DelOwnedHostPorts(hash))
+	var gone []string
+	ports, err := h.DelOwnedHostPorts(hash)
+	for _, p := range ports {
+		gone = append(gone, p.String()+" "+p.To.Addr().String())
+	}
+	slices.Sort(gone)
+	want := []string{"tcp 1000-1100 10.1.0.5", "tcp 80 10.1.0.5", "tcp 80 fd00::5", "udp 192.0.2.1:81 10.1.0.5"}
+	if diff := cmp.Diff(want, gone); diff != "" || err != nil {
+		t.Error(err, diff)
+	}
 	if o, ok, err := h.HostPortOwner(hash); ok || err != nil {
 		t.Error(o, err)
 	}

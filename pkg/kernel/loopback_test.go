@@ -45,7 +45,8 @@ func TestLoopbackUsers(t *testing.T) {
 	closeFor := func(owner, link string) error { return h.DelHostPorts(HostPorts{Owner: owner, Localhost: link}) }
 	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("1 1 2")
-	mustDo(t, h.DelOwnedHostPorts(ownerB))
+	_, err := h.DelOwnedHostPorts(ownerB)
+	mustDo(t, err)
 	state("1 0 2")
 	mustDo(t, closeFor(ownerB, "kt0"))
 	state("1 0 2")

@@ -102,5 +102,9 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 		return true, err
 	}
 	defer unlock()
-	return true, host.DelOwnedHostPorts(hash)
+	ports, err := host.DelOwnedHostPorts(hash)
+	if err == nil {
+		delFlows(host, ports)
+	}
+	return true, err
 }

@@ -323,7 +323,7 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows: a client of a UDP port that keeps sending comes to the pod that has the port now.
+// TestStaleFlows (F-38): a client of a UDP port that keeps sending comes to the pod that has the port now, also when a record is lost.
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -340,14 +340,16 @@ func TestStaleFlows(t *testing.T) {
 		}
 		return len(slices.DeleteFunc(list, func(f *netlink.ConntrackFlow) bool { return f.Forward.DstPort != 5353 }))
 	}
-	for _, verb := range []string{"ADD", "DEL"} {
-		f := flow(map[string]string{"ADD": "10.71.0.1", "DEL": "10.71.0.5"}[verb])
-		if err := netlink.ConntrackCreate(netlink.ConntrackTable, 2, f); err != nil || count() != 1 {
+	for _, c := range []struct{ verb, answer, lost string }{
+		{"ADD", "10.71.0.1", ""}, {"DEL", "10.71.0.5", ""}, {"ADD", "10.71.0.1", ""}, {"DEL", "10.71.0.5", l.record("a")},
+	} {
+		if err := netlink.ConntrackCreate(netlink.ConntrackTable, 2, flow(c.answer)); err != nil || count() != 1 {
 			t.Fatalf("%d entries, %v", count(), err)
 		}
-		l.ok(l.call(verb, "a"))
+		_ = os.Remove(c.lost)
+		l.ok(l.call(c.verb, "a"))
 		if n := count(); n != 0 {
-			t.Errorf("%s left %d entries", verb, n)
+			t.Errorf("%s left %d entries; lost before: %q", c.verb, n, c.lost)
 		}
 	}
 }

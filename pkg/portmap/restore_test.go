@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -220,8 +219,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad, _ := l.named("bad")
 	bad.conf = bad.conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
 	bad.ok(bad.call("ADD", "bad"))
-	path := filepath.Join("/run/podlace/net", "portmap-"+attachment.Key{Network: "net", ContainerID: "bad", IfName: "eth0"}.Hash())
-	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+path) // such as the name of a machine that is not known any more
+	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as the name of a machine that is not known any more
 	for _, backend := range []string{"nftables", "iptables"} {
 		if err := flushNFT(); err != nil {
 			t.Fatal(err)
@@ -243,7 +241,7 @@ func TestLostRecord(t *testing.T) {
 		l.ok(l.call("ADD", "warm"))
 		l.ok(l.call("DEL", "warm"))
 		kerneltest.Clean(t)
-		path := filepath.Join("/run/podlace/net", "portmap-"+attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash())
+		path := l.record("a")
 		for what, lose := range map[string]func() error{
 			"gone": func() error { return os.Remove(path) }, "torn": func() error { return os.Truncate(path, 20) },
 			"empty": func() error { return os.Truncate(path, 0) },

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
@@ -95,6 +97,11 @@ func openHost(t testing.TB) *kernel.Node {
 
 func (l lab) chain(id string) string {
 	return podChain(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
+}
+
+// record is the file in which the plugin remembers a container.
+func (l lab) record(id string) string {
+	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }
 
 // outcome is the result or the error of a call.
