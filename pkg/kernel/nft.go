@@ -16,26 +16,24 @@ import (
 
 // NoNFT tells whether an error says that the kernel has no nf_tables.
 func NoNFT(err error) bool {
-	for _, e := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return errors.Is(err, unix.EINVAL) && !hasNFT() // which has other meanings too
+	return noFamily(err) || errors.Is(err, unix.EINVAL) && !HasNFT() // which has other meanings too
 }
 
-// hasNFT asks nf_tables for its generation: where there is none, nfnetlink answers EINVAL.
-func hasNFT() bool {
+func noFamily(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+// HasNFT asks nf_tables for its generation: where there is none, nfnetlink answers EINVAL. What keeps one from asking is no answer.
+func HasNFT() bool {
 	t, err := openNFT("")
-	if err != nil {
-		return false
+	if err == nil {
+		defer t.close()
+		_, err = t.conn.ask(mdl.Message{
+			Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
+			Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
+		})
 	}
-	defer t.close()
-	_, err = t.conn.ask(mdl.Message{
-		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
-		Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
-	})
-	return !errors.Is(err, unix.EINVAL)
+	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
 // ignoreNoNFT is for what there is nothing of on a kernel without nf_tables.

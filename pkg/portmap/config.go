@@ -21,6 +21,7 @@ const defaultMarkBit = 13
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
 	Backend    string // "nftables" or "iptables"
+	Unset      bool   // nobody chose the backend
 	SNAT       bool
 	MasqAll    bool
 	MarkBit    int
@@ -76,7 +77,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend: unset means iptables when a key is present that only iptables has, else nftables.
+// parseBackend: unset means iptables when a key is present that only iptables has, else nftables where the kernel has it.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -85,7 +86,7 @@ func parseBackend(c *Config, raw rawConfig) error {
 	case len(only) > 0:
 		c.Backend = "iptables"
 	default:
-		c.Backend = "nftables"
+		c.Backend, c.Unset = "nftables", true
 	}
 	if c.Backend != "nftables" && c.Backend != "iptables" {
 		return plugin.Errorf(plugin.CodeConfig, "backend %+.80q: want nftables or iptables", c.Backend)

@@ -30,17 +30,18 @@ func mappings(entries ...string) string {
 }
 
 func TestParse(t *testing.T) {
-	plain := Config{Backend: "nftables", SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}}
+	plain := Config{Backend: "nftables", Unset: true, SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}}
 	with := func(edit func(*Config)) Config {
 		c := plain
 		c.Conditions = map[bool][]string{}
 		edit(&c)
+		c.Unset = c.Unset && c.Backend == "nftables"
 		return c
 	}
 	for keys, want := range map[string]Config{
 		"":                           plain,
 		`"backend":""`:               plain,
-		`"backend":"nftables"`:       plain,
+		`"backend":"nftables"`:       with(func(c *Config) { c.Unset = false }),
 		`"backend":"iptables"`:       with(func(c *Config) { c.Backend = "iptables" }),
 		`"snat":false`:               with(func(c *Config) { c.SNAT = false }),
 		`"refuseHostListeners":true`: with(func(c *Config) { c.RefuseListeners = true }),

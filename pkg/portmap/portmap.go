@@ -88,6 +88,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if len(pod) == 0 {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName), "name portmap after the main plugin")
 	}
+	if err := cfg.choose(); err != nil {
+		return nil, err
+	}
 	st := state{Backend: cfg.Backend, Ports: cfg.hostPorts(pod)}
 	if len(st.Ports) == 0 {
 		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
@@ -164,6 +167,18 @@ func (c Config) plan(host *kernel.Node, st *state, pod []netip.Prefix) error {
 		st.Rules = c.rules(pod)
 	}
 	return nil
+}
+
+// choose goes without nftables where the kernel has none, unless the configuration wants it.
+func (c *Config) choose() error {
+	if c.Backend != "nftables" || kernel.HasNFT() {
+		return nil
+	}
+	if c.Unset {
+		c.Backend = "iptables"
+		return nil
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables"), "load the module nf_tables, or use backend iptables")
 }
 
 // checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
@@ -263,6 +278,9 @@ func check(r *plugin.Request) error {
 	if err != nil || len(cfg.Mappings) == 0 {
 		return err
 	}
+	if err := cfg.choose(); err != nil {
+		return err
+	}
 	host, err := kernel.Host()
 	if err != nil {
 		return err
@@ -314,12 +332,15 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// status fails only when no ADD can work: the configuration is wrong, or the backend's tools are missing. Rules that somebody flushed are
+// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. Rules that somebody flushed are
 // brought back.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
 		return err
+	}
+	if err := cfg.choose(); err != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// withoutNFT runs f on a thread to which the kernel gives no netfilter sockets, as one without nf_tables, nor to what it starts.
+func withoutNFT(t *testing.T, f func()) {
+	t.Helper()
+	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: number},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_SOCKET, Jf: 5},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: family},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.AF_NETLINK, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: protocol},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.NETLINK_NETFILTER, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with this function
+		var err error
+		defer func() { failed <- err }() // also when f ends the test
+		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+		if err == nil {
+			filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+			err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0)
+		}
+		if err == nil {
+			f()
+		}
+	}()
+	if err := <-failed; err != nil {
+		t.Skipf("SKIPPED: no seccomp: %v", err)
+	}
+}
+
+// TestWithoutNFT: on a kernel without nf_tables nobody gets nftables who did not ask for it, and who did is told at once.
+func TestWithoutNFT(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	withoutNFT(t, func() {
+		for _, verb := range []string{"ADD", "CHECK"} {
+			l.fails(l.call(verb, "a", "backend", "nftables"), plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables")
+		}
+		if o := l.call("ADD", "a"); !strings.Contains(o.failure.Msg, "iptables-") { // iptables-nft gets no sockets either
+			t.Errorf("ADD without backend: %s", o.stdout)
+		}
+		l.fails(l.call("STATUS", "", "backend", "nftables"), plugin.CodeNotAvailable, "the kernel has no nf_tables")
+		l.ok(l.call("STATUS", ""))
+	})
+	l.ok(l.call("ADD", "a"))
+	l.ok(l.call("CHECK", "a", "backend", "nftables"))
+	l.ok(l.call("DEL", "a"))
+}
