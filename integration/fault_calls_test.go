@@ -80,6 +80,7 @@ func TestFaultCalls(t *testing.T) {
 		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) {
 			strace := program(t, "strace")
 			s := newSweep(t, "nftables")
+			s.unreadable = true
 			kinds := 0
 			for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
 				for call, errnos := range inOrder(failures()) {
@@ -137,11 +138,19 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string)
 	}
 }
 
-// hit returns the call that was made to fail.
+// hit returns the call that was made to fail, with where it began when that is a line of its own: "<... write resumed>" names no file.
 func hit(log string) string {
+	began := map[string]string{}
 	for line := range strings.Lines(log) {
-		if strings.Contains(line, "(INJECTED)") {
-			return strings.TrimSpace(line)
+		line = strings.TrimSpace(line)
+		process, _, _ := strings.Cut(line, " ")
+		switch {
+		case !strings.Contains(line, "(INJECTED)"):
+			began[process] = line
+		case strings.Contains(line, " resumed>"):
+			return began[process] + line
+		default:
+			return line
 		}
 	}
 	return ""

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -55,11 +56,19 @@ func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error)
 		return err
 	}
 	leaks, err := before.leaks()
+	if s.unreadable {
+		leaks = slices.DeleteFunc(leaks, indexKnowsLess)
+	}
 	if err == nil && len(leaks) > 0 {
 		s.leaks++
 		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
 	}
 	return err
+}
+
+// indexKnowsLess tells of a part of the index that could not be read, and was made anew from the leases: they do not name the pods.
+func indexKnowsLess(difference string) bool {
+	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
 
 // coded wants an error, if there is one, to be what a plugin itself answers: a

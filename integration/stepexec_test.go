@@ -31,7 +31,6 @@ type stepExec struct {
 	ended  []int // points of each plugin of the chain
 	killed bool
 	where  string
-	plugin string // in which the kill came
 }
 
 // stepReport mirrors the report of the stepper.
@@ -67,7 +66,7 @@ func (e *stepExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	e.points += report.Points
 	e.ended = append(e.ended, e.points)
 	if report.Killed {
-		e.killed, e.plugin = true, filepath.Base(path)
+		e.killed = true
 		e.where = fmt.Sprintf("%s of %s in %s", report.Call, report.Process, filepath.Base(path))
 	}
 	if runErr == nil {

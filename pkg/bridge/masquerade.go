@@ -152,7 +152,7 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 	}
 	defer unlock()
 	if st.Masquerade == "iptables" {
-		err = host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(att.Key))
+		err = host.RemoveChain("POSTROUTING", masqueradeChain(att.Key))
 	} else {
 		err = host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
 	}

@@ -96,7 +96,7 @@ func masqueradeSteps(host *kernel.Node, rec attachment.Record, st state, address
 	}}}
 	if st.Masquerade == "iptables" {
 		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),
-			Do: func() error { return host.RemoveChain(st.Addresses, "POSTROUTING", masqueradeChain(rec.Key)) }})
+			Do: func() error { return host.RemoveChain("POSTROUTING", masqueradeChain(rec.Key)) }})
 	}
 	return steps, nil
 }

@@ -205,6 +205,12 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	return routes[0].LinkIndex, nil
 }
 
+// IsUplink tells whether the IPv4 default route leads through a link.
+func (n *NS) IsUplink(link Link) bool {
+	r, err := n.defaultRoute(netlink.FAMILY_V4)
+	return err == nil && r.LinkIndex == link.Index
+}
+
 // UplinkMTU returns the MTU of the default route: that of its link, or a smaller one of the route itself, and the smallest one when the
 // families differ. 0: there is no default route.
 func (n *NS) UplinkMTU() (int, error) {

@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -103,36 +100,12 @@ func editNAT(program string, edit func(NAT) ([]string, error)) error {
 	})
 }
 
-// RemoveChain removes a chain and every rule of parent that jumps to it, for each family that has an address among the prefixes.
-// What is missing is no error. The node's iptables may have been the other one when the chain was made, or when rules of all pods were
-// written again: what there is in nf_tables and in the older xtables goes, whichever it is now.
-func (n *Node) RemoveChain(addresses []netip.Prefix, parent, chain string) error {
-	var errs []error
-	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }) {
-			continue
-		}
-		err := removeChain(iptablesName(is4), parent, chain)
-		errs = append(errs, err)
-		if plugin.Code(err) == plugin.CodeTryAgain {
-			return errors.Join(errs...) // the next would wait for the same lock as long once more
-		}
-	}
+// RemoveChain removes a chain and every rule of parent that jumps to it, in both families. What is missing is no error. The node's iptables
+// may have been the other one when the chain was made, or when rules of all pods were written again: what there is in nf_tables and in the
+// older xtables goes, whichever it is now. In nf_tables that needs no program.
+func (n *Node) RemoveChain(parent, chain string) error {
 	chains := natChains{parent: {chain}}
-	errs = append(errs, removeListed("nft delete chain "+chain, func(t *nft) ([]mdl.Message, error) { return t.listChains(chains) }))
-	if !legacyIsDefault() {
-		errs = append(errs, delLegacy(chains))
-	}
-	return errors.Join(errs...)
-}
-
-// legacyIsDefault tells whether the node's iptables is that for the older xtables, by what its name leads to.
-func legacyIsDefault() bool {
-	path, err := iptablesBinary("iptables-restore")
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	return err == nil && strings.Contains(filepath.Base(path), "legacy")
+	return errors.Join(removeListed("nft delete chain "+chain, func(t *nft) ([]mdl.Message, error) { return t.listChains(chains) }), delLegacy(chains))
 }
 
 func removeChain(program, parent, chain string) error {

@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -67,11 +66,10 @@ func TestEditNAT(t *testing.T) {
 	flush(t)
 	h := host(t)
 	for _, is4 := range []bool{true, false} {
-		family := []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "10.1.0.5/24", false: "fd00::5/64"}[is4])}
 		edit := func(lines ...string) error {
 			return h.EditNAT(is4, func(NAT) ([]string, error) { return lines, nil })
 		}
-		mustDo(t, edit(), h.RemoveChain(family, "POSTROUTING", "KT-A"))
+		mustDo(t, edit(), h.RemoveChain("POSTROUTING", "KT-A"))
 		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A", "-A POSTROUTING -p udp -j KT-B"))
 		// A line that is wrong undoes those before it.
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), iptablesName(is4)+"-restore") {
@@ -82,13 +80,13 @@ func TestEditNAT(t *testing.T) {
 		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
 			t.Errorf("got %q", nat.lines)
 		}
-		mustDo(t, h.RemoveChain(family, "POSTROUTING", "KT-A"))
+		mustDo(t, h.RemoveChain("POSTROUTING", "KT-A"))
 		nat, err = h.ReadNAT(is4)
 		mustDo(t, err)
 		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
 			t.Errorf("left %q", nat.lines)
 		}
-		mustDo(t, h.RemoveChain(family, "POSTROUTING", "KT-B"))
+		mustDo(t, h.RemoveChain("POSTROUTING", "KT-B"))
 	}
 }
 

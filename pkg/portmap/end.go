@@ -70,7 +70,7 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.Host
 	defer unlock()
 	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
 	if st.Backend == "iptables" {
-		if err := delByIPTables(host, key, st.Ports); err != nil {
+		if err := host.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
 		}
 	}

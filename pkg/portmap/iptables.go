@@ -275,14 +275,6 @@ func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.Hos
 	return lines
 }
 
-func delByIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPort) error {
-	var pods []netip.Prefix
-	for _, p := range ports {
-		pods = append(pods, netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen()))
-	}
-	return host.RemoveChain(pods, dnatChain, podChain(key))
-}
-
 func checkIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPort) error {
 	for _, is4 := range []bool{true, false} {
 		own := ofFamily(ports, is4)

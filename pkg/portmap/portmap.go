@@ -161,7 +161,12 @@ func (c Config) plan(host *kernel.Node, st *state, pod []netip.Prefix) error {
 	if slices.ContainsFunc(st.Ports, func(p kernel.HostPort) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		st.Localhost = link.Name
+		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
+		if link.Kind != "bridge" && host.IsUplink(link) {
+			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
+		} else {
+			st.Localhost = link.Name
+		}
 	}
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)

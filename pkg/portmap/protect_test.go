@@ -4,12 +4,17 @@ package portmap
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -65,6 +70,37 @@ func TestProtectedThroughout(t *testing.T) {
 		slices.Sort(opened)
 		if opened = slices.Compact(opened); len(opened) != 2 {
 			l.Errorf("what was open at any time: %q", opened)
+		}
+	})
+}
+
+// TestNotOnUplink: a pod behind the link of the default route does not open 127.0.0.1 to that link's network, except behind a bridge.
+func TestNotOnUplink(t *testing.T) {
+	backends(t, func(l lab) {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}
+		if err := errors.Join(netlink.LinkAdd(veth), netlink.LinkSetUp(veth),
+			netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "pt2"}}),
+			netlink.AddrAdd(veth, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix("10.72.0.1/24"))})); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = netlink.LinkDel(veth) }()
+		for link, c := range map[string]struct {
+			pod, gateway string
+			open         string
+		}{"pt0": {"10.71.0.5/24", "10.71.0.7", "1\n"}, "pt1": {"10.72.0.5/24", "10.72.0.7", "0\n"}} {
+			route := &netlink.Route{Gw: netip.MustParseAddr(c.gateway).AsSlice()}
+			if err := netlink.RouteAdd(route); err != nil {
+				t.Fatal(err)
+			}
+			l.ok(l.call("ADD", "a", "prevResult", prevResult(c.pod)))
+			if flag, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + link + "/route_localnet"); err != nil || string(flag) != c.open {
+				t.Errorf("%s: route_localnet %q, %v", link, flag, err)
+			}
+			l.ok(l.call("CHECK", "a", "prevResult", prevResult(c.pod)))
+			l.ok(l.call("DEL", "a"))
+			if err := netlink.RouteDel(route); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }

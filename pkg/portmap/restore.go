@@ -66,21 +66,50 @@ func restore(host *kernel.Node, log *slog.Logger) error {
 func allRecorded() (all []recorded, err error) {
 	records, err := attachment.All()
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
-	var seen []kernel.HostPort
+	var seen portIndex
 	for _, rec := range records {
 		of := recorded{Record: rec}
 		if rec.Plugin != "portmap" || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || plugin.NetnsGone(rec.Netns) {
 			continue
 		}
 		of.Ports = slices.DeleteFunc(of.Ports, func(p kernel.HostPort) bool {
-			return p.Port == 0 || !p.To.IsValid() || slices.ContainsFunc(seen, p.Overlaps)
+			return p.Port == 0 || !p.To.IsValid() || seen.overlap(p)
 		})
 		if len(of.Ports) > 0 {
-			seen = append(seen, of.Ports...)
+			seen.add(of.Ports)
 			all = append(all, of)
 		}
 	}
 	return all, err
+}
+
+// portIndex finds hostPorts in the way of another without a look at all of them, which are as many as the node has.
+type portIndex struct {
+	singles map[uint16][]kernel.HostPort
+	ranges  []kernel.HostPort
+}
+
+func (x *portIndex) add(ports []kernel.HostPort) {
+	for _, p := range ports {
+		if p.Last != 0 {
+			x.ranges = append(x.ranges, p)
+			continue
+		}
+		if x.singles == nil {
+			x.singles = map[uint16][]kernel.HostPort{}
+		}
+		x.singles[p.Port] = append(x.singles[p.Port], p)
+	}
+}
+
+func (x *portIndex) overlap(p kernel.HostPort) bool {
+	last := max(p.Port, p.Last)
+	for port := int(p.Port); port <= int(last); port++ {
+		if slices.ContainsFunc(x.singles[uint16(port)], p.Overlaps) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(x.ranges, p.Overlaps)
 }
 
 // intact tells whether the rules that all pods share are there, or nobody needs them.
@@ -139,7 +168,7 @@ func (c *claim) clear() error {
 	var errs []error
 	for _, rec := range c.gave {
 		if rec.Backend == "iptables" {
-			errs = append(errs, delByIPTables(c.host, rec.Key, rec.Ports))
+			errs = append(errs, c.host.RemoveChain(dnatChain, podChain(rec.Key)))
 		}
 	}
 	return errors.Join(errs...)
