@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -75,27 +74,9 @@ func (n nodes) roundTrips(side side, direction string, o options) (idle, busy me
 		if idle.Lost > 0 {
 			return fmt.Errorf("%d of %d datagrams had no answer without other traffic", idle.Lost, idle.Sent)
 		}
-		busy, err = besideFlows(flow, ping)
+		flow.Protocol, flow.Streams, flow.Control = meter.TCP, greedyFlows, congestion
+		busy, err = meter.PingBeside(context.Background(), ping, flow, drained)
 		return err
 	})
 	return idle, busy, err
-}
-
-// besideFlows pings while flows send all they can, from when they are drained.
-func besideFlows(flow, ping meter.Flow) (meter.RoundTrips, error) {
-	flow.Protocol, flow.Streams, flow.Control, flow.Duration = meter.TCP, greedyFlows, congestion, time.Minute
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := meter.Run(ctx, flow)
-		ended <- err
-	}()
-	time.Sleep(drained)
-	seen, err := meter.Ping(context.Background(), ping)
-	stop()
-	if other := <-ended; !errors.Is(other, context.Canceled) {
-		err = errors.Join(err, fmt.Errorf("the flows beside it ended: %w", other))
-	}
-	return seen, err
 }

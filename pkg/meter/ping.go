@@ -67,6 +67,29 @@ func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	return roundTrips(p.samples, flow.Patience), nil
 }
 
+// PingBeside pings while a flow sends, from a time after that was begun. The flow lasts as long as the ping, whatever its own duration.
+func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (RoundTrips, error) {
+	flow.Duration = after + ping.Duration + time.Minute
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Run(ctx, flow)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return RoundTrips{}, fmt.Errorf("the flow beside it ended: %w", err)
+	case <-time.After(after):
+	}
+	seen, err := Ping(ctx, ping)
+	stop()
+	if other := <-ended; !errors.Is(other, context.Canceled) {
+		err = errors.Join(err, fmt.Errorf("the flow beside it ended: %w", other))
+	}
+	return seen, err
+}
+
 // pings is one Ping. Samples belong to who receives; the time of sending travels in the datagram.
 type pings struct {
 	mark     uint64

@@ -145,6 +145,37 @@ func TestPingBetweenPlaces(t *testing.T) {
 	}
 }
 
+// TestPingBeside: the flow goes on for as long as the ping, and no longer; one that ends before, or never begins, spoils it.
+func TestPingBeside(t *testing.T) {
+	const after = 50 * time.Millisecond
+	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond}
+	beside := Flow{Protocol: UDP, Listen: netip.MustParseAddrPort("127.0.0.1:4996"), Rate: 8e6}
+	start := time.Now()
+	for range 2 { // again: its port is free
+		got, err := PingBeside(t.Context(), ping, beside, after)
+		if err != nil || got.Sent != 10 || got.Lost != 0 {
+			t.Errorf("%+v, %v, want 10 answers", got, err)
+		}
+	}
+	if took := time.Since(start); took < 2*after+2*ping.Duration-2*PingInterval {
+		t.Errorf("took %v, did not wait for the flow", took)
+	}
+	beside.Dial = netip.MustParseAddrPort("127.0.0.1:4995") // where nobody listens
+	ping.Duration *= 4
+	for patience, late := range map[time.Duration]time.Duration{time.Millisecond: time.Minute, 2 * after: after} {
+		beside.Patience = patience
+		if _, err := PingBeside(t.Context(), ping, beside, late); !errors.Is(err, ErrSilent) {
+			t.Errorf("beside no flow: %v, want %v", err, ErrSilent)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), after)
+	defer cancel()
+	beside.Dial, beside.Patience = netip.AddrPort{}, 0
+	if _, err := PingBeside(ctx, ping, beside, time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+	}
+}
+
 func TestPingIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
