@@ -75,6 +75,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	st := cfg.plan(att.Key, link, fair)
+	tellBurst(r, "ingress", cfg.Ingress, st.Ingress)
+	tellBurst(r, "egress", cfg.Egress, st.Egress)
 	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
 		if err := takeAway(host, old); err != nil {
 			return nil, err

@@ -5,6 +5,7 @@ package bandwidth
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -334,6 +335,33 @@ func TestGC(t *testing.T) {
 	}
 }
 
+// TestTinyBurst (S-14): a burst that holds no full frame would stop the pod. It is brought to 4 frames, and that is logged.
+func TestTinyBurst(t *testing.T) {
+	l := newLab(t)
+	const least = 4 * (1400 + 18)
+	for _, bits := range []int{1, 7, 8, 8 * 1000, 8*least - 8, 8 * least, 8 * 6000} {
+		for _, keys := range [][]any{
+			{"runtimeConfig", object{"bandwidth": object{"ingressRate": 1_000_000, "ingressBurst": bits, "egressRate": 1_000_000, "egressBurst": bits}}},
+			{"ingressRate", 1_000_000, "ingressBurst", bits, "egressRate", 1_000_000, "egressBurst", bits},
+		} {
+			o := l.ok(l.call("ADD", "a", keys...))
+			for direction, link := range map[string]kernel.Link{"ingress": l.hostSide, "egress": l.link(l.ifb("a"))} {
+				want := max(bits/8, least)
+				if s, _, err := l.host.Shaped(link); err != nil || !near(s.Burst, uint32(want)) {
+					t.Errorf("%s, burst %d: %s, %v, want %d bytes", direction, bits, s, err, want)
+				}
+				says := fmt.Sprintf("direction=%s asked=%d applied=%d", direction, bits, 8*want)
+				if strings.Contains(o.stderr, says) != (bits/8 < least) {
+					t.Errorf("burst %d: logged %q, want %q", bits, o.stderr, says)
+				}
+			}
+			l.ok(l.call("CHECK", "a", keys...))
+			l.ok(l.call("DEL", "a", keys...))
+		}
+	}
+}
+
+// TestStaticLimits (C-111): the form of the configuration, whose bursts are bits as well.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.ok(l.call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))

@@ -56,7 +56,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestUnlimitedBursts are what runtimes send because there is no annotation for a burst.
+// TestUnlimitedBursts (S-14) are what runtimes send because there is no annotation for a burst.
 func TestUnlimitedBursts(t *testing.T) {
 	for _, c := range []struct {
 		max         string
@@ -120,15 +120,23 @@ func TestLatency(t *testing.T) {
 	}
 }
 
+// TestClampIsLogged (S-14): a rate that a runtime can send is brought within the bounds, and that is logged.
 func TestClampIsLogged(t *testing.T) {
-	if _, log, err := parsed(runtime(`"ingressRate":1`)); err != nil || !strings.Contains(log, "clamped") || !strings.Contains(log, "applied=1000") {
-		t.Errorf("%v, logged %q", err, log)
-	}
-	if _, log, _ := parsed(runtime(`"ingressRate":1000`)); strings.Contains(log, "clamped") {
-		t.Errorf("logged %q", log)
+	for _, direction := range []string{"ingress", "egress"} {
+		for asked, applied := range map[uint64]uint64{
+			1: minRate, 7: minRate, 999: minRate, 1000: 1000, 1e11: 1e11, 1e11 + 1: maxRate, 1e15: maxRate, 1 << 63: maxRate, math.MaxUint64: maxRate,
+		} {
+			c, log, err := parsed(runtime(fmt.Sprintf(`"%sRate":%d,"%[1]sBurst":4294967295`, direction, asked)))
+			got := max(c.Ingress.Rate, c.Egress.Rate)
+			says := fmt.Sprintf("clamped\" direction=%s asked=%d applied=%d", direction, asked, applied)
+			if err != nil || got != applied || strings.Contains(log, "clamped") != (asked != applied) || asked != applied && !strings.Contains(log, says) {
+				t.Errorf("%s %d: %d, %v, logged %q", direction, asked, got, err, log)
+			}
+		}
 	}
 }
 
+// TestParseRefused (S-14): what no runtime sends is refused.
 func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"ingressRate":-1`:                              "ingressRate -1: want a whole number of bits, not negative",
@@ -145,7 +153,12 @@ func TestParseRefused(t *testing.T) {
 		`"latency":"-10ms"`:                             "latency",
 		`"latency":"999us"`:                             "latency",
 		`"latency":"11s"`:                               "latency",
+		`"ingressRate":7,"ingressBurst":1`:              "ingressRate 7: want 1000-100000000000 bits",
 		runtime(`"ingressRate":-1`):                     "ingressRate -1",
+		runtime(`"egressBurst":-1`):                     "egressBurst -1",
+		runtime(`"egressRate":1.5`):                     "egressRate 1.5: want a whole number",
+		runtime(`"egressRate":1e20`):                    "egressRate 1e20: want a whole number",
+		runtime(`"ingressRate":18446744073709551616`):   "ingressRate 18446744073709551616: want a whole number",
 		`"ingressRate":` + strings.Repeat("9", 41):      "want a whole number",
 		`"ingressRate":-` + strings.Repeat("9", 10000):  "want a whole number",
 	} {
@@ -161,7 +174,7 @@ func TestParseRefused(t *testing.T) {
 			t.Errorf("%s null: %v", key, err)
 		}
 	}
-	for _, keys := range []string{`"ingressRate":"fast"`, `"ingressRate":true`, `"runtimeConfig":{"bandwidth":7}`, `"egressBurst":{}`, `"latency":10`} {
+	for _, keys := range []string{`"ingressRate":"1M"`, `"ingressBurst":"1M"`, runtime(`"egressRate":"1M"`), `"ingressRate":true`, `"runtimeConfig":{"bandwidth":7}`, `"egressBurst":{}`, `"latency":10`} {
 		if _, _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
 			t.Errorf("%s: %v", keys, err)
 		}

@@ -99,6 +99,7 @@ func (l lab) ifb(id string) string {
 type outcome struct {
 	exit    int
 	stdout  []byte
+	stderr  string
 	failure struct {
 		Code uint   `json:"code"`
 		Msg  string `json:"msg"`
@@ -115,7 +116,7 @@ func (l lab) call(verb, id string, keys ...any) outcome {
 	}
 	var stdout, stderr bytes.Buffer
 	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
-	o.stdout = stdout.Bytes()
+	o.stdout, o.stderr = stdout.Bytes(), stderr.String()
 	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
 		l.Errorf("%s: %v in %s", verb, err, o.stdout)
 	}

@@ -7,13 +7,14 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // A derived burst is what is sent in burstTime: enough for a timer that comes late. At least some full frames pass at once.
 //
 // A segment of up to 64 KiB that is longer than the burst is cut into frames before it waits (tbf_segment in net/sched/sch_tbf.c). That
-// costs CPU, which only slow links can afford, and keeps their queue fine-grained. From 64 KiB of burst on segments wait whole, and a queue
-// that cannot hold some of them would drop them for ever.
+// costs CPU, which only slow links can afford, and keeps their queue fine-grained. One that is no longer than the burst waits whole, and a
+// queue that cannot hold some of them would drop them for ever.
 const (
 	burstTime      = 4 * time.Millisecond
 	burstFrames    = 4
@@ -36,15 +37,19 @@ func (l Limit) shaper(mtu int, latency time.Duration, fair bool) kernel.Shaper {
 		burst = l.sentIn(burstTime)
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(longest), maxBytes)
-	queue := max(l.sentIn(latency), queueFrames*frame)
-	if burst >= segment {
-		queue = max(queue, queueSegments*segment)
-	}
+	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
 	shaper := kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
 	if fair {
 		shaper.Fair = l.fairQueue(frame, latency)
 	}
 	return shaper
+}
+
+// tellBurst logs a burst that full frames, or the kernel's clock, do not allow.
+func tellBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Shaper) {
+	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
+		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
+	}
 }
 
 // Of a fair queue. A queue in which one frame waits for the other is none that lasts: codel must not drop for it. A flow that does not

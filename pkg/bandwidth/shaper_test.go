@@ -38,10 +38,8 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 		burst = n(l.Burst / 8)
 	}
 	burst = atMost(atMost(atLeast(burst, 4*frame), in(274*time.Second)), n(math.MaxUint32))
-	limit = atLeast(in(latency), 16*frame)
-	if burst.Cmp(big.NewInt(65536+18)) >= 0 {
-		limit = atLeast(limit, 2*(65536+18))
-	}
+	whole := atMost(burst, big.NewInt(65536+18)) // a longer segment is cut into frames
+	limit = atLeast(atLeast(in(latency), 16*frame), 2*whole.Int64())
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
@@ -62,8 +60,8 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	if frames := uint64(got.Burst) / uint64(mtu+overhead); frames < burstFrames && mtu <= 1500 {
 		t.Fatalf("%+v with mtu %d: a burst of %d frames", l, mtu, frames)
 	}
-	if got.Limit < uint32(mtu+overhead) {
-		t.Fatalf("%+v with mtu %d: no room for a frame", l, mtu)
+	if got.Limit < uint32(mtu+overhead) || got.Limit < min(got.Burst, 65536+18) {
+		t.Fatalf("%+v with mtu %d: what is not cut into frames never fits in the queue of %+v", l, mtu, got)
 	}
 	fair := l.shaper(mtu, latency, true).Fair
 	perFrame := time.Duration(float64(mtu+18) * 8 / float64(l.Rate) * 1e9)
@@ -109,6 +107,8 @@ func TestShaper(t *testing.T) {
 	}{
 		{Limit{20e6, 0}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
 		{Limit{20e6, 0}, 50 * time.Millisecond, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
+		{Limit{20e6, 400_000}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 50_000, Limit: 100_000}},
+		{Limit{100e6, 0}, time.Millisecond, kernel.Shaper{Rate: 100e6, Burst: 50_000, Limit: 100_000}},
 		{Limit{20e6, 8e6}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
 		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 16 * 1518}},
 		{Limit{1e9, 0}, defaultLatency, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
