@@ -137,7 +137,7 @@ func badPortmap() []badValue {
 	}
 }
 
-// badRates are wrong wherever they stand; unpaired and huge ones are wrong in the
+// badRates (S-14) are wrong wherever they stand; unpaired and huge ones are wrong in the
 // conflist only, where an admin wrote them (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
@@ -150,17 +150,21 @@ func badRates() []badValue {
 			list = append(list,
 				pair("negative rate", -1, 1000), pair("negative burst", 1_000_000, -1),
 				mistyped("rate a string "+rate, rate, "1M", burst, 1000), mistyped("rate a fraction "+rate, rate, 1.5, burst, 1000),
-				mistyped("rate 1e20 "+rate, rate, json.Number("1e20"), burst, 1000))
+				mistyped("burst a string "+burst, rate, 1_000_000, burst, "1M"), mistyped("burst a fraction "+burst, rate, 1_000_000, burst, 1.5),
+				mistyped("rate 1e20 "+rate, rate, json.Number("1e20"), burst, 1000),
+				pair("rate 2^64", json.Number("18446744073709551616"), 1000), pair("burst 2^64", 1_000_000, json.Number("18446744073709551616")))
 			if where == "" {
 				list = append(list, pair("burst without rate", 0, 1000), pair("rate without burst", 1_000_000, 0),
-					pair("rate beyond anything", 1<<62, 1000), pair("burst of 4 GiB", 1_000_000, 1<<35))
+					pair("rate 1", 1, 1000), pair("rate 7", 7, 1000), pair("rate 999", 999, 1000), pair("rate beyond anything", 1<<62, 1000),
+					pair("rate 2^63", uint64(1<<63), 1000), pair("rate 2^64-1", uint64(1<<64-1), 1000),
+					pair("burst of 4 GiB", 1_000_000, 1<<35), pair("burst 2^64-1", 1_000_000, uint64(1<<64-1)))
 			}
 		}
 	}
 	return append(list, bad("no prevResult", "prevResult", "prevResult", nil))
 }
 
-// TestBadValuesAdd refuses each of them before anything is changed.
+// TestBadValuesAdd (S-14) refuses each of them before anything is changed.
 func TestBadValuesAdd(t *testing.T) {
 	forEach(t, func(t *testing.T, f *fixture, plugin string) {
 		for _, v := range badValues(plugin) {
@@ -169,7 +173,7 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel (C-48) gives the same values to DEL after a good ADD: whatever the
+// TestBadValuesDel (C-48, S-14) gives the same values to DEL after a good ADD: whatever the
 // configuration has become, the attachment goes.
 func TestBadValuesDel(t *testing.T) {
 	forEach(t, func(t *testing.T, f *fixture, plugin string) {

@@ -92,16 +92,16 @@ func TestBehindKubernetesShaping(t *testing.T) {
 	const rate = 16_000_000
 	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
 		"ingressRate": rate, "ingressBurst": 1<<32 - 1, "egressRate": rate, "egressBurst": 1<<32 - 1}})
-	b.life(t, func() { b.limits(t, rate) })
+	b.life(t, func() { limitsHold(t, b.web, ipv4Of(t, b.web), rate) })
 }
 
-// limits sends to the web pod and back what takes a second at the rate, and wants it to take most of that.
-func (b *behind) limits(t *testing.T, rate int) {
+// limitsHold sends from the node to a pod and back what takes a second at the rate, and wants it to take most of that.
+func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
-	address := net.JoinHostPort(ipv4Of(t, b.web), port)
+	address := net.JoinHostPort(ip, port)
 	var l net.Listener
-	if err := networked(b.web, func() (err error) { l, err = net.Listen("tcp", ":"+port); return err }); err != nil {
+	if err := networked(pod, func() (err error) { l, err = net.Listen("tcp", ":"+port); return err }); err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()

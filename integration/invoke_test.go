@@ -232,7 +232,9 @@ func encode(v any) []byte {
 // step, not two.
 func (o object) with(pairs ...any) object {
 	out := object{}
-	if err := json.Unmarshal(encode(o), &out); err != nil {
+	d := json.NewDecoder(bytes.NewReader(encode(o)))
+	d.UseNumber() // 2^64-1 is no float64
+	if err := d.Decode(&out); err != nil {
 		panic(err)
 	}
 	for p := range slices.Chunk(pairs, 2) {

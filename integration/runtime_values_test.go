@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// TestRuntimeRates holds what runtimes really send: containerd's burst of 2^32-1
+// TestRuntimeRates (C-111, S-14) holds what runtimes really send: containerd's burst of 2^32-1
 // bits, an old kubelet's 2^31-1, CRI-O's 2^35-9, with the rates that the kubelet
-// lets through (1k to 1P). None may cost a pod its network.
+// lets through (1k to 1P), and rates beyond. None may cost a pod its network.
 func TestRuntimeRates(t *testing.T) {
 	f := newFixture(t, "bandwidth")
 	for _, burst := range []int64{1<<31 - 1, 1<<32 - 1, 1<<35 - 9} {
-		for _, rate := range []int64{1e3, 8e3, 1e6, 1e9, 1e12, 1e15} {
+		for _, rate := range []uint64{1, 7, 1e3, 8e3, 1e6, 1e9, 1e12, 1e15, 1 << 63, 1<<64 - 1} {
 			limits := map[string]any{"ingressRate": rate, "ingressBurst": burst, "egressRate": rate, "egressBurst": burst}
 			f.lifeOf(t, fmt.Sprintf("rate %d burst %d", rate, burst), "bandwidth", "runtimeConfig.bandwidth", limits)
 		}
@@ -22,6 +22,7 @@ func TestRuntimeRates(t *testing.T) {
 		{}, {"ingressRate": 1e6, "ingressBurst": 1<<32 - 1}, {"egressRate": 1e6, "egressBurst": 1<<32 - 1},
 		{"ingressRate": 0, "ingressBurst": 0, "egressRate": 1e6, "egressBurst": 1<<32 - 1},
 		{"ingressRate": 1e6}, {"ingressBurst": 1<<32 - 1}, {"ingressRate": 1 << 62, "ingressBurst": 1<<32 - 1}, {"ingressRate": 1, "ingressBurst": 1},
+		{"ingressRate": 1e6, "ingressBurst": 7, "egressRate": 1e6, "egressBurst": 11_999},
 	} {
 		f.lifeOf(t, fmt.Sprint(limits), "bandwidth", "runtimeConfig.bandwidth", limits)
 	}

@@ -3,6 +3,7 @@
 package docs
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -21,10 +22,10 @@ import (
 const conformance = "docs/CONFORMANCE.md"
 
 // itemID is the name of an item: conformance, fault, security, load.
-var itemID = regexp.MustCompile(`\b[CFSL]-\d\d\b`)
+var itemID = regexp.MustCompile(`\b[CFSL]-\d{2,3}\b`)
 
 // itemRow is one row of the tables: the item, its rule and the tests that carry its name.
-var itemRow = regexp.MustCompile(`(?m)^\| ([CFSL]-\d\d) \| (.*?) \| (.*?) ?\|$`)
+var itemRow = regexp.MustCompile(`(?m)^\| ([CFSL]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
 // TestConformance compares the table with the tests, both ways: an item without a test fails, and so does a test whose item is not
 // listed. With -update it writes the table anew, with a row for each item that a test carries; rules stay.
@@ -70,10 +71,15 @@ func withItems(text string, found map[string][]string) string {
 		}
 	}
 	var table strings.Builder
-	for _, id := range slices.Sorted(maps.Keys(rules)) {
+	for _, id := range slices.SortedFunc(maps.Keys(rules), inItemOrder) {
 		fmt.Fprintf(&table, "| %s | %s | %s |\n", id, rules[id], strings.Join(found[id], "<br>"))
 	}
 	return text[:first] + table.String()
+}
+
+// inItemOrder puts C-111 behind C-85.
+func inItemOrder(a, b string) int {
+	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
 // itemTests returns the tests of the tree by the items that they carry: in the title of a subtest, in parentheses in the comment above a
