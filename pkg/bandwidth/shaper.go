@@ -22,7 +22,8 @@ const (
 	queueFrames    = 16
 	segment        = 64<<10 + overhead
 	queueSegments  = 2
-	overhead       = 18 // Ethernet header and VLAN tag
+	header         = 14         // of Ethernet: so much more than the MTU a queue counts for a frame
+	overhead       = header + 4 // and a VLAN tag
 
 	// longest is the time that a burst may take at the rate: the kernel keeps it in 2^32 ticks of 64 ns.
 	longest = 274 * time.Second
@@ -38,6 +39,9 @@ func (l Limit) shaper(mtu int, latency time.Duration, fair bool) kernel.Shaper {
 	}
 	burst = min(max(burst, burstFrames*frame), l.sentIn(longest), maxBytes)
 	queue := max(l.sentIn(latency), queueFrames*frame, queueSegments*min(burst, segment))
+	// Beside full frames there is room for small packets: else a queue that greedy flows keep full would never take one.
+	counted := uint64(mtu + header)
+	queue += max(queue%counted, counted/2) - queue%counted
 	shaper := kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
 	if fair {
 		shaper.Fair = l.fairQueue(frame, latency)

@@ -40,6 +40,9 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	burst = atMost(atMost(atLeast(burst, 4*frame), in(274*time.Second)), n(math.MaxUint32))
 	whole := atMost(burst, big.NewInt(65536+18)) // a longer segment is cut into frames
 	limit = atLeast(atLeast(in(latency), 16*frame), 2*whole.Int64())
+	counted := big.NewInt(int64(mtu) + 14)
+	rest, half := new(big.Int).Mod(limit, counted), big.NewInt((int64(mtu)+14)/2)
+	limit.Add(limit, half.Sub(half, atMost(rest, half))) // half a frame is left beside full ones
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
@@ -107,10 +110,10 @@ func TestShaper(t *testing.T) {
 	}{
 		{Limit{20e6, 0}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
 		{Limit{20e6, 0}, 50 * time.Millisecond, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
-		{Limit{20e6, 400_000}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 50_000, Limit: 100_000}},
-		{Limit{100e6, 0}, time.Millisecond, kernel.Shaper{Rate: 100e6, Burst: 50_000, Limit: 100_000}},
+		{Limit{20e6, 400_000}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 50_000, Limit: 100_681}},
+		{Limit{100e6, 0}, time.Millisecond, kernel.Shaper{Rate: 100e6, Burst: 50_000, Limit: 100_681}},
 		{Limit{20e6, 8e6}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
-		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 16 * 1518}},
+		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 24_981}},
 		{Limit{1e9, 0}, defaultLatency, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{1e9, 0}, time.Millisecond, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{1e11, 0}, defaultLatency, kernel.Shaper{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
