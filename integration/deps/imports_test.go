@@ -42,7 +42,7 @@ func only() map[string][]string {
 		"github.com/mdlayher/netlink":    {"pkg/kernel"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge knows EEXIST.
-		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
+		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it

@@ -205,10 +205,10 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	return routes[0].LinkIndex, nil
 }
 
-// IsUplink tells whether the IPv4 default route leads through a link.
+// IsUplink tells whether a link leads to the rest of the world, of which a documentation address (RFC 5737) is an example.
 func (n *NS) IsUplink(link Link) bool {
-	r, err := n.defaultRoute(netlink.FAMILY_V4)
-	return err == nil && r.LinkIndex == link.Index
+	index, err := n.RouteTo(netip.MustParseAddr("198.51.100.1"))
+	return err == nil && index == link.Index
 }
 
 // UplinkMTU returns the MTU of the default route: that of its link, or a smaller one of the route itself, and the smallest one when the
