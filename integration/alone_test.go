@@ -136,13 +136,28 @@ func (a *alone) passes() error {
 	return errors.Join(errs...)
 }
 
-// warm has bandwidth make what stays, and the neighbours find one another.
+// warm has bandwidth make what stays on the node, and the neighbours find one another. On the link nothing stays.
 func (a *alone) warm(t testing.TB) {
 	t.Helper()
+	qdiscs := func() int {
+		link, err := netlink.LinkByName(a.link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := netlink.QdiscList(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := qdiscs()
 	for _, step := range []func() error{a.passes, a.call("ADD", rates{20, 40}).do, a.passes, a.call("DEL", rates{20, 40}).do} {
 		if err := step(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if now := qdiscs(); now != before {
+		t.Fatalf("DEL left %d qdiscs on the link", now-before)
 	}
 }
 

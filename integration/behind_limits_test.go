@@ -126,6 +126,7 @@ func TestLimitsBesideOthers(t *testing.T) {
 		"clsact before ADD, filters after it": {"tc qdisc add dev alone0 clsact", ingress + egress + last},
 		"ingress with filters before ADD":     {"tc qdisc add dev alone0 ingress\n" + ingress + last, ""},
 		"filters after ADD":                   {"", ingress + last},
+		"clsact with filters after ADD":       {"", "tc qdisc replace dev alone0 clsact\n" + ingress + egress + last},
 	}) {
 		t.Run(title, func(t *testing.T) {
 			a := newAlone(t)

@@ -31,6 +31,7 @@ type state struct {
 	Egress  *kernel.Shaper `json:"egress,omitempty"`
 	Asked   Asks           `json:"asked,omitzero"`
 	Latency time.Duration  `json:"latency,omitempty"`
+	Clsact  bool           `json:"clsact,omitempty"` // the clsact qdisc that carries the redirect is ours
 }
 
 // Plugin returns the bandwidth plugin.
@@ -83,6 +84,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		}
 		old = state{}
 	}
+	if err := st.own(host, link, old); err != nil {
+		return nil, err
+	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error { return remove(host, att, st.with(old.without(st))) })
@@ -116,7 +120,7 @@ func (st state) without(next state) state {
 		out.Index, out.Ingress = st.Index, st.Ingress
 	}
 	if next.IFB == "" && st.IFB != "" {
-		out.Index, out.IFB, out.Egress = st.Index, st.IFB, st.Egress
+		out.Index, out.IFB, out.Egress, out.Clsact = st.Index, st.IFB, st.Egress, st.Clsact
 	}
 	return out
 }
@@ -127,7 +131,7 @@ func (st state) with(more state) state {
 		st.Ingress = more.Ingress
 	}
 	if more.IFB != "" {
-		st.IFB, st.Egress = more.IFB, more.Egress
+		st.IFB, st.Egress, st.Clsact = more.IFB, more.Egress, more.Clsact
 	}
 	return st
 }
@@ -152,6 +156,17 @@ func (st *state) setEgress(l Limit, asked Ask, mtu int, fair bool, key attachmen
 	if l.Rate > 0 {
 		st.Egress, st.IFB = new(l.shaper(mtu, st.Latency, fair)), ifbName(key)
 	}
+}
+
+// own finds out whose the clsact qdisc will be that the redirect needs: ours, unless there is one.
+func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
+	st.Clsact = st.IFB != "" && old.Clsact
+	if st.IFB == "" || old.IFB != "" {
+		return nil
+	}
+	others, err := host.HasClassifiers(link)
+	st.Clsact = !others
+	return err
 }
 
 // fair tells whether the limits have fair queues.
@@ -244,7 +259,7 @@ func takeAway(host *kernel.Node, st state) error {
 	errs := []error{err}
 	if ok && link.Index == st.Index {
 		if st.IFB != "" {
-			errs = append(errs, host.DelRedirect(link))
+			errs = append(errs, host.DelRedirect(link, st.Clsact))
 		}
 		if st.Ingress != nil {
 			errs = append(errs, host.Unshape(link))

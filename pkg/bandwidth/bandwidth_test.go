@@ -244,7 +244,7 @@ func TestCheckDetects(t *testing.T) {
 		"device down":        {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
 		"device deleted":     {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
 		"no egress limit":    {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
-		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
+		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide, true) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
 		"redirect elsewhere": {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
 	} {
 		if strings.Contains(what, "fair") && !fair {

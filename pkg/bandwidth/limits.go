@@ -224,6 +224,9 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err er
 	if egress != nil {
 		next.setEgress(Limit{Rate: *egress}, Ask{Limit: Limit{Rate: *egress}, ByAdmin: true}, link.MTU, fair, key)
 	}
+	if err := next.own(host, link, old); err != nil {
+		return err
+	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
 	undo.Push(func() error {

@@ -81,7 +81,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 		if serves, err := mayServe(r, from, name); !serves || err != nil {
 			return err
 		}
-		err = host.DelRedirect(from)
+		err = host.DelRedirect(from, true)
 	}
 	return errors.Join(err, host.DelLink(name))
 }

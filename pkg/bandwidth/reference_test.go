@@ -150,7 +150,7 @@ func TestReferenceDevice(t *testing.T) {
 		l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
 		if _, ok, _ := l.host.Link(l.ifb("a")); ok {
 			t.Errorf("the reference's device is left, redirected: %t", redirected)
-			l.must(l.host.DelRedirect(l.hostSide), l.host.DelLink(ifb.Name))
+			l.must(l.host.DelRedirect(l.hostSide, true), l.host.DelLink(ifb.Name))
 		}
 	}
 	l.must(l.rename("eth0"))

@@ -41,10 +41,11 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all that a link receives through another, with the ingress qdisc that it may have already.
+// Redirect sends all that a link receives through another, with the ingress or clsact qdisc that it may have already. It makes a clsact
+// qdisc: others that come later want one, and none can be made beside an ingress qdisc.
 func (n *NS) Redirect(from, to Link) error {
-	err := change("qdisc add dev "+from.Name+" ingress", func() error {
-		err := n.h.QdiscAdd(ingress(from))
+	err := change("qdisc add dev "+from.Name+" clsact", func() error {
+		err := n.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}})
 		if errors.Is(err, unix.EEXIST) {
 			// So may a redirect of ours be.
 			err = ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL)
@@ -63,8 +64,10 @@ func (n *NS) Redirect(from, to Link) error {
 	})
 }
 
-func ingress(link Link) netlink.Qdisc {
-	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
+// HasClassifiers tells whether a link has an ingress or clsact qdisc.
+func (n *NS) HasClassifiers(link Link) (bool, error) {
+	_, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS)
+	return ok, err
 }
 
 func redirectAttrs(link Link) netlink.FilterAttrs {
@@ -115,30 +118,35 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// DelRedirect removes the redirect of a link, and the ingress qdisc unless filters of others use it. Nothing to remove is no
-// error.
-func (n *NS) DelRedirect(from Link) error {
+// DelRedirect removes the redirect of a link, and the qdisc unless filters of others use it. A clsact qdisc goes only when it is owned:
+// whoever made it may add filters to it later. Nothing to remove is no error.
+func (n *NS) DelRedirect(from Link, owned bool) error {
 	err := change("filter del dev "+from.Name+" ingress", func() error {
 		return ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 	if err != nil {
 		return err
 	}
-	if shared, err := n.hasFilters(from); err != nil || shared {
+	q, ok, err := n.qdiscAt(from, netlink.HANDLE_INGRESS)
+	if err != nil || !ok || q.kind == "clsact" && !owned {
 		return err
 	}
-	return change("qdisc del dev "+from.Name+" ingress", func() error {
-		return ignore(n.h.QdiscDel(ingress(from)), unix.ENOENT, unix.EINVAL, unix.ENODEV)
+	if used, err := n.hasFilters(from); err != nil || used {
+		return err
+	}
+	return change("qdisc del dev "+from.Name+" "+q.kind, func() error {
+		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
+		return ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
 
+// hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.
 func (n *NS) hasFilters(link Link) (bool, error) {
-	if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || ok && q.kind == "clsact" { // somebody else's: ours is "ingress"
-		return true, err
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := n.h.FilterList(byIndex(link.Index), parent)
+		if err = ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV); err != nil || len(filters) > 0 {
+			return true, err
+		}
 	}
-	filters, err := n.h.FilterList(byIndex(link.Index), netlink.HANDLE_MIN_INGRESS)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
-		return false, nil
-	}
-	return len(filters) > 0, err
+	return false, nil
 }
