@@ -4,6 +4,7 @@ package bandwidth
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"testing"
 
@@ -53,6 +54,45 @@ func TestLostRecord(t *testing.T) {
 			}
 			l.must(l.host.Unshape(l.hostSide))
 		})
+	}
+}
+
+// TestLeftOver (F-19): ADD adopts what is left of a device, its limit and the redirect, whoever left it, or replaces it. CHECK sees what is
+// left of a limit, and nothing stays in the end.
+func TestLeftOver(t *testing.T) {
+	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
+		"everything":  func(lab, kernel.Link) error { return nil },
+		"no redirect": func(l lab, _ kernel.Link) error { return l.host.DelRedirect(l.hostSide, true) },
+		"no bucket": func(l lab, ifb kernel.Link) error {
+			return errors.Join(l.host.Unshape(ifb), l.host.Unshape(l.hostSide))
+		},
+		"device down": func(l lab, ifb kernel.Link) error { return l.host.SetDown(ifb) },
+		"device alone": func(l lab, _ kernel.Link) error {
+			return errors.Join(l.host.DelRedirect(l.hostSide, true), l.host.Unshape(l.hostSide))
+		},
+		"redirect only": func(l lab, ifb kernel.Link) error { return l.host.DelLink(ifb.Name) },
+	} {
+		for _, recorded := range []bool{true, false} {
+			l := connected(t)
+			l.ok(l.call("ADD", "a", "runtimeConfig", limits(7e6, 7e6)))
+			l.must(leave(l, l.link(l.ifb("a"))))
+			if name != "everything" {
+				l.fails(l.call("CHECK", "a", "runtimeConfig", limits(7e6, 7e6)), plugin.CodeStateDiffers, "")
+			}
+			if !recorded {
+				l.lose(l.key("a"))
+			}
+			l.ok(l.call("ADD", "a"))
+			l.ok(l.call("CHECK", "a"))
+			if got := l.applied("a"); got != "20000000/10000000 redirected true" {
+				t.Errorf("%s, recorded %t: %s", name, recorded, got)
+			}
+			l.ok(l.call("DEL", "a"))
+			if got := l.applied("a"); got != none {
+				t.Errorf("%s, recorded %t: left %s", name, recorded, got)
+			}
+			l.must(l.host.DelLink("bwt0"))
+		}
 	}
 }
 
