@@ -146,11 +146,11 @@ func (a Ask) within(r *plugin.Request, direction string, static bool, maxBurst u
 	switch {
 	case rate == 0 && burst > 0 && static:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)
+	case static && (rate < minRate || rate > maxRate) && rate != 0:
+		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate > 0 && burst == 0 && static:
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
 			"what a limit of the runtime would get is %d", Limit{Rate: rate}.shaper(1500, defaultLatency, false).Burst*8)
-	case static && (rate < minRate || rate > maxRate) && rate != 0:
-		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst whether there is a rate or not
 	case static && burst/8 > maxBytes:

@@ -146,6 +146,8 @@ func TestParseRefused(t *testing.T) {
 		`"egressBurst":100`:                             "egressBurst 100: if burst is set, rate must also be set",
 		`"ingressRate":1000`:                            "ingressRate 1000: if rate is set, burst must also be set",
 		`"ingressRate":999,"ingressBurst":1`:            "ingressRate 999: want 1000-100000000000 bits",
+		`"ingressRate":999`:                             "ingressRate 999: want 1000-100000000000 bits",
+		`"egressRate":18446744073709551615`:             "egressRate 18446744073709551615: want 1000-100000000000 bits",
 		`"egressRate":100000000001,"egressBurst":1`:     "want 1000-100000000000 bits",
 		`"ingressRate":1000,"ingressBurst":34359738368`: "want less than 34359738368 bits",
 		`"maxBurst":-1`:                                 "maxBurst -1",
