@@ -57,6 +57,7 @@ func (l Limits) Missing() bool {
 // samples are the token buckets of the node before and after a time.
 type samples struct {
 	before, after map[int]kernel.Bucket
+	began         time.Time
 	took          time.Duration
 }
 
@@ -79,7 +80,7 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	if err != nil {
 		return nil, err
 	}
-	s := samples{before, after, time.Since(began)}
+	s := samples{before, after, began, time.Since(began)}
 	list := []Limits{}
 	for _, rec := range records {
 		l, ok, err := s.look(host, rec.Key)
@@ -112,6 +113,7 @@ func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool,
 	if s.after, err = host.Buckets(); err != nil {
 		return Limits{}, false, err
 	}
+	s.took = time.Since(s.began)
 	l, err = s.limits(host, rec)
 	return l, err == nil, err
 }

@@ -112,7 +112,7 @@ func TestMeasured(t *testing.T) {
 			for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				after, err := l.host.Buckets()
 				l.must(err)
-				now, ok, err := (samples{before, after, 2 * time.Second}).look(l.host, l.key("a"))
+				now, ok, err := (samples{before: before, after: after, took: 2 * time.Second}).look(l.host, l.key("a"))
 				if !ok || err != nil {
 					t.Fatalf("%t, %v", ok, err)
 				}
@@ -137,10 +137,23 @@ func TestMeasured(t *testing.T) {
 func TestMeasuredAnew(t *testing.T) {
 	link := kernel.Link{Index: 7}
 	var d Direction
-	s := samples{map[int]kernel.Bucket{7: {Sent: 9000, Dropped: 9}}, map[int]kernel.Bucket{7: {Sent: 500, Dropped: 2}}, time.Second}
+	s := samples{map[int]kernel.Bucket{7: {Sent: 9000, Dropped: 9}}, map[int]kernel.Bucket{7: {Sent: 500, Dropped: 2}}, time.Now(), time.Second}
 	if err := d.fill(s, link, nil); err != nil || *d.Measured != (Measured{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v, %v", d.Measured, err)
 	}
+}
+
+// TestMeasuredAfterWait: when it has to wait for a lock, the interval is longer.
+func TestMeasuredAfterWait(t *testing.T) {
+	l := carrying(t)
+	l.ok(l.call("ADD", "a"))
+	l.must(kerneltest.Flood("bwt0", 3))
+	s := samples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // in which nothing is seen
+	got, ok, err := s.look(l.host, l.key("a"))
+	if !ok || err != nil || got.Missing() || got.Ingress.Measured.Rate == 0 || got.Ingress.Measured.Rate > 3*1134*8/2 {
+		t.Errorf("%+v, %t, %v", got.Ingress, ok, err)
+	}
+	l.ok(l.call("DEL", "a"))
 }
 
 // TestLookWaits: what is missing while an ADD or a DEL is at work is looked at again when it is done.
