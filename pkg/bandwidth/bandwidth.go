@@ -89,7 +89,13 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	undo.Push(func() error { return remove(host, att, st.with(old.without(st))) })
+	undo.Push(func() error {
+		if old.Index == 0 {
+			return remove(host, att, st)
+		}
+		_, err := replace(host, att, link, st, old) // the pod keeps what it had
+		return err
+	})
 	ifb, err := replace(host, att, link, old, st)
 	if err == nil && st.Egress != nil {
 		r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
@@ -216,11 +222,16 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 			return kernel.Link{}, err
 		}
 	}
-	if !ok || inPod.Kind != "veth" && inPod.Kind != "netkit" || link.Kind != inPod.Kind || link.Peer != inPod.Index {
+	if !ok || !paired(link, inPod) {
 		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth or netkit peer on the node", r.IfName),
 			"bandwidth needs a main plugin that makes a pair of links, such as bridge or ptp")
 	}
 	return link, nil
+}
+
+// paired tells whether two links, of two namespaces, are the ends of one pair.
+func paired(a, b kernel.Link) bool {
+	return (a.Kind == "veth" || a.Kind == "netkit") && a.Kind == b.Kind && a.Peer == b.Index && b.Peer == a.Index
 }
 
 func del(r *plugin.Request) error {
@@ -253,19 +264,22 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// takeAway takes away what a state names. The redirect goes before the device that it leads to: a pod that lives on must not lose its traffic.
+// takeAway takes away what a state names. The redirect goes before the device that it leads to, and without that the device stays: a pod that
+// lives on must not lose its traffic.
 func takeAway(host *kernel.Node, st state) error {
 	link, ok, err := host.Link(st.Link)
-	errs := []error{err}
-	if ok && link.Index == st.Index {
-		if st.IFB != "" {
-			errs = append(errs, host.DelRedirect(link, st.Clsact))
-		}
-		if st.Ingress != nil {
-			errs = append(errs, host.Unshape(link))
+	ok = ok && link.Index == st.Index
+	if ok && st.IFB != "" {
+		var ifb kernel.Link
+		if ifb, _, err = host.Link(st.IFB); err == nil {
+			err = host.DelRedirect(link, ifb, st.Clsact)
 		}
 	}
-	if st.IFB != "" {
+	errs := []error{err}
+	if ok && st.Ingress != nil {
+		errs = append(errs, host.Unshape(link))
+	}
+	if st.IFB != "" && err == nil {
 		errs = append(errs, host.DelLink(st.IFB))
 	}
 	return errors.Join(errs...)

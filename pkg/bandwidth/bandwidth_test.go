@@ -244,7 +244,7 @@ func TestCheckDetects(t *testing.T) {
 		"device down":        {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
 		"device deleted":     {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
 		"no egress limit":    {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
-		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide, true) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
+		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
 		"redirect elsewhere": {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
 	} {
 		if strings.Contains(what, "fair") && !fair {
@@ -318,6 +318,13 @@ func TestNetkit(t *testing.T) {
 	l.ok(l.call("DEL", "a", "CNI_IFNAME", "bwk1"))
 	if _, ok, err := l.host.Shaped(l.link("bwk0")); ok || err != nil {
 		t.Errorf("left: %t, %v", ok, err)
+	}
+	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "bwk1"}
+	l.ok(l.call("ADD", "a", "CNI_IFNAME", "bwk1"))
+	l.lose(key)
+	l.ok(l.call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	if _, ok, err := l.host.Link(ifbName(key)); ok || err != nil {
+		t.Errorf("without a record the device is left: %v", err)
 	}
 }
 

@@ -81,9 +81,11 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 		if serves, err := mayServe(r, from, name); !serves || err != nil {
 			return err
 		}
-		err = host.DelRedirect(from, true)
+		if err := host.DelRedirect(from, ifb, true); err != nil {
+			return err
+		}
 	}
-	return errors.Join(err, host.DelLink(name))
+	return host.DelLink(name)
 }
 
 // claimed tells whether a device is that of an attachment with a record.
@@ -108,7 +110,7 @@ func mayServe(r *plugin.Request, link kernel.Link, device string) (bool, error) 
 	}
 	defer pod.Close()
 	inPod, ok, err := pod.LinkByIndex(link.Peer)
-	if !ok || err != nil || inPod.Kind != "veth" || inPod.Peer != link.Index {
+	if !ok || err != nil || !paired(link, inPod) {
 		return false, err
 	}
 	return device == ifbName(attachment.KeyOf(r)) || inPod.Name == r.IfName, nil

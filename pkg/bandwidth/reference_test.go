@@ -62,13 +62,13 @@ func TestLostRecord(t *testing.T) {
 func TestLeftOver(t *testing.T) {
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
 		"everything":  func(lab, kernel.Link) error { return nil },
-		"no redirect": func(l lab, _ kernel.Link) error { return l.host.DelRedirect(l.hostSide, true) },
+		"no redirect": func(l lab, _ kernel.Link) error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) },
 		"no bucket": func(l lab, ifb kernel.Link) error {
 			return errors.Join(l.host.Unshape(ifb), l.host.Unshape(l.hostSide))
 		},
 		"device down": func(l lab, ifb kernel.Link) error { return l.host.SetDown(ifb) },
 		"device alone": func(l lab, _ kernel.Link) error {
-			return errors.Join(l.host.DelRedirect(l.hostSide, true), l.host.Unshape(l.hostSide))
+			return errors.Join(l.host.DelRedirect(l.hostSide, kernel.Link{}, true), l.host.Unshape(l.hostSide))
 		},
 		"redirect only": func(l lab, ifb kernel.Link) error { return l.host.DelLink(ifb.Name) },
 	} {
@@ -190,7 +190,7 @@ func TestReferenceDevice(t *testing.T) {
 		l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
 		if _, ok, _ := l.host.Link(l.ifb("a")); ok {
 			t.Errorf("the reference's device is left, redirected: %t", redirected)
-			l.must(l.host.DelRedirect(l.hostSide, true), l.host.DelLink(ifb.Name))
+			l.must(l.host.DelRedirect(l.hostSide, kernel.Link{}, true), l.host.DelLink(ifb.Name))
 		}
 	}
 	l.must(l.rename("eth0"))

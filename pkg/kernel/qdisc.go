@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // qdisc is a queueing discipline of a link (tc(8)), with what the kernel has counted since it was made.
@@ -32,8 +34,8 @@ func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// qdiscAt returns the qdisc of a link at a parent; ok is false when there is none, or one that the kernel itself put there. The kernel
-// answers to who asked, and not to all who listen, when an echo is asked for.
+// qdiscAt returns the qdisc of a link at a parent; ok is false when there is none. Without an echo the kernel would answer to those who
+// listen to changes alone.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
@@ -103,6 +105,14 @@ func (q *qdisc) count(stats []byte) error {
 		}
 	}
 	return wrapped("statistics of a qdisc", err)
+}
+
+// lacks names what the kernel does not know.
+func lacks(err error, what string) error {
+	if errors.Is(err, unix.ENOENT) {
+		return plugin.Errorf(plugin.CodeKernelFeature, "the kernel has no %s: %w", what, err)
+	}
+	return err
 }
 
 func wrapped(op string, err error) error {

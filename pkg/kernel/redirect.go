@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,6 +16,9 @@ const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
 // redirectPriority is the last there is: filters of others come before the redirect. Those that name none get 49152 or less.
 const redirectPriority = 65535
+
+// referencePriority is that of the reference's redirect.
+const referencePriority = 1
 
 // EnsureIFB makes the intermediate device name for a link, up and with its MTU, or returns the one that is there. What is redirected to
 // it passes its qdisc and goes on where it came from (tc-mirred(8)). It joins the group of a link that leads one.
@@ -35,6 +39,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
+	if err == nil && of.LeadsGroup() && link.group != of.group { // it was left over: it would stay when the group goes
+		err = change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.group)) })
+	}
 	if err == nil && !link.Up {
 		err = n.SetUp(link)
 	}
@@ -47,20 +54,20 @@ func (n *NS) Redirect(from, to Link) error {
 	err := change("qdisc add dev "+from.Name+" clsact", func() error {
 		err := n.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}})
 		if errors.Is(err, unix.EEXIST) {
-			// So may a redirect of ours be.
-			err = ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL)
+			// So may a redirect of ours be, or the reference's to a device that is gone, which drops all that comes.
+			err = n.delRedirects(from, to)
 		}
-		return err
+		return lacks(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
 	})
 	if err != nil {
 		return err
 	}
 	return change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
-		return n.h.FilterAdd(&netlink.U32{
+		return lacks(n.h.FilterAdd(&netlink.U32{
 			FilterAttrs: redirectAttrs(from),
 			ClassId:     netlink.MakeHandle(1, 1),
 			Actions:     []netlink.Action{netlink.NewMirredAction(to.Index)},
-		})
+		}), "u32 filter or no mirred action (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)")
 	})
 }
 
@@ -74,28 +81,28 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirected tells whether what a link receives is sent through another, by whatever filter.
+// Redirected tells whether what a link receives is sent through another by a u32 filter, of whatever priority: the reference's have another.
 func (n *NS) Redirected(from, to Link) (bool, error) {
-	var list []netlink.Filter
-	err := retry(func() (err error) {
-		list, err = n.h.FilterList(byIndex(from.Index), netlink.HANDLE_MIN_INGRESS)
-		return err
+	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
+	return slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) }), err
+}
+
+// filters returns those of one side of a link: none where it has no qdisc for them, or is gone.
+func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error) {
+	err = retry(func() (err error) {
+		list, err = n.h.FilterList(byIndex(link.Index), parent)
+		return ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	})
-	if err != nil {
-		return false, fmt.Errorf("filter show dev %s ingress: %w", from.Name, err)
-	}
-	for _, f := range list {
-		u32, ok := f.(*netlink.U32)
-		if !ok {
-			continue
-		}
-		for _, a := range u32.Actions {
-			if m, ok := a.(*netlink.MirredAction); ok && m.Ifindex == to.Index {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
+	return list, wrapped("filter show dev "+link.Name, err)
+}
+
+// leadsTo tells whether a filter redirects packets to the link with an ifindex. That of a link that is gone is 0.
+func leadsTo(f netlink.Filter, index int) bool {
+	u32, ok := f.(*netlink.U32)
+	return ok && slices.ContainsFunc(u32.Actions, func(a netlink.Action) bool {
+		m, ok := a.(*netlink.MirredAction)
+		return ok && m.MirredAction == netlink.TCA_EGRESS_REDIR && m.Ifindex == index
+	})
 }
 
 // RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
@@ -118,12 +125,10 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// DelRedirect removes the redirect of a link, and the qdisc unless filters of others use it. A clsact qdisc goes only when it is owned:
-// whoever made it may add filters to it later. Nothing to remove is no error.
-func (n *NS) DelRedirect(from Link, owned bool) error {
-	err := change("filter del dev "+from.Name+" ingress", func() error {
-		return ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: redirectAttrs(from)}), unix.ENOENT, unix.EINVAL, unix.ENODEV)
-	})
+// DelRedirect removes what sends all that a link receives through another, also when the reference made it, and the qdisc unless filters of
+// others use it. A clsact qdisc goes only when it is owned: whoever made it may add filters to it later. Nothing to remove is no error.
+func (n *NS) DelRedirect(from, to Link, owned bool) error {
+	err := change("filter del dev "+from.Name+" ingress", func() error { return n.delRedirects(from, to) })
 	if err != nil {
 		return err
 	}
@@ -140,11 +145,36 @@ func (n *NS) DelRedirect(from Link, owned bool) error {
 	})
 }
 
+// delRedirects deletes the filter of ours, what leads to a link, and what the reference made for one that is gone.
+func (n *NS) delRedirects(from, to Link) error {
+	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		return err
+	}
+	own := func(f netlink.Filter) bool {
+		priority := f.Attrs().Priority
+		return priority == redirectPriority || to.Index != 0 && leadsTo(f, to.Index) || priority == referencePriority && leadsTo(f, 0)
+	}
+	for _, f := range list {
+		if !own(f) {
+			continue
+		}
+		attrs := *f.Attrs()
+		attrs.LinkIndex, attrs.Parent = from.Index, netlink.HANDLE_MIN_INGRESS
+		if !slices.ContainsFunc(list, func(o netlink.Filter) bool { return !own(o) && o.Attrs().Priority == attrs.Priority }) {
+			attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
+		}
+		if err := ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		filters, err := n.h.FilterList(byIndex(link.Index), parent)
-		if err = ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV); err != nil || len(filters) > 0 {
+		if filters, err := n.filters(link, parent); err != nil || len(filters) > 0 {
 			return true, err
 		}
 	}

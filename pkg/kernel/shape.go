@@ -54,7 +54,7 @@ func (n *NS) Shape(link Link, s Shaper) error {
 			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
 			_, err = s.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
-		return err
+		return lacks(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
 	if err != nil || s.Fair == (FairQueue{}) {
 		return err
@@ -169,23 +169,24 @@ type Bucket struct {
 // Buckets returns the token buckets of all links, by ifindex: one request, however many there are.
 func (n *NS) Buckets() (map[int]Bucket, error) {
 	list, err := n.qdiscs()
-	found, dropped := map[int]Bucket{}, map[int]uint32{}
+	return bucketsIn(list), err
+}
+
+func bucketsIn(list []qdisc) map[int]Bucket {
+	found := map[int]Bucket{}
 	for _, q := range list {
-		b := found[q.link]
 		if s, ok := q.shaper(); ok {
-			s.Fair = b.Fair
 			found[q.link] = Bucket{Shaper: s, Sent: q.sent, Dropped: q.dropped, Waiting: q.waiting}
-		} else if f, ok := q.fair(); ok {
-			b.Fair, dropped[q.link] = f, q.dropped
+		}
+	}
+	for _, q := range list {
+		f, ok := q.fair()
+		if b, there := found[q.link]; ok && there { // other qdiscs have such queues as well
+			b.Fair, b.Dropped = f, max(b.Dropped, q.dropped) // the token bucket counts some of what its queue drops, the queue all
 			found[q.link] = b
 		}
 	}
-	for link, n := range dropped { // the token bucket counts some of what its queue drops, the queue all
-		b := found[link]
-		b.Dropped = max(b.Dropped, n)
-		found[link] = b
-	}
-	return found, err
+	return found
 }
 
 // Unshape removes the token bucket of a link; a link without one is no error.

@@ -245,7 +245,7 @@ func TestRedirect(t *testing.T) {
 		t.Errorf("redirected to another device: %v", err)
 	}
 	for range 2 {
-		mustDo(t, w.host.DelRedirect(w.hostSide, true))
+		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
 		mustRedirect(false)
 	}
 	if got := w.qdiscKinds(t); got != before {
@@ -294,7 +294,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 			if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil {
 				t.Errorf("not redirected: %v", err)
 			}
-			mustDo(t, w.host.DelRedirect(w.hostSide, true))
+			mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
 			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {
 				t.Errorf("filters of others:\n%s", diff)
 			}
@@ -311,7 +311,7 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	ifb := newIFB(t, w)
 	mustDo(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact",
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
-	mustDo(t, w.host.Redirect(w.hostSide, ifb), w.host.DelRedirect(w.hostSide, false))
+	mustDo(t, w.host.Redirect(w.hostSide, ifb), w.host.DelRedirect(w.hostSide, ifb, false))
 	if !strings.Contains(w.qdiscKinds(t), "clsact") {
 		t.Errorf("left %q", w.qdiscKinds(t))
 	}
@@ -327,13 +327,13 @@ func TestRedirectTwice(t *testing.T) {
 	if got := filterPriorities(t, w); len(got) != len(once) {
 		t.Errorf("filters %v, were %v", got, once)
 	}
-	mustDo(t, w.host.DelRedirect(w.hostSide, true))
+	mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
 }
 
 func TestShapeGone(t *testing.T) {
 	h := host(t)
 	gone := Link{Index: 1 << 20, Name: "gone"}
-	mustDo(t, h.Unshape(gone), h.DelRedirect(gone, true))
+	mustDo(t, h.Unshape(gone), h.DelRedirect(gone, gone, true))
 	if err := h.Shape(gone, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("got %v", err)
 	}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// asReference redirects a link as the reference does.
+func asReference(t *testing.T, w wire, to Link) {
+	t.Helper()
+	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
+	if err := w.host.h.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
+	}
+	mustDo(t, w.host.h.FilterAdd(&netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: clsact, Priority: 1, Protocol: unix.ETH_P_ALL},
+		ClassId:     netlink.MakeHandle(1, 1), RedirIndex: to.Index,
+		Actions: []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: to.Index}},
+	}))
+}
+
+// TestDelRedirectOfReference: the reference gives its redirect another priority. It goes as ours does, also when its device went first, and
+// nothing of others of the same priority.
+func TestDelRedirectOfReference(t *testing.T) {
+	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+		w := newWire(t)
+		ifb, kinds := newIFB(t, w), w.qdiscKinds(t)
+		asReference(t, w, ifb)
+		if c.others {
+			filtersOfOthers(t, w)
+		}
+		if c.gone {
+			mustDo(t, w.host.DelLink(ifb.Name))
+			ifb = Link{}
+		} else if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil {
+			t.Errorf("%+v: the redirect is not seen: %v", c, err)
+		}
+		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+		left := filterPriorities(t, w)
+		if c.others != (len(left) == 3) || !c.others && (len(left) != 0 || w.qdiscKinds(t) != kinds) {
+			t.Errorf("%+v: left filters %v, qdiscs %s", c, left, w.qdiscKinds(t))
+		}
+		mustDo(t, w.host.DelLink("ktifb0"), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
+	}
+}
+
+// TestRedirectAfterReference: a redirect of the reference to a device that is gone would go on dropping what comes.
+func TestRedirectAfterReference(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	asReference(t, w, ifb)
+	mustDo(t, w.host.DelLink(ifb.Name))
+	ifb = newIFB(t, w)
+	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	if diff := cmp.Diff([]uint16{redirectPriority}, filterPriorities(t, w)); diff != "" {
+		t.Errorf("filters:\n%s", diff)
+	}
+}
+
+// TestRedirectedMirror: a copy is no redirect, and is left alone.
+func TestRedirectedMirror(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}),
+		w.host.h.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 5, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, 7),
+			Actions:     []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_MIRROR, Ifindex: ifb.Index, ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_PIPE}}},
+		}))
+	if ok, err := w.host.Redirected(w.hostSide, ifb); ok || err != nil {
+		t.Errorf("redirected: %v", err)
+	}
+	mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+	if got := filterPriorities(t, w); len(got) != 1 {
+		t.Errorf("left %v", got)
+	}
+}
+
+// TestEnsureIFBJoins: a device that was left over joins the group of the link, with which it goes.
+func TestEnsureIFBJoins(t *testing.T) {
+	w := newWire(t)
+	newIFB(t, w)
+	mustDo(t, w.host.SetUpLeader(w.hostSide, "x"))
+	w.hostSide = mustLink(t, w.host, w.hostSide.Name)
+	newIFB(t, w)
+	mustDo(t, w.host.DelGroup(w.hostSide.Name, w.hostSide.Index))
+	if _, ok, err := w.host.Link("ktifb0"); ok || err != nil {
+		t.Errorf("the device is left: %v", err)
+	}
+}
+
+// TestBucketsOfOthers: a fair queue below a qdisc of another kind is no token bucket's.
+func TestBucketsOfOthers(t *testing.T) {
+	w := newWire(t)
+	s := Shaper{Rate: 8e6, Burst: 20_000, Limit: 30_000}
+	mustDo(t, w.host.Shape(w.hostSide, s))
+	list, err := w.host.qdiscs()
+	mustDo(t, err)
+	queue := func(link int) qdisc {
+		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, dropped: 7, options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
+	}
+	// The kernel names them in any order.
+	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
+	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestNamesWhatIsMissing: what the kernel does not know is named, with the code for it.
+func TestNamesWhatIsMissing(t *testing.T) {
+	w := newWire(t)
+	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
+		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
+	if err = lacks(err, "podlace (CONFIG_X)"); plugin.Code(err) != plugin.CodeKernelFeature || !errors.Is(err, unix.ENOENT) {
+		t.Errorf("code %d, %v", plugin.Code(err), err)
+	}
+	if err := lacks(unix.EINVAL, "x"); err != unix.EINVAL {
+		t.Errorf("got %v", err)
+	}
+}
