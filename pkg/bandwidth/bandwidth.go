@@ -365,7 +365,7 @@ func checkShaper(host *kernel.Node, link kernel.Link, want kernel.Shaper, ours b
 		return noBucket(link)
 	}
 	// The kernel counts whole bytes per second, and bursts in ticks.
-	same := has.Limit == want.Limit && near(has.Burst, want.Burst) && nearFair(has.Fair, want.Fair)
+	same := has.Limit == want.Limit && near(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
 	if has.Rate/8 != want.Rate/8 || ours && !same {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
 	}
@@ -376,10 +376,10 @@ func noBucket(link kernel.Link) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is missing", link.Name)
 }
 
-// near allows for the rounding of a burst to ticks.
-func near(a, b uint32) bool {
-	difference := max(a, b) - min(a, b)
-	return difference <= max(a, b)/50+64
+// near allows for the rounding of a burst to ticks of 64 ns at its rate.
+func near(a, b uint32, rate uint64) bool {
+	difference := uint64(max(a, b) - min(a, b))
+	return difference <= uint64(max(a, b))/50+64+rate/8*64/1e9
 }
 
 // nearFair allows for the units in which the kernel keeps times.

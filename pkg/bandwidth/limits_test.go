@@ -67,7 +67,7 @@ func TestLook(t *testing.T) {
 		Ingress: &Direction{Asked: Ask{Limit: Limit{500, 1<<32 - 1}}, Applied: &Applied{Rate: 1000, Burst: 4 * 1418, Queue: 16*1414 + 707, Fair: fair}, Measured: got.Ingress.Measured},
 		Egress:  &Direction{Asked: Ask{Limit: Limit{20e6, 0}}, Applied: &Applied{Rate: 20e6, Burst: 10_000, Queue: 25_000, Fair: fair}, Measured: got.Egress.Measured}}
 	near := cmp.Comparer(func(a, b Applied) bool {
-		return a.Rate == b.Rate && a.Queue == b.Queue && a.Fair == b.Fair && near(a.Burst, b.Burst)
+		return a.Rate == b.Rate && a.Queue == b.Queue && a.Fair == b.Fair && near(a.Burst, b.Burst, b.Rate)
 	})
 	if diff := cmp.Diff(want, got, near); diff != "" || got.Ingress.Measured == nil || got.Egress.Measured == nil || got.Missing() {
 		t.Errorf("%+v\n%s", got, diff)
