@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,10 +82,17 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirected tells whether what a link receives is sent through another by a u32 filter, of whatever priority: the reference's have another.
+// Redirected tells whether all that a link receives is sent through another by a u32 filter, of whatever priority: the reference's have
+// another.
 func (n *NS) Redirected(from, to Link) (bool, error) {
 	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
-	return slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) }), err
+	return slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) && matchesAll(f) }), err
+}
+
+func matchesAll(f netlink.Filter) bool {
+	u32, ok := f.(*netlink.U32)
+	return ok && u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil &&
+		!slices.ContainsFunc(u32.Sel.Keys, func(key nl.TcU32Key) bool { return key.Mask != 0 })
 }
 
 // filters returns those of one side of a link: none where it has no qdisc for them, or is gone.
@@ -115,7 +123,9 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 		}
 		link, there, e := n.LinkByIndex(q.link)
 		if e == nil && there {
-			there, e = n.Redirected(link, to)
+			var list []netlink.Filter
+			list, e = n.filters(link, netlink.HANDLE_MIN_INGRESS)
+			there = slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) })
 		}
 		if e == nil && there {
 			return link, true, nil

@@ -84,6 +84,34 @@ func TestRedirectedMirror(t *testing.T) {
 	}
 }
 
+// TestRedirectedSome: one of some packets alone is no redirect of all; Redirect takes its place.
+func TestRedirectedSome(t *testing.T) {
+	w := newWire(t)
+	ifb := newIFB(t, w)
+	some := func(protocol uint16, mask uint32) *netlink.U32 {
+		return &netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: protocol},
+			ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
+			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{Mask: mask, Val: 1 & mask}}},
+		}
+	}
+	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
+	for _, f := range []*netlink.U32{some(unix.ETH_P_IP, 0), some(unix.ETH_P_ALL, 0xff)} {
+		mustDo(t, w.host.h.FilterAdd(f))
+		if ok, err := w.host.Redirected(w.hostSide, ifb); ok || err != nil {
+			t.Errorf("protocol %d: redirected: %v", f.Protocol, err)
+		}
+		if from, ok, err := w.host.RedirectedFrom(ifb); !ok || from.Index != w.hostSide.Index || err != nil {
+			t.Errorf("protocol %d: it is used: %+v, %v", f.Protocol, from, err)
+		}
+		mustDo(t, w.host.Redirect(w.hostSide, ifb))
+		if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil || len(filterPriorities(t, w)) != 1 {
+			t.Errorf("protocol %d: %t, %v, filters %v", f.Protocol, ok, err, filterPriorities(t, w))
+		}
+		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+	}
+}
+
 // TestEnsureIFBJoins: a device that was left over joins the group of the link, with which it goes.
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
