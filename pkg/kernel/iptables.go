@@ -28,41 +28,49 @@ const (
 // iptablesFolders are searched for the binaries, not PATH: a runtime's PATH may be empty or hostile.
 var iptablesFolders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// NAT is the nat table of one family as iptables-save prints it.
-type NAT struct{ lines []string }
+// NAT is the nat table of one family as iptables-save prints it: the rules of each chain, each with a space at its end.
+type NAT map[string][]string
 
 // ReadNAT reads the nat table: one process.
 func (n *Node) ReadNAT(is4 bool) (NAT, error) { return readNAT(iptablesName(is4), nil) }
 
 func readNAT(program string, hold *os.File) (NAT, error) {
 	out, err := iptables(program, "-save", "", hold, "-t", "nat")
-	return NAT{strings.Split(out, "\n")}, err
+	return parseNAT(out), err
+}
+
+func parseNAT(out string) NAT {
+	t := NAT{}
+	for line := range strings.Lines(out) {
+		line = strings.TrimSuffix(line, "\n") + " "
+		if chain, ok := strings.CutPrefix(line, ":"); ok {
+			chain, _, _ = strings.Cut(chain, " ")
+			t[chain] = nil
+		} else if rule, ok := strings.CutPrefix(line, "-A "); ok {
+			chain, _, _ := strings.Cut(rule, " ")
+			t[chain] = append(t[chain], line)
+		}
+	}
+	return t
 }
 
 // HasChain tells whether the table has a chain.
 func (t NAT) HasChain(name string) bool {
-	for _, line := range t.lines {
-		if strings.HasPrefix(line, ":"+name+" ") {
-			return true
-		}
-	}
-	return false
+	_, ok := t[name]
+	return ok
 }
 
-// Rules returns the rules of a chain that hold all parts, in the form "-A CHAIN ...".
+// Rules returns the rules of a chain that hold all parts, in the form "-A CHAIN ... ".
 func (t NAT) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
-	for _, line := range t.lines {
-		if !strings.HasPrefix(line, "-A "+chain+" ") {
-			continue
-		}
+	for _, rule := range t[chain] {
 		for _, p := range parts {
-			if !strings.Contains(line+" ", p) {
+			if !strings.Contains(rule, p) {
 				continue next
 			}
 		}
-		found = append(found, line)
+		found = append(found, rule)
 	}
 	return found
 }

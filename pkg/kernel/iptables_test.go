@@ -27,7 +27,7 @@ COMMIT
 `
 
 func TestNAT(t *testing.T) {
-	nat := NAT{strings.Split(saved, "\n")}
+	nat := parseNAT(saved)
 	for chain, want := range map[string]bool{"CNI-ABC": true, "CNI-ABCD": true, "CNI-AB": false, "": false, "PREROUTING": true, "POSTROUTING": false} {
 		if got := nat.HasChain(chain); got != want {
 			t.Errorf("%q: %t", chain, got)
@@ -45,7 +45,11 @@ func TestNAT(t *testing.T) {
 		{"CNI-ABC", []string{"--to-destination 10.1.0.5:80 "}, []string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
 		{"CNI-AB", nil, nil},
 	} {
-		if diff := cmp.Diff(c.want, nat.Rules(c.chain, c.parts...)); diff != "" {
+		var want []string
+		for _, rule := range c.want {
+			want = append(want, rule+" ")
+		}
+		if diff := cmp.Diff(want, nat.Rules(c.chain, c.parts...)); diff != "" {
 			t.Errorf("%s %q:\n%s", c.chain, c.parts, diff)
 		}
 	}
@@ -78,13 +82,13 @@ func TestEditNAT(t *testing.T) {
 		nat, err := h.ReadNAT(is4)
 		mustDo(t, err)
 		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
-			t.Errorf("got %q", nat.lines)
+			t.Errorf("got %q", nat)
 		}
 		mustDo(t, h.RemoveChain("POSTROUTING", "KT-A"))
 		nat, err = h.ReadNAT(is4)
 		mustDo(t, err)
 		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
-			t.Errorf("left %q", nat.lines)
+			t.Errorf("left %q", nat)
 		}
 		mustDo(t, h.RemoveChain("POSTROUTING", "KT-B"))
 	}
@@ -114,7 +118,7 @@ func TestEditNATParallel(t *testing.T) {
 	nat, err := host(t).ReadNAT(true)
 	mustDo(t, err)
 	if n := len(nat.Rules("KT-SHARED")); n != 6 {
-		t.Errorf("%d of 6 rules are there: %q", n, nat.lines)
+		t.Errorf("%d of 6 rules are there: %q", n, nat)
 	}
 }
 

@@ -268,8 +268,9 @@ func (t *nft) apply(op string, edits ...edit) error {
 func (t *nft) send(batch []mdl.Message) error {
 	t.conn.begin()
 	if len(batch) > 6 {
-		_ = t.conn.SetWriteBuffer(len(batch) << 17)    // a transaction is one datagram
-		_ = t.conn.SetOption(mdl.CapAcknowledge, true) // errors would repeat the message, and overrun the socket
+		_ = t.conn.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
+		_ = t.conn.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
+		_ = t.conn.SetOption(mdl.CapAcknowledge, true)       // errors would repeat the message, and overrun the socket
 	}
 	if _, err := t.conn.SendMessages(batch); err != nil {
 		return err

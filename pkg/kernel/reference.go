@@ -6,8 +6,10 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -162,9 +164,17 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// hasLegacyNAT tells whether a nat table outside of nf_tables is in use.
+// hasLegacyNAT tells whether a nat table outside of nf_tables is in use. In the namespaces of an ordinary user the kernel does not tell: then
+// there may be one where the node's iptables is that for the older xtables.
 func hasLegacyNAT(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
+	if errors.Is(err, fs.ErrPermission) {
+		path, err := iptablesBinary(iptablesName(is4) + "-restore")
+		if err == nil {
+			path, err = filepath.EvalSymlinks(path)
+		}
+		return err == nil && strings.Contains(filepath.Base(path), "legacy")
+	}
 	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
 }
 

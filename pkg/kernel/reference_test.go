@@ -116,7 +116,11 @@ func TestDelReferenceLegacy(t *testing.T) {
 		t.Helper()
 		now, err := readNAT("iptables-legacy", nil)
 		mustDo(t, err)
-		return slices.DeleteFunc(now.lines, func(line string) bool { return !strings.Contains(line, ref.Hashes[0][:21]) })
+		var lines []string
+		for chain, rules := range now {
+			lines = append(append(lines, chain), rules...)
+		}
+		return slices.DeleteFunc(lines, func(line string) bool { return !strings.Contains(line, ref.Hashes[0][:21]) })
 	}
 	pipe(t, iptables, "iptables-legacy-restore", "--noflush")
 	if before := nat(); len(before) != 11 {

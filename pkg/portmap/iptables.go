@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -298,13 +299,15 @@ func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
+	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range ports {
-		if !leadsTo(chain, nat, p) {
+		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
 		}
-		match := []string{fmt.Sprintf("--dport %d ", p.Port), "-p " + p.Protocol + " "}
-		marks := len(nat.Rules(chain, match...)) - len(nat.Rules(chain, append(match, "-j DNAT ")...))
-		if len(nat.Rules(chain, append(match, "--to-destination "+p.To.String()+" ")...)) == 0 || p.SNAT && marks == 0 {
+		rules := kernel.NAT{chain: own[p.Port]}
+		match := "-p " + p.Protocol + " "
+		marks := len(rules.Rules(chain, match)) - len(rules.Rules(chain, match, "-j DNAT "))
+		if len(rules.Rules(chain, match, "--to-destination "+p.To.String()+" ")) == 0 || p.SNAT && marks == 0 {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
 		}
 	}
@@ -324,11 +327,31 @@ func checkMasquerade(nat kernel.NAT, chain string) error {
 	return nil
 }
 
-// leadsTo tells whether a rule leads the port of the node to the pod's chain.
-func leadsTo(chain string, nat kernel.NAT, p kernel.HostPort) bool {
-	return slices.ContainsFunc(nat.Rules(dnatChain, "-j "+chain+" ", "-p "+p.Protocol+" "), func(rule string) bool {
-		_, list, _ := strings.Cut(rule, "--dports ")
-		list, _, _ = strings.Cut(list, " ")
-		return slices.Contains(strings.Split(list, ","), fmt.Sprint(p.Port))
-	})
+// ledTo returns the ports of the node that rules lead to a pod's chain, each after its protocol.
+func ledTo(nat kernel.NAT, chain string) map[string]bool {
+	led := map[string]bool{}
+	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
+		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {
+			led[valueOf(rule, "-p")+port] = true
+		}
+	}
+	return led
+}
+
+// byPort sorts rules by the port of the node that they match: a pod can have thousands.
+func byPort(rules []string) map[uint16][]string {
+	of := map[uint16][]string{}
+	for _, rule := range rules {
+		if port, err := strconv.ParseUint(valueOf(rule, "--dport"), 10, 16); err == nil {
+			of[uint16(port)] = append(of[uint16(port)], rule)
+		}
+	}
+	return of
+}
+
+// valueOf returns what follows an option in a rule.
+func valueOf(rule, option string) string {
+	_, value, _ := strings.Cut(rule, " "+option+" ")
+	value, _, _ = strings.Cut(value, " ")
+	return value
 }
