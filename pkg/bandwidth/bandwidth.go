@@ -241,8 +241,8 @@ func del(r *plugin.Request) error {
 			return err
 		}
 		defer host.Close()
-		link, ok, err := host.Link(st.Link)
-		if err == nil && ok && r.Netns != nil && link.Index == st.Index && link.LeadsGroup() {
+		link, ok, err := st.hostSide(host)
+		if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
 			// The main plugin, whose DEL comes next, deletes the limits with the link, and then the record.
 			return nil
 		}
@@ -267,22 +267,40 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 // takeAway takes away what a state names. The redirect goes before the device that it leads to, and without that the device stays: a pod that
 // lives on must not lose its traffic.
 func takeAway(host *kernel.Node, st state) error {
-	link, ok, err := host.Link(st.Link)
-	ok = ok && link.Index == st.Index
-	if ok && st.IFB != "" {
-		var ifb kernel.Link
-		if ifb, _, err = host.Link(st.IFB); err == nil {
-			err = host.DelRedirect(link, ifb, st.Clsact)
-		}
+	link, ok, err := st.hostSide(host)
+	ifb, has := kernel.Link{}, false
+	if err == nil && st.IFB != "" {
+		ifb, has, err = device(host, st.IFB)
+	}
+	if err == nil && ok && st.IFB != "" {
+		err = host.DelRedirect(link, ifb, st.Clsact)
 	}
 	errs := []error{err}
 	if ok && st.Ingress != nil {
 		errs = append(errs, host.Unshape(link))
 	}
-	if st.IFB != "" && err == nil {
-		errs = append(errs, host.DelLink(st.IFB))
+	if has && err == nil {
+		errs = append(errs, host.DelLink(ifb.Name))
 	}
 	return errors.Join(errs...)
+}
+
+// hostSide finds the recorded link: by its name, or by its number, when somebody renamed it.
+func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
+	if link, ok, err = host.Link(st.Link); err != nil || ok && link.Index == st.Index || st.Index == 0 {
+		return link, ok && link.Index == st.Index, err
+	}
+	link, ok, err = host.LinkByIndex(st.Index)
+	return link, ok && link.Kind != "" && link.Peer != 0, err
+}
+
+// device finds the recorded device of an egress limit. A link of another kind is somebody else's, whatever a damaged record says.
+func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
+	link, ok, err = host.Link(name)
+	if !ok || link.Kind != "ifb" {
+		return kernel.Link{}, false, err
+	}
+	return link, true, nil
 }
 
 // status fails only when the configuration is wrong.
@@ -312,7 +330,7 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	want := st
-	if !byAdmin {
+	if !byAdmin && (st.Asked != cfg.Asked || st.Latency != cfg.Latency) { // the MTU may have changed since
 		want = cfg.plan(attachment.KeyOf(r), link, st.fair())
 	}
 	if want.Ingress != nil {
@@ -342,7 +360,7 @@ func record(key attachment.Key) (st state, ok bool) {
 
 // redirectedTo returns the device of an egress limit, to which the link must be redirected.
 func redirectedTo(host *kernel.Node, link kernel.Link, name string) (kernel.Link, error) {
-	ifb, ok, err := host.Link(name)
+	ifb, ok, err := device(host, name)
 	if err != nil {
 		return ifb, err
 	}

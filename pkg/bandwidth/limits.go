@@ -133,8 +133,8 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 	if l.Gone {
 		return l, nil
 	}
-	link, ok, err := host.Link(st.Link)
-	if err == nil && (!ok || link.Index != st.Index) {
+	link, ok, err := st.hostSide(host)
+	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeStateDiffers, "link %s is missing", st.Link)
 	}
 	if st.Ingress != nil {
@@ -205,11 +205,11 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err er
 	if !plugin.NetnsExists(rec.Netns) {
 		return fmt.Errorf("namespace %s is gone", rec.Netns)
 	}
-	link, ok, err := host.Link(old.Link)
+	link, ok, err := old.hostSide(host)
 	if err != nil {
 		return err
 	}
-	if !ok || link.Index != old.Index {
+	if !ok {
 		return fmt.Errorf("link %s is missing", old.Link)
 	}
 	fair, err := fairQueues(host)

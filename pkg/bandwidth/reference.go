@@ -66,8 +66,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 
 // delDevice deletes a device by its name, and the redirect to it first, unless another attachment uses it: names can agree.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
-	ifb, ok, err := host.Link(name)
-	if err != nil || !ok || ifb.Kind != "ifb" {
+	ifb, ok, err := device(host, name)
+	if err != nil || !ok {
 		return err
 	}
 	from, used, err := host.RedirectedFrom(ifb)

@@ -44,8 +44,8 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
-	link, ok, err := host.Link(st.Link)
-	if err != nil || !ok || link.Index != st.Index {
+	link, ok, err := st.hostSide(host)
+	if err != nil || !ok {
 		return err
 	}
 	var lost []string
@@ -71,7 +71,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 }
 
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket) (mended bool, err error) {
-	ifb, ok, err := host.Link(st.IFB)
+	ifb, ok, err := device(host, st.IFB)
 	if err != nil {
 		return false, err
 	}

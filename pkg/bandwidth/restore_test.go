@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -112,4 +114,47 @@ func TestNotRestoredToTheDead(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+}
+
+// TestRenamed: the host's end is known by its number when somebody renamed it, and an MTU that was changed is no other limit.
+func TestRenamed(t *testing.T) {
+	l := connectedAs(t, "bwt1")
+	rename := func(to string) {
+		link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}
+		l.must(netlink.LinkSetDown(link), netlink.LinkSetName(link, to), netlink.LinkSetUp(link))
+	}
+	l.ok(l.call("ADD", "a"))
+	rename("bwt2")
+	l.must(netlink.LinkSetMTU(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 9000))
+	l.ok(l.call("CHECK", "a"))
+	l.must(l.host.Unshape(l.link("bwt2")), Restore(l.host, discard()))
+	if got := l.look(); got.Missing() {
+		t.Errorf("%+v, %+v", got.Ingress, got.Egress)
+	}
+	l.ok(l.call("CHECK", "a"))
+	l.ok(l.call("DEL", "a"))
+	if s, ok, err := l.host.Shaped(l.link("bwt2")); ok || err != nil {
+		t.Errorf("DEL left %+v, %v", s, err)
+	}
+	rename("bwt1")
+}
+
+// TestDamagedRecord: a record that names somebody else's link harms it in no way.
+func TestDamagedRecord(t *testing.T) {
+	l := connected(t)
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}
+	l.must(netlink.LinkAdd(bridge))
+	t.Cleanup(func() { l.must(l.host.DelLink("bwbr0")) })
+	l.ok(l.call("ADD", "a"))
+	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
+	data, err := os.ReadFile(file)
+	l.must(err, os.WriteFile(file, []byte(strings.ReplaceAll(string(data), l.ifb("a"), "bwbr0")), 0o600))
+	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "bwbr0 is no ifb") {
+		t.Errorf("got %v", err)
+	}
+	l.ok(l.call("DEL", "a"))
+	if s, ok, err := l.host.Shaped(l.link("bwbr0")); ok || err != nil { // it is there
+		t.Errorf("%+v, %v", s, err)
+	}
+	l.must(l.host.DelLink(l.ifb("a")))
 }
