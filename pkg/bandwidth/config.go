@@ -41,17 +41,17 @@ type Config struct {
 func (c Config) none() bool { return c.Ingress.Rate == 0 && c.Egress.Rate == 0 }
 
 type rawLimits struct {
-	IngressRate  *json.Number `json:"ingressRate"`
-	IngressBurst *json.Number `json:"ingressBurst"`
-	EgressRate   *json.Number `json:"egressRate"`
-	EgressBurst  *json.Number `json:"egressBurst"`
+	IngressRate  bits `json:"ingressRate"`
+	IngressBurst bits `json:"ingressBurst"`
+	EgressRate   bits `json:"egressRate"`
+	EgressBurst  bits `json:"egressBurst"`
 }
 
 func (l rawLimits) empty() bool { return l == rawLimits{} }
 
 type rawConfig struct {
 	rawLimits
-	MaxBurst        *json.Number    `json:"maxBurst"`
+	MaxBurst        bits            `json:"maxBurst"`
 	Latency         string          `json:"latency"`
 	ShapedSubnets   json.RawMessage `json:"shapedSubnets"`
 	UnshapedSubnets json.RawMessage `json:"unshapedSubnets"`
@@ -94,7 +94,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if limits.empty() && raw.RuntimeConfig.Bandwidth != nil {
 		limits, static = *raw.RuntimeConfig.Bandwidth, false
 	}
-	read := func(direction string, rate, burst *json.Number) (a Ask, l Limit, err error) {
+	read := func(direction string, rate, burst bits) (a Ask, l Limit, err error) {
 		if a.Rate, err = number(direction+"Rate", rate); err != nil {
 			return a, l, err
 		}
@@ -204,14 +204,25 @@ func clampRate(r *plugin.Request, direction string, rate uint64) uint64 {
 	return clamped
 }
 
+// bits is a count of bits as it is written. Whether it is one is for number to say, which names the key.
+type bits string
+
+// UnmarshalJSON takes whatever is there.
+func (b *bits) UnmarshalJSON(data []byte) error {
+	if string(data) != "null" {
+		*b = bits(data)
+	}
+	return nil
+}
+
 // number reads a count of bits.
-func number(key string, n *json.Number) (uint64, error) {
-	if n == nil || *n == "" {
+func number(key string, n bits) (uint64, error) {
+	if n == "" {
 		return 0, nil
 	}
-	v, ok := new(big.Int).SetString(n.String(), 10)
+	v, ok := new(big.Int).SetString(string(n), 10)
 	if !ok || !v.IsUint64() {
-		return 0, plugin.Errorf(plugin.CodeConfig, "%s %.40s: want a whole number of bits, not negative, below 2^64", key, n.String())
+		return 0, plugin.Errorf(plugin.CodeConfig, "%s %.40s: want a whole number of bits, not negative, below 2^64", key, string(n))
 	}
 	return v.Uint64(), nil
 }

@@ -157,6 +157,12 @@ func TestParseRefused(t *testing.T) {
 		`"latency":"11s"`:                               "latency",
 		`"ingressRate":7,"ingressBurst":1`:              "ingressRate 7: want 1000-100000000000 bits",
 		runtime(`"ingressRate":-1`):                     "ingressRate -1",
+		`"ingressRate":"1M"`:                            `ingressRate "1M": want a whole number of bits`,
+		`"ingressBurst":"1000"`:                         `ingressBurst "1000": want a whole number of bits`,
+		runtime(`"egressRate":"1M"`):                    `egressRate "1M": want a whole number of bits`,
+		`"ingressRate":true`:                            "ingressRate true",
+		`"egressBurst":{"a":1}`:                         "egressBurst {",
+		`"maxBurst":"1"`:                                "maxBurst",
 		runtime(`"egressBurst":-1`):                     "egressBurst -1",
 		runtime(`"egressRate":1.5`):                     "egressRate 1.5: want a whole number",
 		runtime(`"egressRate":1e20`):                    "egressRate 1e20: want a whole number",
@@ -176,7 +182,7 @@ func TestParseRefused(t *testing.T) {
 			t.Errorf("%s null: %v", key, err)
 		}
 	}
-	for _, keys := range []string{`"ingressRate":"1M"`, `"ingressBurst":"1M"`, runtime(`"egressRate":"1M"`), `"ingressRate":true`, `"runtimeConfig":{"bandwidth":7}`, `"egressBurst":{}`, `"latency":10`} {
+	for _, keys := range []string{`"runtimeConfig":{"bandwidth":7}`, `"latency":10`, `"ingressRate":1M`} {
 		if _, _, err := parsed(keys); plugin.Code(err) != plugin.CodeDecode {
 			t.Errorf("%s: %v", keys, err)
 		}
