@@ -40,6 +40,7 @@ func holdLock(t *testing.T, path string) (free func()) {
 type blocked struct {
 	title string
 	call  call
+	free  bool // the lock keeps nobody from it: chains in nf_tables go without iptables
 	out   outcome
 	err   error
 }
@@ -68,8 +69,10 @@ func TestDelBounded(t *testing.T) {
 		del(busy, i, plugin, "attachment locked")
 	}
 	if err == nil {
-		del(slow, 0, "bridge", "iptables locked")
-		del(slow, 1, "portmap", "iptables locked")
+		for i, plugin := range []string{"bridge", "portmap"} {
+			del(slow, i, plugin, "iptables locked")
+			dels[len(dels)-1].free = true
+		}
 	} else {
 		t.Log("SKIPPED part of the test: no iptables program")
 	}
@@ -83,7 +86,11 @@ func TestDelBounded(t *testing.T) {
 			if d.err != nil {
 				t.Fatal(d.err)
 			}
-			d.out.refused(t, 11)
+			if d.free {
+				d.out.ok(t)
+			} else {
+				d.out.refused(t, 11)
+			}
 		})
 	}
 	s.on(t, "DEL", "exit 0")
