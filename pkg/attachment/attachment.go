@@ -286,6 +286,19 @@ func All() ([]Record, error) {
 	return records, err
 }
 
+// Unreadable returns the paths of files of the node that stand for attachments and are no records of this format: which, nobody can tell.
+func Unreadable() (paths []string, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		_, unreadable, e := read(network)
+		for _, name := range unreadable {
+			paths = append(paths, filepath.Join(folder(network), name))
+		}
+		err = errors.Join(err, e)
+	}
+	return paths, err
+}
+
 // read returns the records of a network, and the names of files that are no records of this format.
 func read(network string) (records []Record, unreadable []string, err error) {
 	dir, err := store.Open(folder(network))

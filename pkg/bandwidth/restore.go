@@ -45,8 +45,11 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return err
 	}
 	link, ok, err := st.hostSide(host)
-	if err != nil || !ok {
+	if err != nil {
 		return err
+	}
+	if !ok {
+		return fmt.Errorf("link %s is missing, or was made anew: the next ADD sets the limits of another", st.Link)
 	}
 	var lost []string
 	if _, there := buckets[link.Index]; st.Ingress != nil && !there {

@@ -75,7 +75,10 @@ func TestNotRestored(t *testing.T) {
 	l.must(err)
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
-	l.must(err, Restore(l.host, discard()))
+	l.must(err)
+	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing, or was made anew") {
+		t.Errorf("got %v", err)
+	}
 	l.hostSide = l.link("bwt0")
 	if got := l.applied("a"); got != "0/10000000 redirected false" {
 		t.Errorf("another's link has %s", got)

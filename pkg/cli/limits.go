@@ -105,7 +105,11 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("the limits of %s stay as they were: %w", nameOf(records[0]), err)
 		}
 	}
-	return f.show(cmd.Context(), host, records, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	err = f.show(cmd.Context(), host, records, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if len(args) > 0 {
+		return err
+	}
+	return errors.Join(err, unreadable())
 }
 
 // rate reads a flag; nil is for one that is not given.
@@ -137,6 +141,11 @@ func (f limitsFlags) choose(args []string) ([]attachment.Record, error) {
 	}
 	chosen := slices.DeleteFunc(bandwidth.Records(all), func(rec attachment.Record) bool { return f.ifname != "" && rec.IfName != f.ifname })
 	if len(args) > 0 && len(chosen) == 0 {
+		for _, rec := range all {
+			if _, err := attachment.RecordsOf(rec.Key, "bandwidth"); err != nil {
+				return nil, err
+			}
+		}
 		what := nameOf(all[0])
 		if f.ifname != "" {
 			what += ", " + f.ifname

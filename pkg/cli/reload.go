@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
@@ -57,8 +59,19 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	count := map[string]int{}
 	for _, rec := range records {
-		count[rec.Plugin]++
+		if !plugin.NetnsGone(rec.Netns) {
+			count[rec.Plugin]++
+		}
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"], count["bandwidth"])
-	return nil
+	return unreadable()
+}
+
+// unreadable is an error that names the records that cannot be read: what they stand for is not looked at.
+func unreadable() error {
+	paths, err := attachment.Unreadable()
+	if err == nil && len(paths) > 0 {
+		err = fmt.Errorf("cannot be read, and so is left out: %s; DEL of its pod takes away what it stands for", strings.Join(paths, ", "))
+	}
+	return err
 }
