@@ -277,26 +277,26 @@ func List(network, plugin string) ([]Record, error) {
 
 // All returns the records of all plugins in all networks.
 func All() ([]Record, error) {
-	networks, err := Networks()
-	var records []Record
-	for _, network := range networks {
-		found, _, e := read(network)
-		records, err = append(records, found...), errors.Join(err, e)
-	}
+	records, _, err := readAll()
 	return records, err
 }
 
 // Unreadable returns the paths of files of the node that stand for attachments and are no records of this format: which, nobody can tell.
 func Unreadable() (paths []string, err error) {
+	_, paths, err = readAll()
+	return paths, err
+}
+
+func readAll() (records []Record, unreadable []string, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		_, unreadable, e := read(network)
-		for _, name := range unreadable {
-			paths = append(paths, filepath.Join(folder(network), name))
+		found, names, e := read(network)
+		records, err = append(records, found...), errors.Join(err, e)
+		for _, name := range names {
+			unreadable = append(unreadable, filepath.Join(folder(network), name))
 		}
-		err = errors.Join(err, e)
 	}
-	return paths, err
+	return records, unreadable, err
 }
 
 // read returns the records of a network, and the names of files that are no records of this format.

@@ -3,6 +3,7 @@
 package attachment
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,6 +45,16 @@ func Attachments(network string) (found map[Key]map[string]Record, unreadable []
 		found[rec.Key][rec.Plugin] = rec
 	}
 	return found, unreadable, err
+}
+
+// StateOf returns what a plugin recorded of one attachment, without its lock. A record that cannot be read counts as none.
+func StateOf[T any](k Key, plugin string) (st T, ok bool) {
+	records, err := RecordsOf(k, plugin)
+	rec, ok := records[plugin]
+	if err != nil || !ok || json.Unmarshal(rec.State, &st) != nil {
+		return *new(T), false
+	}
+	return st, true
 }
 
 // RecordsOf returns the records that the named plugins have of one attachment, by plugin. One that is there and cannot be read is an error

@@ -5,7 +5,6 @@
 package portmap
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -319,9 +318,8 @@ func check(r *plugin.Request) error {
 
 // recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. A record that cannot be read counts as none.
 func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
-	var old state
-	records, err := attachment.RecordsOf(attachment.KeyOf(r), r.Plugin)
-	if err != nil || json.Unmarshal(records[r.Plugin].State, &old) != nil {
+	old, ok := attachment.StateOf[state](attachment.KeyOf(r), r.Plugin)
+	if !ok {
 		return nil
 	}
 	st.Bridge = old.Bridge
