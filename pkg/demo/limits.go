@@ -4,9 +4,7 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -81,7 +79,7 @@ func stepsOfLimits() []step {
 }
 
 // applied judges the token bucket that the kernel has for one direction of a pod.
-func applied(p *pod, find func(*kernel.Node, kernel.Link) (kernel.Link, error)) outcome {
+func applied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
 	var bucket kernel.Bucket
 	err := kernel.WithHost(func(host *kernel.Node) error {
 		pod, err := os.Open(p.Path)
@@ -102,12 +100,12 @@ func applied(p *pod, find func(*kernel.Node, kernel.Link) (kernel.Link, error)) 
 		if err != nil {
 			return err
 		}
-		link, err := find(host, peer)
+		buckets, err := host.Buckets()
 		if err != nil {
 			return err
 		}
-		buckets, err := host.Buckets()
-		bucket = buckets[link.Index]
+		index, err := find(host, peer, buckets)
+		bucket = buckets[index]
 		return err
 	})
 	if err != nil {
@@ -118,18 +116,18 @@ func applied(p *pod, find func(*kernel.Node, kernel.Link) (kernel.Link, error)) 
 }
 
 // into is the link whose bucket limits what a pod receives: the peer of its interface.
-func into(_ *kernel.Node, peer kernel.Link) (kernel.Link, error) { return peer, nil }
+func into(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
+	return peer.Index, nil
+}
 
 // out is the link whose bucket limits what a pod sends: the one that the peer of its interface is redirected to.
-func out(host *kernel.Node, peer kernel.Link) (kernel.Link, error) {
-	links, err := net.Interfaces()
-	for _, l := range links {
-		link := kernel.Link{Index: l.Index, Name: l.Name}
-		if ok, err := host.Redirected(peer, link); ok || err != nil {
-			return link, err
+func out(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
+	for index := range buckets {
+		if ok, err := host.Redirected(peer, kernel.Link{Index: index}); ok || err != nil {
+			return index, err
 		}
 	}
-	return kernel.Link{}, errors.Join(err, fmt.Errorf("what %s receives is not redirected", peer.Name))
+	return 0, fmt.Errorf("what %s receives is not redirected to a limit", peer.Name)
 }
 
 func (p path) measure(ctx context.Context, l *lab) measured {

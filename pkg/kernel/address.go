@@ -205,9 +205,12 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	return routes[0].LinkIndex, nil
 }
 
-// IsUplink tells whether a link leads to the rest of the world, of which a documentation address (RFC 5737) is an example.
+// elsewhereV4 is a documentation address (RFC 5737), to which only the default route leads.
+const elsewhereV4 = "198.51.100.1"
+
+// IsUplink tells whether a link leads to the rest of the world.
 func (n *NS) IsUplink(link Link) bool {
-	index, err := n.RouteTo(netip.MustParseAddr("198.51.100.1"))
+	index, err := n.RouteTo(netip.MustParseAddr(elsewhereV4))
 	return err == nil && index == link.Index
 }
 
@@ -243,7 +246,7 @@ func (n *NS) UplinkMTU() (int, error) {
 // defaultRoute returns the default route of a family, zero when there is none. One question is enough where only the default route leads
 // to a documentation address (RFC 5737, RFC 3849); else all routes are read.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
-	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: "198.51.100.1", netlink.FAMILY_V6: "2001:db8::1"}[family])
+	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: elsewhereV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {
 		dst, ok := Prefix(r.Dst)
 		return r.Type == unix.RTN_UNICAST && (!ok || dst.Bits() == 0)
