@@ -195,14 +195,25 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 
 // RouteTo returns the ifindex of the link through which an address is reached.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
+	route, err := n.routeGet(addr)
+	return route.LinkIndex, err
+}
+
+func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	routes, err := n.h.RouteGet(addr.AsSlice())
 	if err != nil {
-		return 0, fmt.Errorf("route get %s: %w", addr, err)
+		return netlink.Route{}, fmt.Errorf("route get %s: %w", addr, err)
 	}
 	if len(routes) == 0 {
-		return 0, fmt.Errorf("route get %s: no route", addr)
+		return netlink.Route{}, fmt.Errorf("route get %s: no route", addr)
 	}
-	return routes[0].LinkIndex, nil
+	return routes[0], nil
+}
+
+// IsOwn tells whether the namespace has the address, and whether it takes the address for the broadcast of one of its networks.
+func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
+	route, err := n.routeGet(addr)
+	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
 // elsewhereV4 is a documentation address (RFC 5737), to which only the default route leads.

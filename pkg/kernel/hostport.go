@@ -296,10 +296,14 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		return err
 	}
 	for i, e := range want {
-		if e.Set == "owners" {
-			continue // of an earlier version
-		}
 		got := found[i]
+		if e.Set == "owners" {
+			if got == nil {
+				return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+					OwnerName(h.Owner)), "'podlace reload' brings it back")
+			}
+			continue
+		}
 		if got == nil {
 			if err := t.lost(h, e, other); err != nil {
 				return err

@@ -156,6 +156,12 @@ func HasIPTables(is4 bool) bool {
 	return err == nil
 }
 
+// Refused tells whether it was the program of iptables that failed, for what it was given.
+func Refused(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit)
+}
+
 func iptablesBinary(name string) (string, error) {
 	for _, dir := range iptablesFolders {
 		path := dir + "/" + name

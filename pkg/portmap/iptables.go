@@ -52,7 +52,7 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 			err = edit(true) // it may be a rule of another that is refused
 		}
 		if err != nil {
-			return err
+			return st.Rules.blame(err, is4)
 		}
 	}
 	if !flushed {
@@ -62,6 +62,23 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 		log.Warn(notRestored, "error", err)
 	}
 	return nil
+}
+
+// blame names the conditions when iptables refuses the rules: what else is in them is the same for every pod.
+func (of rules) blame(err error, is4 bool) error {
+	key, words := of.conditions(is4)
+	if len(words) == 0 || plugin.Code(err) != plugin.CodeIO || !kernel.Refused(err) {
+		return err
+	}
+	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
+}
+
+// conditions returns those of a family, and their key.
+func (of rules) conditions(is4 bool) (key string, words []string) {
+	if is4 {
+		return "conditionsV4", of.ConditionsV4
+	}
+	return "conditionsV6", of.ConditionsV6
 }
 
 // lines are those of iptables-restore that forward the ports of one of the pod's addresses.
@@ -249,10 +266,7 @@ func namedFirst(ports []kernel.HostPort) []kernel.HostPort {
 func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
-	words := of.ConditionsV6
-	if ports[0].To.Addr().Is4() {
-		words = of.ConditionsV4
-	}
+	_, words := of.conditions(ports[0].To.Addr().Is4())
 	var conditions strings.Builder
 	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)

@@ -4,6 +4,7 @@ package portmap
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -38,4 +39,24 @@ func (c Config) checkListeners(r *plugin.Request, ports []kernel.HostPort) error
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
+}
+
+// checkHostIPs refuses the broadcast address of a network of the node, and warns of an address that the node has not: it may be one that
+// comes later, as those of keepalived do.
+func checkHostIPs(r *plugin.Request, host *kernel.Node, ports []kernel.HostPort) error {
+	asked := map[netip.Addr]bool{}
+	for _, p := range ports {
+		if !p.HostIP.IsValid() || asked[p.HostIP] {
+			continue
+		}
+		asked[p.HostIP] = true
+		own, broadcast := host.IsOwn(p.HostIP)
+		if broadcast {
+			return plugin.Errorf(plugin.CodeConfig, "hostIP %s: want the address of an interface, not the broadcast address of its network", p.HostIP)
+		}
+		if !own {
+			r.Log.Warn("the node has not the address of a hostPort, which nobody reaches until it has", "port", p.String())
+		}
+	}
+	return nil
 }

@@ -132,3 +132,27 @@ func TestConntrackWalks(t *testing.T) {
 		}
 	})
 }
+
+// TestHostIPOfNode (S-09): a broadcast address of the node is refused before anything is changed; an address that the node has not may come
+// later.
+func TestHostIPOfNode(t *testing.T) {
+	backends(t, func(l lab) {
+		var log bytes.Buffer
+		l.stderr = &log
+		at := func(hostIP string) object {
+			return object{"portMappings": []any{port(8080, 80, "tcp").With("hostIP", hostIP)}}
+		}
+		l.fails(l.call("ADD", "a", "runtimeConfig", at("10.71.0.255")), plugin.CodeConfig, "hostIP 10.71.0.255")
+		if l.mapped("a") {
+			l.Error("something is left")
+		}
+		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true, "2001:db8::77": true} {
+			log.Reset()
+			l.ok(l.call("ADD", "a", "runtimeConfig", at(addr)))
+			if strings.Contains(log.String(), "the node has not the address") != warns {
+				l.Errorf("%s: %s", addr, &log)
+			}
+			l.ok(l.call("DEL", "a"))
+		}
+	})
+}

@@ -126,6 +126,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 			return nil, err
 		}
 	}
+	if err := checkHostIPs(r, host, st.Ports); err != nil {
+		return nil, err
+	}
 	if err := cfg.plan(host, &st, pod); err != nil {
 		return nil, err
 	}

@@ -115,11 +115,12 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1.
+// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1, and what a lost record is found by.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
 		"nft flush set inet podlace_hostport hairpin":   "hairpin",
+		"nft flush set inet podlace_hostport owners":    "owners",
 		"sysctl -qw net.ipv4.conf.pt0.route_localnet=0": "route_localnet",
 	} {
 		l.ok(l.call("ADD", "a"))

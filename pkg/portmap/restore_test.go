@@ -234,6 +234,19 @@ func TestBadNeighbour(t *testing.T) {
 	bad.ok(bad.call("DEL", "bad"))
 }
 
+// TestBadConditions (S-10): conditions that only iptables knows to be wrong are a mistake in the configuration, and leave nothing behind.
+func TestBadConditions(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	l.fails(l.call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig, `conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
+	if l.mapped("a") {
+		t.Error("something is left")
+	}
+	l.fails(l.call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
+}
+
 // TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
