@@ -21,7 +21,7 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/child", "pkg/meter"},
+		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/pci"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes, drivers and
+// what else decides who may have them. A function is known by its PCI address, never by an interface, which may be in a pod.
+package pci
+
+import (
+	"slices"
+)
+
+// Unknown is the value of a NUMANode or IOMMUGroup that the kernel does not tell.
+const Unknown = -1
+
+// Link types, by the hardware type of an interface (ARPHRD_*).
+const (
+	Ether      = "ether"
+	InfiniBand = "infiniband"
+)
+
+// Device is a PCI function of class 02 (network controller): a PF, a VF, or a card without SR-IOV.
+type Device struct {
+	Address   Address `json:"address"`
+	Vendor    string  `json:"vendor"` // four hexadecimal digits: 8086
+	Product   string  `json:"product"`
+	Class     uint32  `json:"class"`            // class, subclass and interface: 0x020000
+	Driver    string  `json:"driver,omitempty"` // "" while none is bound
+	NUMANode  int     `json:"numaNode"`         // or Unknown
+	Root      string  `json:"root"`             // the root of its PCI hierarchy: pci0000:3a
+	ACPIIndex string  `json:"acpiIndex,omitempty"`
+
+	IOMMUGroup int  `json:"iommuGroup"`        // or Unknown
+	NoIOMMU    bool `json:"noIOMMU,omitempty"` // the group is one of VFIO's mode without IOMMU
+
+	Interfaces []string `json:"interfaces,omitempty"` // those in the reader's network namespace, sorted
+	LinkType   string   `json:"linkType,omitempty"`   // Ether, InfiniBand or "" if unknown; of a VF without an interface that of its PF
+	RDMA       []string `json:"rdma,omitempty"`       // RDMA devices: mlx5_0
+	RDMAFiles  []string `json:"rdmaFiles,omitempty"`  // their files below /dev: infiniband/uverbs0
+	UIO        []string `json:"uio,omitempty"`        // files below /dev: uio0
+
+	// Of a VF.
+	PF      Address `json:"pf,omitzero"` // the zero value for all others
+	VFIndex int     `json:"vfIndex"`     // by the PF's virtfnN; Unknown for all others
+
+	// Of a PF.
+	TotalVFs int `json:"totalVFs,omitempty"` // how many it can have
+	NumVFs   int `json:"numVFs,omitempty"`   // how many it has
+
+	// Of a function that has an interface here; for a VF see that of its PF.
+	Carrier  bool   `json:"carrier,omitempty"`
+	Speed    int    `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
+	Channels int    `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
+	MTU      int    `json:"mtu,omitempty"`      // in bytes
+	SwitchID string `json:"switchID,omitempty"` // phys_switch_id of a card in switchdev mode
+	PortName string `json:"portName,omitempty"` // phys_port_name: p0
+
+	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
+
+	// Unreadable says what could not be read although it is there, "" if nothing: the device is then as good as lost.
+	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// IsVF tells a VF from a PF or a card without SR-IOV.
+func (d Device) IsVF() bool { return d.PF.IsValid() }
+
+// Node is a NUMA node.
+type Node struct {
+	ID       int    `json:"id"`
+	CPUs     string `json:"cpus"`     // as in cpulist: 0-15,32-47
+	Distance []int  `json:"distance"` // to each node, in the order of Snapshot.Nodes (ACPI SLIT: 10 is local)
+}
+
+// Snapshot is what a scan found. Nobody changes it afterwards.
+type Snapshot struct {
+	Devices []Device `json:"devices"` // sorted by address
+	Nodes   []Node   `json:"nodes"`   // sorted by ID; those that are online
+}
+
+// Device returns the device at an address.
+func (s *Snapshot) Device(a Address) (Device, bool) {
+	i, ok := slices.BinarySearchFunc(s.Devices, a, func(d Device, a Address) int { return d.Address.Compare(a) })
+	if !ok {
+		return Device{}, false
+	}
+	return s.Devices[i], true
+}
+
+// VFs returns the VFs of a PF, sorted by index.
+func (s *Snapshot) VFs(pf Address) []Device {
+	var vfs []Device
+	for _, d := range s.Devices {
+		if d.IsVF() && d.PF == pf {
+			vfs = append(vfs, d)
+		}
+	}
+	slices.SortFunc(vfs, func(a, b Device) int { return a.VFIndex - b.VFIndex })
+	return vfs
+}
