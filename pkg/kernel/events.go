@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Event is what the kernel tells of a link or of a device that came, went or changed.
+type Event struct {
+	Lost bool // the kernel had no room for some events: anything may have changed
+
+	// Of a link.
+	Link string // its name
+	Kind string // as in Link; hardware has none
+
+	Device string // of a device: its folder below /sys, /devices/pci0000:3a/...
+}
+
+// Group 1 of rtnetlink tells of links (RTMGRP_LINK), and of uevents what the kernel itself says; group 2 is udev's.
+const firstGroup = 1
+
+// largestEvent is more than what the kernel puts into one datagram.
+const largestEvent = 64 << 10
+
+// Events signals on the channel that wanted events came, any number by one signal, and never waits for who receives. It is about the links
+// of the namespace that the caller is in; uevents of other devices may not reach a user namespace. When ctx ends so do the goroutines, and
+// after the last of them the channel is closed.
+func Events(ctx context.Context, wanted func(Event) bool) (<-chan struct{}, error) {
+	links, err := subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("listen to links: %w", err)
+	}
+	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		slog.Debug("no uevents", "error", err)
+	}
+	signal := make(chan struct{}, 1)
+	tell := func(events []Event) {
+		if slices.ContainsFunc(events, wanted) {
+			select {
+			case signal <- struct{}{}:
+			default: // one is waiting already
+			}
+		}
+	}
+	var running sync.WaitGroup
+	running.Go(func() { hear(links, linkEvents, tell) })
+	if devices != nil {
+		running.Go(func() { hear(devices, deviceEvents, tell) })
+	}
+	context.AfterFunc(ctx, func() {
+		links.Close()
+		devices.Close() // of nil an error
+		running.Wait()
+		close(signal)
+	})
+	return signal, nil
+}
+
+// subscribe opens a socket that a goroutine can wait at and another can close.
+func subscribe(protocol int) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: firstGroup}); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// hear tells of each datagram until the socket is closed.
+func hear(socket *os.File, parse func([]byte) []Event, tell func([]Event)) {
+	buffer := make([]byte, largestEvent)
+	for {
+		events, err := receive(socket, buffer, parse)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		tell(events)
+		if err != nil {
+			slog.Warn("no more events from the kernel", "error", err)
+			return
+		}
+	}
+}
+
+// receive waits for a datagram. What overflowed the socket's buffer is an event as well, and so is the end.
+func receive(socket *os.File, buffer []byte, parse func([]byte) []Event) ([]Event, error) {
+	n, err := socket.Read(buffer)
+	switch {
+	case err == nil:
+		return parse(buffer[:n]), nil
+	case errors.Is(err, unix.ENOBUFS):
+		return []Event{{Lost: true}}, nil
+	case errors.Is(err, unix.EINTR), errors.Is(err, io.EOF): // a datagram of no bytes
+		return nil, nil
+	}
+	return []Event{{Lost: true}}, err
+}
+
+// linkEvents reads messages of rtnetlink(7).
+func linkEvents(datagram []byte) (events []Event) {
+	for len(datagram) >= unix.SizeofNlMsghdr {
+		length := int(binary.NativeEndian.Uint32(datagram))
+		kind := binary.NativeEndian.Uint16(datagram[4:])
+		if length < unix.SizeofNlMsghdr || length > len(datagram) {
+			return append(events, Event{Lost: true})
+		}
+		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
+			events = append(events, linkEvent(datagram[unix.SizeofNlMsghdr:length])...)
+		}
+		datagram = datagram[min((length+3)&^3, len(datagram)):]
+	}
+	return events
+}
+
+// linkEvent returns nothing for what a bridge says of its ports, which comes without the kind of the link.
+func linkEvent(message []byte) []Event {
+	if len(message) < unix.SizeofIfInfomsg {
+		return []Event{{Lost: true}}
+	}
+	if message[0] == unix.AF_BRIDGE {
+		return nil
+	}
+	attributes := message[unix.SizeofIfInfomsg:]
+	text := func(path ...uint16) string { return strings.TrimRight(string(nested(attributes, path...)), "\x00") }
+	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
+}
+
+// deviceEvents reads a uevent: action@folder, and variables, with a zero byte after each.
+func deviceEvents(datagram []byte) []Event {
+	head, _, _ := bytes.Cut(datagram, []byte{0})
+	_, device, ok := strings.Cut(string(head), "@")
+	if !ok {
+		return nil
+	}
+	return []Event{{Device: device}}
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// heard collects events and wants them all.
+type heard struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func (h *heard) want(e Event) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, e)
+	return true
+}
+
+func (h *heard) take(events []Event) {
+	for _, e := range events {
+		h.want(e)
+	}
+}
+
+// await waits until an event came that has the field.
+func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		h.mu.Lock()
+		found := slices.ContainsFunc(h.events, is)
+		h.mu.Unlock()
+		if found {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no event of %s in %+v", what, h.events)
+		}
+	}
+}
+
+// TestEvents: links that come, are renamed, change and go are told of, with their kind; with the context all ends.
+func TestEvents(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	_, netns := podNS(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var got heard
+	signal, err := Events(ctx, got.want)
+	mustDo(t, err)
+	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
+	mustDo(t, err)
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth1")) })
+	got.await(t, "a veth", func(e Event) bool { return e.Link == "kth0" && e.Kind == "veth" })
+	veth, err := h.h.LinkByIndex(index)
+	mustDo(t, err, h.h.LinkSetName(veth, "kth1"))
+	got.await(t, "its other name", func(e Event) bool { return e.Link == "kth1" && e.Kind == "veth" })
+	lo, err := h.h.LinkByName("lo")
+	mustDo(t, err, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
+	got.await(t, "lo", func(e Event) bool { return e == Event{Link: "lo"} })
+	<-signal
+	stop()
+	for range signal { // to its end
+	}
+}
+
+// TestEventsSignal: one signal waits, however many events came, and an event that nobody wants gives none.
+func TestEventsSignal(t *testing.T) {
+	h := host(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var got heard
+	signal, err := Events(ctx, func(e Event) bool { return got.want(e) && e.Link == "lo" })
+	mustDo(t, err)
+	addBridge(t, h, "kt0")
+	got.await(t, "a bridge", func(e Event) bool { return e.Link == "kt0" && e.Kind == "bridge" })
+	time.Sleep(10 * time.Millisecond)
+	if len(signal) != 0 {
+		t.Errorf("a signal by one of %+v", got.events)
+	}
+	lo, err := h.h.LinkByName("lo")
+	mustDo(t, err)
+	for i := range 50 {
+		mustDo(t, h.h.LinkSetMTU(lo, 65535+i%2))
+	}
+	got.await(t, "lo", func(e Event) bool { return e.Link == "lo" })
+	addBridge(t, h, "kt1") // heard although nobody has taken the signal
+	got.await(t, "another bridge", func(e Event) bool { return e.Link == "kt1" })
+	<-signal
+	stop()
+	left := 0
+	for range signal {
+		left++
+	}
+	if left > 1 {
+		t.Errorf("%d signals were waiting", left)
+	}
+}
+
+// TestEventsOverflow: what the socket had no room for is an event, and the next ones come.
+func TestEventsOverflow(t *testing.T) {
+	h := host(t)
+	socket, err := subscribe(unix.NETLINK_ROUTE)
+	mustDo(t, err)
+	defer socket.Close()
+	raw, err := socket.SyscallConn()
+	mustDo(t, err)
+	mustDo(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }), err)
+	lo, err := h.h.LinkByName("lo")
+	mustDo(t, err)
+	for i := range 50 {
+		mustDo(t, h.h.LinkSetMTU(lo, 65535+i%2))
+	}
+	var got heard
+	ended := make(chan bool)
+	go func() {
+		hear(socket, linkEvents, got.take)
+		close(ended)
+	}()
+	got.await(t, "the overflow", func(e Event) bool { return e.Lost })
+	got.mu.Lock()
+	got.events = nil
+	got.mu.Unlock()
+	mustDo(t, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
+	got.await(t, "lo after the overflow", func(e Event) bool { return e.Link == "lo" })
+	socket.Close()
+	<-ended
+}
+
+// TestEventsEnd: a socket that nothing can be read from ends what hears, with an event.
+func TestEventsEnd(t *testing.T) {
+	dir, err := os.Open(t.TempDir())
+	mustDo(t, err)
+	defer dir.Close()
+	var got heard
+	hear(dir, linkEvents, got.take)
+	if diff := cmp.Diff([]Event{{Lost: true}}, got.events); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLinkEvents(t *testing.T) {
+	message := func(kind uint16, family byte, attributes ...byte) []byte {
+		body := append(append([]byte{family}, make([]byte, unix.SizeofIfInfomsg-1)...), attributes...)
+		head := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body))), kind)
+		return append(append(head, make([]byte, unix.SizeofNlMsghdr-len(head))...), body...)
+	}
+	name := "\x08\x00\x03\x00pf0\x00"
+	one := message(unix.RTM_NEWLINK, unix.AF_UNSPEC, []byte(name)...)
+	for what, c := range map[string]struct {
+		datagram []byte
+		want     []Event
+	}{
+		"nothing":       {},
+		"one":           {one, []Event{{Link: "pf0"}}},
+		"two":           {append(slices.Clone(one), message(unix.RTM_DELLINK, unix.AF_UNSPEC)...), []Event{{Link: "pf0"}, {}}},
+		"another kind":  {message(unix.RTM_NEWADDR, unix.AF_INET), nil},
+		"a bridge port": {message(unix.RTM_NEWLINK, unix.AF_BRIDGE, []byte(name)...), nil},
+		"truncated":     {one[:len(one)-1], []Event{{Lost: true}}},
+		"too short":     {message(unix.RTM_NEWLINK, 0)[:unix.SizeofNlMsghdr+1], []Event{{Lost: true}}},
+		"a short body":  {append(binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint32(nil, 20), unix.RTM_NEWLINK), make([]byte, 14)...), []Event{{Lost: true}}},
+	} {
+		if diff := cmp.Diff(c.want, linkEvents(c.datagram)); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+	}
+}
+
+func TestDeviceEvents(t *testing.T) {
+	for datagram, want := range map[string][]Event{
+		"bind@/devices/pci0000:3a/0000:3a:00.0/0000:3b:10.2\x00ACTION=bind\x00": {{Device: "/devices/pci0000:3a/0000:3a:00.0/0000:3b:10.2"}},
+		"add@/devices/virtual/net/veth0":                                        {{Device: "/devices/virtual/net/veth0"}},
+		"libudev\x00\xfe\xed\xca\xfe":                                           nil,
+		"":                                                                      nil,
+	} {
+		if diff := cmp.Diff(want, deviceEvents([]byte(datagram))); diff != "" {
+			t.Errorf("%q: %s", datagram, diff)
+		}
+	}
+}
+
+// FuzzEvents: whatever comes is read without a panic.
+func FuzzEvents(f *testing.F) {
+	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))
+	f.Fuzz(func(t *testing.T, datagram []byte) {
+		for _, e := range append(linkEvents(datagram), deviceEvents(datagram)...) {
+			if e.Lost && e != (Event{Lost: true}) || strings.Contains(e.Device, "\x00") {
+				t.Fatalf("%+v", e)
+			}
+		}
+	})
+}
