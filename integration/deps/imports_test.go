@@ -21,11 +21,11 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/pci"},
+		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/pci/pcitest"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
-		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
+		{"pkg/pci", "pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
 		{"pkg/reconcile"},
 		{"pkg/rollback"}, // reads configurations as the collector does
 		{"pkg/cli"},
@@ -46,14 +46,16 @@ func only() map[string][]string {
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store"},                                               // what changes the system
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                    // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
+		module + "pkg/pci/pcitest":       nil,
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest"},
+		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 
 		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.

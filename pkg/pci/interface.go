@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"strings"
+)
+
+// connect reads the interfaces of a function that are in this network namespace; representors of its VFs are not its own. Where it has
+// several, the first by name speaks for it.
+func (s *scanner) connect(d *Device, f *folder) {
+	for _, dir := range interfaceFolders(f) {
+		names, err := listFolder(f.Root, dir)
+		f.fail(dir, err)
+		for _, name := range names {
+			s.addInterface(d, f, dir+"/"+name, name)
+		}
+	}
+	if len(d.Interfaces) > 0 {
+		d.Channels = s.channels(d.Interfaces[0], d.Address)
+	}
+}
+
+// interfaceFolders returns the folders that hold a function's interfaces: its own, or that of the virtio device on it.
+func interfaceFolders(f *folder) (dirs []string) {
+	for _, name := range f.names {
+		switch {
+		case name == "net":
+			dirs = append(dirs, name)
+		case strings.HasPrefix(name, "virtio"):
+			if info, err := f.Stat(name + "/net"); err == nil && info.IsDir() {
+				dirs = append(dirs, name+"/net")
+			}
+		}
+	}
+	return dirs
+}
+
+func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
+	n, err := openFolder(f.Root, at)
+	if err != nil {
+		f.fail(at, err)
+		return
+	}
+	defer n.Close()
+	switchID, port := n.text("phys_switch_id"), n.text("phys_port_name")
+	if d.SwitchID == "" {
+		d.SwitchID = switchID
+	}
+	if isRepresentor(switchID, port) {
+		return
+	}
+	first := len(d.Interfaces) == 0
+	if d.Interfaces = append(d.Interfaces, name); first {
+		d.PortName = port
+		d.LinkType = value(n, "type", "", parseLinkType)
+		d.Carrier = value(n, "carrier", false, parseCarrier)
+		d.Speed = value(n, "speed", 0, parseSpeed)
+		d.MTU = value(n, "mtu", 0, parseCount)
+	}
+	f.left = f.left || n.left
+	if n.err != nil {
+		f.fail(at, n.err)
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// maxWord and maxNodes bound what is taken for a name and for NUMA nodes (MAX_NUMNODES of the kernel).
+const (
+	maxWord  = 128
+	maxNodes = 1024
+)
+
+// checkWord refuses what cannot be a name, and would spoil a log.
+func checkWord(s string) error {
+	if len(s) > maxWord || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		return fmt.Errorf("want one word, have %+.80q", s)
+	}
+	return nil
+}
+
+// parseID reads a vendor or product as sysfs writes it, 0x8086.
+func parseID(s string) (string, error) {
+	n, err := parseHex(s, 16)
+	return fmt.Sprintf("%04x", n), err
+}
+
+func parseClass(s string) (uint32, error) {
+	n, err := parseHex(s, 24)
+	return uint32(n), err
+}
+
+func parseHex(s string, bits int) (uint64, error) {
+	digits, ok := strings.CutPrefix(s, "0x")
+	n, err := strconv.ParseUint(digits, 16, 32)
+	if !ok || err != nil || n >= 1<<bits {
+		return 0, fmt.Errorf("want a hexadecimal number of %d bits, have %+.80q", bits, s)
+	}
+	return n, nil
+}
+
+// parseNode reads a NUMA node or the number of a group; all below zero is Unknown.
+func parseNode(s string) (int, error) {
+	n, err := strconv.ParseInt(s, 10, 32)
+	if err != nil {
+		return Unknown, fmt.Errorf("want a number, have %+.80q", s)
+	}
+	return max(int(n), Unknown), nil
+}
+
+// parseCount reads a number of something.
+func parseCount(s string) (int, error) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return 0, fmt.Errorf("want a number from 0, have %+.80q", s)
+	}
+	return int(n), nil
+}
+
+// parseSpeed reads Mbit/s. Drivers that do not know say -1, some of them as 32 bits without sign.
+func parseSpeed(s string) (int, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("want Mbit/s, have %+.80q", s)
+	}
+	if n < 0 || n > 1<<31-1 {
+		return 0, nil
+	}
+	return int(n), nil
+}
+
+func parseCarrier(s string) (bool, error) {
+	if s != "0" && s != "1" {
+		return false, fmt.Errorf("want 0 or 1, have %+.80q", s)
+	}
+	return s == "1", nil
+}
+
+// parseLinkType reads ARPHRD_*; types other than of the two that PCI cards have here are unknown.
+func parseLinkType(s string) (string, error) {
+	n, err := parseCount(s)
+	return map[int]string{1: Ether, 32: InfiniBand}[n], err
+}
+
+// parseErrors reads the last line of aer_dev_fatal and aer_dev_nonfatal: TOTAL_ERR_FATAL 3.
+func parseErrors(s string) (uint64, error) {
+	for line := range strings.Lines(s) {
+		if fields := strings.Fields(line); len(fields) == 2 && strings.HasPrefix(fields[0], "TOTAL_ERR_") {
+			n, err := strconv.ParseUint(fields[1], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("want a number of errors, have %+.80q", fields[1])
+			}
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("want a line TOTAL_ERR_*, have %+.80q", s)
+}
+
+var cpuList = regexp.MustCompile(`^[0-9,-]*$`)
+
+func parseCPUs(s string) (string, error) {
+	if !cpuList.MatchString(s) {
+		return "", fmt.Errorf("want a list of CPUs, have %+.80q", s)
+	}
+	return s, nil
+}
+
+// parseDistances reads the distances of a NUMA node to all: 10 21.
+func parseDistances(s string) (distances []int, err error) {
+	for _, field := range strings.Fields(s) {
+		n, err := parseCount(field)
+		if err != nil || len(distances) == maxNodes {
+			return nil, fmt.Errorf("want distances, have %+.80q", s)
+		}
+		distances = append(distances, n)
+	}
+	return distances, nil
+}
+
+// parseNodes reads a list of NUMA nodes, 0-1,4, in rising order.
+func parseNodes(s string) (nodes []int, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err1 := parseCount(first)
+		to, err2 := parseCount(last)
+		if err1 != nil || err2 != nil || from > to || to >= maxNodes || len(nodes) > 0 && nodes[len(nodes)-1] >= from {
+			return nil, fmt.Errorf("want a list of NUMA nodes, have %+.80q", s)
+		}
+		for n := from; n <= to; n++ {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes, nil
+}
+
+var rootName = regexp.MustCompile(`/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/`)
+
+// parseRoot finds the root of the PCI hierarchy in the path of a function: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
+func parseRoot(target string) string {
+	found := rootName.FindStringSubmatch(target)
+	if found == nil {
+		return ""
+	}
+	return found[1]
+}
+
+var virtfn = regexp.MustCompile(`^virtfn(0|[1-9][0-9]{0,4})$`)
+
+// parseVF returns the index of a VF by the name of its PF's link to it.
+func parseVF(name string) (index int, ok bool) {
+	found := virtfn.FindStringSubmatch(name)
+	if found == nil {
+		return Unknown, false
+	}
+	index, err := strconv.Atoi(found[1])
+	return index, err == nil
+}
+
+// A port of the card itself is called p0, or p0s1 when it is split (devlink-port(8)).
+var uplinkPort = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
+
+// The representor of a PF, VF or subfunction of the same or another controller: pf0vf3, c1pf0sf88.
+var representorPort = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
+
+// isRepresentor tells by phys_switch_id and phys_port_name an interface that stands for a VF in the card's switch from that of the PF.
+// Older drivers call it by the number of the VF.
+func isRepresentor(switchID, port string) bool {
+	return representorPort.MatchString(port) || switchID != "" && port != "" && !uplinkPort.MatchString(port)
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcitest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Kernel plays the kernel's part in a tree: bind, unbind, drivers_probe, driver_override and sriov_numvfs do what they do in sysfs, only
+// not before the write returns.
+type Kernel struct {
+	VFDriver string   // takes new VFs, or "" for none
+	Failing  []string // drivers whose probe of a function fails
+	Stuck    []string // drivers that never give a function back
+}
+
+// play is a kernel at work.
+type play struct {
+	Kernel
+	t     testing.TB
+	sysfs string
+	mu    sync.Mutex
+	home  map[string]string // the driver that takes a function by itself, by address
+	ends  []func()
+	tasks sync.WaitGroup
+}
+
+// Start plays until the test ends.
+func (k Kernel) Start(t testing.TB, sysfs string) {
+	t.Helper()
+	p := &play{Kernel: k, t: t, sysfs: sysfs, home: map[string]string{}}
+	drivers, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/drivers/*"))
+	must(t, err)
+	for _, d := range drivers {
+		p.serve(filepath.Join(d, "unbind"), func(address string) error { return p.unbind(address, filepath.Base(d)) })
+		p.serve(filepath.Join(d, "bind"), func(address string) error { return p.probe(address, filepath.Base(d)) })
+	}
+	p.serve(filepath.Join(sysfs, "bus/pci/drivers_probe"), func(address string) error { return p.probe(address, "") })
+	devices, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*"))
+	must(t, err)
+	for _, d := range devices {
+		p.home[filepath.Base(d)] = driverOf(d)
+	}
+	stop := make(chan struct{})
+	p.ends = append(p.ends, func() { close(stop) })
+	p.tasks.Go(func() { p.resize(stop) })
+	t.Cleanup(func() {
+		for _, end := range p.ends {
+			end()
+		}
+		p.tasks.Wait()
+	})
+}
+
+func driverOf(folder string) string {
+	target, err := os.Readlink(filepath.Join(folder, "driver"))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+// serve does f for each line that is written to a file, in whose place it puts a FIFO.
+func (p *play) serve(path string, f func(line string) error) {
+	p.t.Helper()
+	must(p.t, os.RemoveAll(path))
+	must(p.t, syscall.Mkfifo(path, 0o600))
+	fifo, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(p.t, err)
+	p.ends = append(p.ends, func() { fifo.Close() })
+	p.tasks.Go(func() {
+		for lines := bufio.NewScanner(fifo); lines.Scan(); {
+			p.mu.Lock()
+			err := f(lines.Text())
+			p.mu.Unlock()
+			if err != nil {
+				p.t.Errorf("write of %q to %s: %v", lines.Text(), path, err)
+			}
+		}
+	})
+}
+
+func (p *play) unbind(address, driver string) error {
+	if slices.Contains(p.Stuck, driver) {
+		return nil
+	}
+	return unbind(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
+}
+
+// probe looks for the driver of a function, or tries the one given. That none takes it is no error.
+func (p *play) probe(address, driver string) error {
+	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(folder, "driver_override"))
+	if err != nil {
+		return err
+	}
+	wanted := strings.TrimSpace(string(text))
+	if wanted == "" || wanted == "(null)" {
+		wanted = p.home[address]
+	}
+	_, err = os.Stat(filepath.Join(p.sysfs, "bus/pci/drivers", wanted))
+	if err != nil || driver != "" && driver != wanted || driverOf(folder) != "" || slices.Contains(p.Failing, wanted) {
+		return nil
+	}
+	return bind(p.sysfs, folder, wanted)
+}
+
+// resize makes and removes VFs as sriov_numvfs says.
+func (p *play) resize(stop <-chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		case <-time.After(time.Millisecond):
+		}
+		counts, _ := filepath.Glob(filepath.Join(p.sysfs, "bus/pci/devices/*/sriov_numvfs"))
+		for _, c := range counts {
+			text, _ := os.ReadFile(c)
+			n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil {
+				continue // it is being written
+			}
+			p.mu.Lock()
+			if err := p.setNumVFs(filepath.Dir(c), n); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				p.t.Errorf("%d VFs: %v", n, err)
+			}
+			p.mu.Unlock()
+		}
+	}
+}
+
+func (p *play) setNumVFs(pf string, n int) error {
+	pf, err := filepath.EvalSymlinks(pf)
+	if err != nil {
+		return err
+	}
+	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
+	if n == len(links) {
+		return nil
+	}
+	if n == 0 {
+		return removeVFs(p.sysfs, pf)
+	}
+	if len(links) > 0 {
+		return fmt.Errorf("it has %d, which would be EBUSY", len(links))
+	}
+	for v := range n {
+		groups, err := os.ReadDir(filepath.Join(p.sysfs, "kernel/iommu_groups"))
+		if err != nil {
+			return err
+		}
+		vf, err := addVF(p.sysfs, pf, v, len(groups), p.VFDriver)
+		if err != nil {
+			return err
+		}
+		p.home[filepath.Base(vf)] = p.VFDriver
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pcitest makes trees of files that stand for the sysfs of machines with network cards, for tests: from archives, or of any size.
+// What it returns is what the functions of package pci take as sysfs.
+//
+// An archive is in the form txtar. A name that ends in "/" is a folder, and each line in it a file, "numa_node 0", or a symbolic link,
+// "driver -> ../../../bus/pci/drivers/igb", with the path as the kernel writes it. Without lines the folder is empty. Other names are files
+// of more lines. The links in bus/pci/devices are made for all folders below devices that are named by a PCI address.
+package pcitest
+
+import (
+	"embed"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+//go:embed testdata/*.txtar
+var archives embed.FS
+
+// Archives returns the names of all archives.
+func Archives() (names []string) {
+	files, _ := fs.Glob(archives, "testdata/*.txtar")
+	for _, f := range files {
+		names = append(names, strings.TrimSuffix(filepath.Base(f), ".txtar"))
+	}
+	return names
+}
+
+// Extract makes the tree of an archive in a folder of the test's own.
+func Extract(t testing.TB, archive string) (sysfs string) {
+	t.Helper()
+	text, err := archives.ReadFile("testdata/" + archive + ".txtar")
+	must(t, err)
+	sysfs = t.TempDir()
+	for _, f := range txtar.Parse(text).Files {
+		if dir, ok := strings.CutSuffix(f.Name, "/"); ok {
+			fill(t, filepath.Join(sysfs, dir), string(f.Data))
+		} else {
+			write(t, filepath.Join(sysfs, f.Name), string(f.Data))
+		}
+	}
+	must(t, filepath.WalkDir(filepath.Join(sysfs, "devices"), func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && function.MatchString(e.Name()) {
+			list(t, sysfs, path)
+		}
+		return err
+	}))
+	return sysfs
+}
+
+var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// list adds a function to those of the bus.
+func list(t testing.TB, sysfs, folder string) {
+	t.Helper()
+	path, err := filepath.Rel(sysfs, folder)
+	must(t, err)
+	symlink(t, "../../../"+path, filepath.Join(sysfs, "bus/pci/devices", filepath.Base(folder)))
+}
+
+// fill makes a folder with the files and links of the lines.
+func fill(t testing.TB, dir, lines string) {
+	t.Helper()
+	must(t, os.MkdirAll(dir, 0o755))
+	for line := range strings.Lines(lines) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if target, ok := strings.CutPrefix(text, "-> "); ok {
+			symlink(t, target, filepath.Join(dir, name))
+		} else if name != "" {
+			write(t, filepath.Join(dir, name), text+"\n")
+		}
+	}
+}
+
+// Folder returns the folder of a function, with all links resolved.
+func Folder(t testing.TB, sysfs, address string) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, "bus/pci/devices", address))
+	must(t, err)
+	return dir
+}
+
+// Set changes an attribute of a function, or of what is below it, "net/ens1f0/carrier", in one step. A value "-> target" makes a link.
+func Set(t testing.TB, sysfs, address, name, value string) {
+	t.Helper()
+	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
+	fill(t, made, filepath.Base(path)+" "+value)
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	made = filepath.Join(made, filepath.Base(path))
+	if os.Rename(made, path) != nil { // a folder is in the place
+		must(t, os.RemoveAll(path))
+		must(t, os.Rename(made, path))
+	}
+}
+
+// Remove takes a function out of the tree as the kernel does, a PF with its VFs.
+func Remove(t testing.TB, sysfs, address string) {
+	t.Helper()
+	must(t, remove(sysfs, address))
+}
+
+func remove(sysfs, address string) error {
+	at := filepath.Join(sysfs, "bus/pci/devices", address)
+	dir, err := filepath.EvalSymlinks(at)
+	if err != nil {
+		return err
+	}
+	if err := removeVFs(sysfs, dir); err != nil {
+		return err
+	}
+	if err := os.Remove(at); err != nil {
+		return err
+	}
+	// The PF's link to a VF goes with it.
+	links, _ := filepath.Glob(filepath.Join(dir, "physfn/virtfn*"))
+	for _, l := range links {
+		if target, err := os.Readlink(l); err == nil && filepath.Base(target) == address {
+			if err := os.Remove(l); err != nil {
+				return err
+			}
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// removeVFs removes the VFs of the PF whose folder it is.
+func removeVFs(sysfs, pf string) error {
+	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
+	for _, l := range links {
+		target, err := os.Readlink(l)
+		if err != nil {
+			return err
+		}
+		if err := remove(sysfs, filepath.Base(target)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func symlink(t testing.TB, target, path string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.Symlink(target, path))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

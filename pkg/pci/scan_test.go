@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// TestScanGolden: what is seen of each archive stands in testdata.
+func TestScanGolden(t *testing.T) {
+	for _, name := range pcitest.Archives() {
+		t.Run(name, func(t *testing.T) {
+			got, err := json.MarshalIndent(mustScan(t, pcitest.Extract(t, name)), "", "  ")
+			must(t, err)
+			golden := filepath.Join("testdata", name+".json")
+			if *update {
+				must(t, os.WriteFile(golden, append(got, '\n'), 0o644))
+			}
+			want, err := os.ReadFile(golden)
+			must(t, err)
+			if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestScanReal: whatever machine the tests run on, its sysfs is read without an error.
+func TestScanReal(t *testing.T) {
+	if _, err := os.Stat(filepath.Join(Sysfs, devicesFolder)); err != nil {
+		t.Skip("this machine has no PCI")
+	}
+	s, err := Scan(Sysfs)
+	must(t, err)
+	for _, d := range s.Devices {
+		if d.Unreadable != "" || d.Vendor == "" || d.Root == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
+func TestScanNoTree(t *testing.T) {
+	for _, sysfs := range []string{t.TempDir(), "/nowhere"} {
+		if _, err := Scan(sysfs); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), sysfs) {
+			t.Errorf("%s: %v", sysfs, err)
+		}
+	}
+	empty := pcitest.Generate(t, pcitest.Machine{})
+	must(t, os.MkdirAll(filepath.Join(empty, devicesFolder), 0o755))
+	if s, err := Scan(empty); err != nil || len(s.Devices) > 0 || s.Devices == nil {
+		t.Errorf("a machine without cards: %+v, %v", s, err)
+	}
+}
+
+// TestScanMany: one PF with 127 VFs at every second address, on two buses.
+func TestScanMany(t *testing.T) {
+	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
+	pf, ok := s.Device(address(t, "0000:15:00.0"))
+	if !ok || pf.NumVFs != 127 || pf.TotalVFs != 127 || pf.NUMANode != 1 || len(s.Devices) != 256 || len(s.Nodes) != 2 {
+		t.Fatalf("%d devices, PF %+v", len(s.Devices), pf)
+	}
+	vfs := s.VFs(pf.Address)
+	for i, vf := range vfs {
+		if vf.VFIndex != i || vf.PF != pf.Address || vf.NUMANode != 1 || vf.LinkType != Ether || vf.Driver != "iavf" || len(vf.Interfaces) > 0 {
+			t.Errorf("VF %d: %+v", i, vf)
+		}
+	}
+	if len(vfs) != 127 || vfs[0].Address != address(t, "0000:15:02.0") || vfs[126].Address != address(t, "0000:16:01.4") {
+		t.Errorf("%d VFs: %v to %v", len(vfs), vfs[0].Address, vfs[len(vfs)-1].Address)
+	}
+}
+
+// TestScanVanishes: a function that goes is left out, a VF with its PF, and no error is made of it.
+func TestScanVanishes(t *testing.T) {
+	sysfs := pcitest.Extract(t, "two-sockets")
+	before := mustScan(t, sysfs)
+	pcitest.Remove(t, sysfs, "0000:3b:10.2")
+	pcitest.Remove(t, sysfs, "0000:86:00.0")
+	// Here the VFs are still to go.
+	must(t, os.Remove(filepath.Join(sysfs, devicesFolder, "0000:86:00.1")))
+	after := mustScan(t, sysfs)
+	if len(before.Devices) != 12 || len(after.Devices) != 5 || len(after.VFs(address(t, "0000:3b:00.0"))) != 1 {
+		t.Errorf("%d devices, then %d: %+v", len(before.Devices), len(after.Devices), after.Devices)
+	}
+}
+
+// TestScanGoesMeanwhile: a function that goes while its interface is read is left out; one whose interface alone goes stays.
+func TestScanGoesMeanwhile(t *testing.T) {
+	sysfs := pcitest.Extract(t, "two-sockets")
+	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
+		// A link that leads nowhere is there when the folder is listed and is not when it is opened.
+		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
+	}
+	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))
+	s := mustScan(t, sysfs)
+	if _, ok := s.Device(address(t, "0000:3b:10.2")); ok {
+		t.Error("half a function is in the snapshot")
+	}
+	if d, ok := s.Device(address(t, "0000:3b:10.0")); !ok || d.Unreadable != "" || fmt.Sprint(d.Interfaces) != "[ens1f0v0]" {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestIsRepresentor(t *testing.T) {
+	for port, want := range map[string]bool{
+		"": false, "p0": false, "p1s2": false, "pf0vf3": true, "pf0": true, "c1pf0vf3": true, "pf0sf88": true, "7": true, "nic1": true,
+	} {
+		if got := isRepresentor("b8cef603007a1d24", port); got != want {
+			t.Errorf("port %q of a switch: %t", port, got)
+		}
+		// Ports of cards without a switch may be called anything.
+		if got := isRepresentor("", port); got != (want && strings.Contains(port, "pf")) {
+			t.Errorf("port %q: %t", port, got)
+		}
+	}
+}
+
+func TestPairs(t *testing.T) {
+	for want, n := range map[int]ethtool.Channels{8: {CombinedCount: 8, OtherCount: 1}, 4: {RxCount: 4, TxCount: 4}, 9: {CombinedCount: 8, RxCount: 1, TxCount: 3}, 0: {RxCount: 1}} {
+		if got := pairs(n); got != want {
+			t.Errorf("%+v: %d", n, got)
+		}
+	}
+}
+
+// TestChannelsElsewhere: the interface of a tree is not asked for where another has its name.
+func TestChannelsElsewhere(t *testing.T) {
+	c, err := openChannels()
+	must(t, err)
+	defer c.Close()
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "ptv0"}, PeerName: "ptv1"}
+	must(t, netlink.LinkAdd(veth))
+	defer netlink.LinkDel(veth)
+	if n, err := c.GetChannels("ptv0"); err != nil || pairs(n) == 0 {
+		t.Errorf("a veth has queues: %+v, %v", n, err)
+	}
+	for _, ifname := range []string{"ptv0", "lo", "nothing"} {
+		if n := c.count(ifname, address(t, "0000:3b:00.0")); n != 0 {
+			t.Errorf("%s has %d", ifname, n)
+		}
+	}
+}
+
+func BenchmarkScan1024(b *testing.B) {
+	for name, m := range map[string]pcitest.Machine{"pods": {Nodes: 2, PFs: 4, VFs: 128, InPods: true}, "interfaces": {Nodes: 2, PFs: 4, VFs: 128}} {
+		b.Run(name, func(b *testing.B) {
+			sysfs := pcitest.Generate(b, m)
+			b.ReportAllocs()
+			for b.Loop() {
+				if s, err := Scan(sysfs); err != nil || len(s.Devices) != 1032 {
+					b.Fatal(len(s.Devices), err)
+				}
+			}
+		})
+	}
+}

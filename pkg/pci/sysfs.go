@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Sysfs is where Linux shows its devices. All functions take it as a parameter, so that another tree can stand for it.
+const Sysfs = "/sys"
+
+// Folders and files below it.
+const (
+	devicesFolder = "bus/pci/devices"
+	driversFolder = "bus/pci/drivers"
+	probeFile     = "bus/pci/drivers_probe"
+	groupsFolder  = "kernel/iommu_groups"
+	nodesFolder   = "devices/system/node"
+	miscFolder    = "class/misc"
+)
+
+// maxAttribute is a page, more than which the kernel never writes into an attribute.
+const maxAttribute = 4096
+
+// Errors of a tree that is no sysfs.
+var (
+	errNoFile = errors.New("is no regular file")
+	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
+	errLink   = errors.New("leads elsewhere than such a link does")
+)
+
+// untold tells errors by which drivers and the kernel say that they have no such value, or none at the moment: EINVAL is the speed of a
+// link that is down. Any other error of a file that is there means trouble.
+func untold(err error) bool {
+	return gone(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
+}
+
+// gone tells errors by which the kernel says that the device went while it was looked at.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
+
+// readAttribute returns a file without the white space around. A FIFO in its place does not keep it waiting.
+func readAttribute(dir *os.Root, name string) (string, error) {
+	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", errNoFile
+	}
+	buffer := make([]byte, maxAttribute+1)
+	n, err := io.ReadFull(f, buffer)
+	if err == nil {
+		return "", errLong
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return "", err
+	}
+	return strings.TrimSpace(string(buffer[:n])), nil
+}
+
+// writeAttribute writes to a file that is there. The kernel takes a line end for nothing.
+func writeAttribute(dir *os.Root, name, value string) error {
+	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_TRUNC|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value + "\n")
+	return errors.Join(err, f.Close())
+}
+
+// listFolder returns the names in a folder, sorted.
+func listFolder(dir *os.Root, name string) ([]string, error) {
+	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// readLink returns the last name of what a link leads to, which lies in a folder that the link's kind tells ("" for any).
+func readLink(dir *os.Root, name, folder string) (string, error) {
+	target, err := dir.Readlink(name)
+	if errors.Is(err, syscall.EINVAL) {
+		return "", errLink // it is none
+	}
+	if err != nil {
+		return "", err
+	}
+	last := path.Base(target)
+	if folder != "" && path.Base(path.Dir(target)) != folder || last == "." || last == ".." || last == "/" {
+		return "", errLink
+	}
+	return last, nil
+}
+
+// folder is what a scan reads of one function or interface. Of what is there and cannot be read it keeps the first.
+type folder struct {
+	*os.Root
+	names []string // what it holds, sorted
+	err   error
+	left  bool // something went away
+}
+
+func openFolder(parent *os.Root, name string) (*folder, error) {
+	// What is no folder fails by the dot; OpenRoot would wait at a FIFO.
+	dir, err := parent.OpenRoot(name + "/.")
+	if err != nil {
+		return nil, err
+	}
+	names, err := listFolder(dir, ".")
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &folder{Root: dir, names: names}, nil
+}
+
+func (f *folder) has(name string) bool {
+	_, found := slices.BinarySearch(f.names, name)
+	return found
+}
+
+// fail keeps an error, with the reason alone: paths differ from machine to machine.
+func (f *folder) fail(name string, err error) {
+	f.left = f.left || gone(err)
+	if f.err == nil && err != nil && !untold(err) {
+		var at *fs.PathError
+		if errors.As(err, &at) {
+			err = at.Err
+		}
+		f.err = fmt.Errorf("%s: %w", name, err)
+	}
+}
+
+// text returns an attribute, or "".
+func (f *folder) text(name string) string {
+	if !f.has(name) {
+		return ""
+	}
+	value, err := readAttribute(f.Root, name)
+	if err == nil {
+		err = checkWord(value)
+	}
+	if err != nil {
+		f.fail(name, err)
+		return ""
+	}
+	return value
+}
+
+// value parses an attribute; without it, or with one that cannot be parsed, it is otherwise.
+func value[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
+	if !f.has(name) {
+		return otherwise
+	}
+	text, err := readAttribute(f.Root, name)
+	if err == nil {
+		var v T
+		if v, err = parse(text); err == nil {
+			return v
+		}
+	}
+	f.fail(name, err)
+	return otherwise
+}
+
+// link returns where a link leads, or "".
+func (f *folder) link(name, in string) string {
+	if !f.has(name) {
+		return ""
+	}
+	last, err := readLink(f.Root, name, in)
+	if err == nil {
+		err = checkWord(last)
+	}
+	if err != nil {
+		f.fail(name, err)
+		return ""
+	}
+	return last
+}
+
+// function returns the address of the function that a link leads to.
+func (f *folder) function(name string) Address {
+	text := f.link(name, "")
+	if text == "" {
+		return Address{}
+	}
+	a, err := ParseAddress(text)
+	f.fail(name, err)
+	return a
+}
+
+// list returns what a folder within holds, or nothing.
+func (f *folder) list(name string) []string {
+	if !f.has(name) {
+		return nil
+	}
+	names, err := listFolder(f.Root, name)
+	f.fail(name, err)
+	return names
+}
