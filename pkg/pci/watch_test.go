@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// machine is looked at in the time of a bubble (testing/synctest).
+type machine struct {
+	mu    sync.Mutex
+	now   *Snapshot
+	err   error
+	scans []time.Duration // when, since the start
+	start time.Time
+	hints chan struct{}
+	seen  []string // what was delivered, each in one line
+}
+
+func (m *machine) scan() (*Snapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.scans = append(m.scans, time.Since(m.start))
+	return m.now, m.err
+}
+
+// change gives the card n channels, which it has without an error only.
+func (m *machine) change(n int, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.now, m.err = nil, err; err == nil {
+		m.now = &Snapshot{Devices: []Device{{Channels: n}}}
+	}
+}
+
+// watched runs f beside a watch, and gives back when that has ended.
+func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
+	t.Helper()
+	m := &machine{}
+	synctest.Test(t, func(t *testing.T) {
+		m.start, m.hints = time.Now(), make(chan struct{}, 1)
+		m.change(1, nil)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			ended <- watch(ctx, m.scan, m.hints, poll, func(_ *Snapshot, c []Change) { m.seen = append(m.seen, strings.Join(changes(c), "\n")) })
+		}()
+		synctest.Wait()
+		f(m)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func (m *machine) hint() {
+	select {
+	case m.hints <- struct{}{}:
+	default:
+	}
+}
+
+func (m *machine) check(t *testing.T, scans ...time.Duration) {
+	t.Helper()
+	if !slices.Equal(m.scans, scans) {
+		t.Errorf("scans at %v, want %v", m.scans, scans)
+	}
+}
+
+// TestWatchBurst: a burst of events is one scan, after a moment of quiet.
+func TestWatchBurst(t *testing.T) {
+	m := watched(t, time.Hour, func(m *machine) {
+		time.Sleep(time.Second)
+		for range 5 {
+			m.hint()
+			time.Sleep(50 * time.Millisecond)
+		}
+		time.Sleep(10 * time.Second)
+	})
+	m.check(t, 0, 1300*time.Millisecond)
+	if len(m.seen) != 1 {
+		t.Errorf("delivered %v", m.seen)
+	}
+}
+
+// TestWatchStream: events without end do not put the scan off for ever.
+func TestWatchStream(t *testing.T) {
+	m := watched(t, time.Hour, func(m *machine) {
+		for range 70 {
+			m.hint()
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	if len(m.scans) < 4 || m.scans[1] != time.Second {
+		t.Errorf("scans at %v", m.scans)
+	}
+}
+
+// TestWatchPoll: without an event a change is seen by the poll, and delivered once.
+func TestWatchPoll(t *testing.T) {
+	m := watched(t, time.Minute, func(m *machine) {
+		time.Sleep(90 * time.Second)
+		m.change(2, nil)
+		time.Sleep(2 * time.Minute)
+	})
+	m.check(t, 0, time.Minute, 2*time.Minute, 3*time.Minute)
+	if len(m.seen) != 2 {
+		t.Errorf("delivered %v", m.seen)
+	}
+}
+
+// TestWatchNoPoll: with events alone nobody scans without one.
+func TestWatchNoPoll(t *testing.T) {
+	watched(t, 0, func(*machine) { time.Sleep(24 * time.Hour) }).check(t, 0)
+}
+
+// TestWatchFails: a scan that fails later changes nothing; what is seen after it is compared with what was seen before.
+func TestWatchFails(t *testing.T) {
+	m := watched(t, time.Minute, func(m *machine) {
+		m.change(0, fs.ErrPermission)
+		time.Sleep(90 * time.Second)
+		m.change(1, nil)
+		time.Sleep(time.Minute)
+		m.change(2, nil)
+		time.Sleep(time.Minute)
+	})
+	if len(m.scans) != 4 || len(m.seen) != 2 {
+		t.Errorf("scans at %v, delivered %v", m.scans, m.seen)
+	}
+}
+
+func TestWatchFailsAtOnce(t *testing.T) {
+	err := Watch(t.Context(), t.TempDir(), time.Hour, func(*Snapshot, []Change) { t.Error("something is delivered") })
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// TestWatchKernel: after an event of the real kernel a change of the tree is delivered. The links of pods are no reason to look.
+func TestWatchKernel(t *testing.T) {
+	sysfs := pcitest.Extract(t, "two-sockets")
+	ctx, stop := context.WithCancel(t.Context())
+	delivered, ended := make(chan []Change, 10), make(chan error)
+	go func() {
+		ended <- Watch(ctx, sysfs, time.Hour, func(s *Snapshot, c []Change) {
+			if len(s.Devices) == 0 {
+				t.Error("a snapshot without devices")
+			}
+			delivered <- c
+		})
+	}()
+	if c := <-delivered; len(c) != 13 {
+		t.Errorf("at first %v", c)
+	}
+	pcitest.Remove(t, sysfs, "0000:3b:10.2")
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "ptb0"}}
+	must(t, netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkDel(bridge))
+	select {
+	case c := <-delivered:
+		t.Errorf("after a bridge came: %v", c)
+	case <-time.After(400 * time.Millisecond):
+	}
+	lo, err := netlink.LinkByName("lo")
+	must(t, err, netlink.LinkSetMTU(lo, 65535), netlink.LinkSetMTU(lo, 65536))
+	select {
+	case c := <-delivered:
+		if got := changes(c); !slices.Equal(got, []string{"0000:3b:10.2 removed"}) {
+			t.Errorf("after an event: %v", got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("an event of the kernel is not seen")
+	}
+	stop()
+	must(t, <-ended)
+}
+
+// TestWatchTreeGoes: a tree that goes away is not taken for a machine whose cards went.
+func TestWatchTreeGoes(t *testing.T) {
+	sysfs := pcitest.Extract(t, "in-pods")
+	ctx, stop := context.WithCancel(t.Context())
+	delivered, ended := make(chan []Change, 10), make(chan error)
+	go func() {
+		ended <- Watch(ctx, sysfs, 5*time.Millisecond, func(_ *Snapshot, c []Change) { delivered <- c })
+	}()
+	<-delivered
+	at := filepath.Join(sysfs, devicesFolder)
+	must(t, os.Rename(at, at+".away"))
+	time.Sleep(30 * time.Millisecond)
+	must(t, os.Rename(at+".away", at))
+	pcitest.Set(t, sysfs, "0000:3b:00.0", "net/ens1f0/carrier", "0")
+	if c := changes(<-delivered); !slices.Equal(c, []string{"0000:3b:00.0 changed: carrier true, now false"}) {
+		t.Errorf("delivered %v", c)
+	}
+	stop()
+	must(t, <-ended)
+}
+
+func TestConcerns(t *testing.T) {
+	for e, want := range map[kernel.Event]bool{
+		{Lost: true}:                        true,
+		{Link: "ens1f0"}:                    true,
+		{Link: "ibs1", Kind: "ipoib"}:       true,
+		{Link: "vethc0ffee", Kind: "veth"}:  false,
+		{Link: "cni0", Kind: "bridge"}:      false,
+		{Device: "/devices/virtual/net/lo"}: false,
+		{Device: "/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/ens1f0"}: true,
+		{Device: "/bus/pci/drivers/vfio-pci"}:                                true,
+		{Device: "/module/nf_tables"}:                                        false,
+	} {
+		if concerns(e) != want {
+			t.Errorf("%+v: %t", e, !want)
+		}
+	}
+}
