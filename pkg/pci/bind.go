@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// Bounds of what the kernel does while a file is written, which may hang: VFIO gives a function back only when its user closes it.
+const (
+	bindTimeout   = 30 * time.Second
+	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
+	settleTime    = 3 * time.Second // until the effect shows, after a write that returned
+	settlePoll    = 2 * time.Millisecond
+)
+
+var errSettle = errors.New("the kernel took it, and nothing came of it")
+
+// Bind gives a function to a driver that is loaded, whatever others would match it, and takes it from the one that has it. When the driver
+// has it already nothing happens. When it fails, the former driver gets the function back, and the error says whether that went well. It
+// takes until ctx ends, at most 30 s, and at most as long to put it back. The caller knows that nobody uses the function.
+func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
+	return controlled(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
+		if err := c.known(driver); err != nil {
+			return fmt.Errorf("bind %s to %s: %w", a, driver, err)
+		}
+		return c.bind(ctx, driver)
+	})
+}
+
+// Unbind takes a function from its driver. Without one nothing happens. It takes until ctx ends, at most 30 s.
+func Unbind(ctx context.Context, sysfs string, a Address) error {
+	return controlled(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.free(ctx) })
+}
+
+// control changes one function.
+type control struct {
+	root    *os.Root
+	address Address
+	folder  string
+}
+
+func controlled(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
+	root, err := os.OpenRoot(sysfs)
+	if err != nil {
+		return fmt.Errorf("PCI function %s: %w", a, err)
+	}
+	defer root.Close()
+	c := control{root, a, devicesFolder + "/" + a.String()}
+	if info, err := root.Stat(c.folder); err != nil || !a.IsValid() || !info.IsDir() {
+		return fmt.Errorf("PCI function %s: is not there: %w", a, errors.Join(err, fs.ErrNotExist))
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return f(ctx, c)
+}
+
+// known refuses a driver that is not loaded.
+func (c control) known(driver string) error {
+	if driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") || checkWord(driver) != nil {
+		return errors.New("want the name of a driver")
+	}
+	if _, err := c.root.Stat(driversFolder + "/" + driver); err != nil {
+		return fmt.Errorf("the driver is not loaded: %w", err)
+	}
+	return nil
+}
+
+func (c control) bind(ctx context.Context, driver string) error {
+	failed := func(err error) error { return fmt.Errorf("bind %s to %s: %w", c.address, driver, err) }
+	former, err := c.driver()
+	if err != nil || former == driver {
+		return err
+	}
+	override, err := c.override()
+	if err != nil {
+		return failed(err)
+	}
+	if err = c.move(ctx, driver); err == nil {
+		// The function stays where it is; what another probe does is as it was before.
+		if err = c.setOverride(ctx, override); err != nil {
+			return fmt.Errorf("%s is bound to %s: %w", c.address, driver, err)
+		}
+		return nil
+	}
+	// ctx may be the reason.
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
+	defer cancel()
+	if back := c.putBack(undo, former, override); back != nil {
+		return failed(fmt.Errorf("%w; and it could not be put back to %s: %w", err, orNone(former), back))
+	}
+	return failed(fmt.Errorf("%w; it is put back to %s", err, orNone(former)))
+}
+
+func (c control) putBack(ctx context.Context, former, override string) error {
+	now, err := c.driver()
+	switch {
+	case err != nil:
+	case former == "":
+		err = c.free(ctx)
+	case now != former:
+		err = c.move(ctx, former)
+	}
+	return errors.Join(err, c.setOverride(ctx, override))
+}
+
+func orNone(driver string) string {
+	if driver == "" {
+		return "no driver"
+	}
+	return driver
+}
+
+// move takes the function from its driver and lets the kernel find the driver by the override. That works for VFs for which the
+// search is switched off (sriov_drivers_autoprobe), where the driver's own bind does not.
+func (c control) move(ctx context.Context, driver string) error {
+	if err := c.setOverride(ctx, driver); err != nil {
+		return err
+	}
+	if err := c.free(ctx); err != nil {
+		return err
+	}
+	if err := c.write(ctx, probeFile, c.address.String()); err != nil {
+		return err
+	}
+	return c.await(ctx, driver)
+}
+
+// free takes the function from its driver.
+func (c control) free(ctx context.Context) error {
+	now, err := c.driver()
+	if err != nil || now == "" {
+		return err
+	}
+	if err := c.write(ctx, driversFolder+"/"+now+"/unbind", c.address.String()); err != nil {
+		return err
+	}
+	return c.await(ctx, "")
+}
+
+// driver returns what the function is bound to, or "".
+func (c control) driver() (string, error) {
+	name, err := readLink(c.root, c.folder+"/driver", "drivers")
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := c.root.Stat(c.folder); err != nil {
+			return "", fmt.Errorf("%s has gone: %w", c.address, err)
+		}
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("driver of %s: %w", c.address, err)
+	}
+	return name, nil
+}
+
+// override returns the driver that alone may have the function, or "".
+func (c control) override() (string, error) {
+	name, err := readAttribute(c.root, c.folder+"/driver_override")
+	if name == "(null)" {
+		name = ""
+	}
+	return name, err
+}
+
+func (c control) setOverride(ctx context.Context, driver string) error {
+	if now, err := c.override(); err == nil && now == driver {
+		return nil
+	}
+	return c.write(ctx, c.folder+"/driver_override", driver)
+}
+
+// write writes to a file below sysfs. The kernel acts before the write returns; nothing can stop it.
+func (c control) write(ctx context.Context, file, value string) error {
+	op := fmt.Sprintf("write %q to %s", value, file)
+	if err := errors.Join(ctx.Err(), fault.Point(op)); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- writeAttribute(c.root, file, value) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s: the kernel has not finished, something uses the function: %w", op, ctx.Err())
+	}
+}
+
+// await waits until the function has the driver, or none.
+func (c control) await(ctx context.Context, driver string) error {
+	now := ""
+	err := settle(ctx, func() (ok bool, err error) {
+		now, err = c.driver()
+		return now == driver, err
+	})
+	if errors.Is(err, errSettle) {
+		return fmt.Errorf("wait for %s, have %s: %w", orNone(driver), orNone(now), err)
+	}
+	return err
+}
+
+// settle waits until something is so.
+func settle(ctx context.Context, so func() (bool, error)) error {
+	for end := time.Now().Add(settleTime); ; {
+		if ok, err := so(); ok || err != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return errSettle
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", errSettle, ctx.Err())
+		case <-time.After(settlePoll):
+		}
+	}
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+const (
+	byKernel = "0000:3b:11.0" // iavf
+	byVFIO   = "0000:3b:11.1" // vfio-pci
+	byNobody = "0000:3b:11.3"
+)
+
+// played returns a tree with a kernel, in which every driver_override is empty.
+func played(t *testing.T, k pcitest.Kernel) (sysfs string) {
+	t.Helper()
+	sysfs = pcitest.Extract(t, "vfio")
+	pcitest.Set(t, sysfs, byVFIO, "driver_override", "(null)")
+	k.Start(t, sysfs)
+	return sysfs
+}
+
+// state is the driver of a function and its driver_override.
+func state(t *testing.T, sysfs, a string) string {
+	t.Helper()
+	root, err := os.OpenRoot(sysfs)
+	must(t, err)
+	defer root.Close()
+	c := control{root, address(t, a), devicesFolder + "/" + a}
+	driver, err := c.driver()
+	must(t, err)
+	override, err := c.override()
+	must(t, err)
+	return driver + "," + override
+}
+
+func TestBind(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{})
+	before := mustScan(t, sysfs)
+	for _, step := range []struct{ vf, driver string }{
+		{byKernel, "vfio-pci"}, {byVFIO, "iavf"}, {byNobody, "vfio-pci"}, {byNobody, "iavf"}, {byKernel, "iavf"},
+	} {
+		must(t, Bind(t.Context(), sysfs, address(t, step.vf), step.driver))
+		if got := state(t, sysfs, step.vf); got != step.driver+"," {
+			t.Errorf("%s: %s, want %s and no override", step.vf, got, step.driver)
+		}
+	}
+	for _, c := range Diff(before, mustScan(t, sysfs)) {
+		if a := c.Address.String(); a != byKernel && a != byVFIO && a != byNobody {
+			t.Errorf("another function: %s", c)
+		}
+	}
+}
+
+// TestBindAgain: when the driver has the function nothing is written, not even to files that nobody may write to.
+func TestBindAgain(t *testing.T) {
+	sysfs := pcitest.Extract(t, "vfio")
+	must(t, os.RemoveAll(filepath.Join(sysfs, probeFile)), os.Remove(filepath.Join(pcitest.Folder(t, sysfs, byVFIO), "driver_override")))
+	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "vfio-pci"))
+}
+
+// TestBindRefused: what cannot be is refused before anything changes.
+func TestBindRefused(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{})
+	for driver, want := range map[string]string{
+		"ixgbevf": "bind 0000:3b:11.0 to ixgbevf: the driver is not loaded: ", "": "want the name of a driver", "..": "want the name of a driver",
+		"vfio-pci/..": "want the name of a driver", "vfio-pci\n": "want the name of a driver",
+	} {
+		if err := Bind(t.Context(), sysfs, address(t, byKernel), driver); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", driver, err)
+		}
+	}
+	if got := state(t, sysfs, byKernel); got != "iavf," {
+		t.Errorf("afterwards %s", got)
+	}
+	for _, a := range []Address{{}, address(t, "0000:ff:00.0")} {
+		if err := Bind(t.Context(), sysfs, a, "iavf"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", a, err)
+		}
+		if err := Unbind(t.Context(), sysfs, a); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", a, err)
+		}
+	}
+}
+
+// fails binds with little patience, and returns the error.
+func fails(t *testing.T, sysfs, vf, driver string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err := Bind(ctx, sysfs, address(t, vf), driver)
+	if err == nil {
+		t.Fatalf("%s is bound to %s", vf, driver)
+	}
+	return err.Error()
+}
+
+// TestBindFails: a driver that does not take the function leaves it to the one before.
+func TestBindFails(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
+	err := fails(t, sysfs, byKernel, "vfio-pci")
+	if !strings.HasPrefix(err, "bind 0000:3b:11.0 to vfio-pci: wait for vfio-pci, have no driver: ") || !strings.HasSuffix(err, "; it is put back to iavf") {
+		t.Error(err)
+	}
+	if got := state(t, sysfs, byKernel); got != "iavf," {
+		t.Errorf("afterwards %s", got)
+	}
+	if err := fails(t, sysfs, byNobody, "vfio-pci"); !strings.HasSuffix(err, "; it is put back to no driver") {
+		t.Error(err)
+	}
+	if got := state(t, sysfs, byNobody); got != "," {
+		t.Errorf("afterwards %s", got)
+	}
+}
+
+// TestBindFailsTwice: when the former driver does not take it either, the error says so.
+func TestBindFailsTwice(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
+	if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err, "; and it could not be put back to iavf: wait for iavf, have no driver: ") {
+		t.Error(err)
+	}
+	if got := state(t, sysfs, byKernel); got != "," {
+		t.Errorf("afterwards %s", got)
+	}
+}
+
+// TestBindInUse: a driver that does not give the function back keeps it, and no override is left.
+func TestBindInUse(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
+	if err := fails(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") || !strings.HasSuffix(err, "; it is put back to vfio-pci") {
+		t.Error(err)
+	}
+	if got := state(t, sysfs, byVFIO); got != "vfio-pci," {
+		t.Errorf("afterwards %s", got)
+	}
+}
+
+// TestBindNoWrite: a file that cannot be written to is named, and the function stays where it was.
+func TestBindNoWrite(t *testing.T) {
+	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
+		sysfs := played(t, pcitest.Kernel{})
+		path := filepath.Join(sysfs, file)
+		must(t, os.Remove(path), os.Mkdir(path, 0o700))
+		if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err, file+": ") && !strings.Contains(err, "is no regular file") {
+			t.Errorf("%s: %s", file, err)
+		}
+		root, err := os.OpenRoot(sysfs)
+		must(t, err)
+		if driver, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).driver(); driver != "iavf" || err != nil {
+			t.Errorf("%s: %s, %v", file, driver, err)
+		}
+		root.Close()
+	}
+}
+
+// TestBindOverride: an override that an admin set stays.
+func TestBindOverride(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{})
+	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
+	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "iavf"))
+	if got := state(t, sysfs, byVFIO); got != "iavf,vfio-pci" {
+		t.Error(got)
+	}
+}
+
+// TestBindHangs: a write that the kernel does not finish ends with the context.
+func TestBindHangs(t *testing.T) {
+	sysfs := pcitest.Extract(t, "vfio")
+	path := filepath.Join(sysfs, probeFile)
+	must(t, os.Remove(path), syscall.Mkfifo(path, 0o600))
+	full, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer full.Close()
+	must(t, full.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+	for err == nil {
+		_, err = full.Write(make([]byte, 4096))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	root, err := os.OpenRoot(sysfs)
+	must(t, err)
+	defer root.Close()
+	err = control{root, address(t, byKernel), ""}.write(ctx, probeFile, byKernel)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `write "0000:3b:11.0" to bus/pci/drivers_probe: the kernel has not finished`) {
+		t.Error(err)
+	}
+	override := devicesFolder + "/" + byKernel + "/driver_override"
+	if err := (control{root, address(t, byKernel), ""}).write(ctx, override, "x"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without time: %v", err)
+	}
+	time.Sleep(10 * time.Millisecond)
+	if got := state(t, sysfs, byKernel); got != "iavf," {
+		t.Errorf("it was written without time: %s", got)
+	}
+}
+
+func TestUnbind(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{})
+	for range 2 {
+		must(t, Unbind(t.Context(), sysfs, address(t, byKernel)))
+		if got := state(t, sysfs, byKernel); got != "," {
+			t.Error(got)
+		}
+	}
+	if d, _ := mustScan(t, sysfs).Device(address(t, byKernel)); d.Driver != "" || len(d.Interfaces) > 0 || d.LinkType != Ether {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestBindGone: a function that goes meanwhile is told from one without a driver.
+func TestBindGone(t *testing.T) {
+	sysfs := pcitest.Extract(t, "vfio")
+	root, err := os.OpenRoot(sysfs)
+	must(t, err)
+	defer root.Close()
+	pcitest.Remove(t, sysfs, byKernel)
+	if _, err := (control{root, address(t, byKernel), devicesFolder + "/" + byKernel}).driver(); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// TestBindBackToNone: a function that had no driver, and was taken after all when its time was over, has none again.
+func TestBindBackToNone(t *testing.T) {
+	sysfs := played(t, pcitest.Kernel{})
+	root, err := os.OpenRoot(sysfs)
+	must(t, err)
+	defer root.Close()
+	c := control{root, address(t, byKernel), devicesFolder + "/" + byKernel}
+	must(t, c.setOverride(t.Context(), "vfio-pci"), c.putBack(t.Context(), "", ""))
+	if got := state(t, sysfs, byKernel); got != "," {
+		t.Error(got)
+	}
+}

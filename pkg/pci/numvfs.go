@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// SetNumVFs gives a PF n VFs. All that it has go first, as the kernel wants it; the caller knows that nobody uses them. When it has n
+// nothing happens. It takes until ctx ends, at most two minutes.
+func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
+	return controlled(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
+		if err := c.resize(ctx, n); err != nil {
+			return fmt.Errorf("give %s %d VFs: %w", pf, n, err)
+		}
+		return nil
+	})
+}
+
+func (c control) resize(ctx context.Context, n int) error {
+	total, err := c.count("sriov_totalvfs")
+	if gone(err) {
+		return fmt.Errorf("it is no PF: %w", err)
+	}
+	if err == nil && (n < 0 || n > total) {
+		err = fmt.Errorf("it can have 0 to %d", total)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := c.count("sriov_numvfs")
+	if err != nil || now == n {
+		return err
+	}
+	if now > 0 {
+		if err := c.setNumVFs(ctx, 0); err != nil {
+			return err
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	if err = c.setNumVFs(ctx, n); err != nil && now > 0 {
+		return fmt.Errorf("the %d that it had have gone: %w", now, err)
+	}
+	return err
+}
+
+// setNumVFs waits until the PF has links to so many VFs.
+func (c control) setNumVFs(ctx context.Context, n int) error {
+	if err := c.write(ctx, c.folder+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
+		return err
+	}
+	links := 0
+	err := settle(ctx, func() (bool, error) {
+		names, err := listFolder(c.root, c.folder)
+		links = 0
+		for _, name := range names {
+			if _, ok := parseVF(name); ok {
+				links++
+			}
+		}
+		return links == n, err
+	})
+	if errors.Is(err, errSettle) {
+		return fmt.Errorf("wait for %d VFs, have %d: %w", n, links, err)
+	}
+	return err
+}
+
+func (c control) count(name string) (int, error) {
+	text, err := readAttribute(c.root, c.folder+"/"+name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := parseCount(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	return n, nil
+}
