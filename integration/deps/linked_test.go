@@ -21,7 +21,7 @@ func budgets() map[string]int64 {
 		"bridge":     4_950_000,
 		"host-local": 3_410_000,
 		"loopback":   3_530_000,
-		"portmap":    4_400_000,
+		"portmap":    4_450_000,
 		"bandwidth":  4_100_000,
 	}
 }

@@ -156,10 +156,13 @@ func HasIPTables(is4 bool) bool {
 	return err == nil
 }
 
+// busy is the exit status for a resource problem (iptables(8)): the xtables lock was not to be had.
+const busy = 4
+
 // Refused tells whether it was the program of iptables that failed, for what it was given.
 func Refused(err error) bool {
 	var exit *exec.ExitError
-	return errors.As(err, &exit)
+	return errors.As(err, &exit) && exit.ExitCode() != busy
 }
 
 func iptablesBinary(name string) (string, error) {
@@ -188,8 +191,7 @@ func iptables(program, tool, stdin string, hold *os.File, args ...string) (strin
 	}
 	text := strings.Join(strings.Fields(stderr.String()), " ")
 	var exit *exec.ExitError
-	// Exit status 4 is a resource problem (iptables(8)): the xtables lock was not to be had.
-	if errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == 4 {
+	if errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == busy {
 		return "", plugin.Errorf(plugin.CodeTryAgain, "%s%s: %w: %s", program, tool, err, text)
 	}
 	return "", fmt.Errorf("%s%s: %w: %s", program, tool, err, text)

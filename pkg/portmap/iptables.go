@@ -67,7 +67,7 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 // blame names the conditions when iptables refuses the rules: what else is in them is the same for every pod.
 func (of rules) blame(err error, is4 bool) error {
 	key, words := of.conditions(is4)
-	if len(words) == 0 || plugin.Code(err) != plugin.CodeIO || !kernel.Refused(err) {
+	if len(words) == 0 || !kernel.Refused(err) {
 		return err
 	}
 	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
