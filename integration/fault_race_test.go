@@ -18,8 +18,8 @@ import (
 // TestFaultRace: many at once, and one after another without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
-	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", some(8, 50)) })
-	t.Run("F-14 the first ADDs of a node race, iptables", func(t *testing.T) { testFirstRace(t, "iptables", 8) })
+	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", some(8, 100)) })
+	t.Run("F-14 the first ADDs of a node race, iptables", func(t *testing.T) { testFirstRace(t, "iptables", some(8, 100)) })
 	t.Run("F-18 ADD straight after DEL", testTightLoop)
 	t.Run("F-18 the name of the host side is taken", testNameTaken)
 	t.Run("F-42 other programs churn links", testChurn)

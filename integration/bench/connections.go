@@ -8,6 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"regexp"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,32 +29,92 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections lets another machine open connections to a hostPort, with and without the ports of others. The reference forwards by
-// iptables, as it does where nothing else is asked for.
+// measureConnections lets another machine open connections to a hostPort, alone, beside the ports of pods with many, and beside as many pods with
+// one. The reference forwards by iptables, as it does where nothing else is asked for.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaled(otherPorts)
-	sides := map[string]figure{}
+	packed, spread := map[string]figure{}, map[string]figure{}
 	for _, side := range o.bothSides() {
 		backend := "nftables"
 		if side.name == sideReference {
 			backend = "iptables"
 		}
-		base, err := n.hostPortOf(side, backend, 0)
-		var many *hostPort
-		if err == nil {
-			many, err = n.hostPortOf(side, backend, count)
+		var of [3]*hostPort
+		var err error
+		for i, beside := range []others{{}, {count, portsOfPod}, {count, 1}} {
+			if err == nil {
+				of[i], err = n.hostPortOf(side, backend, beside)
+			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			err = errors.Join(base.sample(), many.sample())
+			err = errors.Join(of[i%3].sample(), of[(i+1)%3].sample(), of[(i+2)%3].sample()) // none always comes first
 		}
 		if err != nil {
 			r.fail("connections, "+side.name, err)
 			return
 		}
-		sides[side.name] = figure{Base: base.hundred(), Value: many.hundred()}
+		packed[side.name] = figure{Base: of[0].hundred(), Value: of[1].hundred()}
+		spread[side.name] = figure{Base: of[0].hundred(), Value: of[2].hundred()}
 	}
-	r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s hostPorts of others", connectionsTold, thousands(count)), connectionGrowth, sides)
-	r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s others; the reference by iptables", connectionsTold, thousands(count)), connectionsVersus, sides)
+	for _, c := range []struct {
+		whose string
+		sides map[string]figure
+	}{{fmt.Sprintf("of pods with %d each", portsOfPod), packed}, {"of as many pods", spread}} {
+		what := fmt.Sprintf("%s hostPorts %s", thousands(count), c.whose)
+		r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s", connectionsTold, what), connectionGrowth, c.sides)
+		r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s; the reference by iptables", connectionsTold, what), connectionsVersus, c.sides)
+	}
+}
+
+// others are hostPorts of other pods.
+type others struct{ count, each int }
+
+// cloneRules gives so many other pods the iptables rules of the only pod of a node, each with a port of its own, before that pod's: where they
+// would be had the pods come before it. To add them one by one takes the reference hours.
+func cloneRules(c *chain, count int) error {
+	return c.node.Do(func() error {
+		out, err := exec.Command("iptables-save", "-t", "nat").Output()
+		if err != nil {
+			return fmt.Errorf("iptables-save: %w", err)
+		}
+		own := regexp.MustCompile(`CNI-DN-[0-9a-f]+`).FindString(string(out))
+		if own == "" {
+			return errors.New("the pod has no chain")
+		}
+		for first := 0; first < count; first += clonesAtOnce {
+			if err := restoreClones(string(out), own, first, min(first+clonesAtOnce, count)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// clonesAtOnce is what fits into one message to the kernel.
+const clonesAtOnce = 40
+
+// restoreClones adds the rules of pods first to end, after those of the pod with the chain own.
+func restoreClones(saved, own string, first, end int) error {
+	var input strings.Builder
+	input.WriteString("*nat\n")
+	for i := first; i < end; i++ {
+		chain := fmt.Sprintf("CNI-DN-%021x", i)
+		of := strings.NewReplacer(own, chain, fmt.Sprint(connectionPort), fmt.Sprint(20000+i), "10.98.0.5", fmt.Sprintf("10.98.%d.%d", 1+i/250, 1+i%250),
+			"-A CNI-HOSTPORT-DNAT", "-I CNI-HOSTPORT-DNAT 1")
+		fmt.Fprintf(&input, ":%s - [0:0]\n", chain)
+		for line := range strings.Lines(saved) {
+			if strings.HasPrefix(line, "-A") && strings.Contains(line, own) {
+				input.WriteString(of.Replace(line))
+			}
+		}
+	}
+	input.WriteString("COMMIT\n")
+	restore := exec.Command("iptables-restore", "--noflush")
+	restore.Stdin = strings.NewReader(input.String())
+	if out, err := restore.CombinedOutput(); err != nil {
+		return fmt.Errorf("iptables-restore: %w: %s", err, out)
+	}
+	return nil
 }
 
 // hostPort is a port of a node that leads to a pod, and the machine that connects to it.
@@ -62,8 +125,9 @@ type hostPort struct {
 }
 
 // hostPortOf makes a node of its own with so many ports of others, and the pod, which accepts whatever comes.
-func (n nodes) hostPortOf(side side, backend string, others int) (*hostPort, error) {
-	name := fmt.Sprintf("connect-%s-%d", side.name, others)
+func (n nodes) hostPortOf(side side, backend string, beside others) (*hostPort, error) {
+	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
+	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
 	// All nodes share the folder of records, where those of other nodes have the same ports.
 	if err := os.RemoveAll(store.Root); err != nil {
@@ -77,11 +141,14 @@ func (n nodes) hostPortOf(side side, backend string, others int) (*hostPort, err
 	if err == nil {
 		err = portsNode(c)
 	}
-	if err == nil {
-		err = n.fillPorts(c, backend, others)
+	if err == nil && !clone {
+		err = n.fillPorts(c, backend, beside)
 	}
 	if err == nil {
 		err = c.run(verbAdd, execute)
+	}
+	if err == nil && clone {
+		err = cloneRules(c, beside.count)
 	}
 	if err == nil {
 		err = join(c.node, "client", "", client, netip.Prefix{}, node, outside)

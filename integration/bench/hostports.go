@@ -67,7 +67,7 @@ func (r *report) measurePorts(o options, n nodes) {
 			err = portsNode(c)
 		}
 		if err == nil && node == besideMany {
-			err = n.fillPorts(c, backend, count)
+			err = n.fillPorts(c, backend, others{count, portsOfPod})
 		}
 		if err != nil {
 			r.fail("hostPorts, "+name, err)
@@ -94,11 +94,11 @@ func (r *report) measurePorts(o options, n nodes) {
 }
 
 // fillPorts gives so many ports of the node to other pods.
-func (n nodes) fillPorts(like *chain, backend string, count int) error {
-	for i := 0; i < count; i += portsOfPod {
-		c := *like
+func (n nodes) fillPorts(like *chain, backend string, beside others) error {
+	for i := 0; i < beside.count; i += beside.each {
+		c, pod := *like, i/beside.each
 		c.id = containerID(fmt.Sprint(like.network, i))
-		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.1.%d", 1+i/portsOfPod), 20000+i, min(portsOfPod, count-i))}
+		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.%d.%d", 1+pod/250, 1+pod%250), 20000+i, min(beside.each, beside.count-i))}
 		if err := c.run(verbAdd, execute); err != nil {
 			return err
 		}
