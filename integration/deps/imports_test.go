@@ -21,15 +21,15 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/pci/pcitest"},
+		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
 		{"pkg/plugin", "pkg/sandbox"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
 		{"pkg/pci", "pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
-		{"pkg/reconcile"},
+		{"pkg/reconcile", "pkg/pool"},
 		{"pkg/rollback"}, // reads configurations as the collector does
-		{"pkg/cli"},
-		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace"},
+		{"pkg/cli", "pkg/deviceplugin"},
+		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace", "plugins/sriov-device-plugin"},
 	}
 }
 
@@ -64,11 +64,14 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		"github.com/containernetworking/plugins":        nil,
 		"github.com/coreos/go-iptables":                 nil,
-		"k8s.io":                                        nil,
-		"sigs.k8s.io":                                   nil,
-		"google.golang.org/grpc":                        nil,
-		"net/http":                                      nil,
-		"C":                                             nil,
+		// The faces to Kubernetes, and nothing below them.
+		"k8s.io":                              {"pkg/deviceplugin"},
+		"sigs.k8s.io":                         nil,
+		"google.golang.org/grpc":              {"pkg/deviceplugin"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin"},
+		"net/http":                            {"pkg/deviceplugin"},
+		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
+		"C":                                   nil,
 	}
 }
 

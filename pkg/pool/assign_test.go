@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// worker is a machine with something of everything. Its devices by the names of this test:
+//
+//	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
+//	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
+//	u0            VF of ens5f0, node unknown, vfio-pci
+//	p             a PF without VFs, ens3f0, node 1
+//	n             a card without SR-IOV, eno1, node 1
+//	and the PFs with VFs: A, B, M, U
+func worker() *pci.Snapshot {
+	s := machine(2,
+		card{bus: 0x10, node: 0, root: "pci0000:10", ports: 2, vfs: 4, vendor: "8086", driver: "iavf", name: "ens1f"},
+		card{bus: 0x20, node: 1, root: "pci0000:20", ports: 1, vfs: 2, vendor: "15b3", driver: "mlx5_core", name: "ib2f"},
+		card{bus: 0x30, node: 1, root: "pci0000:20", ports: 1, vendor: "8086", name: "ens3f"},
+		card{bus: 0x40, node: 1, root: "pci0000:20", ports: 1, vendor: "14e4", name: "eno"},
+		card{bus: 0x50, node: -1, root: "pci0000:50", ports: 1, vfs: 1, vendor: "8086", driver: "vfio-pci", name: "ens5f"})
+	for i := range s.Devices {
+		switch d := &s.Devices[i]; names()[d.Address.String()] {
+		case "m0", "m1":
+			d.LinkType, d.RDMA = pci.InfiniBand, []string{"mlx5_" + d.Address.String()}
+		case "n":
+			d.TotalVFs, d.ACPIIndex = 0, "101"
+		}
+	}
+	return s
+}
+
+// names returns the names of this test by address.
+func names() map[string]string {
+	return map[string]string{
+		"0000:10:00.0": "A", "0000:10:01.0": "a0", "0000:10:01.1": "a1", "0000:10:01.2": "a2", "0000:10:01.3": "a3",
+		"0000:10:00.1": "B", "0000:10:11.0": "b0", "0000:10:11.1": "b1", "0000:10:11.2": "b2", "0000:10:11.3": "b3",
+		"0000:20:00.0": "M", "0000:20:01.0": "m0", "0000:20:01.1": "m1", "0000:30:00.0": "p", "0000:40:00.0": "n",
+		"0000:50:00.0": "U", "0000:50:01.0": "u0",
+	}
+}
+
+// named lists pools: name: devices with what they are offered with.
+func named(pools []Pool) string {
+	var out []string
+	for _, p := range pools {
+		devices := ""
+		for _, d := range p.Devices {
+			devices += " " + names()[d.Address.String()]
+		}
+		out = append(out, strings.TrimPrefix(p.Name, "intel.com/")+":"+devices)
+	}
+	return strings.Join(out, "; ")
+}
+
+// TestSelectors: what each key takes.
+func TestSelectors(t *testing.T) {
+	for selectors, want := range map[string]string{
+		`{}`:                             "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 p n u0",
+		`{"vendors":["15B3","14e4"]}`:    "m0 m1 n",
+		`{"devices":["1592"]}`:           "p n",
+		`{"drivers":["mlx5_core"]}`:      "m0 m1",
+		`{"drivers":["vfio-pci","ice"]}`: "p n u0",
+		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0"]}`: "b3 n", // not A, which has VFs
+		`{"acpiIndexes":["101"]}`:                                 "n",
+		`{"pfNames":["ens1f1","ENS3F0"]}`:                         "b0 b1 b2 b3 p",
+		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                 "a0 a2 a3", // p is no VF
+		`{"pfNames":["ens1f0#0","ens1f0#3"]}`:                     "a0 a3",
+		`{"pfNames":["ens1f"]}`:                                   "",
+		`{"rootDevices":["0000:10:00.1#1-2","0000:40:00.0"]}`:     "b1 b2 n",
+		`{"linkTypes":["infiniband"]}`:                            "m0 m1",
+		`{"linkTypes":["infiniband","ether"],"vendors":["15b3"]}`: "m0 m1",
+		`{"isRdma":true}`:                                         "m0 m1",
+		`{"isRdma":false,"vendors":["14e4"]}`:                     "n",
+		`{"numaNodes":[1]}`:                                       "m0 m1 p n",
+		`{"numaNodes":[-1]}`:                                      "u0",
+		`{"needVhostNet":true,"vendors":["14e4"]}`:                "n",
+		`{"vendors":["8086"],"numaNodes":[1]}`:                    "p",
+		`[{"vendors":["14e4"]},{"pfNames":["ens1f0#1"]}]`:         "a1 n",
+		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 p n u0",
+	} {
+		c := mustParse(t, `{"resourceList":[{"resourceName":"r","unknownNuma":"all","selectors":`+selectors+`}]}`)
+		if got := named(Assign(c, worker(), Env{})); got != strings.TrimSuffix("r: "+want, " ") {
+			t.Errorf("%s\n got %s\nwant r: %s", selectors, got, want)
+		}
+	}
+}
+
+// TestAssign: what resources do to each other, and the keys that are no selectors.
+func TestAssign(t *testing.T) {
+	intel := `"selectors":{"vendors":["8086"]}`
+	for _, test := range []struct{ config, want string }{
+		{`{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-1"]}},{"resourceName":"y","selectors":{"pfNames":["ens1f0","ib2f0"]}},{"resourceName":"z","selectors":{"linkTypes":["infiniband"]}}`,
+			"x: a0 a1; y: a2 a3 m0 m1; z:"},
+		{`{"resourceName":"x",` + intel + `}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; x_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"omit"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; x_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"all"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; y: m0 m1 n; y_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
+		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // nothing else is there to keep apart
+		{`{"resourceName":"` + strings.Repeat("x", 57) + `",` + intel + `}`, strings.Repeat("x", 57) + ": a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
+		{`{"resourceName":"x","splitByNuma":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: p; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: p; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"all","selectors":{"drivers":["vfio-pci","iavf"]}}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: p n"},
+		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
+		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"}, // bound already
+	} {
+		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)
+		if got := named(Assign(c, worker(), Env{})); got != test.want {
+			t.Errorf("%s\n got %s\nwant %s", test.config, got, test.want)
+		}
+	}
+}
+
+// TestOneNode: on a machine with one NUMA node, or none that is told, nothing is unknown and nothing has a topology.
+func TestOneNode(t *testing.T) {
+	for nodes := range 2 {
+		s := worker()
+		s.Nodes = s.Nodes[:nodes]
+		for _, unknown := range []string{"omit", "all", "exclude"} {
+			c := mustParse(t, `{"resourceList":[{"resourceName":"x","unknownNuma":"`+unknown+`","selectors":{"pfNames":["ens1f0","ens5f0"]}},
+				{"resourceName":"y","splitByNuma":true,"unknownNuma":"`+unknown+`","selectors":{"pfNames":["ib2f0"]}}]}`)
+			pools := Assign(c, s, Env{})
+			if got := named(pools); got != "x: a0 a1 a2 a3 u0; y_numa0: m0 m1" {
+				t.Errorf("%d, %s: %s", nodes, unknown, got)
+			}
+			for _, d := range pools[0].Devices {
+				if d.Topology != nil {
+					t.Errorf("%d, %s: %s is on %v", nodes, unknown, d.Address, d.Topology)
+				}
+			}
+		}
+	}
+	s := worker()
+	s.Nodes = []pci.Node{{ID: 3}}
+	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ib2f0"]}`)), s, Env{})); got != "a_numa3: m0 m1" {
+		t.Error(got)
+	}
+}
+
+// TestSplitOrder: the pools of a resource come by NUMA node, wherever their devices are.
+func TestSplitOrder(t *testing.T) {
+	s := worker()
+	for i := range s.Devices {
+		s.Devices[i].NUMANode = map[int]int{0: 1, 1: pci.Unknown, pci.Unknown: 0}[s.Devices[i].NUMANode]
+	}
+	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ens1f1","ib2f0","ens5f0"]}`)), s, Env{})); got != "a_numa0: u0; a_numa1: b0 b1 b2 b3; a_nonuma: m0 m1" {
+		t.Error(got)
+	}
+}
+
+// TestNodeOffline: a node that the machine does not have is unknown to the kubelet, too.
+func TestNodeOffline(t *testing.T) {
+	s := worker()
+	for i := range s.Devices {
+		if s.Devices[i].NUMANode == 1 {
+			s.Devices[i].NUMANode = 7
+		}
+	}
+	if got := named(Assign(mustParse(t, resource(`"selectors":{"pfNames":["ens1f0","ib2f0"]}`)), s, Env{})); got != "a: a0 a1 a2 a3; a_nonuma: m0 m1" {
+		t.Error(got)
+	}
+}
+
+// TestDevice: what devices are offered with.
+func TestDevice(t *testing.T) {
+	c := mustParse(t, `{"resourceList":[
+		{"resourceName":"x","unknownNuma":"all","selectors":[{"pfNames":["ib2f0"],"isRdma":true},{"pfNames":["ens1f0#0","ens5f0"],"needVhostNet":true}],
+		 "additionalInfo":{"*":{"k":"all","l":"all"},"0000:10:01.0":{"k":"own"}}},
+		{"resourceName":"y","excludeTopology":true,"unknownNuma":"all","selectors":{"pfNames":["ens1f0","ens5f0"]}},
+		{"resourceName":"z","selectors":{"pfNames":["ens1f1#0"]}}]}`)
+	got := map[string]string{}
+	for _, p := range Assign(c, worker(), Env{}) {
+		for _, d := range p.Devices {
+			got[names()[d.Address.String()]] = fmt.Sprint(d.Topology, d.RDMA, d.VhostNet, d.Info)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{
+		"m0": "[1] true false map[k:all l:all]", "m1": "[1] true false map[k:all l:all]", "a0": "[0] false true map[k:own l:all]",
+		"u0": "[0 1] false true map[k:all l:all]",
+		"a1": "[] false false map[]", "a2": "[] false false map[]", "a3": "[] false false map[]", "b0": "[0] false false map[]",
+	}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestBusy: what the node needs itself is never offered.
+func TestBusy(t *testing.T) {
+	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
+	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
+	for _, test := range []struct {
+		config string
+		env    Env
+		want   string
+	}{
+		{`{` + all + `}`, Env{DefaultRoute: []string{"eno0", "ens1f0", "br0"}}, vfs + " p u0"}, // the VFs of ens1f0 are not the node's
+		{`{` + all + `}`, Env{DefaultRoute: []string{"ens3f0"}}, vfs + " n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":4}]}`, Env{}, vfs + " n u0"}, // will have VFs soon
+		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4}]}`, Env{}, vfs + " n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0}]}`, Env{}, vfs + " p n u0"},
+	} {
+		if got := named(Assign(mustParse(t, test.config), worker(), test.env)); got != "x: "+test.want {
+			t.Errorf("%s, %v\n got %s\nwant x: %s", test.config, test.env.DefaultRoute, got, test.want)
+		}
+	}
+	s := worker()
+	for i := range s.Devices {
+		if s.Devices[i].IsVF() && s.Devices[i].VFIndex == 0 {
+			s.Devices[i].Interfaces = []string{"vf"}
+		}
+	}
+	if got := named(Assign(mustParse(t, `{`+all+`}`), s, Env{DefaultRoute: []string{"vf"}})); got != "x: a1 a2 a3 b1 b2 b3 m1 p n" {
+		t.Error(got)
+	}
+}
+
+// TestInterfaceInPod: a device stays in its pool while its interface is in a pod, and also one that is a PF or passed through to a virtual machine.
+func TestInterfaceInPod(t *testing.T) {
+	s := worker()
+	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}]}`)
+	before, last := named(Assign(c, s, Env{})), map[pci.Address]pci.Device{}
+	if before != "x: a0 a1 a2 a3 p; y: m0 m1" {
+		t.Fatal(before)
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		switch last[d.Address] = *d; names()[d.Address.String()] {
+		case "p", "m0":
+			d.Interfaces, d.LinkType, d.RDMA = nil, "", nil
+		case "m1": // bound to another driver meanwhile
+			d.Driver, d.RDMA = "vfio-pci", nil
+		}
+	}
+	if got := named(Assign(c, s, Env{Last: last})); got != "x: a0 a1 a2 a3 p; y: m0" {
+		t.Error(got)
+	}
+	if got := named(Assign(c, s, Env{})); got != "x: a0 a1 a2 a3; y:" {
+		t.Error(got)
+	}
+}
+
+// TestWithoutPF: a VF whose PF the scan does not have is still one by its address.
+func TestWithoutPF(t *testing.T) {
+	s := worker()
+	s.Devices = s.Devices[1:]
+	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0"]}},{"resourceName":"y","selectors":{"rootDevices":["0000:10:00.0#1"]}}]}`)
+	if got := named(Assign(c, s, Env{})); got != "x:; y: a1" {
+		t.Error(got)
+	}
+}
+
+// TestNumVFs: by name and by address, the first entry of a PF counts.
+func TestNumVFs(t *testing.T) {
+	c := mustParse(t, `{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":4},{"pciAddress":"0000:10:00.0","numVfs":5},{"pciAddress":"0000:20:00.0","numVfs":0},
+		{"pfName":"none","numVfs":1},{"pciAddress":"0000:10:01.0","numVfs":1}]}`)
+	want := map[pci.Address]int{address(0x10, 0, 0): 4, address(0x20, 0, 0): 0}
+	if got := c.NumVFs(worker()); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// TestAssignIsPure: the snapshot and the configuration stay as they were, and the answer is the same again.
+func TestAssignIsPure(t *testing.T) {
+	c, s := mustParse(t, resource(`"additionalInfo":{"*":{"k":"v"}},"splitByNuma":true`)), worker()
+	env := Env{DefaultRoute: []string{"eno0"}, Last: map[pci.Address]pci.Device{s.Devices[0].Address: s.Devices[0]}}
+	first := Assign(c, s, env)
+	Explain(c, s, env)
+	Findings(c, s, env)
+	if again := Assign(c, s, env); !reflect.DeepEqual(first, again) || !reflect.DeepEqual(s, worker()) {
+		t.Error("another answer")
+	}
+}

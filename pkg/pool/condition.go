@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// textTest compares an attribute of the device.
+type textTest struct {
+	values []string
+	get    func(subject) string
+}
+
+func (t textTest) want() string           { return strings.Join(t.values, ", ") }
+func (t textTest) found(d subject) string { return t.get(d) }
+func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
+func (t textTest) missing(*node) []string { return nil }
+
+// driverTest compares the driver. The one that the resource binds devices to is as good as those that are wanted: by being bound to it a
+// device must not leave its pool.
+type driverTest []string
+
+func (t driverTest) want() string           { return strings.Join(t, ", ") }
+func (t driverTest) found(d subject) string { return d.Driver }
+func (t driverTest) missing(*node) []string { return nil }
+func (t driverTest) met(d subject) bool {
+	return slices.Contains(t, d.Driver) || d.Driver != "" && d.Driver == d.bindTo
+}
+
+// addressTest compares the PCI address.
+type addressTest []pci.Address
+
+func (t addressTest) want() string           { return join(t, pci.Address.String) }
+func (t addressTest) found(d subject) string { return d.Address.String() }
+func (t addressTest) met(d subject) bool     { return slices.Contains(t, d.Address) }
+func (t addressTest) missing(n *node) (out []string) {
+	for _, a := range t {
+		if _, ok := n.Device(a); !ok {
+			out = append(out, fmt.Sprintf("no device %s on this node", a))
+		}
+	}
+	return out
+}
+
+// nodeTest compares the NUMA node.
+type nodeTest []int
+
+func (t nodeTest) want() string           { return join(t, strconv.Itoa) }
+func (t nodeTest) found(d subject) string { return strconv.Itoa(d.NUMANode) }
+func (t nodeTest) met(d subject) bool     { return slices.Contains(t, d.NUMANode) }
+func (t nodeTest) missing(n *node) (out []string) {
+	for _, id := range t {
+		if id != pci.Unknown && !n.online(id) {
+			out = append(out, fmt.Sprintf("no NUMA node %d on this node; there are: %s", id, orNone(join(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
+		}
+	}
+	return out
+}
+
+// rdmaTest wants a device with RDMA.
+type rdmaTest struct{}
+
+func (rdmaTest) want() string           { return "true" }
+func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) > 0) }
+func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
+func (rdmaTest) missing(*node) []string { return nil }
+
+// pfTest compares the PF of a VF, or the device itself if it is none.
+type pfTest struct {
+	ranges []pfRange
+	kind   string
+	names  func(subject) []string
+}
+
+// pfName knows PFs by their interface.
+func pfName(d subject) []string { return d.pf.Interfaces }
+
+// rootDevice knows PFs by their address.
+func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
+
+func (t pfTest) want() string { return join(t.ranges, func(p pfRange) string { return p.text }) }
+
+func (t pfTest) found(d subject) string {
+	names := strings.Join(t.names(d), ", ")
+	if d.IsVF() {
+		return fmt.Sprintf("%s#%d", names, d.VFIndex)
+	}
+	return names
+}
+
+func (t pfTest) met(d subject) bool {
+	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.is(d, p) && p.has(d) })
+}
+
+// is compares as the reference does, in letters of either case.
+func (t pfTest) is(d subject, p pfRange) bool {
+	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
+}
+
+func (t pfTest) missing(n *node) (out []string) {
+	for _, p := range t.ranges {
+		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.is(d, p) })
+		if i < 0 {
+			out = append(out, fmt.Sprintf("no %s %q on this node; PFs here: %s", t.kind, p.pf, orNone(strings.Join(n.pfs(t.names), ", "))))
+			continue
+		}
+		if pf := n.subjects[i].pf; p.last() >= max(pf.TotalVFs, pf.NumVFs) {
+			out = append(out, fmt.Sprintf("%s: no VF %d on this node; %s has at most %d", p.text, p.last(), p.pf, max(pf.TotalVFs, pf.NumVFs)))
+		}
+	}
+	return out
+}
+
+// join lists things.
+func join[T any](list []T, text func(T) string) string {
+	parts := make([]string, len(list))
+	for i, v := range list {
+		parts[i] = text(v)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func orNone(names string) string { return cmp.Or(names, "none") }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pool makes named pools of network devices out of a configuration and what a scan of the machine found, says of every device why it is
+// where it is, and chooses devices out of a pool. All of it is arithmetic: the same input gives the same answer, and nothing is read or written.
+//
+// The configuration is that of the SR-IOV network device plugin (config.json), with more keys. What is malformed is an error, and Parse
+// returns all of them. What a node lacks is none, because one configuration serves many nodes: Findings tells it.
+package pool
+
+import (
+	"cmp"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// Policy says which devices of a pool are preferred when several are free.
+type Policy string
+
+// The policies. Prefer tells what each of them minimises.
+const (
+	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, the one with the fewest to spare; there few PFs
+	Pack        Policy = "pack"          // few PFs, to leave whole PFs free
+	Balance     Policy = "balance"       // the PFs with the most free devices
+	DistinctPF  Policy = "distinct-pf"   // different cards, then different PFs
+)
+
+// Unlocated says what becomes of devices whose NUMA node is unknown, on a machine with several.
+type Unlocated string
+
+// What unknownNuma can be.
+const (
+	Omit    Unlocated = "omit"    // offered without a topology, in a resource of their own if the others are located
+	All     Unlocated = "all"     // offered as equally near to all nodes
+	Exclude Unlocated = "exclude" // not offered
+)
+
+// CDI says how a container gets the device files of its devices.
+type CDI string
+
+// What cdi can be.
+const (
+	CDIAuto       CDI = "auto"
+	CDIField      CDI = "field"      // cdi_devices of the device plugin interface
+	CDIAnnotation CDI = "annotation" // cdi.k8s.io/*, for old kubelets
+	CDIOff        CDI = "off"        // device specs, without CDI
+)
+
+// Config is a validated configuration.
+type Config struct {
+	Resources []Resource
+	PFs       []PF
+	Notes     []Problem // what is odd whatever the node
+}
+
+// Resource is an entry of resourceList.
+type Resource struct {
+	Place
+	Prefix, Name    string
+	ExcludeTopology bool
+	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all
+	Selectors       []Selector                   // a device is taken by the first that it meets; none takes all
+	SplitByNUMA     bool                         // one resource per NUMA node: Name_numa0, Name_numa1
+	UnknownNUMA     Unlocated
+	Policy          Policy
+	Driver          string // to bind devices to, "" to leave them as they are
+	CDI             CDI
+	hosts           []string
+}
+
+// FullName returns prefix and name, as a pod asks for the resource.
+func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
+
+// Selector is met by a device that meets all its conditions.
+type Selector struct {
+	Place
+	Conditions []Condition
+	RDMA       bool // devices come with their RDMA files
+	VhostNet   bool // devices come with /dev/vhost-net and /dev/net/tun
+}
+
+// Condition is one key of a selector. A device meets it by having one of the values.
+type Condition struct {
+	Place
+	Name string // of the key: pfNames
+	test test
+}
+
+// test is what a condition asks.
+type test interface {
+	want() string
+	found(subject) string
+	met(subject) bool
+	missing(*node) []string // what no device of the node can have, one sentence each
+}
+
+// PF is an entry of pfs: how many VFs a PF shall have. Either Name, of its interface, or Address is set.
+type PF struct {
+	Place
+	Name    string
+	Address pci.Address
+	NumVFs  int
+	hosts   []string
+}
+
+// Source is what a configuration does not say itself.
+type Source struct {
+	File   string // its name, for messages
+	Prefix string // of resources without resourcePrefix
+	Host   string // entries with hosts count only where one of the patterns matches this name
+}
+
+// Parse reads a configuration. The error has all that is wrong, one line each, as Problems joined.
+func Parse(src Source, data []byte) (*Config, error) {
+	r := &reader{file: src.File}
+	if _, err := resourcePrefix(src.Prefix); err != nil {
+		r.fail(Place{File: src.File, Line: 1}, "default resourcePrefix: %v", err)
+	}
+	root, ok := parseJSON(r, data)
+	if !ok {
+		return nil, r.err()
+	}
+	c := r.config(root, src)
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	c.Notes = r.notes
+	return c, nil
+}
+
+// config reads the whole file. Entries for other hosts are checked and left out.
+func (r *reader) config(root value, src Source) *Config {
+	c := &Config{}
+	cdi := CDIAuto
+	var resources value
+	keys := r.object(root, []field{
+		{"resourceList", func(v value) { resources = v }},
+		{"pfs", r.each(func(v value) {
+			if pf := r.pf(v); onHost(pf.hosts, src.Host) {
+				c.PFs = append(c.PFs, pf)
+			}
+		})},
+		{"cdi", oneOf(r, &cdi, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
+	})
+	r.require(root, keys, "resourceList")
+	if resources.kind != "" { // after cdi, wherever that stands
+		r.each(func(v value) {
+			if resource := r.resource(v, src.Prefix, cdi); onHost(resource.hosts, src.Host) {
+				c.Resources = append(c.Resources, resource)
+			}
+		})(resources)
+	}
+	r.checkNames(c.Resources)
+	r.checkPFs(c.PFs)
+	return c
+}
+
+func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
+	res := Resource{Place: v.Place, Prefix: prefix, UnknownNUMA: Omit, Policy: NUMABestFit, CDI: cdi}
+	keys := r.object(v, []field{
+		{"resourceName", r.checked(&res.Name, resourceName)},
+		{"resourcePrefix", r.checked(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
+		{"deviceType", r.checked(new(string), deviceType)},
+		{"excludeTopology", r.flag(&res.ExcludeTopology)},
+		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
+		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
+		{"splitByNuma", r.flag(&res.SplitByNUMA)},
+		{"unknownNuma", oneOf(r, &res.UnknownNUMA, Omit, All, Exclude)},
+		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
+		{"driver", r.checked(&res.Driver, driverName)},
+		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
+		{"hosts", r.texts(&res.hosts, hostPattern)},
+	})
+	r.require(v, keys, "resourceName")
+	r.checkSplit(&res, keys)
+	r.checkDriver(&res, keys)
+	return res
+}
+
+// pf reads an entry of pfs.
+func (r *reader) pf(v value) PF {
+	pf := PF{Place: v.Place}
+	keys := r.object(v, []field{
+		{"pfName", r.checked(&pf.Name, interfaceName)},
+		{"pciAddress", r.address(&pf.Address)},
+		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
+		{"hosts", r.texts(&pf.hosts, hostPattern)},
+	})
+	r.require(v, keys, "numVfs")
+	_, name := keys["pfName"]
+	if _, address := keys["pciAddress"]; name == address && v.kind == object {
+		r.fail(v.Place, "want either pfName or pciAddress")
+	}
+	return pf
+}
+
+// additionalInfo reads what is handed on to containers, by PCI address or "*".
+func (r *reader) additionalInfo(v value) map[string]map[string]string {
+	if !r.is(v, object) {
+		return nil
+	}
+	out := map[string]map[string]string{}
+	for _, device := range v.members {
+		address, err := pci.ParseAddress(device.key)
+		if err != nil && device.key != "*" {
+			r.fail(device.value.Place, `want a PCI address, such as 0000:3b:10.2, or "*"`)
+		}
+		key := cmp.Or(address.String(), device.key)
+		if out[key] != nil {
+			r.fail(device.value.Place, "the key stands twice")
+		}
+		out[key] = r.info(device.value)
+	}
+	return out
+}
+
+func (r *reader) info(v value) map[string]string {
+	info := map[string]string{}
+	if !r.is(v, object) {
+		return info
+	}
+	for _, m := range v.members {
+		if _, again := info[m.key]; again {
+			r.fail(m.value.Place, "the key stands twice")
+		}
+		if r.is(m.value, text) {
+			info[m.key] = m.value.text
+		}
+	}
+	return info
+}

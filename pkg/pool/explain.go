@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"fmt"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// Explanation says of a device where it went and why.
+type Explanation struct {
+	Device   pci.Address `json:"device"`
+	Resource string      `json:"resource,omitempty"` // that offers it, as a pod asks for it; "" if none does
+	Reason   string      `json:"reason"`             // in one line
+	Answers  []Answer    `json:"answers,omitempty"`  // of each resource, in the order of the configuration
+}
+
+// Answer is what a resource says to a device.
+type Answer struct {
+	Place
+	Resource  string           `json:"resource"` // without the ending of a NUMA node
+	Matches   bool             `json:"matches"`
+	Reason    string           `json:"reason"`
+	Selectors []SelectorAnswer `json:"selectors,omitempty"`
+}
+
+// SelectorAnswer is what a selector says to a device.
+type SelectorAnswer struct {
+	Place
+	Met    bool    `json:"met"`
+	Checks []Check `json:"checks,omitempty"`
+}
+
+// Check is what a condition says to a device.
+type Check struct {
+	Place
+	Name  string `json:"name"` // of the key: pfNames
+	Want  string `json:"want"`
+	Found string `json:"found"`
+	Met   bool   `json:"met"`
+}
+
+// Explain says of every device why it is offered or not.
+func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
+	names := map[pci.Address]string{}
+	for _, p := range Assign(c, s, env) {
+		for _, d := range p.Devices {
+			names[d.Address] = p.Name
+		}
+	}
+	verdicts := c.judge(newNode(s, env), true)
+	out := make([]Explanation, len(verdicts))
+	for i, v := range verdicts {
+		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
+		switch e.Resource = names[e.Device]; {
+		case v.busy != "":
+			e.Reason = "not offered: " + v.busy
+		case v.resource < 0:
+			e.Reason = "not offered: no resource matches"
+		default:
+			e.Reason = "offered: " + v.answers[v.resource].Reason
+		}
+		out[i] = e
+	}
+	return out
+}
+
+// verdict is where a device goes.
+type verdict struct {
+	device   int    // of the snapshot
+	busy     string // why it goes nowhere, whoever matches
+	resource int    // -1 for none
+	selector int    // that it met, -1 if the resource has none
+	answers  []Answer
+}
+
+// judge decides on every device. With all it goes on after the first resource that matches, and tells why.
+func (c *Config) judge(n *node, all bool) []verdict {
+	out := make([]verdict, len(n.subjects))
+	for i, d := range n.subjects {
+		v := verdict{device: i, busy: c.busy(n, i), resource: -1, selector: -1}
+		for k := range c.Resources {
+			if !all && (v.busy != "" || v.resource >= 0) {
+				break
+			}
+			r := &c.Resources[k]
+			selector, why := r.matches(n, d)
+			if all {
+				v.answers = append(v.answers, r.answer(d, why, v.refusal(c, why)))
+			}
+			if why == "" && v.busy == "" && v.resource < 0 {
+				v.resource, v.selector = k, selector
+			}
+		}
+		out[i] = v
+	}
+	return out
+}
+
+// matches returns the selector that a device meets, -1 if none is needed, and otherwise why it does not match.
+func (r *Resource) matches(n *node, d subject) (int, string) {
+	d.bindTo = r.Driver
+	if r.UnknownNUMA == Exclude && n.several() && !n.located(&d.Device) {
+		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
+	}
+	why := ""
+	for i := range r.Selectors {
+		if why = r.Selectors[i].refuses(d); why == "" {
+			return i, ""
+		}
+	}
+	if len(r.Selectors) > 1 {
+		why = "meets no selector"
+	}
+	return -1, why
+}
+
+// refuses returns the first condition that a device does not meet, "" if it meets all.
+func (s *Selector) refuses(d subject) string {
+	for _, c := range s.Conditions {
+		if !c.test.met(d) {
+			return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.test.found(d)), c.test.want())
+		}
+	}
+	return ""
+}
+
+func quoteEmpty(s string) string {
+	if s == "" {
+		return `""`
+	}
+	return s
+}
+
+// refusal returns why a resource does not offer a device that it matches, "" if it does.
+func (v *verdict) refusal(c *Config, why string) string {
+	switch {
+	case why != "":
+		return why
+	case v.busy != "":
+		return v.busy
+	case v.resource >= 0:
+		return fmt.Sprintf("%s in line %d took it first", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
+	}
+	return ""
+}
+
+// answer writes down what a resource says to a device: why it does not match, and why it does not offer it.
+func (r *Resource) answer(d subject, why, refusal string) Answer {
+	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
+	d.bindTo = r.Driver
+	for _, s := range r.Selectors {
+		answer := SelectorAnswer{Place: s.Place, Met: true}
+		for _, c := range s.Conditions {
+			met := c.test.met(d)
+			answer.Met = answer.Met && met
+			answer.Checks = append(answer.Checks, Check{c.Place, c.Name, c.test.want(), c.test.found(d), met})
+		}
+		if a.Reason == "" && answer.Met {
+			a.Reason = "meets " + s.Key
+		}
+		a.Selectors = append(a.Selectors, answer)
+	}
+	if a.Reason == "" {
+		a.Reason = "has no selectors"
+	}
+	return a
+}

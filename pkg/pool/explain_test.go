@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// explained returns what is said of a device: its reason, and below the resources' answers with the checks that were made.
+func explained(c *Config, name string, env Env) []string {
+	var out []string
+	for _, e := range Explain(c, worker(), env) {
+		if names()[e.Device.String()] != name {
+			continue
+		}
+		out = append(out, strings.TrimSpace(e.Resource+" "+e.Reason))
+		for _, a := range e.Answers {
+			out = append(out, a.Resource+": "+a.Reason)
+			for _, s := range a.Selectors {
+				if s.Met {
+					out = append(out, "  "+s.Key+" is met")
+				}
+				for _, c := range s.Checks {
+					met := "no"
+					if c.Met {
+						met = "yes"
+					}
+					out = append(out, "  "+c.Key+" want "+c.Want+", found "+c.Found+": "+met)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// TestExplain: one configuration, and a device for each way that things can go.
+func TestExplain(t *testing.T) {
+	c := mustParse(t, `{"resourceList":[
+		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
+		{"resourceName":"y","unknownNuma":"exclude","selectors":{"vendors":["8086"],"linkTypes":["ether"]}},
+		{"resourceName":"z","splitByNuma":true,"hosts":["gpu-*"],"selectors":{"acpiIndexes":["101"]}}]}`)
+	const first, second = "  resourceList[0].selectors[0].", "  resourceList[0].selectors[1]."
+	const third, fourth = "  resourceList[1].selectors.", "  resourceList[2].selectors."
+	for name, want := range map[string][]string{
+		"a1": {"intel.com/x offered: meets resourceList[0].selectors[0]",
+			"intel.com/x: meets resourceList[0].selectors[0]",
+			"  resourceList[0].selectors[0] is met", first + "pfNames want ens1f0#0-1, found ens1f0#1: yes", first + "drivers want iavf, found iavf: yes",
+			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
+			"intel.com/y: intel.com/x in line 2 took it first",
+			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
+		"u0": {"not offered: no resource matches",
+			"intel.com/x: meets no selector",
+			first + "pfNames want ens1f0#0-1, found ens5f0#0: no", first + "drivers want iavf, found vfio-pci: no",
+			second + "numaNodes want 1, found -1: no", second + "isRdma want true, found false: no",
+			"intel.com/y: its NUMA node is unknown, and unknownNuma is exclude",
+			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
+		"A": {"not offered: a PF with VFs",
+			"intel.com/x: meets no selector",
+			first + "pfNames want ens1f0#0-1, found ens1f0: no", first + "drivers want iavf, found ice: no",
+			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
+			"intel.com/y: a PF with VFs",
+			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
+	} {
+		if diff := cmp.Diff(want, explained(c, name, Env{})); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	if got := explained(c, "n", Env{})[0]; got != "intel.com/z_numa1 offered: meets resourceList[2].selectors" {
+		t.Error(got)
+	}
+	if got := explained(c, "n", Env{DefaultRoute: []string{"eno0"}})[0]; got != "not offered: its interface eno0 carries a default route" {
+		t.Error(got)
+	}
+	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}],"pfs":[{"pfName":"ens3f0","numVfs":2}]}`)
+	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that is to get VFs, by pfs[0]" {
+		t.Error(got)
+	}
+	if got := explained(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {
+		t.Error(got)
+	}
+	c = mustParse(t, resource(`"driver":"vfio-pci","selectors":{"drivers":["iavf"]}`))
+	if diff := cmp.Diff([]string{"intel.com/a_nonuma offered: meets resourceList[0].selectors", "intel.com/a: meets resourceList[0].selectors", "  resourceList[0].selectors is met",
+		"  resourceList[0].selectors.drivers want iavf, found vfio-pci: yes"}, explained(c, "u0", Env{})); diff != "" {
+		t.Error(diff)
+	}
+	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
+	data, err := json.Marshal(Explain(c, worker(), Env{})[1])
+	if want := `{"device":"0000:10:00.1","reason":"not offered: a PF with VFs","answers":[{"file":"config.json","line":1,"key":"resourceList[0]",` +
+		`"resource":"intel.com/x","matches":true,"reason":"a PF with VFs"}]}`; string(data) != want || err != nil {
+		t.Errorf("%s, %v", data, err)
+	}
+}
+
+// TestFindings: what a node lacks is told, once, and with what it has.
+func TestFindings(t *testing.T) {
+	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
+	for _, test := range []struct{ config, want string }{
+		{`{"resourceList":[` + quiet + `]}`, ""},
+		{"{\"resourceList\":[{\"resourceName\":\"x\",\"selectors\":\n{\"pfNames\":[\"ens9f0\",\"ens1f0\"]}}]}",
+			`2: resourceList[0].selectors.pfNames: no PF "ens9f0" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0`},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0#1,62-64"]}}]}`,
+			`1: resourceList[0].selectors.pfNames: ens1f0#1,62-64: no VF 64 on this node; ens1f0 has at most 64`},
+		{`{"resourceList":[{"resourceName":"x","selectors":[{"rootDevices":["0000:99:00.0#1"]},{"rootDevices":["0000:40:00.0"]}]}]}`,
+			`1: resourceList[0].selectors[0].rootDevices: no root device "0000:99:00.0" on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0`},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:99:00.0","0000:10:01.0"]}}]}`,
+			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node`},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"numaNodes":[0,4,-1],"vendors":["8086"]}}]}`,
+			"1: resourceList[0].selectors.numaNodes: no NUMA node 4 on this node; there are: 0, 1\n" +
+				`1: resourceList[0]: resource intel.com/x: the NUMA node of 1 device is unknown: offered as intel.com/x_nonuma; with "unknownNuma": "all" they stay`},
+		{`{"resourceList":[{"resourceName":"` + strings.Repeat("x", 57) + `","selectors":{"vendors":["8086"]}}]}`,
+			`1: resourceList[0]: resource intel.com/` + strings.Repeat("x", 57) +
+				`: the NUMA node of 1 device is unknown, and the name is too long to offer them apart: the Topology Manager will not count them`},
+		{`{"resourceList":[{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["8086"]}}]}`, ""},
+		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
+		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
+			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: it takes every network device that is left"},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`, "1: resourceList[0]: resource intel.com/x: no device on this node matches"},
+		{`{"resourceList":[` + quiet + `,{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-2"]}}]}`,
+			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it"},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:10:00.0"]}}]}`,
+			"1: resourceList[0]: resource intel.com/x: 1 device matches on this node, none of which is left for it"},
+		{`{"resourceList":[],"pfs":[{"pfName":"ens9","numVfs":1},{"pciAddress":"0000:99:00.0","numVfs":1}]}`,
+			"1: pfs[0]: no PF \"ens9\" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0\n" +
+				"1: pfs[1]: no PF 0000:99:00.0 on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0"},
+		{`{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":65},{"pciAddress":"0000:10:00.0","numVfs":1}]}`,
+			"1: pfs[0]: numVfs 65: 0000:10:00.0 can have at most 64\n1: pfs[1]: 0000:10:00.0 is the PF of pfs[0] in line 1 already, which counts"},
+		{"{\"RESOURCELIST\":[\n{\"resourceName\":\"x\",\"selectors\":{\"vendors\":[\"ffff\"]}}]}",
+			"1: RESOURCELIST: taken for resourceList\n2: RESOURCELIST[0]: resource intel.com/x: no device on this node matches"},
+	} {
+		var got []string
+		for _, f := range Findings(mustParse(t, test.config), worker(), Env{}) {
+			got = append(got, strings.TrimPrefix(f.Error(), "config.json:"))
+		}
+		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
+			t.Errorf("%s\n%s", test.config, diff)
+		}
+	}
+	bare := Findings(mustParse(t, resource(`"selectors":{"pfNames":["e"],"numaNodes":[0]}`)), &pci.Snapshot{}, Env{})
+	if len(bare) != 3 || bare[0].Text != `no PF "e" on this node; PFs here: none` || bare[1].Text != "no NUMA node 0 on this node; there are: none" {
+		t.Errorf("%v", bare)
+	}
+}

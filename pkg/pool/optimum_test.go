@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// TestPreferIsOptimal compares with the best of all subsets, by costs that are written down here again, device by device.
+func TestPreferIsOptimal(t *testing.T) {
+	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
+		for seed := range uint64(2000) {
+			c := randomCase(seed)
+			got := Prefer(policy, c.topology, c.available, c.must, c.size)
+			want := c.optimum(policy)
+			if !slices.Equal(got, want) {
+				t.Fatalf("%s, seed %d: of %v, with %v, %d wanted\n got %v %v\nwant %v %v", policy, seed, c.available, c.must, c.size,
+					got, c.cost(policy, got), want, c.cost(policy, want))
+			}
+		}
+	}
+}
+
+// TestPreferAsksNoOrder: the same set in any order gets the same answer, and the question stays as it was.
+func TestPreferAsksNoOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		c := randomCase(seed)
+		for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
+			want := Prefer(policy, c.topology, c.available, c.must, c.size)
+			rng := rand.New(rand.NewPCG(seed, 1))
+			available, must := slices.Clone(c.available), slices.Clone(c.must)
+			rng.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
+			rng.Shuffle(len(must), func(i, j int) { must[i], must[j] = must[j], must[i] })
+			asked := slices.Clone(available)
+			got := Prefer(policy, NewTopology(shuffled(c.pool, rng), c.snapshot), available, must, c.size)
+			if !slices.Equal(got, want) || !slices.Equal(available, asked) {
+				t.Fatalf("%s, seed %d: %v, in another order %v", policy, seed, want, got)
+			}
+		}
+	}
+}
+
+func shuffled(p Pool, rng *rand.Rand) Pool {
+	p.Devices = slices.Clone(p.Devices)
+	rng.Shuffle(len(p.Devices), func(i, j int) { p.Devices[i], p.Devices[j] = p.Devices[j], p.Devices[i] })
+	return p
+}
+
+// question is a random machine and what is asked of it.
+type question struct {
+	snapshot        *pci.Snapshot
+	pool            Pool
+	topology        *Topology
+	available, must []string
+	size            int
+	of              map[string]pci.Device
+}
+
+// randomCase makes a machine of at most four NUMA nodes and twelve VFs. Cards may be one switch on several nodes, or on no node that is known.
+func randomCase(seed uint64) question {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	count := 1 + rng.IntN(4)
+	var cards []card
+	for i, left := 0, 3+rng.IntN(10); left > 0; i++ {
+		c := card{bus: 16 + i, node: rng.IntN(count+1) - rng.IntN(2), root: string(rune('a' + rng.IntN(3))), ports: 1 + rng.IntN(2), vfs: 1 + rng.IntN(4), reversed: rng.IntN(4) == 0}
+		if c.node == count {
+			c.node = 0
+		}
+		if rng.IntN(4) == 0 {
+			c.switchID = "s" + string(rune('a'+rng.IntN(2)))
+		}
+		c.vfs = min(c.vfs, left)
+		c.ports = min(c.ports, max(1, left/c.vfs))
+		left -= c.ports * c.vfs
+		cards = append(cards, c)
+	}
+	c := question{snapshot: machine(count, cards...), of: map[string]pci.Device{}}
+	for i := range c.snapshot.Nodes {
+		for j := range i {
+			c.snapshot.Nodes[i].Distance[j], c.snapshot.Nodes[j].Distance[i] = 11+rng.IntN(3), 11+rng.IntN(3)
+		}
+	}
+	for _, d := range c.snapshot.Devices {
+		if c.of[d.Address.String()] = d; d.IsVF() {
+			c.pool.Devices = append(c.pool.Devices, Device{Device: d})
+		}
+	}
+	c.topology = NewTopology(c.pool, c.snapshot)
+	for _, id := range ids(c.pool.Devices) {
+		switch n := rng.IntN(10); {
+		case n < 7:
+			c.available = append(c.available, id)
+			if n == 0 {
+				c.must = append(c.must, id)
+			}
+		case n == 7:
+			c.must = append(c.must, id) // which the kubelet need not offer
+		}
+	}
+	all := len(c.union())
+	c.size = len(c.must) + rng.IntN(all-len(c.must)+1)
+	return c
+}
+
+// union returns all that can be chosen, by PF and VF index.
+func (c question) union() []string {
+	all := slices.Concat(c.available, c.must)
+	slices.SortFunc(all, func(a, b string) int {
+		x, y := c.of[a], c.of[b]
+		if x.PF != y.PF {
+			return x.PF.Compare(y.PF)
+		}
+		return x.VFIndex - y.VFIndex
+	})
+	return slices.Compact(all)
+}
+
+// optimum tries all subsets. The first by address of those with the lowest cost wins.
+func (c question) optimum(policy Policy) []string {
+	all := c.union()
+	var best []string
+	var lowest []int
+	var try func(i int, chosen []string)
+	try = func(i int, chosen []string) {
+		if len(chosen) == c.size {
+			if slices.ContainsFunc(all[i:], func(id string) bool { return slices.Contains(c.must, id) }) {
+				return
+			}
+			if cost := c.cost(policy, chosen); best == nil || slices.Compare(cost, lowest) < 0 {
+				best, lowest = slices.Clone(chosen), cost
+			}
+			return
+		}
+		if i == len(all) {
+			return
+		}
+		try(i+1, append(chosen, all[i]))
+		if !slices.Contains(c.must, all[i]) {
+			try(i+1, chosen)
+		}
+	}
+	if try(0, make([]string, 0, len(all))); best == nil {
+		return []string{}
+	}
+	return best
+}
+
+// cost is what a policy minimises, as Prefer documents it.
+func (c question) cost(policy Policy, chosen []string) []int {
+	pfs, cards, roots, nodes := map[string]int{}, map[string]int{}, map[string]int{}, map[int]int{}
+	for _, id := range chosen {
+		d := c.of[id]
+		pfs[d.PF.String()]++
+		cards[c.card(d)]++
+		roots[c.root(d)]++
+		nodes[c.node(d)]++
+	}
+	leftOnPFs, leftOnNodes, left := 0, 0, map[string]int{}
+	for _, id := range c.union() {
+		d := c.of[id]
+		if slices.Contains(chosen, id) {
+			continue
+		}
+		left[d.PF.String()]++
+		if pfs[d.PF.String()] > 0 {
+			leftOnPFs++
+		}
+		if nodes[c.node(d)] > 0 {
+			leftOnNodes++
+		}
+	}
+	far := 0
+	for a := range nodes {
+		for b := range nodes {
+			if a != b {
+				far += c.distance(a, b)
+			}
+		}
+	}
+	switch policy {
+	case Pack:
+		return []int{len(pfs), len(nodes), far, leftOnPFs, leftOnNodes}
+	case Balance:
+		return append([]int{len(nodes), far}, most(left)...)
+	case DistinctPF:
+		return slices.Concat(most(roots), most(cards), most(pfs), []int{len(nodes), far}, most(left))
+	}
+	return []int{len(nodes), far, leftOnNodes, len(pfs), leftOnPFs}
+}
+
+// most returns the numbers of a map, the largest first; there are never more than twelve.
+func most[K comparable](m map[K]int) []int {
+	out := append(slices.Collect(maps.Values(m)), make([]int, 12-len(m))...)
+	slices.Sort(out)
+	slices.Reverse(out)
+	return out
+}
+
+func (c question) node(d pci.Device) int {
+	if len(c.snapshot.Nodes) == 1 {
+		return 0
+	}
+	return d.NUMANode
+}
+
+func (c question) distance(a, b int) int {
+	if a < 0 || b < 0 {
+		return 255
+	}
+	return c.snapshot.Nodes[a].Distance[b]
+}
+
+func (c question) card(d pci.Device) string {
+	pf := c.of[d.PF.String()]
+	if pf.SwitchID != "" {
+		return pf.SwitchID
+	}
+	return pf.Address.String()[:10]
+}
+
+func (c question) root(d pci.Device) string {
+	if pf := c.of[d.PF.String()]; pf.SwitchID != "" {
+		return pf.SwitchID
+	}
+	return d.Root
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// Prefer chooses devices for a container: size of them, all that must be among them and the others out of the available ones. Each policy
+// minimises a list of things, the first first:
+//
+//	numa-best-fit  NUMA nodes, their distance, devices left on them, PFs, devices left on those
+//	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
+//	balance        NUMA nodes, their distance, the most devices left on a PF, then on the next
+//	distinct-pf    the most devices behind one PCI root, then behind the next, the same for cards and for PFs,
+//	               NUMA nodes, their distance, the most devices left on a PF, then on the next
+//
+// The distance is the sum over all pairs of nodes. What is left then goes by address, and inside a PF by VF index, so that the answer does
+// not depend on the order of the question. It is exact unless looking at all sets of NUMA nodes would take too long: on machines with about
+// ten nodes and more, or for hundreds of devices. Then there may be a set with fewer nodes than the one that is taken.
+//
+// There is never an error, which would fail the pod: IDs that are unknown come last, and too few available ones are all returned.
+func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
+	q := newQuery(t, available, must)
+	switch q.need = size - len(q.must) - len(q.mustUnknown); {
+	case q.need <= 0:
+		return q.answer(nil, 0)
+	case q.need >= q.known():
+		plan := make([]int, len(t.pfs))
+		for pf := range plan {
+			plan[pf] = len(q.free[pf])
+		}
+		return q.answer(plan, q.need-q.known())
+	}
+	return q.answer(q.solve(rulesOf(policy)), 0)
+}
+
+// query is what there is to choose from.
+type query struct {
+	*Topology
+	free        [][]int // ranks by PF
+	count       []int   // devices by PF that must be among the chosen
+	must        []int   // ranks
+	unknown     []string
+	mustUnknown []string
+	need        int
+	budget      int // work left, in about ten nanoseconds
+}
+
+func newQuery(t *Topology, available, must []string) *query {
+	q := &query{Topology: t, free: make([][]int, len(t.pfs)), count: make([]int, len(t.pfs)), budget: 1 << 15}
+	const offered, demanded = 1, 2
+	state := make([]byte, len(t.ids))
+	mark := func(ids []string, as byte, unknown *[]string) {
+		for _, id := range ids {
+			if rank, ok := t.rank[id]; ok {
+				state[rank] = as
+			} else {
+				*unknown = append(*unknown, id)
+			}
+		}
+		slices.SortFunc(*unknown, compareID)
+		*unknown = slices.Compact(*unknown)
+	}
+	mark(available, offered, &q.unknown)
+	mark(must, demanded, &q.mustUnknown)
+	q.unknown = slices.DeleteFunc(q.unknown, func(id string) bool { return slices.Contains(q.mustUnknown, id) })
+	for rank, s := range state {
+		switch pf := t.pfOf[rank]; s {
+		case offered:
+			q.free[pf] = append(q.free[pf], rank)
+		case demanded:
+			q.must = append(q.must, rank)
+			q.count[pf]++
+		}
+	}
+	return q
+}
+
+// compareID sorts by address, and what is none behind.
+func compareID(a, b string) int {
+	x, errX := pci.ParseAddress(a)
+	y, errY := pci.ParseAddress(b)
+	switch {
+	case errX == nil && errY == nil && x != y:
+		return x.Compare(y)
+	case errX == nil && errY != nil:
+		return -1
+	case errX != nil && errY == nil:
+		return 1
+	}
+	return strings.Compare(a, b)
+}
+
+// known counts the devices to choose from.
+func (q *query) known() int {
+	n := 0
+	for _, free := range q.free {
+		n += len(free)
+	}
+	return n
+}
+
+// answer returns what must be, the first devices of each PF as planned, and some of the unknown.
+func (q *query) answer(plan []int, unknown int) []string {
+	ranks := slices.Clone(q.must)
+	for pf, n := range plan {
+		ranks = append(ranks, q.free[pf][:n]...)
+	}
+	slices.Sort(ranks)
+	out := make([]string, 0, len(ranks)+len(q.mustUnknown)+len(q.unknown))
+	for _, rank := range ranks {
+		out = append(out, q.ids[rank])
+	}
+	out = append(out, q.mustUnknown...)
+	return append(out, q.unknown[:min(unknown, len(q.unknown))]...)
+}

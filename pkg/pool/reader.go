@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// reader turns values into what they mean and gathers all that is wrong with them.
+type reader struct {
+	file     string
+	problems []Problem
+	notes    []Problem
+	more     int
+}
+
+func (r *reader) fail(at Place, format string, args ...any) {
+	if len(r.problems) == maxProblems {
+		r.more++
+		return
+	}
+	r.problems = append(r.problems, Problem{at, fmt.Sprintf(format, args...)})
+}
+
+func (r *reader) note(at Place, format string, args ...any) {
+	r.notes = append(r.notes, Problem{at, fmt.Sprintf(format, args...)})
+}
+
+func byLine(problems []Problem) {
+	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
+}
+
+// err joins the problems by line, nil if there is none.
+func (r *reader) err() error {
+	errs := make([]error, 0, len(r.problems)+1)
+	byLine(r.problems)
+	for _, p := range r.problems {
+		errs = append(errs, p)
+	}
+	if r.more > 0 {
+		errs = append(errs, fmt.Errorf("%s: %d more errors", r.file, r.more))
+	}
+	return errors.Join(errs...)
+}
+
+// field is a key that an object may have, and who reads it.
+type field struct {
+	key  string
+	read func(value)
+}
+
+// object hands the members of an object to its fields. A null is as good as nothing, as everywhere in Go's JSON; so is the case of a key,
+// which files for the SR-IOV network device plugin may rely on. It returns where the keys stand.
+func (r *reader) object(v value, fields []field) map[string]Place {
+	seen := map[string]Place{}
+	if !r.is(v, object) {
+		return seen
+	}
+	for _, m := range v.members {
+		f, ok := find(fields, m.key)
+		if !ok {
+			r.fail(m.value.Place, "unknown key%s", suggestion(m.key, fields))
+			continue
+		}
+		if first, again := seen[f.key]; again {
+			r.fail(m.value.Place, "the key stands twice, first in line %d", first.Line)
+			continue
+		}
+		seen[f.key] = m.value.Place
+		if f.key != m.key {
+			r.note(m.value.Place, "taken for %s", f.key)
+		}
+		if m.value.kind != null {
+			f.read(m.value)
+		}
+	}
+	return seen
+}
+
+// require demands a key of an object.
+func (r *reader) require(v value, keys map[string]Place, key string) {
+	if _, ok := keys[key]; !ok && v.kind == object {
+		r.fail(v.Place, "%s is missing", key)
+	}
+}
+
+func find(fields []field, key string) (field, bool) {
+	for _, f := range fields {
+		if f.key == key {
+			return f, true
+		}
+	}
+	for _, f := range fields {
+		if strings.EqualFold(f.key, key) {
+			return f, true
+		}
+	}
+	return field{}, false
+}
+
+// is tells whether a value has a kind; if not, that is a problem.
+func (r *reader) is(v value, want kind) bool {
+	if v.kind == want {
+		return true
+	}
+	found := string(v.kind)
+	switch v.kind {
+	case number:
+		found = fmt.Sprintf("%.40s", v.text)
+	case text:
+		found = fmt.Sprintf("%+.40q", v.text)
+	case boolean:
+		found = strconv.FormatBool(v.yes)
+	}
+	r.fail(v.Place, "%s: want %s", found, want)
+	return false
+}
+
+// flag returns the reader of a boolean.
+func (r *reader) flag(to *bool) func(value) {
+	return func(v value) {
+		if r.is(v, boolean) {
+			*to = v.yes
+		}
+	}
+}
+
+// integer reads a whole number within bounds.
+func (r *reader) integer(v value, least, most int) (int, bool) {
+	if !r.is(v, number) {
+		return 0, false
+	}
+	n, err := strconv.Atoi(v.text)
+	if err != nil || n < least || n > most {
+		r.fail(v.Place, "%.40s: want a whole number between %d and %d", v.text, least, most)
+		return 0, false
+	}
+	return n, true
+}
+
+// oneOf reads a string of which there are a few.
+func oneOf[T ~string](r *reader, to *T, choices ...T) func(value) {
+	return func(v value) {
+		if !r.is(v, text) {
+			return
+		}
+		names := make([]string, len(choices))
+		for i, c := range choices {
+			if names[i] = string(c); names[i] == v.text {
+				*to = c
+				return
+			}
+		}
+		r.fail(v.Place, "%+.40q: want %s", v.text, strings.Join(names, ", "))
+	}
+}
+
+// each returns the reader of a list.
+func (r *reader) each(item func(value)) func(value) {
+	return func(v value) {
+		if !r.is(v, list) {
+			return
+		}
+		for _, i := range v.items {
+			item(i)
+		}
+	}
+}
+
+// checked returns the reader of a string that passes a check, which returns what it means.
+func (r *reader) checked(to *string, check func(string) (string, error)) func(value) {
+	return func(v value) {
+		if !r.is(v, text) {
+			return
+		}
+		s, err := check(v.text)
+		if err != nil {
+			r.fail(v.Place, "%v", err)
+			return
+		}
+		*to = s
+	}
+}
+
+// texts returns the reader of a list of such strings.
+func (r *reader) texts(to *[]string, check func(string) (string, error)) func(value) {
+	return r.each(func(v value) {
+		before, s := len(r.problems), ""
+		if r.checked(&s, check)(v); len(r.problems) == before {
+			*to = append(*to, s)
+		}
+	})
+}
+
+// address returns the reader of a PCI address.
+func (r *reader) address(to *pci.Address) func(value) {
+	return r.checked(new(string), func(s string) (_ string, err error) {
+		*to, err = pci.ParseAddress(s)
+		return s, err
+	})
+}
+
+// suggestion names the key that is meant, or all that there are.
+func suggestion(key string, fields []field) string {
+	_, selects := find((&reader{}).selectorKeys(&Selector{}), key)
+	if _, ok := find(fields, "selectors"); ok && selects {
+		return "; it belongs into selectors"
+	}
+	best, nearest := "", len(key)/3+2
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.key
+		if d := distance(strings.ToLower(key), strings.ToLower(f.key), nearest); d < nearest {
+			best, nearest = f.key, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("; did you mean %s?", best)
+	}
+	return "; known are " + strings.Join(names, ", ")
+}
+
+// distance counts the letters to add, drop or replace between two words, at most limit.
+func distance(a, b string, limit int) int {
+	if max(len(a), len(b))-min(len(a), len(b)) >= limit {
+		return limit
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return min(row[len(b)], limit)
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+var (
+	idForm        = regexp.MustCompile(`^[0-9a-fA-F]{4}$`)
+	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
+)
+
+// selectors reads one selector or a list of them.
+func (r *reader) selectors(v value) []Selector {
+	if v.kind != list {
+		return []Selector{r.selector(v)}
+	}
+	var out []Selector
+	r.each(func(v value) { out = append(out, r.selector(v)) })(v)
+	return out
+}
+
+func (r *reader) selector(v value) Selector {
+	s := Selector{Place: v.Place}
+	r.object(v, r.selectorKeys(&s))
+	return s
+}
+
+// selectorKeys are those of a selector, and who reads them.
+func (r *reader) selectorKeys(s *Selector) []field {
+	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
+		return func(v value) {
+			var values []string
+			r.texts(&values, check)(v)
+			s.add(v, textTest{values, get})
+		}
+	}
+	fields := []field{
+		{"vendors", texts(hexID, func(d subject) string { return d.Vendor })},
+		{"devices", texts(hexID, func(d subject) string { return d.Product })},
+		{"drivers", func(v value) {
+			var values []string
+			r.texts(&values, driverName)(v)
+			s.add(v, driverTest(values))
+		}},
+		{"pciAddresses", func(v value) { s.add(v, r.addresses(v)) }},
+		{"acpiIndexes", texts(acpiIndex, func(d subject) string { return d.ACPIIndex })},
+		{"pfNames", func(v value) { s.add(v, pfTest{r.ranges(v, interfaceName), "PF", pfName}) }},
+		{"rootDevices", func(v value) { s.add(v, pfTest{r.ranges(v, pciAddress), "root device", rootDevice}) }},
+		{"linkTypes", texts(linkType, func(d subject) string { return d.LinkType })},
+		{"numaNodes", func(v value) { s.add(v, r.nodes(v)) }},
+		{"isRdma", func(v value) {
+			if r.flag(&s.RDMA)(v); s.RDMA {
+				s.Conditions = append(s.Conditions, Condition{v.Place, "isRdma", rdmaTest{}})
+			}
+		}},
+		{"needVhostNet", r.flag(&s.VhostNet)},
+	}
+	for _, key := range []string{"ddpProfiles", "pKeys", "vdpaType", "auxTypes", "nicNames"} {
+		fields = append(fields, field{key, func(v value) { r.unsupported(v, key) }})
+	}
+	return fields
+}
+
+// add adds a condition; an empty list is none.
+func (s *Selector) add(v value, t test) {
+	if v.kind == list && len(v.items) > 0 {
+		s.Conditions = append(s.Conditions, Condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
+	}
+}
+
+// unsupported refuses what nothing here can test: offering such devices untested would be worse. An empty value asks for nothing.
+func (r *reader) unsupported(v value, key string) {
+	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
+		r.fail(v.Place, "unsupported: %s", key)
+	}
+}
+
+func hexID(s string) (string, error) {
+	if !idForm.MatchString(s) {
+		return "", fmt.Errorf("%+.80q: want four hexadecimal digits, such as 8086", s)
+	}
+	return strings.ToLower(s), nil
+}
+
+func acpiIndex(s string) (string, error) {
+	if !acpiIndexForm.MatchString(s) {
+		return "", fmt.Errorf("%+.80q: want a number in quotes, such as \"101\"", s)
+	}
+	return s, nil
+}
+
+func linkType(s string) (string, error) {
+	if s != pci.Ether && s != pci.InfiniBand {
+		return "", fmt.Errorf("%+.80q: want %s or %s", s, pci.Ether, pci.InfiniBand)
+	}
+	return s, nil
+}
+
+func pciAddress(s string) (string, error) {
+	a, err := pci.ParseAddress(s)
+	return a.String(), err
+}
+
+// maxVFs is how many VFs PCI Express can count.
+const maxVFs = 65535
+
+// pfRange is a PF and some of its VFs: ens1f0#0-3,7,9.
+type pfRange struct {
+	text, pf string
+	spans    [][2]int // from, to; none for the PF with all its VFs
+}
+
+// ranges reads the values of pfNames and rootDevices.
+func (r *reader) ranges(v value, check func(string) (string, error)) []pfRange {
+	var out []pfRange
+	r.each(func(v value) {
+		if !r.is(v, text) {
+			return
+		}
+		pf, spans, ranged := strings.Cut(v.text, "#")
+		p := pfRange{text: v.text}
+		var err error
+		if p.pf, err = check(pf); err != nil {
+			r.fail(v.Place, "%v", err)
+		}
+		for part := range strings.SplitSeq(spans, ",") {
+			if !ranged {
+				break
+			}
+			span, err := parseSpan(part)
+			if err != nil {
+				r.fail(v.Place, "%+.80q: %v", v.text, err)
+				break
+			}
+			p.spans = append(p.spans, span)
+		}
+		out = append(out, p)
+	})(v)
+	return out
+}
+
+// parseSpan reads one VF or several: 7, 0-3.
+func parseSpan(s string) (span [2]int, err error) {
+	first, last, several := strings.Cut(s, "-")
+	if !several {
+		last = first
+	}
+	for i, digits := range []string{first, last} {
+		n, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil {
+			return span, fmt.Errorf("VFs %+.40q: want numbers up to %d after #, such as 0-3,7", s, maxVFs)
+		}
+		span[i] = int(n)
+	}
+	if span[0] > span[1] {
+		return span, fmt.Errorf("VFs %s: want the smaller number first", s)
+	}
+	return span, nil
+}
+
+// has tells whether a device is in a range of its PF; what is no VF has no index.
+func (p pfRange) has(d subject) bool {
+	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
+}
+
+// last returns the highest VF that is asked for.
+func (p pfRange) last() int {
+	last := -1
+	for _, s := range p.spans {
+		last = max(last, s[1])
+	}
+	return last
+}
+
+func (r *reader) addresses(v value) addressTest {
+	var out addressTest
+	r.each(func(v value) {
+		var a pci.Address
+		if r.address(&a)(v); a.IsValid() {
+			out = append(out, a)
+		}
+	})(v)
+	return out
+}
+
+func (r *reader) nodes(v value) nodeTest {
+	var out nodeTest
+	r.each(func(v value) {
+		if n, ok := r.integer(v, pci.Unknown, maxNode); ok {
+			out = append(out, n)
+		}
+	})(v)
+	return out
+}

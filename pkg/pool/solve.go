@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"slices"
+)
+
+// rules are a policy: how to fill a set of NUMA nodes, and what to minimise before and after the number of nodes and their distance.
+type rules struct {
+	fill    func(*query, nodes) []int        // how many devices of each PF
+	before  func(*query, nodes, []int) []int // nil if nothing is before
+	after   func(*query, nodes, []int) []int
+	spreads bool // over as many PCI roots as there are
+}
+
+// nodes is a set of NUMA nodes, by index.
+type nodes []bool
+
+func rulesOf(p Policy) rules {
+	switch p {
+	case Pack:
+		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs, false}
+	case Balance:
+		return rules{(*query).evenly, nil, (*query).levels, false}
+	case DistinctPF:
+		return rules{(*query).apart, (*query).concentration, (*query).levels, true}
+	}
+	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes, false}
+}
+
+// choice is a plan and what it costs among those that are equal before and in the number of nodes.
+type choice struct {
+	distance int
+	after    []int
+	plan     []int
+}
+
+// less prefers more devices of the first PF in which plans differ: that is the order of addresses.
+func (c *choice) less(other *choice) bool {
+	if c.distance != other.distance {
+		return c.distance < other.distance
+	}
+	if d := slices.Compare(c.after, other.after); d != 0 {
+		return d < 0
+	}
+	return slices.Compare(c.plan, other.plan) > 0
+}
+
+// solve looks at sets of NUMA nodes, small ones first, for one that is as good as the whole machine in what comes before.
+func (q *query) solve(r rules) []int {
+	all, forced := make(nodes, len(q.distance)), make(nodes, len(q.distance))
+	for pf, g := range q.pfs {
+		all[g.node] = all[g.node] || len(q.free[pf]) > 0
+		forced[g.node] = forced[g.node] || q.count[pf] > 0
+	}
+	s := search{query: q, rules: r, in: slices.Clone(forced)}
+	var plan []int
+	if r.before != nil {
+		plan = r.fill(q, all)
+		s.goal = r.before(q, all, plan)
+	}
+	if r.spreads {
+		s.leastRoots = q.roots(all, plan)
+	}
+	for i := range all {
+		if all[i] && !forced[i] {
+			s.optional = append(s.optional, i)
+		}
+	}
+	for extra := 0; extra <= len(s.optional) && s.best == nil && q.budget > 0; extra++ {
+		s.sets(0, extra)
+	}
+	switch {
+	case s.best != nil:
+		return s.best.plan
+	case plan != nil:
+		return plan
+	}
+	return s.grow()
+}
+
+// search is a walk through the sets of NUMA nodes of one size.
+type search struct {
+	*query
+	rules
+	goal       []int
+	leastRoots int // that a set needs
+	in         nodes
+	optional   []int
+	best       *choice
+}
+
+// sets tries all sets that have n more nodes, from the ith of the optional ones on.
+func (s *search) sets(i, n int) {
+	if s.budget <= 0 {
+		return
+	}
+	if n == 0 {
+		s.try()
+		return
+	}
+	for ; i+n <= len(s.optional); i++ {
+		s.in[s.optional[i]] = true
+		s.sets(i+1, n-1)
+		s.in[s.optional[i]] = false
+	}
+}
+
+func (s *search) try() {
+	c := choice{distance: s.spread()}
+	s.budget -= len(s.pfs) + len(s.in)
+	if s.capacity() < s.need || s.best != nil && c.distance > s.best.distance || s.roots(s.in, nil) < s.leastRoots {
+		return
+	}
+	s.budget -= 8 * len(s.pfs)
+	c.plan = s.fill(s.query, s.in)
+	if s.before != nil && !slices.Equal(s.before(s.query, s.in, c.plan), s.goal) {
+		return
+	}
+	if c.after = s.after(s.query, s.in, c.plan); s.best == nil || c.less(s.best) {
+		s.best = &c
+	}
+}
+
+// grow adds the node with the most free devices until there are enough.
+func (s *search) grow() []int {
+	free := make([]int, len(s.in))
+	for pf, g := range s.pfs {
+		free[g.node] += len(s.free[pf])
+	}
+	slices.SortStableFunc(s.optional, func(a, b int) int { return free[b] - free[a] })
+	for _, i := range s.optional {
+		if s.capacity() >= s.need {
+			break
+		}
+		s.in[i] = true
+	}
+	return s.fill(s.query, s.in)
+}
+
+// roots counts the PCI roots of a plan and of what must be, or, without a plan, all there are.
+func (q *query) roots(in nodes, plan []int) int {
+	seen, n := make([]bool, len(q.pfs)), 0
+	for pf, g := range q.pfs {
+		used := q.count[pf] > 0 || plan == nil && len(q.free[pf]) > 0 || plan != nil && plan[pf] > 0
+		if in[g.node] && used && !seen[g.root] {
+			seen[g.root] = true
+			n++
+		}
+	}
+	return n
+}
+
+// capacity counts the devices to choose from.
+func (s *search) capacity() int {
+	n := 0
+	for pf, g := range s.pfs {
+		if s.in[g.node] {
+			n += len(s.free[pf])
+		}
+	}
+	return n
+}
+
+// spread returns the sum of the distances of all pairs.
+func (s *search) spread() int {
+	sum := 0
+	for i, row := range s.distance {
+		for j := range i {
+			if s.in[i] && s.in[j] {
+				sum += row[j]
+			}
+		}
+	}
+	return sum
+}
