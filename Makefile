@@ -6,7 +6,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 
 CNI_PLUGINS := bridge host-local loopback portmap bandwidth
-TOOLS       := podlace
+TOOLS       := podlace sriov-device-plugin
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace
 

@@ -25,6 +25,7 @@ func conflists(t testing.TB) []string {
 		switch name := filepath.Base(path); filepath.Ext(name) {
 		case ".go", ".md":
 		case ".service", ".timer": // TestUnits
+		case ".json", ".yaml": // TestPools, TestManifests
 		case ".conflist":
 			names = append(names, name)
 		default:

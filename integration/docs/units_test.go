@@ -37,7 +37,7 @@ func readUnit(t *testing.T, path string) unit {
 func unitKeys() map[string][]string {
 	return map[string][]string{
 		"Unit":    {"Description", "Documentation", "After", "Before", "PartOf", "ReloadPropagatedFrom"},
-		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus"},
+		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus", "Restart"},
 		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
 		"Install": {"WantedBy"},
 	}
@@ -52,12 +52,18 @@ func TestUnits(t *testing.T) {
 	for _, name := range services {
 		service := readUnit(t, "conf/"+name)["Service"]
 		command := strings.Fields(strings.Join(service["ExecStart"], " "))
-		if len(command) < 2 || command[0] != "/usr/local/bin/podlace" || slices.Index(service["Type"], "oneshot") != 0 {
+		program, says := "podlace", "exit status"
+		if len(service["Type"]) == 0 {
+			program, says = "sriov-device-plugin", "-config-file"
+		} else if slices.Index(service["Type"], "oneshot") != 0 {
 			t.Errorf("%s: %q", name, service)
+		}
+		if len(command) < 2 || command[0] != "/usr/local/bin/"+program {
+			t.Errorf("%s: %q", name, command)
 			continue
 		}
-		out, err := exec.Command(filepath.Join(binDir(), "podlace"), append(command[1:], "--help")...).CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "exit status") {
+		out, err := exec.Command(filepath.Join(binDir(), program), append(command[1:], "--help")...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), says) {
 			t.Errorf("%s: %q: %v\n%s", name, command, err, out)
 		}
 	}

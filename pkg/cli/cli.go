@@ -65,6 +65,6 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newDemo(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newVersion())
+	root.AddCommand(newDemo(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(), newVersion())
 	return root
 }

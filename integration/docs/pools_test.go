@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/deviceplugin"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+const (
+	devicePlugin = "plugins/sriov-device-plugin/README.md"
+	manifest     = "conf/sriov-device-plugin.yaml"
+)
+
+// TestPools: every configuration of the device plugin that is shown or shipped is one.
+func TestPools(t *testing.T) {
+	texts := map[string]string{}
+	for _, b := range parse(t, devicePlugin).of("json") {
+		texts[parse(t, devicePlugin).at(b)] = b.text
+	}
+	paths, err := filepath.Glob(filepath.Join(root, "conf", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		texts[path] = read(t, "conf/"+filepath.Base(path))
+	}
+	inside := regexp.MustCompile(`(?m)config\.json: \|\n((?:    .*\n)+)`).FindStringSubmatch(read(t, manifest))
+	if inside == nil || len(texts) < 2 {
+		t.Fatalf("configurations are missing: %d", len(texts))
+	}
+	texts[manifest] = inside[1]
+	for where, text := range texts {
+		c, err := pool.Parse(pool.Source{File: where, Prefix: "intel.com"}, []byte(text))
+		if err != nil || len(c.Resources) == 0 || len(c.Notes) > 0 {
+			t.Errorf("%s: %v, %v", where, err, c)
+		}
+	}
+}
+
+// TestDevicePluginFlags: the README has each flag, with its default.
+func TestDevicePluginFlags(t *testing.T) {
+	text := read(t, devicePlugin)
+	documented := regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(text, -1)
+	var names []string
+	for _, m := range documented {
+		names = append(names, m[1])
+	}
+	deviceplugin.Flags(io.Discard).VisitAll(func(f *flag.Flag) {
+		i := slices.Index(names, f.Name)
+		if i < 0 {
+			t.Errorf("--%s is not in the table", f.Name)
+			return
+		}
+		if f.Name != "node-name" && f.DefValue != "" && documented[i][2] != "`"+f.DefValue+"`" {
+			t.Errorf("--%s: the default is %s, not %s", f.Name, f.DefValue, documented[i][2])
+		}
+		names = slices.Delete(names, i, i+1)
+		documented = slices.Delete(documented, i, i+1)
+	})
+	if len(names) > 0 {
+		t.Errorf("no such flags: %q", names)
+	}
+}
+
+// TestManifest: the DaemonSet passes flags that exist, mounts folders only, and asks for no privilege.
+func TestManifest(t *testing.T) {
+	text := read(t, manifest)
+	flags := deviceplugin.Flags(io.Discard)
+	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)
+	if args == nil {
+		t.Fatal("there are no args")
+	}
+	if err := flags.Parse(strings.Split(args[1], ", ")); err != nil {
+		t.Error(err)
+	}
+	mounted := regexp.MustCompile(`hostPath: \{path: (\S+), type: (\w+)\}`).FindAllStringSubmatch(text, -1)
+	for _, m := range mounted {
+		if m[2] != "DirectoryOrCreate" || !strings.Contains(text, fmt.Sprintf("mountPath: %s}", m[1])) && !strings.Contains(text, fmt.Sprintf("mountPath: %s,", m[1])) {
+			t.Errorf("%s is a %s, or not mounted where it is", m[1], m[2])
+		}
+	}
+	if len(mounted) != strings.Count(text, "hostPath:") || len(mounted) < 6 {
+		t.Errorf("%d folders of the node are mounted", len(mounted))
+	}
+	if !strings.Contains(text, "capabilities: {drop: [ALL]}") || strings.Contains(text, "privileged: true") || strings.Contains(text, "add:") {
+		t.Error("it asks for privileges")
+	}
+}

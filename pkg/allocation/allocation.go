@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package allocation is how others ask the SR-IOV device plugin which devices a pod was given: one question and one answer, each a JSON
+// document of one line, over a unix socket that only root reaches. It is small because a CNI plugin links it.
+package allocation
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Socket is where the device plugin answers.
+const Socket = "/run/podlace/sriov.sock"
+
+const (
+	// maxLine is how long a question or an answer may be, in bytes.
+	maxLine = 8 << 20
+	// patience is how long who has connected may take to ask, and to read the answer.
+	patience = 10 * time.Second
+	// atOnce is how many questions are answered at a time; others wait.
+	atOnce = 64
+)
+
+// Question asks for the devices of one pod, or with an empty Pod of all pods.
+type Question struct {
+	Namespace string `json:"namespace,omitempty"`
+	Pod       string `json:"pod,omitempty"`
+}
+
+// Device is a device and the container that has it.
+type Device struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	Index     int    `json:"index"`    // of the container among those of the pod
+	Resource  string `json:"resource"` // such as example.com/fast
+	ID        string `json:"id"`       // its PCI address
+	// CPUs are those that the container has for itself, none if it shares them with others.
+	CPUs []int64 `json:"cpus,omitempty"`
+}
+
+// Answer is what the device plugin knows. With an Error the devices are unknown, which is something else than none.
+type Answer struct {
+	Devices []Device `json:"devices"`
+	Error   string   `json:"error,omitempty"`
+}
+
+// Ask puts a question to the socket. The error is the answer's, if that has one; where nobody answers it is fs.ErrNotExist or
+// syscall.ECONNREFUSED by errors.Is.
+func Ask(ctx context.Context, socket string, q Question) ([]Device, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var a Answer
+	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
+		return nil, fmt.Errorf("ask the SR-IOV device plugin: %w", errors.Join(ctx.Err(), err))
+	}
+	if a.Error != "" {
+		return nil, fmt.Errorf("the SR-IOV device plugin answers: %s", a.Error)
+	}
+	return a.Devices, nil
+}
+
+// Serve answers questions until ctx is done.
+func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	free := make(chan struct{}, atOnce)
+	for {
+		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil { // too many open files, say
+			log.Warn("a question could not be taken", "error", err)
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		free <- struct{}{}
+		go func() {
+			defer func() { <-free }()
+			defer conn.Close()
+			if err := serve(ctx, conn, answer); err != nil {
+				log.Warn("a question was not answered", "error", err)
+			}
+		}()
+	}
+}
+
+func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context, Question) Answer) error {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	uid, err := peer(conn)
+	if err != nil {
+		return err
+	}
+	if uid != 0 && int(uid) != os.Geteuid() {
+		return errors.Join(fmt.Errorf("user %d asked, who is not root", uid), write(conn, Answer{Error: "only root may ask"}))
+	}
+	var q Question
+	if err := read(conn, &q); err != nil {
+		return errors.Join(err, write(conn, Answer{Error: "want a question: " + err.Error()}))
+	}
+	return write(conn, answer(ctx, q))
+}
+
+// peer returns the user at the other end (SO_PEERCRED of unix(7)).
+func peer(conn *net.UnixConn) (uid uint32, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *syscall.Ucred
+	control := raw.Control(func(fd uintptr) {
+		cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	})
+	if err := errors.Join(control, err); err != nil {
+		return 0, fmt.Errorf("who asks: %w", err)
+	}
+	return cred.Uid, nil
+}
+
+func write(conn net.Conn, v any) error { return json.NewEncoder(conn).Encode(v) } // ends with a newline
+
+func read(conn net.Conn, v any) error {
+	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("read a line of at most %d bytes: %w", maxLine, err)
+	}
+	return json.Unmarshal(line, v)
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// askEnv makes this program ask a socket, and print what comes.
+const askEnv = "PODLACE_TEST_ASK"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(askEnv); socket != "" {
+		devices, err := Ask(context.Background(), socket, Question{})
+		fmt.Println(len(devices), err)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// serveAt answers at a socket until the test ends.
+func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ask")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(dir, "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); Serve(ctx, l, answer, slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
+	return socket
+}
+
+func echo(_ context.Context, q Question) Answer {
+	return Answer{Devices: []Device{{Namespace: q.Namespace, Pod: q.Pod, Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2", CPUs: []int64{2, 3}}}}
+}
+
+func TestAsk(t *testing.T) {
+	socket := serveAt(t, echo)
+	var all sync.WaitGroup
+	for i := range 4 * atOnce {
+		all.Go(func() {
+			q := Question{"shop", fmt.Sprint("web-", i)}
+			got, err := Ask(t.Context(), socket, q)
+			if diff := cmp.Diff(echo(t.Context(), q).Devices, got); diff != "" || err != nil {
+				t.Errorf("%v\n%s", err, diff)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestAskFails: nobody there, one that refuses, one that is silent and one that is gone in the middle are told from no devices.
+func TestAskFails(t *testing.T) {
+	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
+	if got, err := Ask(t.Context(), refusing, Question{}); got != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := Ask(t.Context(), refusing+"-none", Question{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	silent := serveAt(t, func(context.Context, Question) Answer { <-t.Context().Done(); return Answer{} })
+	if _, err := Ask(ctx, silent, Question{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	l, err := net.Listen("unix", silent+"2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			io.WriteString(c, `{"devices":[{"pod":`)
+			c.Close()
+		}
+	}()
+	if got, err := Ask(t.Context(), silent+"2", Question{}); err == nil {
+		t.Errorf("half an answer is taken for %v", got)
+	}
+}
+
+// TestHostile: whatever somebody sends, the next one is answered.
+func TestHostile(t *testing.T) {
+	socket := serveAt(t, echo)
+	for what, text := range map[string]string{"nothing": "", "no end": "{", "no JSON": "hello\n", "another type": `{"pod":7}` + "\n", "a list": "[]\n", "binary": "\x00\xff\n",
+		"long": strings.Repeat("x", 9<<20) + "\n"} {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			io.Copy(conn, strings.NewReader(text)) // fails when nobody reads so much
+			conn.(*net.UnixConn).CloseWrite()
+		}()
+		answer, _ := io.ReadAll(conn)
+		conn.Close()
+		if !bytes.Contains(answer, []byte(`"error":"want a question`)) {
+			t.Errorf("%s: answer %.200s", what, answer)
+		}
+		if _, err := Ask(t.Context(), socket, Question{Pod: "a"}); err != nil {
+			t.Errorf("after %s: %v", what, err)
+		}
+	}
+}
+
+// TestOnlyRoot: another user gets no answer, even if the socket lets him in.
+func TestOnlyRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it needs root, to be another user")
+	}
+	socket := serveAt(t, echo)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(filepath.Dir(socket), "ask")
+	data, err := os.ReadFile(self)
+	for _, err := range []error{err, os.WriteFile(program, data, 0o755), os.Chmod(filepath.Dir(socket), 0o755), os.Chmod(socket, 0o666)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(program)
+	cmd.Env = []string{askEnv + "=" + socket}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "0 ") || !strings.Contains(string(out), "only root may ask") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
+that the configuration offers a VF as, and the pod that has it. The last column
+compares the CPUs that the pod has for itself with the NUMA node of the VF: same,
+other, some of each (mixed), or - when its CPUs are shared.
+
+Which pod has what is asked of the device plugin. Without it the rest is shown,
+with a word on standard error.`
+
+const sriovExplainHelp = `Tell why each device is offered or not: for every resource of the configuration
+and every selector what it wants and what was found. DEVICE is a PCI address, or
+the name of an interface or of a resource; without it all devices are told of,
+in one line each.
+
+With --count the question is another one: could a pod have so many devices of
+the resource now, near which NUMA node, and what the policies of the Topology
+Manager would say. That is why a pod was refused, as long as nothing has changed
+since.
+
+What the configuration asks for and this node lacks comes first.`
+
+// askTimeout is how long the device plugin may take to answer.
+const askTimeout = 10 * time.Second
+
+// sriovFlags say where the device plugin's view comes from.
+type sriovFlags struct {
+	config, prefix, host string
+	sysfs, socket        string
+	output               string
+	count                int
+}
+
+func newSRIOV() *cobra.Command {
+	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain())
+	return cmd
+}
+
+func (f *sriovFlags) add(cmd *cobra.Command) {
+	host, _ := os.Hostname()
+	cmd.Flags().StringVar(&f.config, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
+	cmd.Flags().StringVar(&f.prefix, "resource-prefix", "intel.com", "of resources that name none")
+	cmd.Flags().StringVar(&f.host, "node-name", host, "name of this node in the configuration")
+	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
+	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
+	addOutput(cmd, &f.output)
+}
+
+func newSRIOVLs() *cobra.Command {
+	var f sriovFlags
+	cmd := &cobra.Command{Use: "ls", Short: "List PFs and VFs, the resources that offer them, and the pods that have them", Long: sriovLsHelp, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		}}
+	f.add(cmd)
+	return cmd
+}
+
+func newSRIOVExplain() *cobra.Command {
+	var f sriovFlags
+	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Tell why a device is offered or not, and whether a pod could have some", Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
+		}}
+	f.add(cmd)
+	cmd.Flags().IntVar(&f.count, "count", 0, "devices of the resource that a container wants")
+	return cmd
+}
+
+// sriovNode is what the device plugin sees.
+type sriovNode struct {
+	config   *pool.Config
+	snapshot *pci.Snapshot
+	env      pool.Env
+	pools    []pool.Pool
+	held     map[string]allocation.Device
+	asked    error // why held is not known
+}
+
+func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
+	if err := checkOutput(f.output); err != nil {
+		return nil, err
+	}
+	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
+	data, err := os.ReadFile(f.config)
+	if err == nil {
+		n.config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host}, data)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+	}
+	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
+		return nil, err
+	}
+	err = kernel.WithHost(func(host *kernel.Node) (err error) {
+		n.env.DefaultRoute, err = host.Uplinks()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.pools = pool.Assign(n.config, n.snapshot, n.env)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	held, err := allocation.Ask(ctx, f.socket, allocation.Question{})
+	for _, h := range held {
+		n.held[h.ID] = h
+	}
+	n.asked = err
+	return n, nil
+}
+
+// sriovDevice is a line of the list.
+type sriovDevice struct {
+	pci.Device
+	PFName   string             `json:"pfName,omitempty"`
+	Resource string             `json:"resource,omitempty"`
+	Holder   *allocation.Device `json:"holder,omitempty"`
+	CPUs     string             `json:"cpus,omitempty"` // same, other, mixed or ""
+}
+
+func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
+	n, err := f.look(ctx)
+	if err != nil {
+		return err
+	}
+	if n.asked != nil {
+		tell(stderr, fmt.Sprintf("it is not known which pods have devices: %v", n.asked))
+	}
+	list := n.devices()
+	if f.output == outputJSON {
+		return printJSON(stdout, list)
+	}
+	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "DEVICE\tPF\tVF\tNUMA\tDRIVER\tRESOURCE\tPOD\tCPUS")
+	for _, d := range list {
+		vf, numa, pod := "-", "-", "-"
+		switch {
+		case d.IsVF():
+			vf = strconv.Itoa(d.VFIndex)
+		case d.TotalVFs > 0:
+			vf = fmt.Sprintf("%d of %d", d.NumVFs, d.TotalVFs)
+		}
+		if d.NUMANode != pci.Unknown {
+			numa = strconv.Itoa(d.NUMANode)
+		}
+		if d.Holder != nil {
+			pod = d.Holder.Namespace + "/" + d.Holder.Pod
+		}
+		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)), plain(pod), dash(d.CPUs)}, "\t"))
+	}
+	return t.Flush()
+}
+
+// devices returns PFs, each followed by its VFs.
+func (n *sriovNode) devices() (list []sriovDevice) {
+	offered := map[pci.Address]string{}
+	for _, p := range n.pools {
+		for _, d := range p.Devices {
+			offered[d.Address] = p.Name
+		}
+	}
+	add := func(d pci.Device, pfName string) {
+		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address]}
+		if h, ok := n.held[d.Address.String()]; ok {
+			line.Holder, line.CPUs = &h, n.near(d, h.CPUs)
+		}
+		list = append(list, line)
+	}
+	for _, d := range n.snapshot.Devices {
+		if d.IsVF() {
+			if _, ok := n.snapshot.Device(d.PF); !ok {
+				add(d, "")
+			}
+			continue
+		}
+		name := strings.Join(d.Interfaces, ",")
+		add(d, name)
+		for _, vf := range n.snapshot.VFs(d.Address) {
+			add(vf, name)
+		}
+	}
+	return list
+}
+
+// near compares CPUs with the NUMA node of a device.
+func (n *sriovNode) near(d pci.Device, cpus []int64) string {
+	same := 0
+	for _, cpu := range cpus {
+		if n.nodeOf(int(cpu)) == d.NUMANode {
+			same++
+		}
+	}
+	switch {
+	case len(cpus) == 0 || d.NUMANode == pci.Unknown:
+		return ""
+	case same == len(cpus):
+		return "same"
+	case same == 0:
+		return "other"
+	}
+	return "mixed"
+}
+
+// nodeOf returns the NUMA node of a CPU.
+func (n *sriovNode) nodeOf(cpu int) int {
+	for _, node := range n.snapshot.Nodes {
+		if hasCPU(node.CPUs, cpu) {
+			return node.ID
+		}
+	}
+	return pci.Unknown
+}
+
+// hasCPU tells whether a list such as 0-3,8 has a CPU.
+func hasCPU(list string, cpu int) bool {
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		first, err := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		if errors.Join(err, err2) == nil && first <= cpu && cpu <= last {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what string) error {
+	n, err := f.look(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range pool.Findings(n.config, n.snapshot, n.env) {
+		tell(stderr, p.Error())
+	}
+	if f.count > 0 {
+		return f.possible(n, stdout, what)
+	}
+	list := pool.Explain(n.config, n.snapshot, n.env)
+	whole := slices.DeleteFunc(slices.Clone(list), func(e pool.Explanation) bool { return what != "" && !n.means(e, what) })
+	switch {
+	case len(whole) == 0 && what != "":
+		return fmt.Errorf("%s is no device, interface or resource of this node: 'podlace sriov ls' lists them", plain(what))
+	case f.output == outputJSON:
+		return printJSON(stdout, whole)
+	case what == "":
+		t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+		for _, e := range whole {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", e.Device, dash(plain(e.Resource)), plainText(e.Reason))
+		}
+		return t.Flush()
+	}
+	for _, e := range whole {
+		n.tellAll(stdout, e)
+	}
+	return nil
+}
+
+// means tells whether a word on the command line is a device: its address, its interface, that of its PF, or its resource.
+func (n *sriovNode) means(e pool.Explanation, what string) bool {
+	d, _ := n.snapshot.Device(e.Device)
+	pf, _ := n.snapshot.Device(d.PF)
+	return strings.EqualFold(e.Device.String(), what) || slices.Contains(d.Interfaces, what) || slices.Contains(pf.Interfaces, what) ||
+		e.Resource == what || slices.ContainsFunc(e.Answers, func(a pool.Answer) bool { return a.Matches && a.Resource == what })
+}
+
+// tellAll tells what each selector wants and what was found.
+func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
+	fmt.Fprintf(w, "%s: %s\n", e.Device, plainText(e.Reason))
+	if h, ok := n.held[e.Device.String()]; ok {
+		fmt.Fprintf(w, "  pod %s/%s has it, container %s, as %s\n", plain(h.Namespace), plain(h.Pod), plain(h.Container), plain(h.Resource))
+	}
+	for _, a := range e.Answers {
+		fmt.Fprintf(w, "  %s (line %d): %s\n", plain(a.Resource), a.Line, plainText(a.Reason))
+		for _, s := range a.Selectors {
+			t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+			for _, c := range s.Checks {
+				fmt.Fprintf(t, "    %s\t%s\twants %s\tfound %s\n", map[bool]string{true: "yes", false: "NO"}[c.Met], c.Name, plainText(c.Want), dash(plainText(c.Found)))
+			}
+			t.Flush()
+		}
+	}
+}
+
+// possible tells whether a container could have so many devices of a resource.
+func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) error {
+	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
+	if i < 0 {
+		var names []string
+		for _, p := range n.pools {
+			names = append(names, p.Name)
+		}
+		return fmt.Errorf("--count wants a resource of this node, one of %s", strings.Join(names, ", "))
+	}
+	free := map[int]int{}
+	all, total := map[int]int{}, 0
+	for _, d := range n.pools[i].Devices {
+		all[d.NUMANode]++
+		if _, held := n.held[d.Address.String()]; !held {
+			free[d.NUMANode]++
+			total++
+		}
+	}
+	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NUMA\tDEVICES\tFREE")
+	best := 0
+	nodes := make([]int, 0, len(all))
+	for node := range all {
+		nodes = append(nodes, node)
+	}
+	slices.Sort(nodes)
+	for _, node := range nodes {
+		name := strconv.Itoa(node)
+		if node == pci.Unknown {
+			name = "-"
+		} else {
+			best = max(best, free[node])
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\n", name, all[node], free[node])
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if n.asked != nil {
+		return fmt.Errorf("it is not known which devices are free: %w", n.asked)
+	}
+	fmt.Fprintln(stdout, n.verdict(f.count, total, best, all))
+	if total < f.count {
+		return exitError(exitMissed)
+	}
+	return nil
+}
+
+// verdict says what the policies of the Topology Manager make of a wish, as far as the devices decide.
+func (n *sriovNode) verdict(count, free, best int, all map[int]int) string {
+	largest := 0
+	for node, has := range all {
+		if node != pci.Unknown {
+			largest = max(largest, has)
+		}
+	}
+	switch {
+	case free < count:
+		return fmt.Sprintf("no: %d are free, under every policy", free)
+	case largest == 0:
+		return "yes: the NUMA node of the devices is unknown, so no policy asks for it"
+	case best >= count:
+		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", best)
+	case largest < count:
+		return "yes under none, best-effort and restricted, from several NUMA nodes: no node has so many. No under single-numa-node."
+	}
+	return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", best)
+}
+
+// plainText is plain for what may be a sentence.
+func plainText(s string) string { return strings.Map(printable, s) }
+
+func printable(r rune) rune {
+	if strconv.IsPrint(r) {
+		return r
+	}
+	return '?'
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// sriovLab is a machine with a PF of two VFs on each of two NUMA nodes, a configuration, and pods that have two of the VFs.
+func sriovLab(t *testing.T) (flags []string) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
+	dir, err := os.MkdirTemp("", "ls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	config := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(config, []byte(`{"resourceList": [
+  {"resourceName": "fast", "selectors": [{"pfNames": ["ens0f0"]}, {"pfNames": ["ens1f0#0"], "drivers": ["iavf"]}]},
+  {"resourceName": "none", "selectors": {"pfNames": ["ens9f0"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0", CPUs: []int64{3, 4}},
+		{Namespace: "shop", Pod: "web-1\x1b[31m", Container: "app", Resource: "example.com/fast", ID: "0000:15:02.0", CPUs: []int64{15, 16}}}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		allocation.Serve(ctx, l, func(context.Context, allocation.Question) allocation.Answer { return allocation.Answer{Devices: held} }, slog.New(slog.DiscardHandler))
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return []string{"--config-file", config, "--resource-prefix", "example.com", "--sysfs", sysfs, "--socket", socket}
+}
+
+func sriov(t *testing.T, flags []string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	return run(append(append([]string{"sriov"}, args...), flags...)...)
+}
+
+func TestSRIOVLs(t *testing.T) {
+	flags := sriovLab(t)
+	status, stdout, stderr := sriov(t, flags, "ls")
+	const want = `DEVICE        PF      VF      NUMA  DRIVER  RESOURCE          POD               CPUS
+0000:11:00.0  ens0f0  2 of 2  0     ice     -                 -                 -
+0000:11:02.0  ens0f0  0       0     iavf    example.com/fast  shop/web-0        same
+0000:11:02.1  ens0f0  1       0     iavf    example.com/fast  -                 -
+0000:15:00.0  ens1f0  2 of 2  1     ice     -                 -                 -
+0000:15:02.0  ens1f0  0       1     iavf    example.com/fast  shop/web-1?[31m  mixed
+0000:15:02.1  ens1f0  1       1     iavf    -                 -                 -
+`
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(stdout)); diff != "" || status != 0 || stderr != "" {
+		t.Errorf("status %d, %s\n%s\n%s", status, stderr, diff, stdout)
+	}
+	status, stdout, _ = sriov(t, flags, "ls", "-o", "json")
+	var list []map[string]any
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 || list[1]["cpus"] != "same" || list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
+		t.Errorf("status %d, %v, %s", status, err, stdout)
+	}
+	// Without the device plugin the hardware is still there.
+	status, stdout, stderr = sriov(t, append(flags, "--socket", "/nonexistent"), "ls")
+	if status != 0 || !strings.Contains(stderr, "it is not known which pods have devices") || !strings.Contains(stdout, "0000:11:02.1") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}
+
+func TestSRIOVExplain(t *testing.T) {
+	flags := sriovLab(t)
+	status, stdout, stderr := sriov(t, flags, "explain")
+	if status != 0 || strings.Count(stdout, "\n") != 6 || !strings.Contains(stderr, "ens9f0") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	status, stdout, _ = sriov(t, flags, "explain", "0000:15:02.1")
+	for _, part := range []string{"not offered: no resource matches", "example.com/fast (line 2)", "NO", "pfNames", "ens1f0#0", "found"} {
+		if !strings.Contains(stdout, part) {
+			t.Errorf("status %d, %q is missing in\n%s", status, part, stdout)
+		}
+	}
+	if _, stdout, _ = sriov(t, flags, "explain", "ens0f0v0"); !strings.Contains(stdout, "pod shop/web-0 has it, container app, as example.com/fast") {
+		t.Errorf("got\n%s", stdout)
+	}
+	if _, stdout, _ = sriov(t, flags, "explain", "ens1f0"); strings.Count(stdout, "\n0000:") != 2 {
+		t.Errorf("a PF stands for itself and its VFs, got\n%s", stdout)
+	}
+	if status, _, stderr = sriov(t, flags, "explain", "eth7"); status != exitFailed || !strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// TestSRIOVPossible: why a pod was refused, or would be.
+func TestSRIOVPossible(t *testing.T) {
+	flags := sriovLab(t)
+	for _, c := range []struct {
+		count, says string
+		status      int
+	}{{"1", "yes, near one NUMA node: up to 1 are free there", 0}, {"2", "no: 1 are free, under every policy", exitMissed}} {
+		status, stdout, _ := sriov(t, flags, "explain", "example.com/fast", "--count", c.count)
+		if status != c.status || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, "NUMA  DEVICES  FREE\n0     2        1\n1     1        0\n") {
+			t.Errorf("--count %s: status %d\n%s", c.count, status, stdout)
+		}
+	}
+	n := &sriovNode{}
+	for want, c := range map[string][]int{"from several NUMA nodes; no under restricted": {2, 2, 1}, "no node has so many": {3, 4, 2}} {
+		if got := n.verdict(c[0], c[1], c[2]-1, map[int]int{0: 2, 1: 2}); !strings.Contains(got, want) {
+			t.Errorf("%v: %s", c, got)
+		}
+	}
+	if status, _, stderr := sriov(t, flags, "explain", "fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "one of example.com/fast, example.com/none") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if status, _, stderr := sriov(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// kinds is a pool with a device of each kind that a container is told of in another way.
+func kinds() pool.Pool {
+	p := vfs(5)
+	p.Name = "example.com/fast-net"
+	d := p.Devices
+	d[0].Info = map[string]string{"zone": "a"}
+	d[1].Driver, d[1].IOMMUGroup = "vfio-pci", 42
+	d[2].Driver, d[2].IOMMUGroup, d[2].NoIOMMU = "vfio-pci", 7, true
+	d[3].Driver, d[3].UIO = "uio_pci_generic", []string{"uio3"}
+	d[4].Driver, d[4].Device.RDMA, d[4].RDMAFiles = "mlx5_core", []string{"mlx5_4"}, []string{"infiniband/issm4", "infiniband/umad4", "infiniband/uverbs4"}
+	d[4].RDMA, d[4].VhostNet = true, true
+	d[4].PF, _ = pci.ParseAddress("0000:0f:00.0")
+	return p
+}
+
+func idsOf(p pool.Pool) (ids []string) {
+	for _, d := range p.Devices {
+		ids = append(ids, d.Address.String())
+	}
+	return ids
+}
+
+// TestAllocate: variables and device files are those of sriov-network-device-plugin, to the byte.
+func TestAllocate(t *testing.T) {
+	p := kinds()
+	ids := idsOf(p)
+	dir := t.TempDir()
+	o := newOffer(p, &pci.Snapshot{}, grant{pool.CDIOff, files{info: dir}}, nil, nil)
+	shuffled := slices.Clone(ids)
+	slices.Reverse(shuffled)
+	got, err := o.allocate(shuffled)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := got.GetEnvs()["PCIDEVICE_EXAMPLE_COM_FAST-NET"]; v != strings.Join(ids, ",") {
+		t.Errorf("devices %s", v)
+	}
+	const want = `{"0000:10:00.0":{"extra":{"zone":"a"},"generic":{"deviceID":"0000:10:00.0"}},` +
+		`"0000:10:00.1":{"generic":{"deviceID":"0000:10:00.1"},"vfio":{"dev-mount":"/dev/vfio/42","mount":"/dev/vfio/vfio"}},` +
+		`"0000:10:00.2":{"generic":{"deviceID":"0000:10:00.2"},"vfio":{"dev-mount":"/dev/vfio/noiommu-7","mount":"/dev/vfio/vfio"}},` +
+		`"0000:10:00.3":{"generic":{"deviceID":"0000:10:00.3"},"uio":{"mount":"/dev/uio3"}},` +
+		`"0000:10:00.4":{"generic":{"deviceID":"0000:10:00.4"},"rdma":{"issm":"/dev/infiniband/issm4","rdma_cm":"/dev/infiniband/rdma_cm",` +
+		`"rdma_dev":"mlx5_4","umad":"/dev/infiniband/umad4","uverbs":"/dev/infiniband/uverbs4"},"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`
+	if v := got.GetEnvs()["PCIDEVICE_EXAMPLE_COM_FAST-NET_INFO"]; v != want {
+		t.Errorf("got\n%s, want\n%s", v, want)
+	}
+	var paths []string
+	for _, d := range got.GetDevices() {
+		if d.GetContainerPath() != d.GetHostPath() || d.GetPermissions() != "rw" {
+			t.Errorf("device file %v", d)
+		}
+		paths = append(paths, d.GetHostPath())
+	}
+	if list := strings.Join(paths, " "); list != "/dev/infiniband/issm4 /dev/infiniband/rdma_cm /dev/infiniband/umad4 /dev/infiniband/uverbs4 /dev/net/tun "+
+		"/dev/uio3 /dev/vfio/42 /dev/vfio/noiommu-7 /dev/vfio/vfio /dev/vhost-net" {
+		t.Errorf("device files %s", list)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "example.com-fast-net-0000:10:00.4-device.json"))
+	const info = `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:10:00.4","vhost-net":"/dev/vhost-net","rdma-device":"mlx5_4","pf-pci-address":"0000:0f:00.0"}}`
+	if string(data) != info || err != nil {
+		t.Errorf("device-info file %s, %v", data, err)
+	}
+}
+
+// TestForget: device-info files go with the devices, those of other resources stay.
+func TestForget(t *testing.T) {
+	dir := t.TempDir()
+	f := files{info: dir}
+	p, other := vfs(2), vfs(1)
+	other.Name = p.Name + "-er"
+	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, []string{"0000:10:00.1"})} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(left) != 2 || filepath.Base(left[0]) != "example.com-fast-0000:10:00.1-device.json" || filepath.Base(left[1]) != "example.com-fast-er-0000:10:00.0-device.json" {
+		t.Errorf("left %q", left)
+	}
+}
+
+// TestCDI: the three ways name the same devices, and the specification of the resource has the files of each.
+func TestCDI(t *testing.T) {
+	p := kinds()
+	ids := idsOf(p)[1:3]
+	dir := t.TempDir()
+	for mode, want := range map[pool.CDI]string{
+		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
+		pool.CDIAnnotation: "cdi.k8s.io/podlace_fast-net_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
+	} {
+		got, err := newOffer(p, &pci.Snapshot{}, grant{cdi: mode}, nil, nil).allocate(ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, d := range got.GetCdiDevices() {
+			names = append(names, d.GetName())
+		}
+		for k, v := range got.GetAnnotations() {
+			names = append(names, k, v)
+		}
+		if strings.Join(names, " ") != want || len(got.GetDevices()) > 0 {
+			t.Errorf("%s: %q, %v", mode, names, got.GetDevices())
+		}
+	}
+	other := vfs(1) // no files: nothing to inject
+	other.Name = "example.com/plain"
+	f := files{cdi: dir}
+	write(t, filepath.Join(dir, "podlace-example.com_gone.json"), "{}")
+	write(t, filepath.Join(dir, "vendor.json"), "{}")
+	if err := f.publish([]pool.Pool{p, other}); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(left) != 2 || filepath.Base(left[0]) != "podlace-example.com_fast-net.json" {
+		t.Errorf("files %q", left)
+	}
+	data, err := os.ReadFile(left[0])
+	var spec cdi.Spec
+	if err == nil {
+		err = json.Unmarshal(data, &spec)
+	}
+	if err != nil || spec.Kind != "example.com/net-pci" || len(spec.Devices) != 4 || spec.Devices[0].Name != "0000:10:00.1" ||
+		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" {
+		t.Errorf("%v\n%s", err, data)
+	}
+	if got := f.hasCDI(); !got {
+		t.Error("the specification of another vendor is not seen")
+	}
+	os.Remove(filepath.Join(dir, "vendor.json"))
+	if got := f.hasCDI(); got {
+		t.Error("our own specifications count")
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was offered.
+func TestHostileRequests(t *testing.T) {
+	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters())
+	long := strings.Repeat("A", 1<<20)
+	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long, "0000:10:00.0,0000:10:00.1"} {
+		_, err := e.Allocate(t.Context(), allocating(id))
+		if status.Code(err) != codes.FailedPrecondition || len(err.Error()) > 500 || strings.ContainsAny(err.Error(), "\x00\n") {
+			t.Errorf("%.40q: %v", id, err)
+		}
+		if _, err := e.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{id}}); err == nil {
+			t.Errorf("%.40q: a container may start", id)
+		}
+	}
+	const id = "0000:10:00.0"
+	two := allocating(id)
+	two.ContainerRequests = append(two.ContainerRequests, two.ContainerRequests[0])
+	many := &pluginapi.AllocateRequest{ContainerRequests: make([]*pluginapi.ContainerAllocateRequest, 100000)}
+	for what, r := range map[string]*pluginapi.AllocateRequest{"twice": allocating(id, id), "by two containers": two, "many": many} {
+		if _, err := e.Allocate(t.Context(), r); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, r := range []*pluginapi.AllocateRequest{nil, {}, {ContainerRequests: []*pluginapi.ContainerAllocateRequest{nil}}} {
+		if _, err := e.Allocate(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, size := range []int32{-1 << 31, -1, 0, 1, 8, 9, 1<<31 - 1} {
+		r := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{nil,
+			{AvailableDeviceIDs: append(idsOf(vfs(8)), "x", id, long), MustIncludeDeviceIDs: []string{"y", id}, AllocationSize: size}}}
+		got, err := e.GetPreferredAllocation(t.Context(), r)
+		if err != nil || len(got.GetContainerResponses()) != 2 {
+			t.Errorf("size %d: %v, %v", size, got, err)
+		}
+	}
+}
+
+// TestNoDoubleGrant: a kubelet that gives away and takes back devices as fast as it can never has a device twice, and gets what it asks for
+// near one NUMA node whenever one has so many.
+func TestNoDoubleGrant(t *testing.T) {
+	k := newFakeKubelet(t)
+	p := vfs(256)
+	run(t, k.folder(), offering(p))
+	k.start()
+	client := k.await(fast, "watched", watched).client
+	var mu sync.Mutex
+	free, owner := map[string]bool{}, map[string]int{}
+	for _, id := range idsOf(p) {
+		free[id] = true
+	}
+	nodes := map[string]int{}
+	for _, d := range p.Devices {
+		nodes[d.Address.String()] = d.NUMANode
+	}
+	// admit is one pod at a time, as in the kubelet.
+	admit := func(ctx context.Context, pod, size int) ([]string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		var available []string
+		count := map[int]int{}
+		for id := range free {
+			available = append(available, id)
+			count[nodes[id]]++
+		}
+		if len(available) < size {
+			return nil, nil
+		}
+		got, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: available, AllocationSize: int32(size)}}})
+		if err != nil {
+			return nil, err
+		}
+		ids := got.GetContainerResponses()[0].GetDeviceIDs()
+		on := map[int]bool{}
+		for _, id := range ids {
+			if !free[id] {
+				return nil, fmt.Errorf("pod %d gets %s, which pod %d has", pod, id, owner[id])
+			}
+			delete(free, id)
+			owner[id], on[nodes[id]] = pod, true
+		}
+		if len(ids) != size || len(on) > 1 && max(count[0], count[1]) >= size {
+			return nil, fmt.Errorf("pod %d wants %d and gets %d on %d nodes, free %v", pod, size, len(ids), len(on), count)
+		}
+		_, err = client.Allocate(ctx, allocating(ids...))
+		return ids, err
+	}
+	var tasks sync.WaitGroup
+	for worker := range 8 {
+		tasks.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(worker)))
+			var mine [][]string
+			for i := range 250 {
+				ids, err := admit(t.Context(), worker*1000+i, 1<<random.IntN(4))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mine = append(mine, ids)
+				if len(mine) > 6 {
+					mu.Lock()
+					for _, id := range mine[0] {
+						free[id] = true
+					}
+					mu.Unlock()
+					mine = mine[1:]
+				}
+			}
+		})
+	}
+	tasks.Wait()
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// namespace begins the names of all metrics.
+const namespace = "podlace_sriov"
+
+// counters count what happened.
+type counters struct {
+	allocations, registrations *prometheus.CounterVec
+	preferred                  *prometheus.HistogramVec
+}
+
+func newCounters() counters {
+	return counters{
+		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "allocations_total",
+			Help: "Containers that were given devices, by whether these are near one NUMA node and on one PF."}, []string{"resource", "policy", "aligned", "same_pf"}),
+		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "kubelet_registrations_total",
+			Help: "How often the kubelet accepted a resource: once, and again whenever it started."}, []string{"resource"}),
+		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "preferred_allocation_seconds",
+			Help: "How long the choice of devices took.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 8)}, []string{"resource"}),
+	}
+}
+
+func (c counters) all() []prometheus.Collector {
+	return []prometheus.Collector{c.allocations, c.registrations, c.preferred}
+}
+
+func (c counters) registered(resource string) { c.registrations.WithLabelValues(resource).Inc() }
+
+// allocated counts the devices of one container.
+func (c counters) allocated(o *offer, ids []string) {
+	if len(ids) == 0 {
+		return
+	}
+	nodes, pfs := map[int]bool{}, map[pci.Address]bool{}
+	for _, id := range ids {
+		if d, err := o.find(id); err == nil {
+			nodes[d.NUMANode], pfs[d.PF] = true, true
+		}
+	}
+	aligned := len(nodes) == 1 && !nodes[pci.Unknown]
+	c.allocations.WithLabelValues(o.pool.Name, string(o.policy()), strconv.FormatBool(aligned), strconv.FormatBool(len(pfs) == 1)).Inc()
+}

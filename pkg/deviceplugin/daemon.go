@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// pollPods is how often the kubelet is asked which pods have which devices.
+const pollPods = 10 * time.Second
+
+// daemon holds the resources of a node.
+type daemon struct {
+	Options
+	log    *slog.Logger
+	count  counters
+	health *health
+	pods   *PodResources
+
+	mu       sync.Mutex
+	config   *pool.Config
+	text     []byte // what config was read from
+	snapshot *pci.Snapshot
+	last     map[pci.Address]pci.Device // as they were when they had an interface here
+	findings map[string]bool            // that were told
+	told     map[pci.Address]string     // what was last wrong with the preparation of devices
+	held     []Holder                   // by the last answer of the kubelet
+	asked    bool                       // there was one
+	serving  map[string]*service
+	wake     map[chan<- struct{}]bool // of the registrars
+}
+
+// service is a resource that the kubelet is told of.
+type service struct {
+	*registrar
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+// refresh brings what the kubelet is told in line with what there is, and returns when to do it again, zero if only after a change.
+func (d *daemon) refresh(ctx context.Context) (again time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	env := d.env()
+	d.tellFindings(env)
+	pools := d.assign(env)
+	faults, again := d.health.judge(time.Now(), d.snapshot, pools)
+	wanted := map[string]bool{}
+	var offered []pool.Pool
+	for _, p := range pools {
+		wanted[p.Name] = true
+		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, d.lost(p)))
+		offered = append(offered, p)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
+		if wanted[name] {
+			continue
+		}
+		// The configuration has it no more. While pods have devices of it, the kubelet has to know these.
+		p := pool.Pool{Name: name}
+		if lost := d.lost(p); len(lost) > 0 {
+			d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), nil, lost))
+			continue
+		}
+		d.end(name)
+	}
+	if err := (files{d.InfoDir, d.CDIDir}).publish(offered); err != nil {
+		d.log.Warn("CDI specifications were not written", "error", err)
+	}
+	return again
+}
+
+// tellFindings logs what the configuration asks for and this node lacks, each once.
+func (d *daemon) tellFindings(env pool.Env) {
+	found := map[string]bool{}
+	for _, p := range pool.Findings(d.config, d.snapshot, env) {
+		found[p.Error()] = true
+		if !d.findings[p.Error()] {
+			d.log.Warn("the configuration and this node differ", "finding", p.Error())
+		}
+	}
+	d.findings = found
+}
+
+// assign makes the pools of the configuration, without devices that pods still have from another resource: nobody gets those.
+func (d *daemon) assign(env pool.Env) []pool.Pool {
+	from := map[string]string{}
+	for _, h := range d.held {
+		from[h.Device] = h.Resource
+	}
+	pools := pool.Assign(d.config, d.snapshot, env)
+	for i, p := range pools {
+		pools[i].Devices = slices.DeleteFunc(slices.Clone(p.Devices), func(dev pool.Device) bool {
+			other, ok := from[dev.Address.String()]
+			return ok && other != p.Name
+		})
+	}
+	return pools
+}
+
+// env is what pools depend on besides the devices. A device whose interface is in a pod counts as it was before.
+func (d *daemon) env() pool.Env {
+	env := pool.Env{Last: d.last}
+	err := kernel.WithHost(func(host *kernel.Node) (err error) {
+		env.DefaultRoute, err = host.Uplinks()
+		return err
+	})
+	if err != nil {
+		d.log.Warn("it is not known which interfaces the node itself needs", "error", err)
+	}
+	return env
+}
+
+// lost returns the devices of a resource that pods have although they are not in its pool.
+func (d *daemon) lost(p pool.Pool) (ids []string) {
+	for _, h := range d.held {
+		if h.Resource == p.Name && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.Device }) {
+			ids = append(ids, h.Device)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// offer tells the endpoint of a resource, which begins to serve with the first offer.
+func (d *daemon) offer(ctx context.Context, o *offer) {
+	if s, ok := d.serving[o.pool.Name]; ok {
+		if before, _ := s.now(); !before.same(o) {
+			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.healthy())
+		}
+		s.update(o)
+		return
+	}
+	if len(o.devices) == 0 && len(o.pool.Devices) == 0 {
+		d.log.Warn("no device is of a resource", "resource", o.pool.Name, "hint", "'podlace sriov explain' tells why")
+	}
+	ctx, stop := context.WithCancel(ctx)
+	changed := make(chan struct{}, 1)
+	d.wake[changed] = true
+	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count), d.Kubelet, changed), stop, make(chan struct{})}
+	d.serving[o.pool.Name] = s
+	go func() {
+		defer close(s.done)
+		s.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.wake, changed)
+	}()
+}
+
+// end stops a resource that is no more.
+func (d *daemon) end(name string) {
+	d.log.Info("a resource ends", "resource", name)
+	d.serving[name].stop()
+	delete(d.serving, name)
+}
+
+// socketsChanged wakes all registrars.
+func (d *daemon) socketsChanged() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.wake {
+		notify(c)
+	}
+}
+
+// notify wakes whoever receives from c; that it was woken already is enough.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// askPods learns which pods have devices. Without an answer the last one counts.
+func (d *daemon) askPods(ctx context.Context) (changed bool) {
+	held, err := d.pods.List(ctx, func(string) bool { return true })
+	if err != nil {
+		d.log.Debug("it is not known which pods have devices", "error", err)
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed = !d.asked || !slices.EqualFunc(held, d.held, Holder.equal)
+	d.held, d.asked = held, true
+	return changed
+}
+
+// reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
+// refused, and the present one stays.
+func (d *daemon) reload(asked bool) bool {
+	data, err := os.ReadFile(d.ConfigFile)
+	if err == nil && !asked && bytes.Equal(data, d.text) {
+		return false
+	}
+	var c *pool.Config
+	if err == nil {
+		c, err = pool.Parse(d.source(), data)
+	}
+	if err != nil {
+		d.log.Error("the configuration stays as it was", "error", err)
+		d.text = data // said once
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.config, d.text = c, data
+	d.log.Info("the configuration was read", "file", d.ConfigFile)
+	return true
+}
+
+// source tells Parse what the configuration does not say.
+func (o Options) source() pool.Source {
+	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host}
+}
+
+// grant tells how a resource is handed over. CDI is taken by itself where the node has specifications of others: whose runtime reads those
+// reads ours.
+func (d *daemon) grant(p pool.Pool) grant {
+	f := files{d.InfoDir, d.CDIDir}
+	mode := pool.CDIOff
+	if p.Resource != nil {
+		mode = p.Resource.CDI
+	}
+	switch {
+	case d.CDIDir == "":
+		mode = pool.CDIOff
+	case mode == pool.CDIAuto && d.UseCDI:
+		mode = pool.CDIAnnotation
+	case mode == pool.CDIAuto && f.hasCDI():
+		mode = pool.CDIField
+	case mode == pool.CDIAuto:
+		mode = pool.CDIOff
+	}
+	return grant{mode, f}
+}
+
+// answer is what the sriov plugin and the command line are told.
+func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
+	var held []Holder
+	var err error
+	if q.Pod != "" {
+		held, err = d.pods.Get(ctx, q.Namespace, q.Pod, d.ours)
+	} else {
+		held, err = d.pods.List(ctx, d.ours)
+	}
+	if err != nil {
+		return allocation.Answer{Error: err.Error()}
+	}
+	a := allocation.Answer{Devices: []allocation.Device{}}
+	for _, h := range held {
+		a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
+	}
+	return a
+}
+
+// ours tells the resources of this daemon from those of others.
+func (d *daemon) ours(resource string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.serving[resource]
+	return ok
+}
+
+// ready tells whether pods can get every resource.
+func (d *daemon) ready() (missing []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
+		if !d.serving[name].ready() {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// lab is a daemon beside a kubelet, with a tree of sysfs of its own.
+type lab struct {
+	*testing.T
+	Options
+	kubelet *fakeKubelet
+	reload  chan os.Signal
+	log     *lines
+}
+
+// lines is a log that tests look into while it is written.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// newLab starts a kubelet, and a daemon with a configuration.
+func newLab(t *testing.T, sysfs, config string) *lab {
+	t.Helper()
+	l := prepareLab(t, sysfs, config)
+	l.kubelet.start()
+	l.start()
+	return l
+}
+
+func prepareLab(t *testing.T, sysfs, config string) *lab {
+	k := newFakeKubelet(t)
+	root := filepath.Dir(k.dir)
+	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, Options: Options{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
+		Host: "node-a", Sysfs: sysfs, Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
+		CDIDir: filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"), Poll: 20 * time.Millisecond}}
+	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.configure(config)
+	return l
+}
+
+func (l *lab) configure(config string) {
+	l.Helper()
+	if err := os.WriteFile(l.ConfigFile+".new", []byte(config), 0o644); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.Rename(l.ConfigFile+".new", l.ConfigFile); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// start runs a daemon until the test ends, or stop is called.
+func (l *lab) start() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(ctx, l.Options, l.reload, slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			l.Error(err)
+		}
+	})
+	l.Cleanup(stop)
+	return stop
+}
+
+// ids waits until a resource has these devices; one that is unhealthy ends in "!".
+func (l *lab) ids(resource string, want ...string) *plugin {
+	l.Helper()
+	return l.kubelet.await(resource, strings.Join(want, " "), func(p *plugin) bool {
+		var got []string
+		for id, d := range p.devices {
+			if d.GetHealth() != pluginapi.Healthy {
+				id += "!"
+			}
+			got = append(got, id)
+		}
+		slices.Sort(got)
+		return slices.Equal(got, want)
+	})
+}
+
+// logged waits for a line of the log that has all parts.
+func (l *lab) logged(parts ...string) {
+	l.Helper()
+	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		for line := range strings.Lines(l.log.String()) {
+			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+				return
+			}
+		}
+	}
+	l.Fatalf("no line with %q in\n%s", parts, l.log)
+}
+
+func (l *lab) hup() { l.reload <- syscall.SIGHUP }
+
+const twoPools = `{"resourceList": [
+  {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
+  {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
+
+// The VFs of a machine with a PF of two VFs on each of two nodes.
+const (
+	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
+	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"
+)
+
+func twoPFs(t *testing.T) string {
+	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
+}
+
+// TestDaemon: each resource has its devices with their NUMA nodes, is ready, and is told to Prometheus and to whoever asks.
+func TestDaemon(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	p := l.ids("example.com/two", vf10, vf11)
+	if nodes := p.devices[vf10].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
+		t.Errorf("NUMA nodes %v", nodes)
+	}
+	l.kubelet.hold("shop", "web-0", "app", "example.com/two", vf11)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf11+`",container="app",namespace="shop",pod="web-0",resource="example.com/two"} 1`,
+		`podlace_sriov_devices{numa="1",resource="example.com/two",state="free"} 1`, `podlace_sriov_kubelet_registrations_total{resource="example.com/one"} 1`,
+		`podlace_sriov_vf_info{bdf="`+vf00+`",driver="iavf",numa="0",pf="`+pf0+`",resource="example.com/one",vf="0"} 1`)
+	l.await("/readyz", "ok")
+	l.await("/healthz", "ok")
+	for _, off := range []bool{false, true} {
+		l.kubelet.mu.Lock()
+		l.kubelet.getOff, l.kubelet.busy = off, 3
+		l.kubelet.mu.Unlock()
+		got, err := allocation.Ask(t.Context(), l.Socket, allocation.Question{Namespace: "shop", Pod: "web-0"})
+		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11, CPUs: []int64{16, 17}}}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%v\n%s", err, diff)
+		}
+	}
+	l.kubelet.end()
+	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
+}
+
+// await asks the daemon until the answer has all parts.
+func (l *lab) await(path string, parts ...string) {
+	l.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
+	}}}
+	text := ""
+	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		answer, err := client.Get("http://node" + path)
+		if err != nil {
+			continue
+		}
+		body, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		text = string(body)
+		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) }) {
+			return
+		}
+	}
+	l.Fatalf("%s: want %q, got\n%s", path, parts, text)
+}
+
+// TestVanished: a device that goes while a pod has it stays, and is given to nobody; it ends with the pod. One that nobody has goes at once.
+func TestVanished(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := newLab(t, sysfs, twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
+	pcitest.Remove(t, sysfs, pf0)
+	p := l.ids("example.com/one", vf00+"!")
+	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil || !strings.Contains(err.Error(), "device "+vf00+" is not there") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {
+		t.Error("a container starts without its device")
+	}
+	l.kubelet.release()
+	l.hup()
+	l.ids("example.com/one")
+}
+
+func allocating(ids ...string) *pluginapi.AllocateRequest {
+	return &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}
+}
+
+// TestMoved: a VF that another resource has by a new configuration stays with the pod that has it, and nobody else gets it until that ends.
+func TestMoved(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
+	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
+	l.ids("example.com/all", vf01, vf10, vf11)
+	l.ids("example.com/one", vf00+"!")
+	l.kubelet.release()
+	l.hup()
+	l.ids("example.com/all", vf00, vf01, vf10, vf11)
+	l.logged("a resource ends", "example.com/one")
+}
+
+// TestHeldElsewhere: a VF that a pod has from another plugin is never offered, from the first moment on.
+func TestHeldElsewhere(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-0", "app", "intel.com/sriov", vf00)
+	l.start()
+	l.ids("example.com/two", vf10, vf11)
+	p := l.ids("example.com/one", vf01)
+	if p.lists != 1 {
+		t.Errorf("%d lists", p.lists)
+	}
+}
+
+// TestHealth: what is wrong with a device is told after a while, and taken back after another.
+func TestHealth(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := newLab(t, sysfs, twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
+	l.ids("example.com/one", vf00+"!", vf01+"!")
+	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "1")
+	l.ids("example.com/one", vf00, vf01)
+}
+
+// TestReload: a configuration with errors is named and refused, and what runs stays; the next good one counts.
+func TestReload(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfName": ["ens0f0"]}}]}`)
+	l.logged("the configuration stays as it was", "config.json:1", "pfName")
+	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0#1", "ens9f0"]}}]}`)
+	l.ids("example.com/one", vf01)
+	l.logged("the configuration and this node differ", "ens9f0")
+	l.logged("a resource ends", "example.com/two")
+	if n := strings.Count(l.log.String(), "stays as it was"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
+
+// TestBadStart: with a configuration that is wrong the daemon does not start, and leaves nothing.
+func TestBadStart(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
+	err := Run(t.Context(), l.Options, nil, quiet())
+	if err == nil || !strings.Contains(err.Error(), "config.json:1") || !strings.Contains(err.Error(), "resourceName") {
+		t.Errorf("got %v", err)
+	}
+	for _, path := range []string{l.Socket, l.CDIDir, l.InfoDir} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is there", path)
+		}
+	}
+}
+
+// TestPluginRestarts: a daemon that starts again takes up its resources, whoever has what.
+func TestPluginRestarts(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
+	for range 20 {
+		stop := l.start()
+		l.ids("example.com/one", vf00, vf01)
+		stop()
+		l.kubelet.await("example.com/one", "ended", func(p *plugin) bool { return p.ended })
+		if left, _ := filepath.Glob(filepath.Join(l.kubelet.dir, "*")); len(left) != 1 {
+			t.Fatalf("left %q", left)
+		}
+	}
+}
+
+// TestDriver: free devices get the driver that their resource wants, one that a pod has stays as it is.
+func TestDriver(t *testing.T) {
+	sysfs := twoPFs(t)
+	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-0", "app", "example.com/dpdk", vf01)
+	l.start()
+	l.logged("a device is not as the configuration wants it", vf01, "is of pod shop/web-0")
+	p := l.ids("example.com/dpdk", vf00, vf01+"!")
+	answer, err := p.client.Allocate(t.Context(), allocating(vf00))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, d := range answer.GetContainerResponses()[0].GetDevices() {
+		paths = append(paths, d.GetHostPath())
+	}
+	if len(paths) != 2 || paths[1] != "/dev/vfio/vfio" || !strings.HasPrefix(paths[0], "/dev/vfio/") {
+		t.Errorf("device files %q", paths)
+	}
+}
+
+// TestNumVFs: a PF gets its VFs, and keeps those that it has while a pod has one of them.
+func TestNumVFs(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
+	config := func(n string) string {
+		return `{"pfs": [{"pfName": "ens0f0", "numVfs": ` + n + `}], "resourceList": [{"resourceName": "all"}]}`
+	}
+	l := prepareLab(t, sysfs, config("2"))
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/all", vf00, vf01)
+	l.kubelet.hold("shop", "web-0", "app", "example.com/all", vf01)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf01)
+	l.configure(config("3"))
+	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "is of pod shop/web-0")
+	l.ids("example.com/all", vf00, vf01)
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// maxRequests is how many containers one call may ask for; the kubelet asks for one.
+const maxRequests = 128
+
+// endpoint answers the kubelet's questions about one resource. What it offers comes by update, and goes to every stream by itself.
+type endpoint struct {
+	pluginapi.UnimplementedDevicePluginServer
+	resource string
+	log      *slog.Logger
+	count    counters
+
+	mu      sync.Mutex
+	offer   *offer
+	changed chan struct{} // closed as soon as offer is another
+	streams int
+}
+
+func newEndpoint(resource string, first *offer, log *slog.Logger, count counters) *endpoint {
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, offer: first, changed: make(chan struct{})}
+}
+
+// update replaces the offer. Streams that are still busy with an earlier one skip what came between.
+func (e *endpoint) update(o *offer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.offer = o
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.offer, e.changed
+}
+
+// watched tells how many streams there are.
+func (e *endpoint) watched() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.streams
+}
+
+func (e *endpoint) stream(n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.streams += n
+}
+
+// options is what Register says and GetDevicePluginOptions answers; the kubelet takes the one or the other by how a plugin registers.
+func options() *pluginapi.DevicePluginOptions {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: true}
+}
+
+// GetDevicePluginOptions names the optional calls that are answered.
+func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return options(), nil
+}
+
+// ListAndWatch sends all devices at once and whenever one of them changes.
+func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	e.stream(1)
+	defer e.stream(-1)
+	e.log.Info("the kubelet watches the resource")
+	var sent *offer
+	for {
+		o, changed := e.now()
+		if sent == nil || !o.same(sent) {
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: o.devices}); err != nil {
+				return err
+			}
+			sent = o
+		}
+		select {
+		case <-stream.Context().Done():
+			e.log.Info("the kubelet does not watch the resource any more")
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// GetPreferredAllocation never fails: the kubelet would refuse the pod. On doubt it returns what it was offered, in order.
+func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+	o, _ := e.now()
+	start := time.Now()
+	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
+	out := &pluginapi.PreferredAllocationResponse{}
+	for _, c := range r.GetContainerRequests() {
+		ids := o.prefer(c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		out.ContainerResponses = append(out.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return out, nil
+}
+
+// Allocate tells what a container needs to use the devices. It fails, and with it the pod, when a device is asked for twice, or is not
+// there any more.
+func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	o, _ := e.now()
+	out := &pluginapi.AllocateResponse{}
+	seen := map[string]bool{}
+	if len(r.GetContainerRequests()) > maxRequests {
+		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, len(r.GetContainerRequests()), maxRequests)
+	}
+	for _, c := range r.GetContainerRequests() {
+		ids := slices.Clone(c.GetDevicesIds())
+		for _, id := range ids {
+			if seen[id] {
+				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is asked for twice", e.resource, id)
+			}
+			seen[id] = true
+		}
+		one, err := o.allocate(ids)
+		if err != nil {
+			e.log.Error("devices were refused", "devices", ids, "error", err)
+			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
+		}
+		out.ContainerResponses = append(out.ContainerResponses, one)
+	}
+	for _, c := range r.GetContainerRequests() {
+		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
+		e.count.allocated(o, c.GetDevicesIds())
+	}
+	return out, nil
+}
+
+// PreStartContainer comes before each start of a container, also when it starts again: the devices have been in the pod for long. So it
+// changes nothing and only refuses to start a container whose device has gone.
+func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+	o, _ := e.now()
+	for _, id := range r.GetDevicesIds() {
+		if err := o.present(id); err != nil {
+			e.log.Error("a container may not start", "error", err)
+			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
+		}
+	}
+	return &pluginapi.PreStartContainerResponse{}, nil
+}

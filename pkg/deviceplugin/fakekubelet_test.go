@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// patience is how long a test waits for what has to come; it is no measure of speed.
+const patience = 30 * time.Second
+
+// fakeKubelet is a kubelet as the device plugin sees it, over real sockets: it deletes all sockets when it starts, takes registrations, and
+// watches what registers.
+type fakeKubelet struct {
+	pluginapi.UnimplementedRegistrationServer
+	podresources.UnimplementedPodResourcesListerServer
+	t        *testing.T
+	dir      string // device-plugins
+	versions []string
+	server   *grpc.Server
+	stop     context.CancelFunc
+	ctx      context.Context
+
+	mu      sync.Mutex
+	news    *sync.Cond
+	plugins map[string]*plugin // by resource
+	pods    []*podresources.PodResources
+	getOff  bool // PodResources does not know Get
+	busy    int  // how many questions are turned away
+}
+
+// plugin is an endpoint that has registered.
+type plugin struct {
+	conn    *grpc.ClientConn
+	options *pluginapi.DevicePluginOptions
+	client  pluginapi.DevicePluginClient
+	lists   int
+	devices map[string]*pluginapi.Device
+	ended   bool
+	sock    string
+}
+
+func newFakeKubelet(t *testing.T) *fakeKubelet {
+	k := &fakeKubelet{t: t, dir: filepath.Join(shortDir(t), "device-plugins"), versions: []string{"v1beta1"}}
+	k.news = sync.NewCond(&k.mu)
+	if err := os.Mkdir(k.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.end)
+	return k
+}
+
+// shortDir is t.TempDir with a path short enough for sockets.
+func shortDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "dp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (k *fakeKubelet) folder() Kubelet { return Kubelet{Plugins: k.dir} }
+
+// start begins as the kubelet does.
+func (k *fakeKubelet) start() {
+	k.t.Helper()
+	entries, err := os.ReadDir(k.dir)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Type()&fs.ModeSocket != 0 {
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil {
+				k.t.Fatal(err)
+			}
+		}
+	}
+	l, err := net.Listen("unix", filepath.Join(k.dir, "kubelet.sock"))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.mu.Lock()
+	k.plugins = map[string]*plugin{}
+	k.mu.Unlock()
+	k.ctx, k.stop = context.WithCancel(context.Background())
+	k.server = grpc.NewServer()
+	pluginapi.RegisterRegistrationServer(k.server, k)
+	podresources.RegisterPodResourcesListerServer(k.server, k)
+	go k.server.Serve(l)
+	pods := filepath.Join(filepath.Dir(k.dir), "pod-resources")
+	if _, err := os.Stat(pods); err != nil {
+		return
+	}
+	path := filepath.Join(pods, "kubelet.sock")
+	os.Remove(path)
+	l, err = net.Listen("unix", path)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	go k.server.Serve(l)
+}
+
+// end is the end of a kubelet that is killed: its socket stays.
+func (k *fakeKubelet) end() {
+	if k.server == nil {
+		return
+	}
+	k.stop()
+	k.server.Stop()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.plugins {
+		p.conn.Close()
+	}
+	k.server = nil
+}
+
+// Register connects to the endpoint and asks what it offers, as the kubelet does.
+func (k *fakeKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	known := false
+	for _, v := range k.versions {
+		known = known || v == r.GetVersion()
+	}
+	if !known {
+		return nil, fmt.Errorf("requested API version %q is not supported by kubelet", r.GetVersion())
+	}
+	path := filepath.Join(k.dir, r.GetEndpoint())
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if old := k.plugins[r.GetResourceName()]; old != nil && old.sock == path && !old.ended {
+		return nil, errors.New("already connected")
+	}
+	conn, err := dial(path)
+	if err != nil {
+		return nil, err
+	}
+	p := &plugin{conn: conn, client: pluginapi.NewDevicePluginClient(conn), options: r.GetOptions(), sock: path}
+	k.plugins[r.GetResourceName()] = p
+	go k.watch(k.ctx, p)
+	return &pluginapi.Empty{}, nil
+}
+
+func (k *fakeKubelet) watch(ctx context.Context, p *plugin) {
+	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
+	for err == nil {
+		var list *pluginapi.ListAndWatchResponse
+		if list, err = stream.Recv(); err != nil {
+			break
+		}
+		k.mu.Lock()
+		p.lists++
+		p.devices = map[string]*pluginapi.Device{}
+		for _, d := range list.GetDevices() {
+			p.devices[d.GetID()] = d
+		}
+		k.news.Broadcast()
+		k.mu.Unlock()
+	}
+	k.mu.Lock()
+	p.ended = true
+	k.news.Broadcast()
+	k.mu.Unlock()
+}
+
+// await waits until what a resource offers is as wanted.
+func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugin {
+	k.t.Helper()
+	timer := time.AfterFunc(patience, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
+	defer timer.Stop()
+	until := time.Now().Add(patience)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for {
+		if p := k.plugins[resource]; p != nil && p.lists > 0 && ok(p) {
+			return p
+		}
+		if time.Now().After(until) {
+			k.t.Fatalf("%s: never %s: %+v", resource, what, k.plugins[resource])
+		}
+		k.news.Wait()
+	}
+}
+
+// List tells of the pods.
+func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.busy > 0 {
+		k.busy--
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
+}
+
+// Get tells of one pod.
+func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.getOff {
+		return nil, errors.New("PodResources API Get method disabled")
+	}
+	for _, p := range k.pods {
+		if p.GetName() == r.GetPodName() && p.GetNamespace() == r.GetPodNamespace() {
+			return &podresources.GetPodResourcesResponse{PodResources: p}, nil
+		}
+	}
+	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
+}
+
+// hold gives devices to a container.
+func (k *fakeKubelet) hold(namespace, pod, container, resource string, ids ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pods = append(k.pods, &podresources.PodResources{Name: pod, Namespace: namespace, Containers: []*podresources.ContainerResources{
+		{Name: container, CpuIds: []int64{16, 17}, Devices: []*podresources.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}}}})
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// release takes all devices back.
+func (k *fakeKubelet) release() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pods = nil
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// files are the folders in which others look for what the daemon knows of a device.
+type files struct {
+	info string // of the Network Plumbing Working Group: device-info files for whoever attaches the device, such as Multus
+	cdi  string // of the Container Device Interface: for the runtime
+}
+
+// infoVersion is that of the device information specification (k8snetworkplumbingwg/device-info-spec).
+const infoVersion = "1.1.0"
+
+type deviceInfo struct {
+	Type    string  `json:"type"`
+	Version string  `json:"version"`
+	PCI     pciInfo `json:"pci"`
+}
+
+type pciInfo struct {
+	Address   string `json:"pci-address"`
+	VhostNet  string `json:"vhost-net,omitempty"`
+	RDMA      string `json:"rdma-device,omitempty"`
+	PFAddress string `json:"pf-pci-address,omitempty"`
+}
+
+// infoName is the file of a device: the specification joins resource and device by hyphens.
+func infoName(resource, id string) string {
+	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
+}
+
+// describe writes the files of devices that are about to be allocated.
+func (f files) describe(resource string, devices []pool.Device) error {
+	if f.info == "" || len(devices) == 0 {
+		return nil
+	}
+	dir, err := store.Make(f.info, 0o755)
+	if err != nil {
+		return fmt.Errorf("device-info files: %w", err)
+	}
+	defer dir.Close()
+	for _, d := range devices {
+		info := deviceInfo{"pci", infoVersion, pciInfo{Address: d.Address.String(), PFAddress: d.PF.String(), RDMA: strings.Join(d.Device.RDMA, ",")}}
+		if d.VhostNet {
+			info.PCI.VhostNet = vhostNet
+		}
+		data, err := json.Marshal(info)
+		if err == nil {
+			err = dir.Write(infoName(resource, d.Address.String()), data, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("device-info files: %w", err)
+		}
+	}
+	return nil
+}
+
+// forget deletes the device-info files of a resource but those of the devices that pods have.
+func (f files) forget(resource string, allocated []string) error {
+	return f.sweep(f.info, func(name string) bool {
+		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
+		id, isInfo := strings.CutSuffix(id, "-device.json")
+		_, err := pci.ParseAddress(id) // a resource may be named as the beginning of another
+		return ok && isInfo && err == nil && !slices.Contains(allocated, id)
+	})
+}
+
+func (f files) sweep(path string, stale func(name string) bool) error {
+	if path == "" {
+		return nil
+	}
+	dir, err := store.Open(path)
+	if err != nil {
+		return nil // there is nothing
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	errs := []error{err}
+	for _, name := range names {
+		if stale(name) {
+			errs = append(errs, dir.Remove(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cdiClass is what the devices of all resources are in CDI, as with sriov-network-device-plugin.
+const cdiClass = "net-pci"
+
+// cdiVersion is the oldest of the specification that has all that is used here.
+const cdiVersion = "0.5.0"
+
+// cdiKind is that of a resource's devices. Resources of one prefix share it: no device is in two of them.
+func cdiKind(resource string) string {
+	prefix, _, _ := strings.Cut(resource, "/")
+	return prefix + "/" + cdiClass
+}
+
+func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
+
+// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations").
+func cdiAnnotations(resource string, ids []string) map[string]string {
+	var names []string
+	for _, id := range ids {
+		names = append(names, cdiName(resource, id))
+	}
+	_, name, _ := strings.Cut(resource, "/")
+	return map[string]string{"cdi.k8s.io/podlace_" + name + "_" + strings.ReplaceAll(ids[0], ":", "-"): strings.Join(names, ",")}
+}
+
+const cdiPrefix = "podlace-"
+
+// cdiFile is the file of a resource's devices. It is the same for all instances of the daemon, so that the runtime never finds a device twice.
+func cdiFile(resource string) string {
+	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
+}
+
+// publish writes the CDI specifications of pools, and deletes those of resources that are no more.
+func (f files) publish(pools []pool.Pool) error {
+	if f.cdi == "" {
+		return nil
+	}
+	dir, err := store.Make(f.cdi, 0o755)
+	if err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	defer dir.Close()
+	wanted := map[string]bool{}
+	var errs []error
+	for _, p := range pools {
+		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name)}
+		for _, d := range p.Devices {
+			var edits cdi.ContainerEdits
+			for _, s := range specs(deviceNodes(d)) {
+				edits.DeviceNodes = append(edits.DeviceNodes, &cdi.DeviceNode{Path: s.HostPath, Permissions: s.Permissions})
+			}
+			if len(edits.DeviceNodes) > 0 {
+				spec.Devices = append(spec.Devices, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})
+			}
+		}
+		if len(spec.Devices) == 0 {
+			continue // a specification without devices is not valid
+		}
+		data, err := json.MarshalIndent(spec, "", "  ")
+		if err == nil {
+			wanted[cdiFile(p.Name)] = true
+			err = dir.Write(cdiFile(p.Name), data, 0o644)
+		}
+		errs = append(errs, err)
+	}
+	errs = append(errs, f.sweep(f.cdi, func(name string) bool {
+		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !wanted[name]
+	}))
+	return errors.Join(errs...)
+}
+
+// hasCDI tells whether the node has CDI specifications of others, whose runtime then reads ours.
+func (f files) hasCDI() bool {
+	names, _ := filepath.Glob(filepath.Join(f.cdi, "*"))
+	return slices.ContainsFunc(names, func(path string) bool { return !strings.HasPrefix(filepath.Base(path), cdiPrefix) })
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// TestFault: everything that keeps a pod from using a device has a name.
+func TestFault(t *testing.T) {
+	pf, _ := pci.ParseAddress("0000:0f:00.0")
+	whole := pci.Device{Address: pf, Interfaces: []string{"ens1f0"}, Carrier: true, Driver: "ice"}
+	vf := vfs(1).Devices[0].Device
+	vf.PF = pf
+	for want, change := range map[string]func(d, pf *pci.Device, driver *string){
+		"":                       func(_, _ *pci.Device, _ *string) {},
+		"numa_node: I/O error":   func(d, _ *pci.Device, _ *string) { d.Unreadable = "numa_node: I/O error" },
+		"no driver is bound":     func(d, _ *pci.Device, _ *string) { d.Driver = "" },
+		"iavf, not vfio-pci":     func(_, _ *pci.Device, driver *string) { *driver = "vfio-pci" },
+		"link of ens1f0 is down": func(_, p *pci.Device, _ *string) { p.Carrier = false },
+		"its PF 0000:0f:00.0: x": func(_, p *pci.Device, _ *string) { p.Unreadable = "x" },
+		"PF 0000:0f:00.0 is gone": func(_, p *pci.Device, _ *string) {
+			p.Address, _ = pci.ParseAddress("0000:0e:00.0")
+		},
+	} {
+		d, p, driver := vf, whole, ""
+		change(&d, &p, &driver)
+		got := fault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d)
+		if !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	noInterface := whole // a PF with VFIO
+	noInterface.Interfaces, noInterface.Carrier = nil, false
+	if got := fault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); got != "" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestJudge: what comes and goes is not told, what stays is, and the times are as promised.
+func TestJudge(t *testing.T) {
+	p := vfs(1)
+	p.Resource = &pool.Resource{}
+	id, start := p.Devices[0].Address.String(), time.Unix(1e9, 0)
+	h := newHealth()
+	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
+		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
+		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p})
+		if again.IsZero() {
+			return faults[id], 0
+		}
+		return faults[id], again.Sub(start)
+	}
+	p.Devices[0].PF = pci.Address{}
+	const s = time.Second
+	for i, step := range []struct {
+		at     time.Duration
+		driver string
+		errors uint64
+		bad    bool
+		again  time.Duration
+	}{
+		{0, "", 5, true, 0},                // from the first moment on
+		{1 * s, "iavf", 5, true, 11 * s},   // in order since then
+		{5 * s, "", 5, true, 0},            // and not
+		{6 * s, "iavf", 5, true, 16 * s},   //
+		{16 * s, "iavf", 5, false, 0},      // long enough
+		{20 * s, "", 5, false, 23 * s},     //
+		{22 * s, "iavf", 5, false, 0},      // came back in time
+		{30 * s, "", 5, false, 33 * s},     //
+		{33 * s, "", 5, true, 0},           //
+		{34 * s, "iavf", 5, true, 44 * s},  //
+		{44 * s, "iavf", 5, false, 0},      //
+		{50 * s, "iavf", 6, true, 110 * s}, // an error counts at once
+		{80 * s, "iavf", 7, true, 140 * s}, // and longer after another
+		{140 * s, "iavf", 7, true, 150 * s},
+		{150 * s, "iavf", 7, false, 0},
+		{160 * s, "iavf", 3, false, 0}, // the card was exchanged
+	} {
+		if fault, again := at(step.at, step.driver, step.errors); (fault != "") != step.bad || again != step.again {
+			t.Errorf("step %d: %q, again at %s, want %+v", i, fault, again, step)
+		}
+	}
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestFlags: what manifests of sriov-network-device-plugin say is understood, and what is wrong is named.
+func TestFlags(t *testing.T) {
+	t.Setenv("NODE_NAME", "node-7")
+	dir := t.TempDir()
+	var stderr bytes.Buffer
+	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir}, &stderr)
+	if err != nil || level != slog.LevelDebug || o.Prefix != "example.com" || o.ConfigFile != "/x" || !o.UseCDI || o.Host != "node-7" ||
+		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (Kubelet{Plugins: filepath.Join(dir, "device-plugins")}) {
+		t.Errorf("%+v, %s, %v", o, level, err)
+	}
+	registry := filepath.Join(dir, "plugins_registry")
+	if err := os.Mkdir(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for how, want := range map[string]string{"auto": registry, "registry": registry, "classic": ""} {
+		if o, _, err := parseFlags([]string{"--kubelet-dir", dir, "--registration", how}, &stderr); err != nil || o.Kubelet.Registry != want {
+			t.Errorf("%s: %q, %v", how, o.Kubelet.Registry, err)
+		}
+	}
+	for says, args := range map[string][]string{"registration": {"--registration", "magic"}, "log-level": {"--log-level", "loud"}, "poll 1ms": {"--poll", "1ms"},
+		"unexpected argument": {"now"}, "flag provided but not defined": {"--speed"}} {
+		stderr.Reset()
+		if status := Main(args, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
+			t.Errorf("%q: status %d, %s", args, status, &stderr)
+		}
+	}
+	stderr.Reset()
+	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr); status != 1 || !strings.Contains(stderr.String(), "no such file") {
+		t.Errorf("status %d, %s", status, &stderr)
+	}
+	if status := Main([]string{"--help"}, &stderr); status != 0 {
+		t.Errorf("--help: status %d", status)
+	}
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// offer is what a resource gives away at one moment. Nobody changes it.
+type offer struct {
+	pool     pool.Pool
+	snapshot *pci.Snapshot
+	topology *pool.Topology
+	devices  []*pluginapi.Device // sorted by address
+	faults   map[string]string   // why a device is unhealthy, by ID
+	grant    grant
+}
+
+// newOffer tells the kubelet of a pool. Devices in lost are gone or of another resource by now, but pods still have them: they stay, never
+// to be given away.
+func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []string) *offer {
+	o := &offer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
+	for _, d := range p.Devices {
+		o.devices = append(o.devices, o.device(d.Address.String(), d.Topology))
+	}
+	for _, id := range lost {
+		o.devices = append(o.devices, &pluginapi.Device{ID: id, Health: pluginapi.Unhealthy})
+	}
+	return o
+}
+
+func (o *offer) device(id string, nodes []int) *pluginapi.Device {
+	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
+	if o.faults[id] != "" {
+		d.Health = pluginapi.Unhealthy
+	}
+	for _, n := range nodes {
+		if d.Topology == nil {
+			d.Topology = &pluginapi.TopologyInfo{}
+		}
+		d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: int64(n)})
+	}
+	return d
+}
+
+// healthy counts the devices that pods can get.
+func (o *offer) healthy() (n int) {
+	for _, d := range o.devices {
+		if d.Health == pluginapi.Healthy {
+			n++
+		}
+	}
+	return n
+}
+
+// same tells whether the kubelet would see no difference.
+func (o *offer) same(other *offer) bool {
+	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
+}
+
+// prefer chooses devices as the resource's policy wants.
+func (o *offer) prefer(available, must []string, size int) []string {
+	size = min(size, len(available)+len(must)) // whoever wants more gets all
+	return pool.Prefer(o.policy(), o.topology, available, must, size)
+}
+
+// policy is that of the resource; one that only has devices left which pods keep has none any more.
+func (o *offer) policy() pool.Policy {
+	if o.pool.Resource == nil {
+		return pool.NUMABestFit
+	}
+	return o.pool.Resource.Policy
+}
+
+// allocate tells what a container needs for the devices, in the order of their addresses.
+func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	var devices []pool.Device
+	for _, id := range ids {
+		d, err := o.find(id)
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	slices.SortFunc(devices, func(a, b pool.Device) int { return a.Address.Compare(b.Address) })
+	return o.grant.response(o.pool.Name, devices)
+}
+
+// present is nil when a device is there.
+func (o *offer) present(id string) error {
+	_, err := o.find(id)
+	return err
+}
+
+func (o *offer) find(id string) (pool.Device, error) {
+	a, err := pci.ParseAddress(id)
+	if err != nil {
+		return pool.Device{}, err
+	}
+	for _, d := range o.pool.Devices {
+		if d.Address == a {
+			return d, nil
+		}
+	}
+	return pool.Device{}, fmt.Errorf("device %s is not there", a)
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const (
+	// askTimeout is how long the kubelet may take to tell of its pods.
+	askTimeout = 5 * time.Second
+	// maxAnswer is how many bytes its answer may have; that of a node with hundreds of pods is larger than gRPC takes by default.
+	maxAnswer = 64 << 20
+	// The kubelet answers 100 questions a second and 10 at once (ResourceExhausted else).
+	firstAgain, longestAgain = 20 * time.Millisecond, time.Second
+)
+
+// Holder is the container that a device was allocated to.
+type Holder struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	Resource  string `json:"resource"`
+	Device    string `json:"device"`
+	// Index is that of the container among those of the pod, in the order of the pod's specification.
+	Index int `json:"index"`
+	// CPUs are those that the container has for itself, none if it shares them.
+	CPUs []int64 `json:"cpus,omitempty"`
+}
+
+func (h Holder) equal(o Holder) bool {
+	return h.Namespace == o.Namespace && h.Pod == o.Pod && h.Container == o.Container && h.Resource == o.Resource && h.Device == o.Device && h.Index == o.Index &&
+		slices.Equal(h.CPUs, o.CPUs)
+}
+
+// PodResources asks the kubelet which pods have which devices.
+type PodResources struct {
+	socket string
+	conn   *grpc.ClientConn
+	client podresources.PodResourcesListerClient
+}
+
+// OpenPodResources returns a client of the socket in a folder, pod-resources below the kubelet's root. The kubelet may be away, and
+// come and go.
+func OpenPodResources(dir string) (*PodResources, error) {
+	socket := filepath.Join(dir, "kubelet.sock")
+	conn, err := grpc.NewClient("unix://"+socket, credentials(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithConnectParams(reconnect()))
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", socket, err)
+	}
+	return &PodResources{socket, conn, podresources.NewPodResourcesListerClient(conn)}, nil
+}
+
+// Close ends the connection.
+func (p *PodResources) Close() error { return p.conn.Close() }
+
+// List returns the holders of all devices of resources for which want is true, in the order of pods and containers.
+func (p *PodResources) List(ctx context.Context, want func(resource string) bool) (held []Holder, err error) {
+	var answer *podresources.ListPodResourcesResponse
+	err = p.ask(ctx, func(ctx context.Context) (err error) {
+		answer, err = p.client.List(ctx, &podresources.ListPodResourcesRequest{})
+		return err
+	})
+	for _, pod := range answer.GetPodResources() {
+		held = append(held, holders(pod, want)...)
+	}
+	slices.SortStableFunc(held, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
+	})
+	return held, err
+}
+
+// Get returns the devices of one pod. Kubelets before 1.34 may not know the question, and are asked for all pods instead.
+func (p *PodResources) Get(ctx context.Context, namespace, name string, want func(resource string) bool) (held []Holder, err error) {
+	var answer *podresources.GetPodResourcesResponse
+	err = p.ask(ctx, func(ctx context.Context) (err error) {
+		answer, err = p.client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
+		return err
+	})
+	if code := status.Code(err); err == nil || code != codes.Unimplemented && !disabled(err) {
+		return holders(answer.GetPodResources(), want), err
+	}
+	all, err := p.List(ctx, want)
+	return slices.DeleteFunc(all, func(h Holder) bool { return h.Namespace != namespace || h.Pod != name }), err
+}
+
+// Allocatable returns the devices that the kubelet may give away, healthy or not, by resource.
+func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]string, err error) {
+	var answer *podresources.AllocatableResourcesResponse
+	err = p.ask(ctx, func(ctx context.Context) (err error) {
+		answer, err = p.client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		return err
+	})
+	devices = map[string][]string{}
+	for _, d := range answer.GetDevices() {
+		devices[d.GetResourceName()] = append(devices[d.GetResourceName()], d.GetDeviceIds()...)
+	}
+	return devices, err
+}
+
+// ask repeats a question that came too fast after others, or while the kubelet started.
+func (p *PodResources) ask(ctx context.Context, question func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+		err := question(ctx)
+		code := status.Code(err)
+		if err == nil || code != codes.ResourceExhausted && code != codes.Unavailable {
+			return wrapped(err, p.socket)
+		}
+		select {
+		case <-ctx.Done():
+			return wrapped(err, p.socket)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// credentials are none: the kubelet's sockets are guarded by their folders.
+func credentials() grpc.DialOption { return grpc.WithTransportCredentials(insecure.NewCredentials()) }
+
+// reconnect makes a kubelet that was away be found again within a second.
+func reconnect() grpc.ConnectParams {
+	delays := backoff.DefaultConfig
+	delays.BaseDelay, delays.MaxDelay = firstAgain, longestAgain
+	return grpc.ConnectParams{Backoff: delays, MinConnectTimeout: longestAgain}
+}
+
+// disabled tells a kubelet that knows the question, and may not answer: the feature gate KubeletPodResourcesGet is off.
+func disabled(err error) bool { return strings.Contains(status.Convert(err).Message(), "disabled") }
+
+func wrapped(err error, socket string) error {
+	if err != nil {
+		return fmt.Errorf("ask the kubelet at %s: %w", socket, err)
+	}
+	return nil
+}
+
+// holders reads what one pod has. A container's devices of one resource come in several parts, one for each NUMA node.
+func holders(pod *podresources.PodResources, want func(resource string) bool) (held []Holder) {
+	for i, c := range pod.GetContainers() {
+		for _, d := range c.GetDevices() {
+			if !want(d.GetResourceName()) {
+				continue
+			}
+			for _, id := range d.GetDeviceIds() {
+				held = append(held, Holder{pod.GetNamespace(), pod.GetName(), c.GetName(), d.GetResourceName(), id, i, c.GetCpuIds()})
+			}
+		}
+	}
+	return held
+}

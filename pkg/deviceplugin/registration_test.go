@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+const fast = "example.com/fast"
+
+// vfs is a pool of VFs 0000:10:00.0 and so on, the first half on NUMA node 0.
+func vfs(n int) pool.Pool {
+	p := pool.Pool{Name: fast, Resource: &pool.Resource{Policy: pool.NUMABestFit}}
+	for i := range n {
+		a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%x", 0x10+i/256, i/8%32, i%8))
+		if err != nil {
+			panic(err)
+		}
+		node := i * 2 / n
+		p.Devices = append(p.Devices, pool.Device{Topology: []int{node}, Device: pci.Device{Address: a, VFIndex: i, NUMANode: node, Driver: "iavf", IOMMUGroup: pci.Unknown}})
+	}
+	return p
+}
+
+func offering(p pool.Pool) *offer {
+	s := &pci.Snapshot{Nodes: []pci.Node{{ID: 0, Distance: []int{10, 20}}, {ID: 1, Distance: []int{20, 10}}}}
+	for _, d := range p.Devices {
+		s.Devices = append(s.Devices, d.Device)
+	}
+	return newOffer(p, s, grant{cdi: pool.CDIOff}, nil, nil)
+}
+
+// run serves an endpoint beside a kubelet until the test ends.
+func run(t *testing.T, k Kubelet, o *offer) *registrar {
+	ctx, cancel := context.WithCancel(context.Background())
+	changed := make(chan struct{}, 1)
+	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters()), k, changed)
+	go watchFolder(ctx, r.folder(), func() { notify(changed) }, quiet())
+	done := make(chan struct{})
+	go func() { defer close(done); r.run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return r
+}
+
+func watched(*plugin) bool { return true }
+
+// TestKubeletRestarts: whenever the kubelet starts again it learns of the resource, and of every device.
+func TestKubeletRestarts(t *testing.T) {
+	restarts := 1000
+	if testing.Short() {
+		restarts = 50
+	}
+	k := newFakeKubelet(t)
+	r := run(t, k.folder(), offering(vfs(8)))
+	before := runtime.NumGoroutine()
+	for range restarts {
+		k.start()
+		p := k.await(fast, "watched", watched)
+		if len(p.devices) != 8 {
+			t.Fatalf("got %d devices", len(p.devices))
+		}
+		k.end()
+	}
+	k.start()
+	k.await(fast, "watched", watched)
+	for until := time.Now().Add(patience); !r.ready(); {
+		if time.Now().After(until) {
+			t.Fatal("never ready")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if now := runtime.NumGoroutine(); now > before+30 {
+		t.Errorf("%d goroutines, %d before", now, before)
+	}
+	if sockets, _ := filepath.Glob(filepath.Join(k.dir, "*.sock")); len(sockets) != 2 {
+		t.Errorf("sockets %q, want kubelet.sock and one of ours", sockets)
+	}
+}
+
+// TestUpdates: every stream gets the newest offer, one that does not read keeps nobody waiting, and what the kubelet would not notice is not
+// sent.
+func TestUpdates(t *testing.T) {
+	k := newFakeKubelet(t)
+	p := vfs(8)
+	r := run(t, k.folder(), offering(p))
+	k.start()
+	first := k.await(fast, "watched", watched)
+	stuck, err := first.client.ListAndWatch(t.Context(), &pluginapi.Empty{}) // nobody receives
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2000 {
+		faults := map[string]string{p.Devices[i%8].Address.String(): "broken"}
+		r.update(newOffer(p, &pci.Snapshot{}, grant{}, faults, nil))
+	}
+	k.await(fast, "told of the last device alone", func(at *plugin) bool {
+		for i, d := range p.Devices {
+			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i == 7) {
+				return false
+			}
+		}
+		return true
+	})
+	k.mu.Lock()
+	lists := first.lists
+	k.mu.Unlock()
+	for range 10 {
+		r.update(newOffer(p, &pci.Snapshot{}, grant{}, map[string]string{p.Devices[7].Address.String(): "broken otherwise"}, nil))
+	}
+	r.update(newOffer(p, &pci.Snapshot{}, grant{}, nil, nil))
+	k.await(fast, "healthy", func(at *plugin) bool {
+		return at.devices[p.Devices[7].Address.String()].GetHealth() == pluginapi.Healthy
+	})
+	k.mu.Lock()
+	if first.lists != lists+1 {
+		t.Errorf("%d lists for one change", first.lists-lists)
+	}
+	k.mu.Unlock()
+	for last := ""; last != pluginapi.Healthy; { // what was queued for it, then the newest
+		list, err := stuck.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = list.GetDevices()[7].GetHealth()
+	}
+}
+
+// TestLostStream: an endpoint that the kubelet does not watch any more registers again, by another socket.
+func TestLostStream(t *testing.T) {
+	k := newFakeKubelet(t)
+	r := run(t, k.folder(), offering(vfs(1)))
+	k.start()
+	first := k.await(fast, "watched", watched)
+	r.mu.Lock()
+	r.at = time.Now().Add(-2 * watchWithin) // long ago
+	r.mu.Unlock()
+	first.conn.Close()
+	if second := k.await(fast, "watched again", func(p *plugin) bool { return p != first }); second.sock == first.sock {
+		t.Error("the same socket: the kubelet takes it for the connection that it has")
+	}
+}
+
+// TestSocketRemoved: somebody who cleans up does not end the resource.
+func TestSocketRemoved(t *testing.T) {
+	k := newFakeKubelet(t)
+	run(t, k.folder(), offering(vfs(1)))
+	k.start()
+	first := k.await(fast, "watched", watched)
+	if err := os.Remove(first.sock); err != nil {
+		t.Fatal(err)
+	}
+	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
+}
+
+// TestFolderComesAndGoes: the plugin may be there before the kubelet ever was, and when its folder is made anew.
+func TestFolderComesAndGoes(t *testing.T) {
+	k := newFakeKubelet(t)
+	if err := os.RemoveAll(k.dir); err != nil {
+		t.Fatal(err)
+	}
+	run(t, k.folder(), offering(vfs(1)))
+	for range 3 {
+		time.Sleep(10 * time.Millisecond) // the plugin has looked
+		if err := os.Mkdir(k.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		k.start()
+		k.await(fast, "watched", watched)
+		k.end()
+		if err := os.RemoveAll(k.dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRefusedVersion: a kubelet that does not know the version is asked again, ever more rarely, and one that does is found.
+func TestRefusedVersion(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.versions = []string{"v2"}
+	run(t, k.folder(), offering(vfs(1)))
+	k.start()
+	time.Sleep(300 * time.Millisecond)
+	k.end()
+	k.versions = []string{"v1beta1"}
+	k.start()
+	k.await(fast, "watched", watched)
+}
+
+// TestTwoInstances: while one instance takes over from another the kubelet knows both, and the end of the first harms nobody.
+func TestTwoInstances(t *testing.T) {
+	k := newFakeKubelet(t)
+	old, stop := context.WithCancel(context.Background())
+	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters()), k.folder(), make(chan struct{}))
+	done := make(chan struct{})
+	go func() { defer close(done); r.run(old) }()
+	k.start()
+	first := k.await(fast, "watched", watched)
+	run(t, k.folder(), offering(vfs(2)))
+	second := k.await(fast, "watched by the second", func(p *plugin) bool { return p != first && len(p.devices) == 2 })
+	stop()
+	<-done
+	if _, err := os.Lstat(first.sock); err == nil {
+		t.Error("the socket of the first instance is left")
+	}
+	if _, err := second.client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRegistry: a kubelet that looks for sockets finds the endpoint, gets the same options as by Register, and a refusal is not the end.
+func TestRegistry(t *testing.T) {
+	dir := shortDir(t)
+	r := run(t, Kubelet{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
+	socket := func(not string) string {
+		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
+			if found, _ := filepath.Glob(filepath.Join(dir, "*.sock")); len(found) == 1 && found[0] != not {
+				return found[0]
+			}
+		}
+		t.Fatal("no socket")
+		return ""
+	}
+	first := socket("")
+	ask := func(path string) (registerapi.RegistrationClient, pluginapi.DevicePluginClient) {
+		conn, err := dial(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return registerapi.NewRegistrationClient(conn), pluginapi.NewDevicePluginClient(conn)
+	}
+	kubelet, _ := ask(first)
+	info, err := kubelet.GetInfo(t.Context(), &registerapi.InfoRequest{})
+	if err != nil || info.GetType() != registerapi.DevicePlugin || info.GetName() != fast || info.GetEndpoint() != first || strings.Join(info.GetSupportedVersions(), ",") != "v1beta1" {
+		t.Fatalf("%v, %v", info, err)
+	}
+	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "not now"}); err != nil {
+		t.Fatal(err)
+	}
+	second := socket(first)
+	kubelet, client := ask(second)
+	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	if r.ready() {
+		t.Error("ready although nobody watches")
+	}
+	stream, err := client.ListAndWatch(t.Context(), &pluginapi.Empty{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil || !r.ready() {
+		t.Errorf("%v, ready %t", err, r.ready())
+	}
+	got, err := client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{})
+	if err != nil || !got.GetGetPreferredAllocationAvailable() || !got.GetPreStartRequired() {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestSocketName: sockets never have the same name, and fit into an address.
+func TestSocketName(t *testing.T) {
+	dir := "/var/lib/kubelet/device-plugins"
+	for _, resource := range []string{fast, strings.Repeat("long.", 40) + "com/" + strings.Repeat("x", 63)} {
+		a, b := socketName(dir, resource), socketName(dir, resource)
+		if a == b || len(filepath.Join(dir, a)) > maxSocketPath || strings.Contains(a, "/") || !strings.HasSuffix(a, ".sock") {
+			t.Errorf("%s and %s", a, b)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deviceplugin gives the VFs of a node to its pods: it serves the kubelet's device plugin API (v1beta1), one resource for each pool
+// of VFs, and tells others, who know a pod by its name, which VFs that pod was given. It never ends by itself: a kubelet that is away, a
+// configuration that became wrong and a device that vanished are told, and what there is goes on.
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// Options are where everything is. Folders that are "" are done without.
+type Options struct {
+	ConfigFile string // config.json
+	Prefix     string // of resources that name none
+	Host       string // name of this node, for entries of the configuration that are for some nodes only
+	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
+	Sysfs      string // /sys
+	Kubelet    Kubelet
+	Pods       string        // the folder of the kubelet's PodResources socket
+	InfoDir    string        // the folder of device-info files
+	CDIDir     string        // the folder of CDI specifications
+	Socket     string        // where allocation.Ask is answered
+	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
+	Poll       time.Duration // how often all devices are looked at, should an event be lost
+}
+
+// Run serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
+// configuration again.
+func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logger) error {
+	d, err := open(o, log)
+	if err != nil {
+		return err
+	}
+	defer d.pods.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer d.wait()
+	defer cancel()
+	if err := d.listenAll(ctx); err != nil {
+		return err
+	}
+	snapshots := make(chan *pci.Snapshot)
+	configs := make(chan struct{}, 1)
+	go watchFolder(ctx, o.Kubelet.Plugins, d.socketsChanged, log)
+	if o.Kubelet.Registry != "" {
+		go watchFolder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
+	}
+	go watchFolder(ctx, filepath.Dir(o.ConfigFile), func() { notify(configs) }, log)
+	go d.watchDevices(ctx, snapshots)
+	d.loop(ctx, snapshots, configs, reload)
+	return nil
+}
+
+// open reads what has to be right before anything is served.
+func open(o Options, log *slog.Logger) (*daemon, error) {
+	data, err := os.ReadFile(o.ConfigFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	config, err := pool.Parse(o.source(), data)
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := pci.Scan(o.Sysfs)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := OpenPodResources(o.Pods)
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{}, told: map[pci.Address]string{},
+		serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
+	d.setSnapshot(snapshot)
+	return d, nil
+}
+
+// listenAll opens what others ask.
+func (d *daemon) listenAll(ctx context.Context) error {
+	if d.Socket != "" {
+		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
+			return err
+		}
+		// Another instance may still answer there; from now on it is this one.
+		if err := os.Remove(d.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		l, err := listen(d.Socket)
+		if err != nil {
+			return err
+		}
+		go allocation.Serve(ctx, l, d.answer, d.log)
+	}
+	if d.HTTP != "" {
+		return d.serveHTTP(ctx)
+	}
+	return nil
+}
+
+// loop returns when ctx is done.
+func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, configs <-chan struct{}, reload <-chan os.Signal) {
+	pods := time.NewTicker(pollPods)
+	defer pods.Stop()
+	d.askPods(ctx)
+	for {
+		d.prepare(ctx)
+		var due <-chan time.Time
+		if again := d.refresh(ctx); !again.IsZero() {
+			due = time.After(time.Until(again))
+		}
+		for waiting := true; waiting; {
+			waiting = false
+			select {
+			case <-ctx.Done():
+				return
+			case s := <-snapshots:
+				d.setSnapshot(s)
+			case <-configs:
+				waiting = !d.reload(false)
+			case <-reload:
+				d.reload(true)
+				d.askPods(ctx)
+			case <-pods.C:
+				waiting = !d.askPods(ctx)
+			case <-due:
+			}
+		}
+	}
+}
+
+// watchDevices sends what there is whenever it is something else.
+func (d *daemon) watchDevices(ctx context.Context, to chan<- *pci.Snapshot) {
+	for ctx.Err() == nil {
+		err := pci.Watch(ctx, d.Sysfs, d.Poll, func(s *pci.Snapshot, _ []pci.Change) {
+			select {
+			case to <- s:
+			case <-ctx.Done():
+			}
+		})
+		if err != nil {
+			d.log.Error("devices are not watched", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+func (d *daemon) setSnapshot(s *pci.Snapshot) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.snapshot = s
+	for _, device := range s.Devices {
+		if len(device.Interfaces) > 0 {
+			d.last[device.Address] = device
+		}
+	}
+}
+
+// wait returns when all resources have ended.
+func (d *daemon) wait() {
+	d.mu.Lock()
+	var all []*service
+	for _, s := range d.serving {
+		all = append(all, s)
+	}
+	d.mu.Unlock()
+	for _, s := range all {
+		<-s.done
+	}
+}

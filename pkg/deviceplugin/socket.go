@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// maxSocketPath is how long a path in a socket address may be (unix(7): sun_path is 108 bytes, with a final zero).
+const maxSocketPath = 107
+
+// socketName is the file of a resource's endpoint in a folder. It is another one each time: two instances may overlap while one takes
+// over from the other, and the kubelet takes a path that it knows for a connection that it has.
+func socketName(dir, resource string) string {
+	var random [4]byte
+	rand.Read(random[:]) // never fails
+	name := strings.NewReplacer("/", "_").Replace(resource)
+	suffix := "-" + hex.EncodeToString(random[:]) + ".sock"
+	if room := maxSocketPath - len(filepath.Join(dir, "."+suffix)); len(name) > room {
+		sum := sha256.Sum256([]byte(resource))
+		name = "podlace-" + hex.EncodeToString(sum[:6])
+	}
+	return name + suffix
+}
+
+// socketID tells a socket from another one at the same path.
+type socketID struct {
+	dev, inode uint64
+	made       int64 // nanoseconds since 1970: numbers of inodes come again
+}
+
+// idOf returns the socket at a path; ok is false when there is none.
+func idOf(path string) (id socketID, ok bool) {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != fs.ModeSocket {
+		return socketID{}, false
+	}
+	return statID(info)
+}
+
+func statID(info fs.FileInfo) (id socketID, ok bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return socketID{}, false
+	}
+	return socketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
+}
+
+// listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name that begins with a dot before,
+// which the kubelet leaves alone; it stays when the listener is closed.
+func listen(path string) (*net.UnixListener, error) {
+	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+	if len(hidden) > maxSocketPath {
+		return nil, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, maxSocketPath-1)
+	}
+	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("make a socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	err = os.Chmod(hidden, 0o600)
+	if err == nil {
+		err = os.Rename(hidden, path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make a socket: %w", err), l.Close(), os.Remove(hidden))
+	}
+	return l, nil
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+)
+
+// state are the metrics that tell how things are when they are asked for.
+type state struct {
+	*daemon
+	described
+}
+
+// desc is a metric and its labels.
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+}
+
+// described are the metrics that are made when they are asked for.
+type described struct {
+	devices, info, allocated *prometheus.Desc
+	traffic                  []trafficMetric
+}
+
+// trafficMetric is one that a PF counts of a VF.
+type trafficMetric struct {
+	*prometheus.Desc
+	of func(kernel.VFStats) uint64
+}
+
+func describedMetrics() described {
+	d := described{
+		devices:   desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
+		info:      desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
+		allocated: desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
+	}
+	for _, m := range []struct {
+		name, what string
+		of         func(kernel.VFStats) uint64
+	}{
+		{"rx_bytes", "Bytes that a VF received", func(v kernel.VFStats) uint64 { return v.RxBytes }},
+		{"tx_bytes", "Bytes that a VF sent", func(v kernel.VFStats) uint64 { return v.TxBytes }},
+		{"rx_packets", "Packets that a VF received", func(v kernel.VFStats) uint64 { return v.RxPackets }},
+		{"tx_packets", "Packets that a VF sent", func(v kernel.VFStats) uint64 { return v.TxPackets }},
+		{"rx_dropped", "Packets for a VF that were dropped", func(v kernel.VFStats) uint64 { return v.RxDropped }},
+		{"tx_dropped", "Packets of a VF that were dropped", func(v kernel.VFStats) uint64 { return v.TxDropped }},
+	} {
+		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since it was made, as its PF counts.", "bdf", "pf", "namespace", "pod", "container"), m.of})
+	}
+	return d
+}
+
+// Describe names the metrics.
+func (s *state) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated} {
+		to <- d
+	}
+	for _, m := range s.traffic {
+		to <- m.Desc
+	}
+}
+
+// Collect tells all metrics. The kubelet is not asked for it.
+func (s *state) Collect(to chan<- prometheus.Metric) {
+	offers, held := s.offers()
+	holder := map[string]Holder{}
+	for _, h := range held {
+		holder[h.Device] = h
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, o := range offers {
+		count := map[[2]string]int{}
+		for _, d := range o.pool.Devices {
+			id, numa := d.Address.String(), strconv.Itoa(d.NUMANode)
+			gauge(s.info, 1, o.pool.Name, id, d.PF.String(), strconv.Itoa(d.VFIndex), numa, d.Driver)
+			h, allocated := holder[id]
+			switch {
+			case o.faults[id] != "":
+				count[[2]string{numa, "unhealthy"}]++
+			case allocated:
+				count[[2]string{numa, "allocated"}]++
+			default:
+				count[[2]string{numa, "free"}]++
+			}
+			if allocated && h.Resource == o.pool.Name {
+				gauge(s.allocated, 1, h.Resource, id, h.Namespace, h.Pod, h.Container)
+			}
+		}
+		for k, n := range count {
+			gauge(s.devices, float64(n), o.pool.Name, k[0], k[1])
+		}
+	}
+	s.collectTraffic(to, offers, holder)
+}
+
+func (s *state) offers() (offers []*offer, held []Holder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.serving {
+		o, _ := one.now()
+		offers = append(offers, o)
+	}
+	return offers, s.held
+}
+
+// collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.
+func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, holder map[string]Holder) {
+	byPF := map[pci.Address]map[int]kernel.VFStats{}
+	for _, o := range offers {
+		for _, d := range o.pool.Devices {
+			pf, ok := o.snapshot.Device(d.PF)
+			if !ok || len(pf.Interfaces) == 0 {
+				continue
+			}
+			stats, asked := byPF[d.PF]
+			if !asked {
+				stats, _ = kernel.VFStatsOf(pf.Interfaces[0]) // a PF that cannot tell has none
+				byPF[d.PF] = stats
+			}
+			v, ok := stats[d.VFIndex]
+			if !ok {
+				continue
+			}
+			h := holder[d.Address.String()]
+			for _, m := range s.traffic {
+				to <- prometheus.MustNewConstMetric(m.Desc, prometheus.CounterValue, float64(m.of(v)), d.Address.String(), d.PF.String(), h.Namespace, h.Pod, h.Container)
+			}
+		}
+	}
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Uplinks returns the names of the links through which default routes of both families leave the node, and of those below them: the ports of
+// a bond or bridge, and what a VLAN is on. It reads all links and the default routes.
+func (n *NS) Uplinks() (names []string, err error) {
+	up := map[int]bool{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		r, err := n.defaultRoute(family)
+		if err != nil {
+			return nil, err
+		}
+		up[r.LinkIndex] = true
+		for _, hop := range r.MultiPath {
+			up[hop.LinkIndex] = true
+		}
+	}
+	delete(up, 0)
+	links, err := n.h.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("link list: %w", err)
+	}
+	for grown := true; grown; {
+		grown = false
+		for _, l := range links {
+			a := l.Attrs()
+			// A veth names its peer as parent, which may be the same number in another namespace.
+			below := up[a.MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
+				return up[upper.Attrs().Index] && upper.Attrs().ParentIndex == a.Index && upper.Type() != "veth"
+			})
+			if below && !up[a.Index] {
+				up[a.Index], grown = true, true
+			}
+		}
+	}
+	for _, l := range links {
+		if up[l.Attrs().Index] {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
