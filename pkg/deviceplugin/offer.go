@@ -67,7 +67,6 @@ func (o *offer) same(other *offer) bool {
 
 // prefer chooses devices as the resource's policy wants.
 func (o *offer) prefer(available, must []string, size int) []string {
-	size = min(size, len(available)+len(must)) // whoever wants more gets all
 	return pool.Prefer(o.policy(), o.topology, available, must, size)
 }
 

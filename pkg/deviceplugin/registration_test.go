@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -162,6 +163,24 @@ func TestSocketRemoved(t *testing.T) {
 	if err := os.Remove(first.sock); err != nil {
 		t.Fatal(err)
 	}
+	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
+}
+
+// TestAnotherKubeletSocket: a kubelet that opens its socket again knows the endpoint by its path, and takes it only by another.
+func TestAnotherKubeletSocket(t *testing.T) {
+	k := newFakeKubelet(t)
+	run(t, k.folder(), offering(vfs(1)))
+	k.start()
+	first := k.await(fast, "watched", watched)
+	path := filepath.Join(k.dir, "kubelet.sock")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go k.server.Serve(l)
 	k.await(fast, "watched by another socket", func(p *plugin) bool { return p.sock != first.sock })
 }
 
