@@ -198,6 +198,24 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	return changed
 }
 
+// forgetDevices deletes the device-info files of devices that no pod has. That is only safe before any are handed out: the kubelet tells of a
+// pod's devices after it has been given them.
+func (d *daemon) forgetDevices() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.assign(d.env()) {
+		var ids []string
+		for _, h := range d.held {
+			if h.Resource == p.Name {
+				ids = append(ids, h.Device)
+			}
+		}
+		if err := (files{info: d.InfoDir}).forget(p.Name, ids); err != nil {
+			d.log.Warn("stale device-info files stay", "error", err)
+		}
+	}
+}
+
 // reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
 // refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {

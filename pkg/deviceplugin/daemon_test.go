@@ -115,7 +115,7 @@ func (l *lab) ids(resource string, want ...string) *plugin {
 			got = append(got, id)
 		}
 		slices.Sort(got)
-		return slices.Equal(got, want)
+		return slices.Equal(got, want) && !p.ended
 	})
 }
 
@@ -301,7 +301,13 @@ func TestPluginRestarts(t *testing.T) {
 	l.kubelet.hold("shop", "web-0", "app", "example.com/one", vf00)
 	for range 20 {
 		stop := l.start()
-		l.ids("example.com/one", vf00, vf01)
+		p := l.ids("example.com/one", vf00, vf01)
+		if left, _ := filepath.Glob(filepath.Join(l.InfoDir, "*")); len(left) > 1 {
+			t.Fatalf("files of devices that nobody has: %q", left)
+		}
+		if _, err := p.client.Allocate(t.Context(), allocating(vf00, vf01)); err != nil {
+			t.Fatal(err)
+		}
 		stop()
 		l.kubelet.await("example.com/one", "ended", func(p *plugin) bool { return p.ended })
 		if left, _ := filepath.Glob(filepath.Join(l.kubelet.dir, "*")); len(left) != 1 {

@@ -111,7 +111,9 @@ func (d *daemon) listenAll(ctx context.Context) error {
 func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, configs <-chan struct{}, reload <-chan os.Signal) {
 	pods := time.NewTicker(pollPods)
 	defer pods.Stop()
-	d.askPods(ctx)
+	if d.askPods(ctx) {
+		d.forgetDevices()
+	}
 	for {
 		d.prepare(ctx)
 		var due <-chan time.Time
