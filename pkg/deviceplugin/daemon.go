@@ -40,6 +40,7 @@ type daemon struct {
 	asked    bool                       // there was one
 	serving  map[string]*service
 	wake     map[chan<- struct{}]bool // of the registrars
+	begun    bool                     // serving is what it should be
 }
 
 // service is a resource that the kubelet is told of.
@@ -79,6 +80,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	if err := (files{d.InfoDir, d.CDIDir}).publish(offered); err != nil {
 		d.log.Warn("CDI specifications were not written", "error", err)
 	}
+	d.begun = true
 	return again
 }
 
@@ -296,6 +298,9 @@ func (d *daemon) ours(resource string) bool {
 func (d *daemon) ready() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !d.begun { // it still asks the kubelet which pods have devices
+		return []string{"anything yet"}
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
 		if !d.serving[name].ready() {
 			missing = append(missing, name)
