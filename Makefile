@@ -42,6 +42,10 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)
 	@VM='$(CACHE)/vm' scripts/vm/test.sh $(ARGS)
 
+.PHONY: node
+node: build ## run pods with VFs through a real kubelet and a real containerd; the kubelet is built once into the cache (needs root)
+	@KUBELET='$(KUBELET)' scripts/node-test.sh '$(CACHE)/kubelet' $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh

@@ -17,6 +17,7 @@
 # CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
 # CONTAINERD   containerd to run instead of the one in PATH; ctr and
 #              containerd-shim-runc-v2 are looked for beside it first
+# RUNC         runc to run instead of the one in PATH
 #
 # The node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
 # eth0 stands the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
@@ -201,6 +202,8 @@ configure() {
 		    conf_dir = "$dir/net.d"
 		  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 		    runtime_type = "io.containerd.runc.v2"
+		    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+		      BinaryName = "${RUNC:-runc}"
 	EOF
 }
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/podlace/podlace/integration/node"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
@@ -42,9 +42,7 @@ func dialRuntime() (runtimeClient, error) {
 // there is no node. The test fails if it leaves anything in the node.
 func openRuntime(t *testing.T) runtimeClient {
 	t.Helper()
-	if reason := os.Getenv(skipEnv); reason != "" {
-		t.Skip("SKIP, no node:", reason)
-	}
+	node.Skip(t)
 	c, err := dialRuntime()
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +155,7 @@ func (c runtimeClient) start(ctx context.Context, sandbox string, config *cri.Po
 		PodSandboxId: sandbox, SandboxConfig: config,
 		Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: "main"},
-			Image:    &cri.ImageSpec{Image: image},
+			Image:    &cri.ImageSpec{Image: node.Image},
 			Command:  []string{"/bin/sh", "-c", script},
 			LogPath:  "main.log",
 			Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{}},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package containerd_test
+package node
 
 import (
 	"archive/tar"
@@ -11,12 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
-const (
-	image = "podlace.test/busybox:1"
+// Image is the one image of a node: busybox and nothing else.
+const Image = "podlace.test/busybox:1"
 
+const (
 	typeIndex    = "application/vnd.oci.image.index.v1+json"
 	typeManifest = "application/vnd.oci.image.manifest.v1+json"
 	typeConfig   = "application/vnd.oci.image.config.v1+json"
@@ -48,10 +50,10 @@ func writeImage(path, busybox string) error {
 	var out bytes.Buffer
 	a := archive{tar.NewWriter(&out)}
 	if err := a.image(layer); err != nil {
-		return fmt.Errorf("image %s: %w", image, err)
+		return fmt.Errorf("image %s: %w", Image, err)
 	}
 	if err := a.tar.Close(); err != nil {
-		return fmt.Errorf("image %s: %w", image, err)
+		return fmt.Errorf("image %s: %w", Image, err)
 	}
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
@@ -102,7 +104,7 @@ func (a archive) image(layer []byte) error {
 		return err
 	}
 	config, err := a.json(typeConfig, map[string]any{
-		"architecture": arch(),
+		"architecture": runtime.GOARCH,
 		"os":           "linux",
 		"config":       map[string]any{"Entrypoint": idle, "Env": []string{"PATH=/bin"}},
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{rootfs.Digest}},
@@ -116,7 +118,7 @@ func (a archive) image(layer []byte) error {
 	if err != nil {
 		return err
 	}
-	manifest.Annotations = map[string]string{"io.containerd.image.name": image}
+	manifest.Annotations = map[string]string{"io.containerd.image.name": Image}
 	index, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest},
 	})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package containerd_test
+package node
 
 import (
 	"bufio"
@@ -32,7 +32,7 @@ func startNode(dir string, s setup) (*node, error) {
 		return nil, err
 	}
 	n := &node{dir: dir, script: s.script, cmd: exec.Command(s.script, "run", dir)}
-	n.cmd.Env = append(os.Environ(), "CNI_BIN="+s.plugins)
+	n.cmd.Env = append(append(os.Environ(), "CNI_BIN="+s.plugins), s.env...)
 	n.cmd.Stderr = os.Stderr
 	input, err := n.cmd.StdinPipe()
 	if err != nil {
@@ -104,7 +104,7 @@ func (n *node) runTests() int {
 		return 1
 	}
 	cmd := exec.Command(n.script, append([]string{"exec", n.dir, self}, os.Args[1:]...)...)
-	cmd.Env = append(os.Environ(), inNodeEnv+"=1")
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	err = cmd.Run()
 	var exit *exec.ExitError

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	kubeletRoot = "/var/lib/kubelet"
+	manifests   = "/run/node/manifests"
+	podLogs     = "/run/node/podlogs"
+	healthURL   = "http://127.0.0.1:20248/healthz"
+	podsURL     = "http://127.0.0.1:20255/pods"
+)
+
+// settings is the kubelet's configuration. The Memory Manager wants the reserved memory of all NUMA nodes to be what is reserved in all:
+// 462 and 50 Mi. CPU 0 of each NUMA node is the system's.
+const settings = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: ` + manifests + `
+podLogsDir: ` + podLogs + `
+fileCheckFrequency: 200ms
+syncFrequency: 10s
+address: 127.0.0.1
+port: 20250
+readOnlyPort: 20255
+healthzBindAddress: 127.0.0.1
+healthzPort: 20248
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+enforceNodeAllocatable: [pods]
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+makeIPTablesUtilChains: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 50Mi, nodefs.available: 0%%, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%}
+registerNode: false
+shutdownGracePeriod: 0s
+cpuManagerPolicy: static
+reservedSystemCPUs: "0,8"
+memoryManagerPolicy: Static
+systemReserved: {memory: 462Mi}
+reservedMemory:
+- {numaNode: 0, limits: {memory: 256Mi}}
+- {numaNode: 1, limits: {memory: 256Mi}}
+topologyManagerPolicy: %s
+topologyManagerScope: pod
+logging: {format: text, verbosity: 2}
+`
+
+// process is a program of the node, whose output goes to a file.
+type process struct {
+	t   *testing.T
+	log string
+	cmd *exec.Cmd
+}
+
+// start runs the program; the end of the test ends it.
+func (p *process) start(program string, args ...string) {
+	p.t.Helper()
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.cmd = cmd
+}
+
+// end ends the program by a signal and waits for it.
+func (p *process) end(signal syscall.Signal) {
+	if p.cmd == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(signal)
+	hard := time.AfterFunc(20*time.Second, func() { _ = p.cmd.Process.Kill() })
+	_ = p.cmd.Wait()
+	if !hard.Stop() {
+		p.t.Errorf("%s: killed, it did not end by %v within 20 s", p.cmd.Path, signal)
+	}
+	p.cmd = nil
+}
+
+// tail returns the last lines of the log in which one of the words is.
+func (p *process) tail(words ...string) string {
+	data, _ := os.ReadFile(p.log)
+	var lines []string
+	for line := range strings.Lines(string(data)) {
+		for _, w := range words {
+			if strings.Contains(line, w) {
+				lines = append(lines, line)
+				break
+			}
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-15):], "")
+}
+
+// kubelet is the node's kubelet, with a policy of the Topology Manager.
+type kubelet struct {
+	process
+	config string
+}
+
+// newKubelet prepares a kubelet that knows nothing of those before it.
+func newKubelet(t *testing.T, policy string) *kubelet {
+	t.Helper()
+	dir := t.TempDir()
+	k := &kubelet{process{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml")}
+	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It leaves its root mounted on itself.
+	_ = syscall.Unmount(kubeletRoot, syscall.MNT_DETACH)
+	if err := os.RemoveAll(manifests); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := filepath.Glob(kubeletRoot + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, made := range []string{manifests, kubeletRoot + "/device-plugins", kubeletRoot + "/plugins_registry", kubeletRoot + "/pod-resources"} {
+		if err := os.MkdirAll(made, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("kubelet:\n%s", k.tail("evice", "E1", "dmission"))
+		}
+		k.end(syscall.SIGTERM)
+	})
+	return k
+}
+
+// run starts the kubelet and waits until it is healthy.
+func (k *kubelet) run() {
+	k.t.Helper()
+	k.start(kubeletPath(), "--config", k.config, "--hostname-override", "node", "--node-ip", "192.0.2.1")
+	within(k.t, 30*time.Second, "the kubelet is healthy", func() error {
+		r, err := http.Get(healthURL)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			return fmt.Errorf("healthz: %s", r.Status)
+		}
+		return nil
+	})
+}
+
+// podStatus is what the kubelet tells of a pod.
+type podStatus struct {
+	Metadata struct{ Name, UID string }
+	Status   struct {
+		Phase, Reason, Message, PodIP string
+		ContainerStatuses             []struct {
+			ContainerID              string
+			Ready                    bool
+			RestartCount             int
+			AllocatedResourcesStatus []struct {
+				Name      string
+				Resources []struct{ ResourceID, Health string }
+			}
+		}
+	}
+}
+
+// pods returns all pods of the kubelet, by the names in their manifests.
+func (k *kubelet) pods() (map[string]podStatus, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, podsURL, nil)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	var list struct{ Items []podStatus }
+	if err := json.NewDecoder(r.Body).Decode(&list); err != nil {
+		return nil, fmt.Errorf("%s: %w", podsURL, err)
+	}
+	pods := map[string]podStatus{}
+	for _, p := range list.Items {
+		pods[strings.TrimSuffix(p.Metadata.Name, "-node")] = p
+	}
+	return pods, nil
+}
+
+// within fails the test unless check succeeds in time.
+func within(t *testing.T, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if err = check(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("not within %s: %s: %v", limit, what, err)
+}

@@ -1,0 +1,30 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# node-test.sh FOLDER [go test flags]: runs the tests of integration/kubelet with $KUBELET, or else with the kubelet that is kept in the
+# folder, and counts what was skipped, with the reasons.
+set -euo pipefail
+folder=$1
+shift
+cd "$(dirname "$0")/.."
+kubelet=${KUBELET:-}
+if [ -n "$kubelet" ]; then
+  kubelet=$(realpath "$kubelet")
+elif [ "$(id -u)" -eq 0 ]; then
+  kubelet=$(scripts/kubelet.sh "$folder")
+fi
+export KUBELET=$kubelet PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+(cd integration/kubelet && go vet ./... && go test -buildvcs=false -count=1 -v -timeout 15m "$@" ./...) >"$log" 2>&1 || status=$?
+if [ "$status" -ne 0 ]; then
+  cat "$log"
+fi
+grep -E '^(ok|FAIL|node: |--- )' "$log" || true
+skipped=$(grep -cE '^ *--- SKIP' "$log" || true)
+if [ "$skipped" -gt 0 ]; then
+  echo "skipped, with the reason:"
+  grep -hoE 'SKIP[^ ]* ?.*no node:.*' "$log" | sort | uniq -c
+fi
+echo "$(grep -cE '^ *--- PASS' "$log" || true) passed, $(grep -cE '^ *--- FAIL' "$log" || true) failed, $skipped skipped"
+exit "$status"
