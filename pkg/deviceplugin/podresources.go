@@ -98,7 +98,7 @@ func (p *PodResources) Get(ctx context.Context, namespace, name string, want fun
 	return slices.DeleteFunc(all, func(h Holder) bool { return h.Namespace != namespace || h.Pod != name }), err
 }
 
-// Allocatable returns the devices that the kubelet may give away, healthy or not, by resource.
+// Allocatable returns the devices that the kubelet may give away, by resource: the healthy ones, whether pods have them or not.
 func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]string, err error) {
 	var answer *podresources.AllocatableResourcesResponse
 	err = p.ask(ctx, func(ctx context.Context) (err error) {

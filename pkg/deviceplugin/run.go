@@ -126,6 +126,8 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 			case <-ctx.Done():
 				return
 			case s := <-snapshots:
+				// A device that went may be one that a pod was given since the kubelet was last asked.
+				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:
 				waiting = !d.reload(false)
