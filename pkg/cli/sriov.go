@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -139,6 +141,7 @@ type sriovDevice struct {
 	Resource string             `json:"resource,omitempty"`
 	Holder   *allocation.Device `json:"holder,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"` // same, other, mixed or ""
+	Gone     bool               `json:"gone,omitempty"` // a pod has it, and the node no more
 }
 
 func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
@@ -166,6 +169,9 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		if d.NUMANode != pci.Unknown {
 			numa = strconv.Itoa(d.NUMANode)
 		}
+		if d.Gone {
+			d.Driver = "(gone)"
+		}
 		if d.Holder != nil {
 			pod = d.Holder.Namespace + "/" + d.Holder.Pod
 		}
@@ -174,7 +180,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return t.Flush()
 }
 
-// devices returns PFs, each followed by its VFs.
+// devices returns PFs, each followed by its VFs, and then what pods have although it is gone.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {
@@ -200,6 +206,13 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		add(d, name)
 		for _, vf := range n.snapshot.VFs(d.Address) {
 			add(vf, name)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(n.held)) {
+		a, err := pci.ParseAddress(id)
+		if _, ok := n.snapshot.Device(a); err == nil && !ok {
+			h := n.held[id]
+			list = append(list, sriovDevice{Device: pci.Device{Address: a, NUMANode: pci.Unknown}, Resource: h.Resource, Holder: &h, Gone: true})
 		}
 	}
 	return list
