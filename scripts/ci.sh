@@ -37,6 +37,9 @@ if root; then
 
   step real containerd
   (cd integration/containerd && go vet ./... && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
+
+  step real kubelet
+  make node
 fi
 
 step benchmark, a few rounds to see that it runs
