@@ -109,11 +109,12 @@ func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context,
 	if err != nil {
 		return err
 	}
+	var q Question
+	err = read(conn, &q) // a question that nobody reads would take the answer along when the connection is closed
 	if uid != 0 && int(uid) != os.Geteuid() {
 		return errors.Join(fmt.Errorf("user %d asked, who is not root", uid), write(conn, Answer{Error: "only root may ask"}))
 	}
-	var q Question
-	if err := read(conn, &q); err != nil {
+	if err != nil {
 		return errors.Join(err, write(conn, Answer{Error: "want a question: " + err.Error()}))
 	}
 	return write(conn, answer(ctx, q))

@@ -112,14 +112,14 @@ func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]st
 	return devices, err
 }
 
-// ask repeats a question that came too fast after others, or while the kubelet started.
+// ask repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait for.
 func (p *PodResources) ask(ctx context.Context, question func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
 		err := question(ctx)
 		code := status.Code(err)
-		if err == nil || code != codes.ResourceExhausted && code != codes.Unavailable {
+		if _, there := idOf(p.socket); err == nil || !there || code != codes.ResourceExhausted && code != codes.Unavailable {
 			return wrapped(err, p.socket)
 		}
 		select {
