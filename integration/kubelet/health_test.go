@@ -29,7 +29,7 @@ func allocatable(t *testing.T) ([]string, error) {
 
 // free is an error unless the kubelet may give away so many VFs now. It tells that to a pod that wants too many.
 func (l *lab) free(want int) error {
-	l.T.Helper()
+	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)
 	_, message := l.refused(name, vfs(allVFs+1))
 	for _, text := range []string{`Requested: \d+, Available: (\d+)`, `no healthy devices present`, `cannot allocate unhealthy devices`} {
@@ -46,7 +46,7 @@ func (l *lab) free(want int) error {
 
 // health is what the kubelet tells of the VF of a pod.
 func (l *lab) health(pod string) string {
-	l.T.Helper()
+	l.t.Helper()
 	var all []string
 	for _, r := range l.status(pod).Status.ContainerStatuses[0].AllocatedResourcesStatus {
 		for _, d := range r.Resources {
@@ -57,8 +57,8 @@ func (l *lab) health(pod string) string {
 }
 
 func (l *lab) becomes(pod, health string) {
-	l.T.Helper()
-	within(l.T, 30*time.Second, "the VF of pod "+pod+" is "+health, func() error {
+	l.t.Helper()
+	within(l.t, 30*time.Second, "the VF of pod "+pod+" is "+health, func() error {
 		if got := l.health(pod); got != health {
 			return fmt.Errorf("it is %q", got)
 		}
@@ -95,17 +95,17 @@ func TestCarrier(t *testing.T) {
 
 // pf returns the PF of a VF.
 func (l *lab) pf(vf string) string {
-	l.T.Helper()
+	l.t.Helper()
 	path, err := filepath.EvalSymlinks(filepath.Join(l.sysfs, "bus/pci/devices", vf, "physfn"))
 	if err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 	return filepath.Base(path)
 }
 
 // healthy is an error unless so many VFs are.
 func (l *lab) healthy(want int) error {
-	devices, err := allocatable(l.T)
+	devices, err := allocatable(l.t)
 	if err == nil && len(devices) != want {
 		return fmt.Errorf("%d are", len(devices))
 	}

@@ -13,14 +13,15 @@ const affinity = "TopologyAffinityError"
 
 // aligned fails the test unless the pod's CPUs and VFs are of one NUMA node, which it returns.
 func (l *lab) aligned(pod string) int {
-	l.T.Helper()
+	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devices(pod)), l.cpus(pod)
 	if len(cpus) == 0 {
-		l.T.Errorf("pod %s has no CPUs of its own", pod)
+		l.t.Errorf("pod %s has no CPUs of its own", pod)
 	}
 	for _, cpu := range cpus {
 		if int(cpu)/cpusEach != near {
-			l.T.Errorf("pod %s has the CPUs %v and %v of NUMA node %d", pod, cpus, l.devices(pod), near)
+			l.t.Errorf("pod %s has the CPUs %v and %v of NUMA node %d", pod, cpus, l.devices(pod), near)
+			break
 		}
 	}
 	return near
@@ -61,7 +62,7 @@ func TestPolicies(t *testing.T) {
 
 // fewest asks for more VFs than are left near one NUMA node, or for as many: 5 VFs are granted, of which each node has at most 5.
 func (l *lab) fewest(policy string, granted []string) {
-	l.T.Helper()
+	l.t.Helper()
 	free := [numaNodes]int{8, 8}
 	for _, id := range granted {
 		free[l.numaOf(id)]--
@@ -77,21 +78,21 @@ func (l *lab) fewest(policy string, granted []string) {
 
 // runsOrNot runs a pod, for whom there are VFs that others do not have, unless there is a reason to refuse it.
 func (l *lab) runsOrNot(pod string, limits resources, want string, others []string) {
-	l.T.Helper()
+	l.t.Helper()
 	if want == "" {
 		l.distinct(append(l.runPod(pod, limits), others...))
 		l.remove(pod)
 	} else if reason, message := l.refused(pod, limits); reason != want {
-		l.T.Errorf("pod %s: %s: %s: want %s", pod, reason, message, want)
+		l.t.Errorf("pod %s: %s: %s: want %s", pod, reason, message, want)
 	}
 }
 
 // distinct fails the test if a VF was granted twice.
 func (l *lab) distinct(ids []string) {
-	l.T.Helper()
+	l.t.Helper()
 	sorted := slices.Sorted(slices.Values(ids))
 	if len(slices.Compact(slices.Clone(sorted))) != len(ids) {
-		l.T.Errorf("%v: a VF was granted twice", sorted)
+		l.t.Errorf("%v: a VF was granted twice", sorted)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 
 // lab is a kubelet and a device plugin, running.
 type lab struct {
-	*testing.T
+	t *testing.T
 	*kubelet
 	*plugin
 	started int
@@ -40,7 +40,7 @@ func newLab(t *testing.T, policy string) *lab {
 // prepareLab starts nothing. The pods end before the kubelet does.
 func prepareLab(t *testing.T, policy, registration string) *lab {
 	t.Helper()
-	l := &lab{T: t, kubelet: newKubelet(t, policy)}
+	l := &lab{t: t, kubelet: newKubelet(t, policy)}
 	l.plugin = newPlugin(t, cards(t), registration)
 	t.Cleanup(l.removeAll)
 	return l
@@ -58,7 +58,7 @@ func guaranteed(cpus, vfs int) resources {
 
 // drop hands a pod to the kubelet. The same manifest again would be the same pod, with the same devices: hence the annotation.
 func (l *lab) drop(name string, limits resources) {
-	l.T.Helper()
+	l.t.Helper()
 	l.started++
 	manifest := map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
@@ -74,28 +74,28 @@ func (l *lab) drop(name string, limits resources) {
 	}
 	data, err := json.Marshal(manifest)
 	if err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
 	if err := os.WriteFile(hidden, data, 0o600); err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 	if err := os.Rename(hidden, filepath.Join(manifests, name+".json")); err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 }
 
 // runPod runs a pod and returns its VFs, on which the container's variable and the kubelet have to agree.
 func (l *lab) runPod(name string, limits resources) []string {
-	l.T.Helper()
+	l.t.Helper()
 	l.drop(name, limits)
-	within(l.T, 30*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
+	within(l.t, 30*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
 	ids := l.devices(name)
 	if fmt.Sprint(len(ids)) != limits[resource] {
-		l.T.Fatalf("pod %s has %v: want %s", name, ids, limits[resource])
+		l.t.Fatalf("pod %s has %v: want %s", name, ids, limits[resource])
 	}
 	if got, want := l.variables(name)[variable], strings.Join(ids, ","); got != want {
-		l.T.Errorf("pod %s: %s is %q: want %q, as the kubelet says", name, variable, got, want)
+		l.t.Errorf("pod %s: %s is %q: want %q, as the kubelet says", name, variable, got, want)
 	}
 	l.serves(name)
 	return ids
@@ -103,9 +103,9 @@ func (l *lab) runPod(name string, limits resources) []string {
 
 // serves fails the test unless the pod's web server answers, over the network of the CNI plugins.
 func (l *lab) serves(name string) {
-	l.T.Helper()
+	l.t.Helper()
 	ip := l.status(name).Status.PodIP
-	within(l.T, 5*time.Second, "pod "+name+" at "+ip+" answers", func() error {
+	within(l.t, 5*time.Second, "pod "+name+" at "+ip+" answers", func() error {
 		r, err := http.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ func (l *lab) serves(name string) {
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
 		if got, want := strings.TrimSpace(string(text)), name+"-node"; err != nil || got != want {
-			return fmt.Errorf("it says %q, %w: want %q", got, err, want)
+			return fmt.Errorf("it says %q, %v: want %q", got, err, want)
 		}
 		return nil
 	})
@@ -133,15 +133,15 @@ func (l *lab) runs(name string) error {
 
 // refused hands a pod to the kubelet that it must not admit, and returns what it says.
 func (l *lab) refused(name string, limits resources) (reason, message string) {
-	l.T.Helper()
+	l.t.Helper()
 	l.drop(name, limits)
-	within(l.T, 20*time.Second, "pod "+name+" is refused", func() error {
+	within(l.t, 20*time.Second, "pod "+name+" is refused", func() error {
 		pods, err := l.pods()
 		if p := pods[name]; err == nil && p.Status.Phase == "Failed" {
 			reason, message = p.Status.Reason, p.Status.Message
 			return nil
 		}
-		return fmt.Errorf("phase %q, %w", pods[name].Status.Phase, err)
+		return fmt.Errorf("phase %q, %v", pods[name].Status.Phase, err)
 	})
 	l.remove(name)
 	return reason, message
@@ -149,22 +149,22 @@ func (l *lab) refused(name string, limits resources) (reason, message string) {
 
 // status returns what the kubelet says of a pod that runs.
 func (l *lab) status(name string) podStatus {
-	l.T.Helper()
+	l.t.Helper()
 	pods, err := l.pods()
 	if err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 	p, ok := pods[name]
 	if !ok || len(p.Status.ContainerStatuses) != 1 {
-		l.T.Fatalf("the kubelet does not know pod %s, or not yet its container: %+v", name, p)
+		l.t.Fatalf("the kubelet does not know pod %s, or not yet its container: %+v", name, p)
 	}
 	return p
 }
 
 // devices are the VFs of a pod, as the kubelet says, in order.
 func (l *lab) devices(name string) (ids []string) {
-	l.T.Helper()
-	for _, h := range holders(l.T, resource) {
+	l.t.Helper()
+	for _, h := range holders(l.t, resource) {
 		if h.Pod == name+"-node" {
 			ids = append(ids, h.Device)
 		}
@@ -175,10 +175,10 @@ func (l *lab) devices(name string) (ids []string) {
 
 // variables is the environment of the container, which it has written.
 func (l *lab) variables(name string) map[string]string {
-	l.T.Helper()
+	l.t.Helper()
 	log := fmt.Sprintf("%s/shop_%s-node_%s/app/0.log", podLogs, name, l.status(name).Metadata.UID)
 	variables := map[string]string{}
-	within(l.T, 5*time.Second, "the container writes its variables", func() error {
+	within(l.t, 5*time.Second, "the container writes its variables", func() error {
 		data, err := os.ReadFile(log)
 		for line := range strings.Lines(string(data)) {
 			if parts := strings.SplitN(strings.TrimSpace(line), " ", 4); len(parts) == 4 {
@@ -196,13 +196,13 @@ func (l *lab) variables(name string) map[string]string {
 
 // remove ends a pod and waits until its devices are free.
 func (l *lab) remove(names ...string) {
-	l.T.Helper()
+	l.t.Helper()
 	for _, name := range names {
 		if err := os.Remove(filepath.Join(manifests, name+".json")); err != nil {
-			l.T.Error(err)
+			l.t.Error(err)
 		}
 	}
-	within(l.T, 40*time.Second, fmt.Sprintf("pods %v end", names), func() error {
+	within(l.t, 40*time.Second, fmt.Sprintf("pods %v end", names), func() error {
 		pods, err := l.pods()
 		if err != nil {
 			return err
@@ -230,10 +230,11 @@ func (l *lab) removeAll() {
 
 // sameNUMA returns the NUMA node of all devices, and fails the test if they are on several.
 func (l *lab) sameNUMA(pod string, ids []string) int {
-	l.T.Helper()
+	l.t.Helper()
 	for _, id := range ids {
 		if l.numaOf(id) != l.numaOf(ids[0]) {
-			l.T.Errorf("pod %s has %v, which are on several NUMA nodes", pod, ids)
+			l.t.Errorf("pod %s has %v, which are on several NUMA nodes", pod, ids)
+			break
 		}
 	}
 	return l.numaOf(ids[0])
@@ -241,8 +242,8 @@ func (l *lab) sameNUMA(pod string, ids []string) int {
 
 // cpus are those that the container has for itself.
 func (l *lab) cpus(name string) []int64 {
-	l.T.Helper()
-	for _, h := range holders(l.T, resource) {
+	l.t.Helper()
+	for _, h := range holders(l.t, resource) {
 		if h.Pod == name+"-node" {
 			return h.CPUs
 		}

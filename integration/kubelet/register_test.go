@@ -48,22 +48,22 @@ func TestRegister(t *testing.T) {
 
 // named fails the test unless the daemon and podlace say that the pod has these VFs.
 func (l *lab) named(pod string, ids []string) {
-	l.T.Helper()
-	answer, err := allocation.Ask(l.T.Context(), l.socket(), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
+	l.t.Helper()
+	answer, err := allocation.Ask(l.t.Context(), l.socket(), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
 	if err != nil {
-		l.T.Fatal(err)
+		l.t.Fatal(err)
 	}
 	var got []string
 	for _, d := range answer {
 		got = append(got, d.ID)
 	}
 	if slices.Sort(got); !slices.Equal(got, ids) {
-		l.T.Errorf("the daemon says that pod %s has %v: want %v", pod, got, ids)
+		l.t.Errorf("the daemon says that pod %s has %v: want %v", pod, got, ids)
 	}
 	list := l.list()
 	for _, id := range ids {
 		if !regexp.MustCompile(`(?m)^.*` + regexp.QuoteMeta(id) + ` .*shop/` + pod + `-node`).MatchString(list) {
-			l.T.Errorf("podlace sriov ls does not say that pod %s has %s:\n%s", pod, id, list)
+			l.t.Errorf("podlace sriov ls does not say that pod %s has %s:\n%s", pod, id, list)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type grants map[string]struct {
 
 // grant runs a pod and remembers what it has.
 func (l *lab) grant(g grants, name string, limits resources) {
-	l.T.Helper()
+	l.t.Helper()
 	ids := l.runPod(name, limits)
 	g[name] = struct {
 		ids       []string
@@ -32,14 +32,14 @@ func (l *lab) grant(g grants, name string, limits resources) {
 
 // kept fails the test unless all pods have what they had, in the containers that they had.
 func (l *lab) kept(g grants) {
-	l.T.Helper()
+	l.t.Helper()
 	for name, had := range g {
-		within(l.T, 20*time.Second, "pod "+name+" still runs", func() error { return l.runs(name) })
+		within(l.t, 20*time.Second, "pod "+name+" still runs", func() error { return l.runs(name) })
 		if ids := l.devices(name); !slices.Equal(ids, had.ids) {
-			l.T.Errorf("pod %s has %v: want %v, as before", name, ids, had.ids)
+			l.t.Errorf("pod %s has %v: want %v, as before", name, ids, had.ids)
 		}
 		if c := l.status(name).Status.ContainerStatuses[0]; c.ContainerID != had.container || c.RestartCount != 0 {
-			l.T.Errorf("pod %s has a new container %s after %d restarts: want %s", name, c.ContainerID, c.RestartCount, had.container)
+			l.t.Errorf("pod %s has a new container %s after %d restarts: want %s", name, c.ContainerID, c.RestartCount, had.container)
 		}
 	}
 }
@@ -85,9 +85,9 @@ func TestKubeletRestarts(t *testing.T) {
 
 // readyAgain waits until the kubelet itself has the resource, and returns how long that took.
 func (l *lab) readyAgain() time.Duration {
-	l.T.Helper()
+	l.t.Helper()
 	begin := time.Now()
-	within(l.T, 10*time.Second, "the kubelet has the resource", func() error { return l.healthy(allVFs) })
+	within(l.t, 10*time.Second, "the kubelet has the resource", func() error { return l.healthy(allVFs) })
 	return time.Since(begin)
 }
 

@@ -25,13 +25,24 @@ type node struct {
 	input       io.Closer // its end is the node's end, also when this process is killed
 	pidns       string
 	group       string
+	sysctls     map[string]string // as they were before
+}
+
+// sysctls are those that a kubelet sets, whatever its namespaces.
+func sysctls() map[string]string {
+	values := map[string]string{}
+	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
+		data, _ := os.ReadFile("/proc/sys/" + name)
+		values[name] = strings.TrimSpace(string(data))
+	}
+	return values
 }
 
 func startNode(dir string, s setup) (*node, error) {
 	if err := fillFolder(dir, s); err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, script: s.script, cmd: exec.Command(s.script, "run", dir)}
+	n := &node{dir: dir, script: s.script, cmd: exec.Command(s.script, "run", dir), sysctls: sysctls()}
 	n.cmd.Env = append(append(os.Environ(), "CNI_BIN="+s.plugins), s.env...)
 	n.cmd.Stderr = os.Stderr
 	input, err := n.cmd.StdinPipe()
@@ -141,6 +152,11 @@ func (n *node) stop() error {
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, n.dir) {
 			left = append(left, strings.TrimSpace(line))
+		}
+	}
+	for name, now := range sysctls() {
+		if was := n.sysctls[name]; now != was {
+			left = append(left, fmt.Sprintf("sysctl %s is %s and was %s", name, now, was))
 		}
 	}
 	if len(left) > 0 {
