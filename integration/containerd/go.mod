@@ -8,7 +8,7 @@ require (
 	github.com/podlace/podlace v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
-	k8s.io/cri-api v0.35.4
+	k8s.io/cri-api v0.37.0
 )
 
 require (

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,10 +123,13 @@ func (l *lab) knows(total, healthy int) error {
 	return nil
 }
 
-// TestLost: a VF that goes just after a pod was given it stays in the kubelet's list, unhealthy, until the pod ends, and is then gone.
+// TestLost: a VF that goes just after a pod was given it stays in the kubelet's list, unhealthy, until the pod ends, and is then gone. The
+// pod stays as well, also when the kubelet restarts meanwhile.
 func TestLost(t *testing.T) {
 	l := newLab(t, "none")
-	one := l.runPod("one", vfs(1))
+	g := grants{}
+	l.grant(g, "one", vfs(1))
+	one := g["one"].ids
 	pcitest.Remove(t, l.sysfs, one[0])
 	within(t, 10*time.Second, "the kubelet has heard of it", func() error { return l.healthy(allVFs - 1) })
 	if err := l.knows(allVFs, allVFs-1); err != nil {
@@ -139,6 +143,13 @@ func TestLost(t *testing.T) {
 	if err := l.free(allVFs - 1); err != nil {
 		t.Error(err)
 	}
+	l.kubelet.end(syscall.SIGTERM)
+	l.kubelet.run()
+	within(t, 10*time.Second, "the kubelet has heard of it again", func() error { return l.healthy(allVFs - 1) })
+	if err := l.knows(allVFs, allVFs-1); err != nil {
+		t.Error(err)
+	}
+	l.kept(g)
 	l.remove("one")
 	within(t, 30*time.Second, "the kubelet has one VF less", func() error { return l.knows(allVFs-1, allVFs-1) })
 }

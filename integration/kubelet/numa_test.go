@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/node"
 )
 
 // affinity is why the Topology Manager refuses pods.
@@ -30,6 +32,7 @@ func (l *lab) aligned(pod string) int {
 // TestPolicies: what pods get under each policy of the Topology Manager, with the static policies of CPUs and memory, in the scope of pods.
 // A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
+	node.Skip(t)
 	for _, c := range []struct {
 		policy  string
 		aligned bool // CPUs and VFs are near one another
