@@ -54,7 +54,7 @@ func only() map[string][]string {
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 

@@ -98,7 +98,7 @@ func TestConflistsAreDescribed(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer")) {
+	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml")) {
 		if !listed[name] {
 			t.Errorf("conf/README.md does not describe %s", name)
 		}

@@ -163,6 +163,7 @@ const (
 	failure      kind = "error"
 	capabilities kind = "capabilities"
 	node         kind = "CIDRs of the node"
+	pools        kind = "pools of VFs"
 )
 
 func kindOf(t testing.TB, b block) kind {
@@ -183,6 +184,8 @@ func kindOf(t testing.TB, b block) kind {
 		return result
 	case has("podCIDRs"):
 		return node
+	case has("resourceList"):
+		return pools // TestPools
 	case has("portMappings", "bandwidth", "ips", "ipRanges", "mac"):
 		return capabilities
 	}
