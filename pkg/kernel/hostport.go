@@ -295,13 +295,11 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 	if err != nil {
 		return err
 	}
+	owned := false
 	for i, e := range want {
 		got := found[i]
 		if e.Set == "owners" {
-			if got == nil {
-				return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
-					OwnerName(h.Owner)), "'podlace reload' brings it back")
-			}
+			owned = got != nil
 			continue
 		}
 		if got == nil {
@@ -319,6 +317,10 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", e.port())
 		}
+	}
+	if !owned {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+			OwnerName(h.Owner)), "'podlace reload' brings it back")
 	}
 	if h.Taken {
 		return nil
