@@ -32,12 +32,15 @@ type daemon struct {
 	mu       sync.Mutex
 	config   *pool.Config
 	text     []byte // what config was read from
+	refusal  string // why a newer one is not
 	snapshot *pci.Snapshot
 	last     map[pci.Address]pci.Device // as they were when they had an interface here
 	findings map[string]bool            // that were told
-	told     map[pci.Address]string     // what was last wrong with the preparation of devices
 	held     []Holder                   // by the last answer of the kubelet
 	asked    bool                       // there was one
+	answers  socketID                   // the socket that answered
+	since    time.Time                  // when it was first seen
+	uplinks  []string                   // by the last answer of the kernel
 	serving  map[string]*service
 	wake     map[chan<- struct{}]bool // of the registrars
 	begun    bool                     // serving is what it should be
@@ -54,6 +57,9 @@ type service struct {
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, s := range d.serving { // what was handed out since the kubelet was asked
+		d.held = merge(d.held, s.handed(time.Now().Add(-handing)))
+	}
 	env := d.env()
 	d.tellFindings(env)
 	pools := d.assign(env)
@@ -114,15 +120,17 @@ func (d *daemon) assign(env pool.Env) []pool.Pool {
 
 // env is what pools depend on besides the devices. A device whose interface is in a pod counts as it was before.
 func (d *daemon) env() pool.Env {
-	env := pool.Env{Last: d.last}
-	err := kernel.WithHost(func(host *kernel.Node) (err error) {
-		env.DefaultRoute, err = host.Uplinks()
+	err := kernel.WithHost(func(host *kernel.Node) error {
+		names, err := host.Uplinks()
+		if err == nil {
+			d.uplinks = names
+		}
 		return err
 	})
 	if err != nil {
-		d.log.Warn("it is not known which interfaces the node itself needs", "error", err)
+		d.log.Warn("it is not known which interfaces the node itself needs; the last answer counts", "error", err)
 	}
-	return env
+	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
 // lost returns the devices of a resource that pods have although they are not in its pool.
@@ -186,20 +194,6 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// askPods learns which pods have devices. Without an answer the last one counts.
-func (d *daemon) askPods(ctx context.Context) (changed bool) {
-	held, err := d.pods.List(ctx, func(string) bool { return true })
-	if err != nil {
-		d.log.Debug("it is not known which pods have devices", "error", err)
-		return false
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	changed = !d.asked || !slices.EqualFunc(held, d.held, Holder.equal)
-	d.held, d.asked = held, true
-	return changed
-}
-
 // forgetDevices deletes the device-info files of devices that no pod has. That is only safe before any are handed out: the kubelet tells of a
 // pod's devices after it has been given them.
 func (d *daemon) forgetDevices() {
@@ -230,13 +224,15 @@ func (d *daemon) reload(asked bool) bool {
 		c, err = pool.Parse(d.source(), data)
 	}
 	if err != nil {
-		d.log.Error("the configuration stays as it was", "error", err)
-		d.text = data // said once
+		if d.refusal != err.Error() {
+			d.log.Error("the configuration stays as it was", "error", err)
+		}
+		d.text, d.refusal = data, err.Error() // said once
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.config, d.text = c, data
+	d.config, d.text, d.refusal = c, data, ""
 	d.log.Info("the configuration was read", "file", d.ConfigFile)
 	return true
 }

@@ -254,6 +254,26 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
+// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. What it remembers in its file counts as long, and what was
+// handed out a moment ago as well, so no device changes hands.
+func TestForgetfulKubelet(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
+		"DeviceIDs":{"0":["`+vf00+`"]},"AllocResp":"Cg=="}],"RegisteredDevices":{}},"Checksum":1}`)
+	l.kubelet.start()
+	l.start()
+	p := l.ids("example.com/one", vf00, vf01)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf01)); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(`{"resourceList": [{"resourceName": "all"}]}`)
+	l.ids("example.com/all", vf10, vf11)
+	p = l.ids("example.com/one", vf00+"!", vf01+"!")
+	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err != nil {
+		t.Errorf("a container may not start again: %v", err)
+	}
+}
+
 // TestHealth: what is wrong with a device is told after a while, and taken back after another.
 func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)

@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,12 +28,13 @@ type endpoint struct {
 
 	mu      sync.Mutex
 	offer   *offer
-	changed chan struct{} // closed as soon as offer is another
+	changed chan struct{}        // closed as soon as offer is another
+	given   map[string]time.Time // when a device was last handed out
 	streams int
 }
 
 func newEndpoint(resource string, first *offer, log *slog.Logger, count counters) *endpoint {
-	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, offer: first, changed: make(chan struct{})}
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, offer: first, changed: make(chan struct{}), given: map[string]time.Time{}}
 }
 
 // update replaces the offer. Streams that are still busy with an earlier one skip what came between.
@@ -48,6 +50,33 @@ func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.offer, e.changed
+}
+
+// hand notes that devices are handed out, unless the offer has become another meanwhile.
+func (e *endpoint) hand(o *offer, ids map[string]bool) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if o != e.offer {
+		return false
+	}
+	for id := range ids {
+		e.given[id] = time.Now()
+	}
+	return true
+}
+
+// handed returns what was handed out since a time; what was before is forgotten.
+func (e *endpoint) handed(since time.Time) (held []Holder) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(e.given)) {
+		if e.given[id].Before(since) {
+			delete(e.given, id)
+			continue
+		}
+		held = append(held, Holder{Pod: "(being admitted)", Resource: e.resource, Device: id})
+	}
+	return held
 }
 
 // watched tells how many streams there are.
@@ -112,32 +141,33 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.Prefer
 // Allocate tells what a container needs to use the devices. It fails, and with it the pod, when a device is asked for twice, or is not
 // there any more.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	o, _ := e.now()
-	out := &pluginapi.AllocateResponse{}
-	seen := map[string]bool{}
-	if len(r.GetContainerRequests()) > maxRequests {
-		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, len(r.GetContainerRequests()), maxRequests)
+	if n := len(r.GetContainerRequests()); n > maxRequests {
+		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
 	}
+	seen := map[string]bool{}
 	for _, c := range r.GetContainerRequests() {
-		ids := slices.Clone(c.GetDevicesIds())
-		for _, id := range ids {
+		for _, id := range c.GetDevicesIds() {
 			if seen[id] {
 				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is asked for twice", e.resource, id)
 			}
 			seen[id] = true
 		}
-		one, err := o.allocate(ids)
+	}
+	for {
+		o, _ := e.now()
+		out, err := o.allocateAll(r.GetContainerRequests())
 		if err != nil {
-			e.log.Error("devices were refused", "devices", ids, "error", err)
+			e.log.Error("devices were refused", "error", err)
 			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 		}
-		out.ContainerResponses = append(out.ContainerResponses, one)
+		if e.hand(o, seen) {
+			for _, c := range r.GetContainerRequests() {
+				e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
+				e.count.allocated(o, c.GetDevicesIds())
+			}
+			return out, nil
+		}
 	}
-	for _, c := range r.GetContainerRequests() {
-		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
-		e.count.allocated(o, c.GetDevicesIds())
-	}
-	return out, nil
 }
 
 // PreStartContainer comes before each start of a container, also when it starts again: the devices have been in the pod for long. So it

@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -159,7 +160,9 @@ func (f files) publish(pools []pool.Pool) error {
 		data, err := json.MarshalIndent(spec, "", "  ")
 		if err == nil {
 			wanted[cdiFile(p.Name)] = true
-			err = dir.Write(cdiFile(p.Name), data, 0o644)
+			if now, unread := dir.Read(cdiFile(p.Name)); unread != nil || !bytes.Equal(now, data) { // runtimes read all whenever one is written
+				err = dir.Write(cdiFile(p.Name), data, 0o644)
+			}
 		}
 		errs = append(errs, err)
 	}
@@ -171,6 +174,13 @@ func (f files) publish(pools []pool.Pool) error {
 
 // hasCDI tells whether the node has CDI specifications of others, whose runtime then reads ours.
 func (f files) hasCDI() bool {
-	names, _ := filepath.Glob(filepath.Join(f.cdi, "*"))
-	return slices.ContainsFunc(names, func(path string) bool { return !strings.HasPrefix(filepath.Base(path), cdiPrefix) })
+	for _, kind := range []string{"*.json", "*.yaml"} {
+		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))
+		if slices.ContainsFunc(names, func(path string) bool {
+			return !strings.HasPrefix(filepath.Base(path), ".") && !strings.HasPrefix(filepath.Base(path), cdiPrefix)
+		}) {
+			return true
+		}
+	}
+	return false
 }

@@ -27,12 +27,14 @@ type values map[string]string
 func (g grant) response(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var ids []string
 	info := map[string]map[string]values{}
-	var nodes []string
+	var nodes, injected []string
 	for _, d := range devices {
 		id := d.Address.String()
 		ids = append(ids, id)
 		info[id] = describe(d)
-		nodes = append(nodes, deviceNodes(d)...)
+		if own := deviceNodes(d); len(own) > 0 {
+			nodes, injected = append(nodes, own...), append(injected, id)
+		}
 	}
 	text, err := json.Marshal(info)
 	if err != nil {
@@ -48,11 +50,11 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 	case g.cdi == pool.CDIOff:
 		out.Devices = specs(nodes)
 	case g.cdi == pool.CDIField:
-		for _, id := range ids {
+		for _, id := range injected {
 			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiName(resource, id)})
 		}
 	case g.cdi == pool.CDIAnnotation:
-		out.Annotations = cdiAnnotations(resource, ids)
+		out.Annotations = cdiAnnotations(resource, injected)
 	}
 	return out, nil
 }

@@ -92,10 +92,29 @@ func (o *offer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, er
 	return o.grant.response(o.pool.Name, devices)
 }
 
-// present is nil when a device is there.
+// allocateAll is allocate for each container.
+func (o *offer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
+	out := &pluginapi.AllocateResponse{}
+	for _, c := range containers {
+		one, err := o.allocate(c.GetDevicesIds())
+		if err != nil {
+			return nil, err
+		}
+		out.ContainerResponses = append(out.ContainerResponses, one)
+	}
+	return out, nil
+}
+
+// present is nil when the node has a device, whatever resource it is of by now.
 func (o *offer) present(id string) error {
-	_, err := o.find(id)
-	return err
+	a, err := pci.ParseAddress(id)
+	if err != nil {
+		return err
+	}
+	if _, ok := o.snapshot.Device(a); !ok {
+		return fmt.Errorf("device %s is not there", a)
+	}
+	return nil
 }
 
 func (o *offer) find(id string) (pool.Device, error) {

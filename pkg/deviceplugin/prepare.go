@@ -5,31 +5,68 @@ package deviceplugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
 
-// prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice: it needs to know who has devices.
-// Whatever fails is told once, and tried again when something changes.
-func (d *daemon) prepare(ctx context.Context) {
+// retryAfter is how long a device that could not be prepared is left alone: what the kernel has not finished goes on meanwhile.
+const retryAfter = 5 * time.Minute
+
+// prepareAlways prepares devices whenever it is woken, until ctx is done. It may wait for the kernel for long, which keeps nobody else.
+func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
+	failed := map[pci.Address]time.Time{}
+	told := map[pci.Address]string{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+		}
+		d.prepare(ctx, func(a pci.Address, change func() error) {
+			if at, ok := failed[a]; ok && time.Since(at) < retryAfter {
+				return
+			}
+			delete(failed, a)
+			err := change()
+			if err == nil {
+				delete(told, a)
+				return
+			}
+			if !errors.Is(err, errInUse) { // that may end at any moment
+				failed[a] = time.Now()
+			}
+			if told[a] != err.Error() {
+				d.log.Warn("a device is not as the configuration wants it", "device", a.String(), "error", err)
+			}
+			told[a] = err.Error()
+		})
+	}
+}
+
+var errInUse = errors.New("in use")
+
+// prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice. Until it is known who has devices, only
+// PFs without any VFs get some.
+func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
 	pools := d.assign(d.env())
 	d.mu.Unlock()
-	if !known {
-		return
-	}
 	for _, pf := range slices.SortedFunc(maps.Keys(want), pci.Address.Compare) {
-		d.tell(pf, d.setNumVFs(ctx, s, pf, want[pf]))
+		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0) {
+			try(pf, func() error { return d.setNumVFs(ctx, s, pf, want[pf]) })
+		}
 	}
 	for _, p := range pools {
 		for _, dev := range p.Devices {
-			if driver := p.Resource.Driver; driver != "" && driver != dev.Driver {
-				d.tell(dev.Address, d.bind(ctx, dev, driver))
+			if driver := p.Resource.Driver; known && driver != "" && driver != dev.Driver {
+				try(dev.Address, func() error { return d.bind(ctx, dev, driver) })
 			}
 		}
 	}
@@ -38,12 +75,9 @@ func (d *daemon) prepare(ctx context.Context) {
 // setNumVFs gives a PF its VFs, unless one of those that it has is in use: all of them would go.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
-	if device.NumVFs == n {
-		return nil
-	}
 	for _, vf := range s.VFs(pf) {
 		if why := d.inUse(vf); why != "" {
-			return fmt.Errorf("PF %s keeps its %d VFs and does not get %d: VF %s %s", pf, device.NumVFs, n, vf.Address, why)
+			return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
 		}
 	}
 	d.log.Info("a PF gets VFs", "pf", pf.String(), "had", device.NumVFs, "gets", n)
@@ -52,7 +86,7 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	if why := d.inUse(dev.Device); why != "" {
-		return fmt.Errorf("%s stays with driver %s and does not get %s: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, why)
+		return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse, why)
 	}
 	d.log.Info("a device gets another driver", "device", dev.Address.String(), "had", dev.Driver, "gets", driver)
 	return pci.Bind(ctx, d.Sysfs, dev.Address, driver)
@@ -67,20 +101,13 @@ func (d *daemon) inUse(dev pci.Device) string {
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
 		}
 	}
+	for _, name := range dev.Interfaces {
+		if slices.Contains(d.uplinks, name) {
+			return fmt.Sprintf("is the node's own link %s", name)
+		}
+	}
 	if last, ok := d.last[dev.Address]; ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0 {
 		return "has its interface in another namespace"
 	}
 	return ""
-}
-
-// tell logs what is wrong with a device, when it is not what was wrong before.
-func (d *daemon) tell(a pci.Address, err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if d.told[a] != text && err != nil {
-		d.log.Warn("a device is not as the configuration wants it", "device", a.String(), "error", err)
-	}
-	d.told[a] = text
 }

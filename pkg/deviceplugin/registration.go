@@ -81,6 +81,7 @@ func (r *registrar) folder() string {
 // run returns when ctx is done, and never else. Whatever fails is tried again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
+	removeStale(r.folder(), r.resource)
 	pause := firstPause
 	for ctx.Err() == nil {
 		kubelet, _ := idOf(r.kubelet.socket())
@@ -146,6 +147,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if err := r.register(ctx); err != nil {
+		r.close() // the kubelet may know its path, and would refuse that for a connection that it has
 		return err
 	}
 	r.with, r.at = id, time.Now()
@@ -158,7 +160,7 @@ func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true
 	}
-	if id, ok := idOf(r.path); !ok || id != r.own {
+	if id, ok := idOf(r.path); !ok || !id.same(r.own) {
 		return true
 	}
 	r.mu.Lock()
@@ -177,8 +179,9 @@ func (r *registrar) listen() error {
 	if !ok {
 		return errors.Join(fmt.Errorf("the socket %s went as soon as it was there", path), l.Close())
 	}
-	r.listener, r.path, r.own, r.with = l, path, id, socketID{}
 	r.setKnown(false)
+	r.listener, r.own, r.with = l, id, socketID{}
+	r.setPath(path)
 	go func() { _ = r.server.Serve(l) }() // until l is closed
 	return nil
 }
@@ -188,7 +191,7 @@ func (r *registrar) close() {
 	if r.listener == nil {
 		return
 	}
-	if id, ok := idOf(r.path); ok && id == r.own {
+	if id, ok := idOf(r.path); ok && id.same(r.own) {
 		os.Remove(r.path)
 	}
 	r.listener.Close()
@@ -225,7 +228,7 @@ func (r *registrar) register(ctx context.Context) error {
 
 // GetInfo answers a kubelet that found the socket in its registry.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: versions()}, nil
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.where(), SupportedVersions: versions()}, nil
 }
 
 // NotifyRegistrationStatus hears what came of it.
@@ -240,6 +243,18 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.R
 		r.log.Warn("the kubelet refuses the resource", "error", s.GetError())
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+func (r *registrar) setPath(path string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.path = path
+}
+
+func (r *registrar) where() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.path
 }
 
 // takeRefusal tells whether the kubelet refused the endpoint since it was last asked.

@@ -107,9 +107,11 @@ func TestUpdates(t *testing.T) {
 		faults := map[string]string{p.Devices[i%8].Address.String(): "broken"}
 		r.update(newOffer(p, &pci.Snapshot{}, grant{}, faults, nil))
 	}
-	k.await(fast, "told of the last device alone", func(at *plugin) bool {
+	last := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken"}
+	r.update(newOffer(p, &pci.Snapshot{}, grant{}, last, nil))
+	k.await(fast, "told of the last offer", func(at *plugin) bool {
 		for i, d := range p.Devices {
-			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i == 7) {
+			if (at.devices[d.Address.String()].GetHealth() == pluginapi.Unhealthy) != (i >= 6) {
 				return false
 			}
 		}
@@ -119,7 +121,8 @@ func TestUpdates(t *testing.T) {
 	lists := first.lists
 	k.mu.Unlock()
 	for range 10 {
-		r.update(newOffer(p, &pci.Snapshot{}, grant{}, map[string]string{p.Devices[7].Address.String(): "broken otherwise"}, nil))
+		again := map[string]string{p.Devices[6].Address.String(): "broken", p.Devices[7].Address.String(): "broken otherwise"}
+		r.update(newOffer(p, &pci.Snapshot{}, grant{}, again, nil))
 	}
 	r.update(newOffer(p, &pci.Snapshot{}, grant{}, nil, nil))
 	k.await(fast, "healthy", func(at *plugin) bool {
@@ -287,6 +290,37 @@ func TestRegistry(t *testing.T) {
 	got, err := client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{})
 	if err != nil || !got.GetGetPreferredAllocationAvailable() || !got.GetPreStartRequired() {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestStaleSockets: those of instances that were killed go, that of one that runs stays.
+func TestStaleSockets(t *testing.T) {
+	k := newFakeKubelet(t)
+	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"), filepath.Join(k.dir, "example.com_faster-00000002.sock")
+	for _, path := range []string{alive, stale, foreign} {
+		l, err := listen(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if path == alive {
+			defer l.Close()
+		} else {
+			l.Close()
+		}
+	}
+	run(t, k.folder(), offering(vfs(1)))
+	for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Lstat(stale); err != nil {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("the stale socket is left")
+		}
+	}
+	for _, path := range []string{alive, foreign} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -79,14 +79,19 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{}, told: map[pci.Address]string{},
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{},
 		serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	return d, nil
 }
 
-// listenAll opens what others ask.
+// listenAll opens what others ask. The socket, which another instance may still have, comes last: who cannot start takes nothing away.
 func (d *daemon) listenAll(ctx context.Context) error {
+	if d.HTTP != "" {
+		if err := d.serveHTTP(ctx); err != nil {
+			return err
+		}
+	}
 	if d.Socket != "" {
 		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
 			return err
@@ -101,9 +106,6 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		}
 		go allocation.Serve(ctx, l, d.answer, d.log)
 	}
-	if d.HTTP != "" {
-		return d.serveHTTP(ctx)
-	}
 	return nil
 }
 
@@ -111,11 +113,14 @@ func (d *daemon) listenAll(ctx context.Context) error {
 func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, configs <-chan struct{}, reload <-chan os.Signal) {
 	pods := time.NewTicker(pollPods)
 	defer pods.Stop()
+	work := make(chan struct{}, 1)
+	go d.prepareAlways(ctx, work)
+	notify(work)
 	if d.askPods(ctx) {
 		d.forgetDevices()
 	}
 	for {
-		d.prepare(ctx)
+		notify(work)
 		var due <-chan time.Time
 		if again := d.refresh(ctx); !again.IsZero() {
 			due = time.After(time.Until(again))
@@ -130,12 +135,13 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 				d.askPods(ctx)
 				d.setSnapshot(s)
 			case <-configs:
+				d.askPods(ctx) // before a device changes hands
 				waiting = !d.reload(false)
 			case <-reload:
-				d.reload(true)
 				d.askPods(ctx)
+				d.reload(true)
 			case <-pods.C:
-				waiting = !d.askPods(ctx)
+				d.askPods(ctx) // and routes may have changed
 			case <-due:
 			}
 		}

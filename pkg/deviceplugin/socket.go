@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // maxSocketPath is how long a path in a socket address may be (unix(7): sun_path is 108 bytes, with a final zero).
@@ -33,11 +34,27 @@ func socketName(dir, resource string) string {
 	return name + suffix
 }
 
+// removeStale deletes sockets of a resource that nobody answers any more: those of instances that were killed.
+func removeStale(dir, resource string) {
+	names, _ := filepath.Glob(filepath.Join(dir, strings.NewReplacer("/", "_").Replace(resource)+"-????????.sock"))
+	for _, path := range names {
+		conn, err := net.DialTimeout("unix", path, time.Second)
+		if err == nil {
+			conn.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			os.Remove(path)
+		}
+	}
+}
+
 // socketID tells a socket from another one at the same path.
 type socketID struct {
 	dev, inode uint64
 	made       int64 // nanoseconds since 1970: numbers of inodes come again
 }
+
+// same tells whether it is one socket, for who has it open: its number is not given to another.
+func (id socketID) same(other socketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
 // idOf returns the socket at a path; ok is false when there is none.
 func idOf(path string) (id socketID, ok bool) {

@@ -117,7 +117,7 @@ func TestHostPorts(t *testing.T) {
 		t.Errorf("as another: %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's
-	mustDo(t, addPorts(h, ownerB, "kt0", b)) // DEL ends an owner, whatever ports it names
+	mustDo(t, addPorts(h, ownerB, "kt0", b))                    // DEL ends an owner, whatever ports it names
 	mustDo(t, delPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	mustDo(t, delPorts(h, ownerB, b))
 	empty()
