@@ -62,7 +62,7 @@ func TestAllocate(t *testing.T) {
 	}
 	const want = `{"0000:10:00.0":{"extra":{"zone":"a"},"generic":{"deviceID":"0000:10:00.0"}},` +
 		`"0000:10:00.1":{"generic":{"deviceID":"0000:10:00.1"},"vfio":{"dev-mount":"/dev/vfio/42","mount":"/dev/vfio/vfio"}},` +
-		`"0000:10:00.2":{"generic":{"deviceID":"0000:10:00.2"},"vfio":{"dev-mount":"/dev/vfio/noiommu-7","mount":"/dev/vfio/vfio"}},` +
+		`"0000:10:00.2":{"generic":{"deviceID":"0000:10:00.2"},"vfio":{"dev-mount":"/dev/vfio/7","mount":"/dev/vfio/vfio"}},` +
 		`"0000:10:00.3":{"generic":{"deviceID":"0000:10:00.3"},"uio":{"mount":"/dev/uio3"}},` +
 		`"0000:10:00.4":{"generic":{"deviceID":"0000:10:00.4"},"rdma":{"issm":"/dev/infiniband/issm4","rdma_cm":"/dev/infiniband/rdma_cm",` +
 		`"rdma_dev":"mlx5_4","umad":"/dev/infiniband/umad4","uverbs":"/dev/infiniband/uverbs4"},"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`
@@ -71,13 +71,17 @@ func TestAllocate(t *testing.T) {
 	}
 	var paths []string
 	for _, d := range got.GetDevices() {
-		if d.GetContainerPath() != d.GetHostPath() || d.GetPermissions() != "rw" {
+		if d.GetPermissions() != "rw" {
 			t.Errorf("device file %v", d)
 		}
-		paths = append(paths, d.GetHostPath())
+		path := d.GetContainerPath()
+		if d.GetHostPath() != path {
+			path = d.GetHostPath() + ":" + path
+		}
+		paths = append(paths, path)
 	}
 	if list := strings.Join(paths, " "); list != "/dev/infiniband/issm4 /dev/infiniband/rdma_cm /dev/infiniband/umad4 /dev/infiniband/uverbs4 /dev/net/tun "+
-		"/dev/uio3 /dev/vfio/42 /dev/vfio/noiommu-7 /dev/vfio/vfio /dev/vhost-net" {
+		"/dev/uio3 /dev/vfio/42 /dev/vfio/noiommu-7:/dev/vfio/7 /dev/vfio/vfio /dev/vhost-net" {
 		t.Errorf("device files %s", list)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "example.com-fast-net-0000:10:00.4-device.json"))
@@ -107,11 +111,11 @@ func TestForget(t *testing.T) {
 // TestCDI: the three ways name the same devices, and the specification of the resource has the files of each.
 func TestCDI(t *testing.T) {
 	p := kinds()
-	ids := idsOf(p)[1:3]
+	ids := idsOf(p)[:3] // the first has no files
 	dir := t.TempDir()
 	for mode, want := range map[pool.CDI]string{
 		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
-		pool.CDIAnnotation: "cdi.k8s.io/podlace_fast-net_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
+		pool.CDIAnnotation: "cdi.k8s.io/podlace_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
 	} {
 		got, err := newOffer(p, &pci.Snapshot{}, grant{cdi: mode}, nil, nil).allocate(ids)
 		if err != nil {
@@ -146,7 +150,7 @@ func TestCDI(t *testing.T) {
 		err = json.Unmarshal(data, &spec)
 	}
 	if err != nil || spec.Kind != "example.com/net-pci" || len(spec.Devices) != 4 || spec.Devices[0].Name != "0000:10:00.1" ||
-		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" {
+		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" || spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
 	if got := f.hasCDI(); !got {

@@ -114,14 +114,14 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations").
+// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations"). The key has room for 63 characters; the first device is no
+// other container's.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
 		names = append(names, cdiName(resource, id))
 	}
-	_, name, _ := strings.Cut(resource, "/")
-	return map[string]string{"cdi.k8s.io/podlace_" + name + "_" + strings.ReplaceAll(ids[0], ":", "-"): strings.Join(names, ",")}
+	return map[string]string{"cdi.k8s.io/podlace_" + strings.ReplaceAll(ids[0], ":", "-"): strings.Join(names, ",")}
 }
 
 const cdiPrefix = "podlace-"
@@ -147,8 +147,12 @@ func (f files) publish(pools []pool.Pool) error {
 		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name)}
 		for _, d := range p.Devices {
 			var edits cdi.ContainerEdits
-			for _, s := range specs(deviceNodes(d)) {
-				edits.DeviceNodes = append(edits.DeviceNodes, &cdi.DeviceNode{Path: s.HostPath, Permissions: s.Permissions})
+			for _, s := range specs(d) {
+				node := &cdi.DeviceNode{Path: s.ContainerPath, Permissions: s.Permissions}
+				if s.HostPath != s.ContainerPath {
+					node.HostPath = s.HostPath
+				}
+				edits.DeviceNodes = append(edits.DeviceNodes, node)
 			}
 			if len(edits.DeviceNodes) > 0 {
 				spec.Devices = append(spec.Devices, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})

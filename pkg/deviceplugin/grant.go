@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,13 +28,13 @@ type values map[string]string
 func (g grant) response(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var ids []string
 	info := map[string]map[string]values{}
-	var nodes, injected []string
+	var injected []string
 	for _, d := range devices {
 		id := d.Address.String()
 		ids = append(ids, id)
 		info[id] = describe(d)
-		if own := deviceNodes(d); len(own) > 0 {
-			nodes, injected = append(nodes, own...), append(injected, id)
+		if len(deviceNodes(d)) > 0 {
+			injected = append(injected, id)
 		}
 	}
 	text, err := json.Marshal(info)
@@ -46,9 +47,9 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 		return nil, err
 	}
 	switch {
-	case len(nodes) == 0:
+	case len(injected) == 0:
 	case g.cdi == pool.CDIOff:
-		out.Devices = specs(nodes)
+		out.Devices = specs(devices...)
 	case g.cdi == pool.CDIField:
 		for _, id := range injected {
 			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiName(resource, id)})
@@ -122,18 +123,15 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup is the file of a device's IOMMU group, "" without one. The number may be another after a reboot.
+// vfioGroup is the file of a device's IOMMU group as a container finds it, "" without one. The number may be another after a reboot.
 func vfioGroup(d pci.Device) string {
-	switch {
-	case d.IOMMUGroup == pci.Unknown:
+	if d.IOMMUGroup == pci.Unknown {
 		return ""
-	case d.NoIOMMU:
-		return fmt.Sprintf("/dev/vfio/noiommu-%d", d.IOMMUGroup)
 	}
 	return fmt.Sprintf("/dev/vfio/%d", d.IOMMUGroup)
 }
 
-// deviceNodes are the files below /dev that a container needs for a device.
+// deviceNodes are the files below /dev that a container needs for a device, in its words.
 func deviceNodes(d pool.Device) (nodes []string) {
 	switch {
 	case d.Driver == "vfio-pci":
@@ -153,11 +151,19 @@ func deviceNodes(d pool.Device) (nodes []string) {
 	return nodes
 }
 
-// specs asks the kubelet for device nodes, each once.
-func specs(nodes []string) (out []*pluginapi.DeviceSpec) {
-	slices.Sort(nodes)
-	for _, n := range slices.Compact(nodes) {
-		out = append(out, &pluginapi.DeviceSpec{HostPath: n, ContainerPath: n, Permissions: "rw"})
+// specs asks the kubelet for the device files of devices, each once.
+func specs(devices ...pool.Device) (out []*pluginapi.DeviceSpec) {
+	onHost := map[string]string{}
+	for _, d := range devices {
+		for _, n := range deviceNodes(d) {
+			onHost[n] = n
+		}
+		if d.Driver == "vfio-pci" && d.NoIOMMU && d.IOMMUGroup != pci.Unknown { // the kernel names the group otherwise; programs know both names
+			onHost[vfioGroup(d.Device)] = fmt.Sprintf("/dev/vfio/noiommu-%d", d.IOMMUGroup)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(onHost)) {
+		out = append(out, &pluginapi.DeviceSpec{HostPath: onHost[n], ContainerPath: n, Permissions: "rw"})
 	}
 	return out
 }

@@ -24,6 +24,7 @@ const (
 	defaultConfig  = "/etc/pcidp/config.json"
 	defaultPrefix  = "intel.com"
 	defaultKubelet = "/var/lib/kubelet"
+	defaultPlugins = "/var/lib/kubelet/device-plugins"
 	defaultInfo    = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 	defaultCDI     = "/var/run/cdi"
 	defaultHTTP    = "127.0.0.1:9809"
@@ -67,7 +68,8 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "of resources whose pool names none")
 	f.BoolVar(&c.UseCDI, "use-cdi", false, "hand device files over by CDI, in annotations, where the configuration does not say")
 	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node, by which entries of the configuration count here or not")
-	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the folder of device-plugins, plugins_registry and pod-resources")
+	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the kubelet's root, with plugins_registry and pod-resources")
+	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")
 	f.StringVar(&c.registration, "registration", "auto", "how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")
 	f.StringVar(&c.Sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "where Multus and others look for device-info files; empty for none")
@@ -97,7 +99,6 @@ func parseFlags(args []string, stderr io.Writer) (o Options, level slog.Level, e
 		return o, 0, complain(f, "poll %s: want at least 1s", c.Poll)
 	}
 	c.Pods = filepath.Join(c.kubelet, "pod-resources")
-	c.Kubelet.Plugins = filepath.Join(c.kubelet, "device-plugins")
 	registry := filepath.Join(c.kubelet, "plugins_registry")
 	switch _, err := os.Stat(registry); {
 	case c.registration == "registry", c.registration == "auto" && err == nil:

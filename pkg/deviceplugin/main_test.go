@@ -18,7 +18,7 @@ func TestFlags(t *testing.T) {
 	var stderr bytes.Buffer
 	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir}, &stderr)
 	if err != nil || level != slog.LevelDebug || o.Prefix != "example.com" || o.ConfigFile != "/x" || !o.UseCDI || o.Host != "node-7" ||
-		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (Kubelet{Plugins: filepath.Join(dir, "device-plugins")}) {
+		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (Kubelet{Plugins: defaultPlugins}) {
 		t.Errorf("%+v, %s, %v", o, level, err)
 	}
 	registry := filepath.Join(dir, "plugins_registry")

@@ -248,7 +248,7 @@ func TestRegistry(t *testing.T) {
 	r := run(t, Kubelet{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
 	socket := func(not string) string {
 		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
-			if found, _ := filepath.Glob(filepath.Join(dir, "*.sock")); len(found) == 1 && found[0] != not {
+			if found, _ := filepath.Glob(filepath.Join(dir, "example*.sock")); len(found) == 1 && found[0] != not {
 				return found[0]
 			}
 		}
