@@ -210,6 +210,7 @@ func TestVanished(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	pcitest.Remove(t, sysfs, pf0)
 	p := l.ids("example.com/one", vf00+"!")
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00, `podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil || !strings.Contains(err.Error(), "device "+vf00+" is not there") {
 		t.Errorf("got %v", err)
 	}

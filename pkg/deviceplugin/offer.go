@@ -18,7 +18,7 @@ type offer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
 	topology *pool.Topology
-	devices  []*pluginapi.Device // sorted by address
+	devices  []*pluginapi.Device // those of the pool, then the lost ones
 	faults   map[string]string   // why a device is unhealthy, by ID
 	grant    grant
 }

@@ -94,6 +94,12 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 				gauge(s.allocated, 1, h.Resource, id, h.Namespace, h.Pod, h.Container)
 			}
 		}
+		for _, lost := range o.devices[len(o.pool.Devices):] {
+			count[[2]string{strconv.Itoa(pci.Unknown), "unhealthy"}]++
+			if h := holder[lost.GetID()]; h.Resource == o.pool.Name {
+				gauge(s.allocated, 1, h.Resource, lost.GetID(), h.Namespace, h.Pod, h.Container)
+			}
+		}
 		for k, n := range count {
 			gauge(s.devices, float64(n), o.pool.Name, k[0], k[1])
 		}
