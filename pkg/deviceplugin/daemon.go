@@ -40,6 +40,7 @@ type daemon struct {
 	asked    bool                       // there was one
 	answers  socketID                   // the socket that answered
 	since    time.Time                  // when it was first seen
+	told     map[string]bool            // the devices that pods had by its answers
 	uplinks  []string                   // by the last answer of the kernel
 	serving  map[string]*service
 	wake     map[chan<- struct{}]bool // of the registrars

@@ -65,6 +65,13 @@ func (e *endpoint) hand(o *offer, ids map[string]bool) bool {
 	return true
 }
 
+// listed forgets that a device was handed out: the kubelet tells of it by now, and will tell when that ends.
+func (e *endpoint) listed(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.given, id)
+}
+
 // handed returns what was handed out since a time; what was before is forgotten.
 func (e *endpoint) handed(since time.Time) (held []Holder) {
 	e.mu.Lock()

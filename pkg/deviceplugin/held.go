@@ -13,7 +13,7 @@ import (
 
 const (
 	// settling is how long after a kubelet has started its answer may lack pods that run: it answers before it knows all of them.
-	settling = 5 * time.Minute
+	settling = 15 * time.Second
 	// handing is how long a device that was handed out may be missing in that answer.
 	handing = time.Minute
 )
@@ -49,7 +49,8 @@ func remembered(dir string) (held []Holder) {
 }
 
 // askPods learns which pods have devices, and tells whether that changed. A kubelet that is away, or has just started, may know less than the
-// file in which it remembers: then both count.
+// file in which it remembers: then both count,
+// but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	id, _ := idOf(filepath.Join(d.Pods, "kubelet.sock"))
 	held, err := d.pods.List(ctx, func(string) bool { return true })
@@ -60,10 +61,16 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	defer d.mu.Unlock()
 	now := time.Now()
 	if id != d.answers {
-		d.answers, d.since = id, now
+		d.answers, d.since, d.told = id, now, map[string]bool{}
+	}
+	for _, h := range held {
+		d.told[h.Device] = true
+		if s := d.serving[h.Resource]; s != nil {
+			s.listed(h.Device)
+		}
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, remembered(d.Kubelet.Plugins))
+		held = merge(held, slices.DeleteFunc(remembered(d.Kubelet.Plugins), func(h Holder) bool { return d.told[h.Device] }))
 	}
 	if err != nil {
 		held = merge(held, d.held)

@@ -80,7 +80,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{},
-		serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
+		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	return d, nil
 }
