@@ -49,8 +49,7 @@ func remembered(dir string) (held []Holder) {
 }
 
 // askPods learns which pods have devices, and tells whether that changed. A kubelet that is away, or has just started, may know less than the
-// file in which it remembers: then both count,
-// but for devices of which it has told since, which it forgets in that file later.
+// file in which it remembers: then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	id, _ := idOf(filepath.Join(d.Pods, "kubelet.sock"))
 	held, err := d.pods.List(ctx, func(string) bool { return true })

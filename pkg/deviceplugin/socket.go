@@ -25,18 +25,24 @@ const maxSocketPath = 107
 func socketName(dir, resource string) string {
 	var random [4]byte
 	rand.Read(random[:]) // never fails
-	name := strings.NewReplacer("/", "_").Replace(resource)
-	suffix := "-" + hex.EncodeToString(random[:]) + ".sock"
-	if room := maxSocketPath - len(filepath.Join(dir, "."+suffix)); len(name) > room {
+	return socketPrefix(dir, resource) + hex.EncodeToString(random[:]) + socketSuffix
+}
+
+const socketSuffix = ".sock"
+
+// socketPrefix is what the names of all sockets of a resource begin with; eight digits follow. It is a hash where the name has no room.
+func socketPrefix(dir, resource string) string {
+	name := strings.ReplaceAll(resource, "/", "_")
+	if room := maxSocketPath - len(filepath.Join(dir, ".-00000000"+socketSuffix)); len(name) > room {
 		sum := sha256.Sum256([]byte(resource))
 		name = "podlace-" + hex.EncodeToString(sum[:6])
 	}
-	return name + suffix
+	return name + "-"
 }
 
 // removeStale deletes sockets of a resource that nobody answers any more: those of instances that were killed.
 func removeStale(dir, resource string) {
-	names, _ := filepath.Glob(filepath.Join(dir, strings.NewReplacer("/", "_").Replace(resource)+"-????????.sock"))
+	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {
 		conn, err := net.DialTimeout("unix", path, time.Second)
 		if err == nil {
