@@ -75,6 +75,10 @@ bench: build reference ## measure side by side with the reference plugins
 faults: ## bring about every fault at every point and print a table; ARGS='-run F-13', ARGS=-sample
 	@go run ./integration/faults $(ARGS)
 
+.PHONY: sim
+sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
+	@go run ./integration/sim $(ARGS)
+
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package
 	@scripts/test.sh -cover

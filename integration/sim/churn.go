@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/podlace/podlace/integration/sim/kubelet"
+)
+
+const (
+	cpusPerVF = 2
+	largest   = 8 // VFs of a pod
+)
+
+// pod is one that comes.
+type pod struct {
+	at, until float64
+	vfs       int
+}
+
+// trace returns the pods of a run. Lives are 1 on average.
+func trace(seed uint64, pods int, load float64, vfs int) []pod {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	const mean = .60*1 + .25*2 + .10*4 + .05*8
+	rate := load / 100 * float64(vfs) / mean
+	out := make([]pod, pods)
+	now := 0.0
+	for i := range out {
+		now += rng.ExpFloat64() / rate
+		p := pod{at: now, until: now + rng.ExpFloat64()}
+		switch r := rng.IntN(100); {
+		case r < 60:
+			p.vfs = 1
+		case r < 85:
+			p.vfs = 2
+		case r < 95:
+			p.vfs = 4
+		default:
+			p.vfs = 8
+		}
+		out[i] = p
+	}
+	return out
+}
+
+// departures is a heap of pods by when they leave.
+type departures []leaving
+
+type leaving struct {
+	at    float64
+	vfs   int
+	grant kubelet.Grant
+}
+
+func (d departures) Len() int           { return len(d) }
+func (d departures) Less(i, j int) bool { return d[i].at < d[j].at }
+func (d departures) Swap(i, j int)      { d[i], d[j] = d[j], d[i] }
+
+// Push is there for package heap.
+func (d *departures) Push(v any) { *d = append(*d, v.(leaving)) }
+
+// Pop is there for package heap.
+func (d *departures) Pop() any {
+	last := (*d)[len(*d)-1]
+	*d = (*d)[:len(*d)-1]
+	return last
+}
+
+// churn is one run.
+type churn struct {
+	*machine
+	node    kubelet.Node
+	cpus    int
+	running departures
+	demand  demand
+}
+
+// simulate lets the pods of a trace come and go.
+func simulate(m *machine, o options, policy kubelet.Policy, a allocator, seed uint64, pods []pod) (figures, error) {
+	c := &churn{machine: m, cpus: o.cpus}
+	c.node = kubelet.Node{Policy: policy, VFs: kubelet.NewDevices(m.all, m.near), Prefer: m.prefer(a), Pick: picker(seed)}
+	if o.cpus > 0 {
+		c.node.CPUs = kubelet.NewCPUs(m.all, o.cpus)
+	}
+	var t tally
+	for i, p := range pods {
+		for len(c.running) > 0 && c.running[0].at <= p.at {
+			gone := heap.Pop(&c.running).(leaving)
+			c.node.Remove(gone.grant)
+			c.demand.add(gone.vfs, -1)
+		}
+		if err := c.arrive(p, &t, i >= len(pods)/10); err != nil {
+			return figures{}, fmt.Errorf("%s, %s, %s, seed %d: %w", m.topology, policy, a, seed, err)
+		}
+	}
+	return t.figures(), nil
+}
+
+// arrive admits a pod or not, and counts what came of it once the node is filled.
+func (c *churn) arrive(p pod, t *tally, counts bool) error {
+	if !counts {
+		t = &tally{}
+	}
+	before := c.look()
+	t.state(c, before)
+	t.pods++
+	request := kubelet.Request{VFs: p.vfs}
+	if c.cpus > 0 {
+		request.CPUs = p.vfs * cpusPerVF
+	}
+	if before.free < p.vfs || c.cpus > 0 && before.cpus < request.CPUs {
+		t.full++
+		return nil
+	}
+	grant, err := c.node.Admit(kubelet.Pod{Containers: []kubelet.Request{request}})
+	switch {
+	case errors.Is(err, kubelet.ErrAffinity):
+		t.refused++
+		if with := c.demand.with(p.vfs); with.fits(c.nodes, c.capacity(c.cpus)) {
+			t.avoidable++
+		}
+		return nil
+	case err != nil:
+		return err
+	case len(grant.VFs) != 1 || len(grant.VFs[0]) != p.vfs:
+		return fmt.Errorf("%d VFs wanted, %v granted", p.vfs, grant.VFs)
+	}
+	t.grant(c, before, grant)
+	c.demand.add(p.vfs, 1)
+	heap.Push(&c.running, leaving{p.until, p.vfs, grant})
+	return nil
+}
+
+// picker takes some at random where the kubelet takes what comes first out of a map.
+func picker(seed uint64) kubelet.Pick {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	return func(from []int, n int) []int {
+		from = slices.Clone(from)
+		for i := range n {
+			j := i + rng.IntN(len(from)-i)
+			from[i], from[j] = from[j], from[i]
+		}
+		return from[:n]
+	}
+}
+
+func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
+
+// without returns the first list without what is in the other, sorted.
+func without(list, other []int) []int {
+	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"errors"
+	"slices"
+)
+
+// ErrAffinity is the TopologyAffinityError: the Topology Manager refuses the pod. All other errors are UnexpectedAdmissionErrors.
+var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
+
+// Node is a kubelet.
+type Node struct {
+	Policy   Policy
+	PodScope bool // one hint for all containers of a pod
+	VFs      *Devices
+	CPUs     *CPUs // nil: the CPU manager has no static policy
+	Prefer   Prefer
+	Pick     Pick
+}
+
+// Request is what a container wants. CPUs are those of a guaranteed pod, and not for init containers here.
+type Request struct{ VFs, CPUs int }
+
+// Pod is containers, and init containers before them, which are done one after the other.
+type Pod struct{ Init, Containers []Request }
+
+// Grant is what each container of a pod has, the init containers first, and the hint it was chosen by.
+type Grant struct {
+	Hints     []Hint
+	VFs, CPUs [][]int
+}
+
+// Admit decides on a pod and gives it what it wants, or nothing and an error.
+func (n *Node) Admit(p Pod) (Grant, error) {
+	g, err := n.admit(p)
+	if err != nil {
+		n.Remove(g)
+		return Grant{}, err
+	}
+	return g, nil
+}
+
+// Remove takes back what a pod has.
+func (n *Node) Remove(g Grant) {
+	n.VFs.Release(slices.Concat(g.VFs...))
+	if n.CPUs != nil {
+		n.CPUs.Release(slices.Concat(g.CPUs...))
+	}
+}
+
+func (n *Node) admit(p Pod) (Grant, error) {
+	var g Grant
+	var reusable []int
+	var hint Hint
+	admitted := true
+	if n.PodScope {
+		hint, admitted = n.hint(p.whole(), nil)
+	}
+	for i, r := range slices.Concat(p.Init, p.Containers) {
+		if !n.PodScope {
+			hint, admitted = n.hint(r, reusable)
+		}
+		if !admitted {
+			return g, ErrAffinity
+		}
+		g.Hints = append(g.Hints, hint)
+		var vfs, cpus []int
+		var err error
+		if r.VFs > 0 {
+			if vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick); err != nil {
+				return g, err
+			}
+		}
+		g.VFs = append(g.VFs, vfs)
+		reusable = slices.DeleteFunc(reusable, func(d int) bool { return slices.Contains(vfs, d) })
+		if i < len(p.Init) {
+			reusable = append(reusable, vfs...)
+		}
+		if n.CPUs != nil && r.CPUs > 0 {
+			if cpus, err = n.CPUs.Take(hint, r.CPUs); err != nil {
+				return g, err
+			}
+		}
+		g.CPUs = append(g.CPUs, cpus)
+	}
+	return g, nil
+}
+
+// hint asks all who have to say something of NUMA nodes.
+func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
+	if n.Policy == None {
+		return Hint{}, true
+	}
+	var lists [][]Hint
+	if r.VFs > 0 {
+		lists = append(lists, n.VFs.Hints(r.VFs, reusable))
+	}
+	if n.CPUs != nil && r.CPUs > 0 {
+		lists = append(lists, n.CPUs.Hints(r.CPUs, nil))
+	}
+	return Merge(n.Policy, n.VFs.Machine, lists)
+}
+
+// whole is what the pod needs at any time: its containers together, or its largest init container.
+func (p Pod) whole() Request {
+	var sum Request
+	for _, r := range p.Containers {
+		sum.VFs += r.VFs
+		sum.CPUs += r.CPUs
+	}
+	for _, r := range p.Init {
+		sum.VFs = max(sum.VFs, r.VFs)
+	}
+	return sum
+}

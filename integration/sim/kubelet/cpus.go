@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// CPUs are whole ones, each a core of its own near one NUMA node.
+type CPUs struct{ Devices }
+
+// NewCPUs makes each CPUs near each of the nodes of a machine.
+func NewCPUs(machine Mask, each int) *CPUs {
+	var near []Mask
+	for rest := machine; rest != 0; rest &= rest - 1 {
+		near = append(near, slices.Repeat([]Mask{rest & -rest}, each)...)
+	}
+	return &CPUs{*NewDevices(machine, near)}
+}
+
+// Take takes n CPUs, those near the hint first.
+func (c *CPUs) Take(h Hint, n int) ([]int, error) {
+	available := c.available()
+	if len(available) < n {
+		return nil, fmt.Errorf("%d CPUs wanted, %d available", n, len(available))
+	}
+	var chosen []int
+	if h.Nodes != 0 {
+		aligned, _, _ := c.byAffinity(h, available)
+		chosen = c.packed(aligned, min(n, len(aligned)))
+	}
+	rest := slices.DeleteFunc(available, func(i int) bool { return slices.Contains(chosen, i) })
+	chosen = append(chosen, c.packed(rest, n-len(chosen))...)
+	slices.Sort(chosen)
+	for _, i := range chosen {
+		c.Used[i] = true
+	}
+	return chosen, nil
+}
+
+// packed takes whole nodes for requests as large as one, and else begins with the node that has the fewest CPUs left.
+func (c *CPUs) packed(from []int, n int) []int {
+	byNode := map[Mask][]int{}
+	for _, i := range from {
+		byNode[c.Near[i]] = append(byNode[c.Near[i]], i)
+	}
+	var nodes []Mask
+	for rest := c.Machine; rest != 0; rest &= rest - 1 {
+		nodes = append(nodes, rest&-rest)
+	}
+	slices.SortStableFunc(nodes, func(a, b Mask) int { return cmp.Compare(len(byNode[a]), len(byNode[b])) })
+	var out []int
+	for _, node := range nodes {
+		if all := near(node, c.Near); len(byNode[node]) == all && n-len(out) >= all {
+			out = append(out, byNode[node]...)
+			byNode[node] = nil
+		}
+	}
+	for _, node := range nodes {
+		out = append(out, byNode[node][:min(len(byNode[node]), n-len(out))]...)
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command sim is a node that pods with VFs come to and leave, as many as it takes to tell how good a choice of VFs is: the kubelet's own, which
+// is any, and those of the device plugin. The kubelet's part is a port (package kubelet here), ours is pkg/pool itself.
+//
+// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. Whoever does not
+// find enough free VFs is gone, so that all choices see the same pods at the same times. Each seed is a run of its own; what is printed are means of
+// the runs and their confidence intervals of 95 % (Student's t). The same flags print the same.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/integration/sim/kubelet"
+)
+
+type options struct {
+	seeds, pods int
+	load        float64
+	topologies  []topology
+	policies    []kubelet.Policy
+	allocators  []allocator
+	cpus        int
+}
+
+func main() {
+	o, err := parse(os.Args[1:], os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sim:", err)
+		os.Exit(2)
+	}
+	r, err := run(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sim:", err)
+		os.Exit(1)
+	}
+	fmt.Print(r.markdown())
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("sim", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.IntVar(&o.seeds, "seeds", 10, "`runs` of each row, at least 2")
+	flags.IntVar(&o.pods, "pods", 5000, "`pods` of each run; the first tenth only fills the node")
+	flags.Float64Var(&o.load, "load", 85, "offered load in `percent` of the VFs")
+	flags.IntVar(&o.cpus, "cpus", 0, fmt.Sprintf("`CPUs` of each NUMA node, of which pods want %d for each VF; 0 for no static CPU policy", cpusPerVF))
+	ports := flags.Int("ports", 1, "PFs of each card")
+	topologies := flags.String("topology", "2x2x16,4x2x16", "comma-separated machines: NUMA `nodes`xPFs of eachxVFs of each")
+	policies := flags.String("policies", "none,best-effort,restricted,single-numa-node", "comma-separated `policies` of the Topology Manager")
+	allocators := flags.String("allocators", strings.Join(allocatorNames(), ","), "comma-separated `choices`")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unknown argument %q", flags.Arg(0))
+	}
+	if o.seeds < 2 || o.pods < 100 || o.load <= 0 || o.cpus < 0 || o.cpus > 0 && o.cpus < cpusPerVF*largest {
+		return o, fmt.Errorf("want -seeds 2 and more, -pods 100 and more, -load above 0, -cpus 0 or %d and more", cpusPerVF*largest)
+	}
+	for _, s := range strings.Split(*topologies, ",") {
+		t, err := parseTopology(s, *ports)
+		if err != nil {
+			return o, err
+		}
+		o.topologies = append(o.topologies, t)
+	}
+	for _, s := range strings.Split(*policies, ",") {
+		p := kubelet.Policy(s)
+		if !slices.Contains([]kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA}, p) {
+			return o, fmt.Errorf("unknown policy %q", s)
+		}
+		o.policies = append(o.policies, p)
+	}
+	for _, s := range strings.Split(*allocators, ",") {
+		if !slices.Contains(allocatorNames(), s) {
+			return o, fmt.Errorf("unknown choice %q", s)
+		}
+		o.allocators = append(o.allocators, allocator(s))
+	}
+	return o, nil
+}

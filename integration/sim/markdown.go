@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/integration/sim/kubelet"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// table collects the lines of one Markdown table.
+type table struct{ strings.Builder }
+
+func newTable(title string, columns ...string) *table {
+	t := &table{}
+	fmt.Fprintf(t, "## %s\n\n", title)
+	t.row(columns...)
+	t.row(slices.Repeat([]string{"---"}, len(columns))...)
+	return t
+}
+
+func (t *table) row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
+
+func (r *report) markdown() string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Choices of VFs, simulated\n\n%d runs of %d pods (the first tenth not counted), offered load %g %%. "+
+		"Means and 95 %% confidence intervals over runs (Student's t).\n", r.seeds, r.pods, r.load)
+	if r.cpus > 0 {
+		fmt.Fprintf(&out, "Static CPU policy: %d CPUs near each NUMA node, pods want %d for each VF.\n", r.cpus, cpusPerVF)
+	}
+	for _, t := range r.topologies {
+		r.claim(&out, t)
+	}
+	for _, t := range r.topologies {
+		m := machine{topology: t}
+		fmt.Fprintf(&out, "\n%s", r.table(t, m.label()+": where several VFs of a pod are", oneNUMA, nearCPUs))
+		fmt.Fprintf(&out, "\n%s", r.table(t, m.label()+": who is refused, what is left, how evenly", full, jain))
+	}
+	r.lost(&out)
+	return out.String()
+}
+
+// claim says what the device plugin promises for the kubelet's default policy.
+func (r *report) claim(out *strings.Builder, t topology) {
+	ours, ok := r.find(t, kubelet.None, allocator(pool.NUMABestFit))
+	theirs, also := r.find(t, kubelet.None, random)
+	if ok && also && t.nodes > 1 {
+		fmt.Fprintf(out, "\n%s, policy none: of the requests for several VFs that some NUMA node had room for, %s has %s %% near one node, "+
+			"the kubelet's random choice %s %%.\n", t, pool.NUMABestFit, ours.of(oneNUMAWithRoom).cell(1), theirs.of(oneNUMAWithRoom).cell(1))
+	}
+}
+
+// table shows the measures from one to another.
+func (r *report) table(t topology, title string, from, to int) string {
+	columns := []string{"policy", "choice"}
+	for i := from; i <= to; i++ {
+		if r.shows(i) {
+			columns = append(columns, measures()[i].title)
+		}
+	}
+	out := newTable(title, columns...)
+	for _, row := range r.rows {
+		if row.topology != t {
+			continue
+		}
+		cells := []string{string(row.policy), string(row.allocator)}
+		for i := from; i <= to; i++ {
+			if r.shows(i) {
+				cells = append(cells, row.of(i).cell(measures()[i].digits))
+			}
+		}
+		out.row(cells...)
+	}
+	return out.String()
+}
+
+// lost lists where random is better, a line for each choice.
+func (r *report) lost(out *strings.Builder) {
+	losses := r.losses()
+	t := newTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.compared()),
+		"machine", "policy", "choice", "measures: ours, random")
+	for i := 0; i < len(losses); {
+		first, words := losses[i], []string{}
+		for ; i < len(losses) && losses[i].same(first.row); i++ {
+			m := measures()[losses[i].measure]
+			words = append(words, fmt.Sprintf("%s: %.*f, %.*f", m.title, m.digits, losses[i].ours.mean, m.digits, losses[i].theirs.mean))
+		}
+		t.row(first.topology.String(), string(first.policy), string(first.allocator), strings.Join(words, "; "))
+	}
+	fmt.Fprintf(out, "\n%s\nCounted is what 95 %% confidence intervals of the differences tell from chance. Whole PFs left over and even use of "+
+		"PFs exclude each other, and so do VFs of one PF and each of another: `pack` and `numa-best-fit` lose here what `balance` and `distinct-pf` win, "+
+		"and the other way round. `distinct-pf` looks at PFs before NUMA nodes: under policy none, pods that want more VFs than a node has PFs are not "+
+		"near one node, and with several PFs on a card hardly any are.\n", t.String())
+}
