@@ -153,7 +153,7 @@ func TestConfidence(t *testing.T) {
 	if want := 2.776 * math.Sqrt(2.5/5); got.mean != 3 || math.Abs(got.half-want) > 1e-9 {
 		t.Errorf("got %v, want 3 ± %v", got, want)
 	}
-	for freedom, want := range map[int]float64{1: 12.706, 10: 2.228, 11: 2.201, 19: 2.093, 29: 2.045, 99: 1.984, 100000: 1.960} {
+	for freedom, want := range map[int]float64{1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 11: 2.201, 19: 2.093, 29: 2.045, 99: 1.984, 100000: 1.960} {
 		if got := student(freedom); math.Abs(got-want) > 0.0006 {
 			t.Errorf("%d: %.4f, want %.3f", freedom, got, want)
 		}

@@ -142,6 +142,8 @@ func TestMerge(t *testing.T) {
 		{"the only node there is", "0*", 1, SingleNUMA, "any*", true},
 		{"the node that both have", "0* 1* 01|1* 01", 3, BestEffort, "1*", true},
 		{"others, each preferred", "0* 01|1* 01", 3, BestEffort, "0", true},
+		{"other nodes, though each is preferred", "0*|01*", 3, Restricted, "0", false},
+		{"one node, but not preferred, single", "0", 3, SingleNUMA, "any", false},
 		{"nothing in common", "0*|1*", 3, BestEffort, "01", true},
 		{"as many nodes as the neediest resource needs", "0 1 2 01 02 12 012|01 12 012", 7, BestEffort, "01", true},
 		{"of the same number the lowest", "12 02|012", 7, BestEffort, "02", true},
@@ -161,7 +163,7 @@ func TestCPUs(t *testing.T) {
 	for _, want := range []struct {
 		n    int
 		hint Mask
-	}{{1, 0}, {4, 0}, {2, 0}, {1, 0}} {
+	}{{1, 0}, {1, 0}, {4, 0}, {2, 0}} {
 		cpus, err := c.Take(Hint{Nodes: want.hint}, want.n)
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +171,7 @@ func TestCPUs(t *testing.T) {
 		got = append(got, cpus)
 	}
 	// The whole node is taken whole; what is small goes where little is left.
-	if want := [][]int{{0}, {4, 5, 6, 7}, {1, 2}, {3}}; !cmp.Equal(got, want) {
+	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	c = NewCPUs(3, 4)

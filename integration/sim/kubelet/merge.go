@@ -107,7 +107,7 @@ func (m *merger) better(h Hint) bool {
 	switch {
 	case h.Preferred || was > m.enough || was == is:
 		return h.Nodes.narrower(m.best.Nodes)
-	case was == m.enough || is > m.enough:
+	case is > m.enough:
 		return false
 	}
 	return is > was
