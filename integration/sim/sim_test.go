@@ -99,6 +99,16 @@ func TestEffects(t *testing.T) {
 	}
 }
 
+// TestPorts: distinct-pf takes VFs of different cards, and where each node has one card that is never near one node. Here we lose.
+func TestPorts(t *testing.T) {
+	for ports, near := range map[string][2]float64{"1": {50, 80}, "2": {0, 5}} {
+		r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
+		if got := r.mean(t, kubelet.None, "distinct-pf", oneNUMAWithRoom); got < near[0] || got > near[1] {
+			t.Errorf("%s ports on a card: %.1f %% near one node, want %v", ports, got, near)
+		}
+	}
+}
+
 // TestAvoidable: with 9 VFs near each of two nodes, pods of 8 and 2 leave 8 free, and no kubelet could place 8 there, however it had begun.
 func TestAvoidable(t *testing.T) {
 	r := simulated(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators", "random")
