@@ -79,6 +79,10 @@ faults: ## bring about every fault at every point and print a table; ARGS='-run 
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
 	@go run ./integration/sim $(ARGS)
 
+.PHONY: sim-oracle
+sim-oracle: ## compare the simulated kubelet with Kubernetes' own code, which is built once into the cache; ARGS=-if-built, ARGS=-update
+	@scripts/sim-oracle.sh '$(CACHE)/kubelet' $(ARGS)
+
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package
 	@scripts/test.sh -cover

@@ -14,7 +14,7 @@ type state struct {
 }
 
 func (c *churn) look() state {
-	s := state{pfs: make([]int, c.topology.nodes*c.pfs), nodes: make([]int, c.topology.nodes)}
+	s := state{pfs: make([]int, c.nodes*c.pfs), nodes: make([]int, c.nodes)}
 	for vf, used := range c.node.VFs.Used {
 		if !used {
 			s.free++

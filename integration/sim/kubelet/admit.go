@@ -18,6 +18,14 @@ type Node struct {
 	CPUs     *CPUs // nil: the CPU manager has no static policy
 	Prefer   Prefer
 	Pick     Pick
+
+	trace trace
+}
+
+// trace is for tests: it is told all lists of hints, and each container that the Topology Manager lets pass.
+type trace struct {
+	lists     func([][]Hint)
+	container func(int)
 }
 
 // Request is what a container wants. CPUs are those of a guaranteed pod, and not for init containers here.
@@ -66,6 +74,9 @@ func (n *Node) admit(p Pod) (Grant, error) {
 			return g, ErrAffinity
 		}
 		g.Hints = append(g.Hints, hint)
+		if n.trace.container != nil {
+			n.trace.container(i)
+		}
 		var vfs, cpus []int
 		var err error
 		if r.VFs > 0 {
@@ -99,6 +110,9 @@ func (n *Node) hint(r Request, reusable []int) (Hint, bool) {
 	}
 	if n.CPUs != nil && r.CPUs > 0 {
 		lists = append(lists, n.CPUs.Hints(r.CPUs, nil))
+	}
+	if n.trace.lists != nil {
+		n.trace.lists(lists)
 	}
 	return Merge(n.Policy, n.VFs.Machine, lists)
 }
