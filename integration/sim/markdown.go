@@ -93,5 +93,5 @@ func (r *report) lost(out *strings.Builder) {
 	fmt.Fprintf(out, "\n%s\nCounted is what 95 %% confidence intervals of the differences tell from chance. Whole PFs left over and even use of "+
 		"PFs exclude each other, and so do VFs of one PF and each of another: `pack` and `numa-best-fit` lose here what `balance` and `distinct-pf` win, "+
 		"and the other way round. `distinct-pf` looks at PFs before NUMA nodes: under policy none, pods that want more VFs than a node has PFs are not "+
-		"near one node, and with several PFs on a card hardly any are.\n", t.String())
+		"near one node.\n", t.String())
 }

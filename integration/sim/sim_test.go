@@ -99,12 +99,12 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts: distinct-pf takes VFs of different cards, and where each node has one card that is never near one node. Here we lose.
+// TestPorts: distinct-pf leaves a node for another PF, and not for another card.
 func TestPorts(t *testing.T) {
-	for ports, near := range map[string][2]float64{"1": {50, 80}, "2": {0, 5}} {
+	for _, ports := range []string{"1", "2"} {
 		r := simulated(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
-		if got := r.mean(t, kubelet.None, "distinct-pf", oneNUMAWithRoom); got < near[0] || got > near[1] {
-			t.Errorf("%s ports on a card: %.1f %% near one node, want %v", ports, got, near)
+		if got := r.mean(t, kubelet.None, "distinct-pf", oneNUMAWithRoom); got < 50 || got > 80 {
+			t.Errorf("%s ports on a card: %.1f %% near one node, want 50 to 80", ports, got)
 		}
 	}
 }

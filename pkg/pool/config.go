@@ -21,7 +21,7 @@ const (
 	NUMABestFit Policy = "numa-best-fit" // few NUMA nodes, the one with the fewest to spare; there few PFs
 	Pack        Policy = "pack"          // few PFs, to leave whole PFs free
 	Balance     Policy = "balance"       // the PFs with the most free devices
-	DistinctPF  Policy = "distinct-pf"   // different cards, then different PFs
+	DistinctPF  Policy = "distinct-pf"   // different PFs, then different cards
 )
 
 // Unlocated says what becomes of devices whose NUMA node is unknown, on a machine with several.

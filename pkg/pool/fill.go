@@ -12,10 +12,10 @@ func (q *query) evenly(in nodes) []int {
 	return q.oneByOne(in, func(int) int { return 0 }, func(int) {})
 }
 
-// apart takes one device after the other from where the fewest are taken: behind a PCI root, on a card, on a PF.
+// apart takes one device after the other from where the fewest are taken: on a PF, behind a PCI root, on a card.
 func (q *query) apart(in nodes) []int {
 	roots, cards, pfs := q.tally(nil)
-	order := func(pf int) int { return (roots[q.pfs[pf].root]<<width+cards[q.pfs[pf].card])<<width + pfs[pf] }
+	order := func(pf int) int { return (pfs[pf]<<width+roots[q.pfs[pf].root])<<width + cards[q.pfs[pf].card] }
 	return q.oneByOne(in, order, func(pf int) {
 		roots[q.pfs[pf].root]++
 		cards[q.pfs[pf].card]++
@@ -92,10 +92,16 @@ func (q *query) tally(plan []int) (roots, cards, pfs []int) {
 	return roots, cards, pfs
 }
 
-// concentration returns how many devices share a root, then a card, then a PF, the most first.
-func (q *query) concentration(_ nodes, plan []int) []int {
-	roots, cards, pfs := q.tally(plan)
-	return slices.Concat(descending(roots), descending(cards), descending(pfs))
+// sharing returns how many devices share a PF, the most first.
+func (q *query) sharing(_ nodes, plan []int) []int {
+	_, _, pfs := q.tally(plan)
+	return descending(pfs)
+}
+
+// concentration returns how many devices share a root, then a card, the most first, and then the levels.
+func (q *query) concentration(in nodes, plan []int) []int {
+	roots, cards, _ := q.tally(plan)
+	return slices.Concat(descending(roots), descending(cards), q.levels(in, plan))
 }
 
 // levels returns how many devices are left on the PFs, the most first.

@@ -188,7 +188,7 @@ func (c question) cost(policy Policy, chosen []string) []int {
 	case Balance:
 		return append([]int{len(nodes), far}, most(left)...)
 	case DistinctPF:
-		return slices.Concat(most(roots), most(cards), most(pfs), []int{len(nodes), far}, most(left))
+		return slices.Concat(most(pfs), []int{len(nodes), far}, most(roots), most(cards), most(left))
 	}
 	return []int{len(nodes), far, leftOnNodes, len(pfs), leftOnPFs}
 }

@@ -15,8 +15,8 @@ import (
 //	numa-best-fit  NUMA nodes, their distance, devices left on them, PFs, devices left on those
 //	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
 //	balance        NUMA nodes, their distance, the most devices left on a PF, then on the next
-//	distinct-pf    the most devices behind one PCI root, then behind the next, the same for cards and for PFs,
-//	               NUMA nodes, their distance, the most devices left on a PF, then on the next
+//	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
+//	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
 //
 // The distance is the sum over all pairs of nodes. What is left then goes by address, and inside a PF by VF index, so that the answer does
 // not depend on the order of the question. It is exact unless looking at all sets of NUMA nodes would take too long: on machines with about

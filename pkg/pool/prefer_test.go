@@ -46,7 +46,8 @@ func TestPreferExamples(t *testing.T) {
 		{Balance, "a00", "", "a10 b00", 2},            // the first of equals
 		{Balance, "a00 c00", "a01", "a01 a10 b00", 3}, // a0 is the emptiest
 		{DistinctPF, "", "", "a00 b00", 2},            // on one node
-		{DistinctPF, "", "", "a00 b00 c00 d00", 4},    // not two ports of a card, while there are cards
+		{DistinctPF, "a10", "", "a00 b00", 2},         // not two ports of a card, while there are cards
+		{DistinctPF, "", "", "a00 a10 b00 b10", 4},    // but rather than on two nodes
 		{DistinctPF, "", "", "a00 a10 b00 b10 c00 d00", 6},
 		{DistinctPF, "", "b12", "a00 b12", 2},
 	} {

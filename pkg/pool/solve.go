@@ -8,10 +8,9 @@ import (
 
 // rules are a policy: how to fill a set of NUMA nodes, and what to minimise before and after the number of nodes and their distance.
 type rules struct {
-	fill    func(*query, nodes) []int        // how many devices of each PF
-	before  func(*query, nodes, []int) []int // nil if nothing is before
-	after   func(*query, nodes, []int) []int
-	spreads bool // over as many PCI roots as there are
+	fill   func(*query, nodes) []int        // how many devices of each PF
+	before func(*query, nodes, []int) []int // nil if nothing is before
+	after  func(*query, nodes, []int) []int
 }
 
 // nodes is a set of NUMA nodes, by index.
@@ -20,13 +19,13 @@ type nodes []bool
 func rulesOf(p Policy) rules {
 	switch p {
 	case Pack:
-		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs, false}
+		return rules{(*query).fewestPFs, (*query).pfsUsed, (*query).leftOnPFs}
 	case Balance:
-		return rules{(*query).evenly, nil, (*query).levels, false}
+		return rules{(*query).evenly, nil, (*query).levels}
 	case DistinctPF:
-		return rules{(*query).apart, (*query).concentration, (*query).levels, true}
+		return rules{(*query).apart, (*query).sharing, (*query).concentration}
 	}
-	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes, false}
+	return rules{(*query).fewestPFs, nil, (*query).leftOnNodes}
 }
 
 // choice is a plan and what it costs among those that are equal before and in the number of nodes.
@@ -60,9 +59,6 @@ func (q *query) solve(r rules) []int {
 		plan = r.fill(q, all)
 		s.goal = r.before(q, all, plan)
 	}
-	if r.spreads {
-		s.leastRoots = q.roots(all, plan)
-	}
 	for i := range all {
 		if all[i] && !forced[i] {
 			s.optional = append(s.optional, i)
@@ -84,11 +80,10 @@ func (q *query) solve(r rules) []int {
 type search struct {
 	*query
 	rules
-	goal       []int
-	leastRoots int // that a set needs
-	in         nodes
-	optional   []int
-	best       *choice
+	goal     []int
+	in       nodes
+	optional []int
+	best     *choice
 }
 
 // sets tries all sets that have n more nodes, from the ith of the optional ones on.
@@ -110,7 +105,7 @@ func (s *search) sets(i, n int) {
 func (s *search) try() {
 	c := choice{distance: s.spread()}
 	s.budget -= len(s.pfs) + len(s.in)
-	if s.capacity() < s.need || s.best != nil && c.distance > s.best.distance || s.roots(s.in, nil) < s.leastRoots {
+	if s.capacity() < s.need || s.best != nil && c.distance > s.best.distance {
 		return
 	}
 	s.budget -= 8 * len(s.pfs)
@@ -137,19 +132,6 @@ func (s *search) grow() []int {
 		s.in[i] = true
 	}
 	return s.fill(s.query, s.in)
-}
-
-// roots counts the PCI roots of a plan and of what must be, or, without a plan, all there are.
-func (q *query) roots(in nodes, plan []int) int {
-	seen, n := make([]bool, len(q.pfs)), 0
-	for pf, g := range q.pfs {
-		used := q.count[pf] > 0 || plan == nil && len(q.free[pf]) > 0 || plan != nil && plan[pf] > 0
-		if in[g.node] && used && !seen[g.root] {
-			seen[g.root] = true
-			n++
-		}
-	}
-	return n
 }
 
 // capacity counts the devices to choose from.
