@@ -318,7 +318,12 @@ func (d *Dir) removeStale(name string) {
 // Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error has code 11.
 // The lock ends with Unlock, or with the process.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
-	return d.lock(name, mode, func(fd int, on bool) error {
+	return d.LockWithin(LockTimeout, name, mode)
+}
+
+// LockWithin is Lock that waits for another time.
+func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
+	return d.lock(most, name, mode, func(fd int, on bool) error {
 		if !on {
 			return unix.Flock(fd, unix.LOCK_UN)
 		}
@@ -329,7 +334,7 @@ func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 // LockAt is Lock for one of 2^63 locks that share the file name: the byte at offset (fcntl(2), open file description locks). Lock
 // files of their own would have to be removed one day, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
-	return d.lock(name, mode, func(fd int, on bool) error {
+	return d.lock(LockTimeout, name, mode, func(fd int, on bool) error {
 		kind := map[bool]int16{true: unix.F_WRLCK, false: unix.F_UNLCK}[on]
 		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: offset, Len: 1})
 	})
@@ -337,14 +342,14 @@ func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error)
 
 // lock opens the file, locks it by set, and begins again when the file was removed or replaced meanwhile: what others lock from now on
 // is another file.
-func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) error) (*Lock, error) {
-	deadline := time.Now().Add(LockTimeout)
+func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, on bool) error) (*Lock, error) {
+	deadline := time.Now().Add(most)
 	for {
 		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
 			return nil, d.hint(name, d.named(err))
 		}
-		if err := await(f, filepath.Join(d.path, name), deadline, set); err != nil {
+		if err := await(f, filepath.Join(d.path, name), most, deadline, set); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -354,12 +359,12 @@ func (d *Dir) lock(name string, mode fs.FileMode, set func(fd int, on bool) erro
 		}
 		l.Unlock()
 		if time.Now().After(deadline) {
-			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: removed again and again for %v", filepath.Join(d.path, name), LockTimeout)
+			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
 		}
 	}
 }
 
-func await(f *os.File, path string, deadline time.Time, set func(fd int, on bool) error) error {
+func await(f *os.File, path string, most time.Duration, deadline time.Time, set func(fd int, on bool) error) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
 		err := set(int(f.Fd()), true)
 		if err == nil {
@@ -369,7 +374,7 @@ func await(f *os.File, path string, deadline time.Time, set func(fd int, on bool
 			return fmt.Errorf("lock %s: %w", path, err)
 		}
 		if time.Now().After(deadline) {
-			return plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, LockTimeout)
+			return plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, most)
 		}
 		time.Sleep(wait)
 	}
