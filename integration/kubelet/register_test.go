@@ -54,7 +54,7 @@ func (l *lab) named(pod string, ids []string) {
 		l.t.Fatal(err)
 	}
 	var got []string
-	for _, d := range answer {
+	for _, d := range answer.Devices {
 		got = append(got, d.ID)
 	}
 	if slices.Sort(got); !slices.Equal(got, ids) {

@@ -51,28 +51,29 @@ type Device struct {
 // Answer is what the device plugin knows. With an Error the devices are unknown, which is something else than none.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	Error   string   `json:"error,omitempty"`
+	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
+	Faults map[string]string `json:"faults,omitempty"`
+	Error  string            `json:"error,omitempty"`
 }
 
 // Ask puts a question to the socket. The error is the answer's, if that has one; where nobody answers it is fs.ErrNotExist or
 // syscall.ECONNREFUSED by errors.Is.
-func Ask(ctx context.Context, socket string, q Question) ([]Device, error) {
+func Ask(ctx context.Context, socket string, q Question) (a Answer, err error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return nil, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var a Answer
 	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
-		return nil, fmt.Errorf("ask the SR-IOV device plugin: %w", errors.Join(ctx.Err(), err))
+		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", errors.Join(ctx.Err(), err))
 	}
 	if a.Error != "" {
-		return nil, fmt.Errorf("the SR-IOV device plugin answers: %s", a.Error)
+		return Answer{}, fmt.Errorf("the SR-IOV device plugin answers: %s", a.Error)
 	}
-	return a.Devices, nil
+	return a, nil
 }
 
 // Serve answers questions until ctx is done.

@@ -28,8 +28,8 @@ const askEnv = "PODLACE_TEST_ASK"
 
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(askEnv); socket != "" {
-		devices, err := Ask(context.Background(), socket, Question{})
-		fmt.Println(len(devices), err)
+		answer, err := Ask(context.Background(), socket, Question{})
+		fmt.Println(len(answer.Devices), err)
 		return
 	}
 	os.Exit(m.Run())
@@ -65,7 +65,7 @@ func TestAsk(t *testing.T) {
 		all.Go(func() {
 			q := Question{"shop", fmt.Sprint("web-", i)}
 			got, err := Ask(t.Context(), socket, q)
-			if diff := cmp.Diff(echo(t.Context(), q).Devices, got); diff != "" || err != nil {
+			if diff := cmp.Diff(echo(t.Context(), q), got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
 		})
@@ -76,7 +76,7 @@ func TestAsk(t *testing.T) {
 // TestAskFails: nobody there, one that refuses, one that is silent and one that is gone in the middle are told from no devices.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
-	if got, err := Ask(t.Context(), refusing, Question{}); got != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
+	if got, err := Ask(t.Context(), refusing, Question{}); got.Devices != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
 		t.Errorf("%v, %v", got, err)
 	}
 	if _, err := Ask(t.Context(), refusing+"-none", Question{}); !errors.Is(err, fs.ErrNotExist) {

@@ -24,12 +24,13 @@ import (
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
-that the configuration offers a VF as, and the pod that has it. The last column
+that the configuration offers a VF as, and the pod that has it. CPUS
 compares the CPUs that the pod has for itself with the NUMA node of the VF: same,
-other, some of each (mixed), or - when its CPUs are shared.
+other, some of each (mixed), or - when its CPUs are shared. FAULT is why a VF is
+given to no pod at present.
 
-Which pod has what is asked of the device plugin. Without it the rest is shown,
-with a word on standard error.`
+Which pod has what, and what is at fault, is asked of the device plugin. Without
+it the rest is shown, with a word on standard error.`
 
 const sriovExplainHelp = `Tell why each device is offered or not: for every resource of the configuration
 and every selector what it wants and what was found. DEVICE is a PCI address, or
@@ -98,7 +99,8 @@ type sriovNode struct {
 	env      pool.Env
 	pools    []pool.Pool
 	held     map[string]allocation.Device
-	asked    error // why held is not known
+	faults   map[string]string
+	asked    error // why held and faults are not known
 }
 
 func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
@@ -126,11 +128,11 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	held, err := allocation.Ask(ctx, f.socket, allocation.Question{})
-	for _, h := range held {
+	answer, err := allocation.Ask(ctx, f.socket, allocation.Question{})
+	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
-	n.asked = err
+	n.faults, n.asked = answer.Faults, err
 	return n, nil
 }
 
@@ -140,8 +142,9 @@ type sriovDevice struct {
 	PFName   string             `json:"pfName,omitempty"`
 	Resource string             `json:"resource,omitempty"`
 	Holder   *allocation.Device `json:"holder,omitempty"`
-	CPUs     string             `json:"cpus,omitempty"` // same, other, mixed or ""
-	Gone     bool               `json:"gone,omitempty"` // a pod has it, and the node no more
+	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
+	Fault    string             `json:"fault,omitempty"` // why it is given to no pod
+	Gone     bool               `json:"gone,omitempty"`  // a pod has it, and the node no more
 }
 
 func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
@@ -157,7 +160,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		return printJSON(stdout, list)
 	}
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "DEVICE\tPF\tVF\tNUMA\tDRIVER\tRESOURCE\tPOD\tCPUS")
+	fmt.Fprintln(t, "DEVICE\tPF\tVF\tNUMA\tDRIVER\tRESOURCE\tPOD\tCPUS\tFAULT")
 	for _, d := range list {
 		vf, numa, pod := "-", "-", "-"
 		switch {
@@ -175,7 +178,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		if d.Holder != nil {
 			pod = d.Holder.Namespace + "/" + d.Holder.Pod
 		}
-		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)), plain(pod), dash(d.CPUs)}, "\t"))
+		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)), plain(pod), dash(d.CPUs), dash(plainText(d.Fault))}, "\t"))
 	}
 	return t.Flush()
 }
@@ -189,7 +192,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 		}
 	}
 	add := func(d pci.Device, pfName string) {
-		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address]}
+		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()]}
 		if h, ok := n.held[d.Address.String()]; ok {
 			line.Holder, line.CPUs = &h, n.near(d, h.CPUs)
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,9 @@ func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
 	if h, ok := n.held[e.Device.String()]; ok {
 		fmt.Fprintf(w, "  pod %s/%s has it, container %s, as %s\n", plain(h.Namespace), plain(h.Pod), plain(h.Container), plain(h.Resource))
 	}
+	if fault := n.faults[e.Device.String()]; fault != "" {
+		fmt.Fprintf(w, "  no pod gets it at present: %s\n", plainText(fault))
+	}
 	for _, a := range e.Answers {
 		fmt.Fprintf(w, "  %s (line %d): %s\n", plain(a.Resource), a.Line, plainText(a.Reason))
 		for _, s := range a.Selectors {
@@ -82,64 +86,83 @@ func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) e
 		}
 		return fmt.Errorf("--count wants a resource of this node, one of %s", strings.Join(names, ", "))
 	}
-	free := map[int]int{}
-	all, total := map[int]int{}, 0
+	if n.asked != nil {
+		return fmt.Errorf("it is not known which devices are free: %w", n.asked)
+	}
+	nodes := map[int]*tally{}
 	for _, d := range n.pools[i].Devices {
-		all[d.NUMANode]++
-		if _, held := n.held[d.Address.String()]; !held {
-			free[d.NUMANode]++
-			total++
+		at := nodes[d.NUMANode]
+		if at == nil {
+			at = new(tally)
+			nodes[d.NUMANode] = at
+		}
+		at.all++
+		_, held := n.held[d.Address.String()]
+		switch {
+		case n.faults[d.Address.String()] != "":
+			at.faulty++
+		case !held:
+			at.free++
 		}
 	}
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NUMA\tDEVICES\tFREE")
-	best := 0
-	nodes := make([]int, 0, len(all))
-	for node := range all {
-		nodes = append(nodes, node)
-	}
-	slices.Sort(nodes)
-	for _, node := range nodes {
+	fmt.Fprintln(t, "NUMA\tDEVICES\tFREE\tFAULTY")
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		name := strconv.Itoa(node)
 		if node == pci.Unknown {
 			name = "-"
-		} else {
-			best = max(best, free[node])
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\n", name, all[node], free[node])
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\n", name, nodes[node].all, nodes[node].free, nodes[node].faulty)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if n.asked != nil {
-		return fmt.Errorf("it is not known which devices are free: %w", n.asked)
-	}
-	fmt.Fprintln(stdout, n.verdict(f.count, total, best, all))
-	if total < f.count {
+	says, possible := admission(f.count, nodes)
+	fmt.Fprintln(stdout, says)
+	if !possible {
 		return exitError(exitMissed)
 	}
 	return nil
 }
 
-// verdict says what the policies of the Topology Manager make of a wish, as far as the devices decide.
-func (n *sriovNode) verdict(count, free, best int, all map[int]int) string {
-	largest := 0
-	for node, has := range all {
+// tally counts the devices near a NUMA node.
+type tally struct{ all, free, faulty int }
+
+// admission says what the policies of the Topology Manager make of a wish, as far as the devices decide. It prefers as few nodes as could hold
+// the wish if all devices were free (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager of Kubernetes 1.37); restricted refuses
+// what takes more, and single-numa-node what takes more than one.
+func admission(count int, nodes map[int]*tally) (says string, possible bool) {
+	var all, free []int
+	total := 0
+	for node, at := range nodes {
+		total += at.free
 		if node != pci.Unknown {
-			largest = max(largest, has)
+			all, free = append(all, at.all), append(free, at.free)
 		}
 	}
+	fewest, now := fewestNodes(all, count), fewestNodes(free, count)
 	switch {
-	case free < count:
-		return fmt.Sprintf("no: %d are free, under every policy", free)
-	case largest == 0:
-		return "yes: the NUMA node of the devices is unknown, so no policy asks for it"
-	case best >= count:
-		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", best)
-	case largest < count:
-		return "yes under none, best-effort and restricted, from several NUMA nodes: no node has so many. No under single-numa-node."
+	case total < count:
+		return fmt.Sprintf("no: %d are free, under every policy", total), false
+	case len(all) == 0:
+		return "yes: the NUMA node of the devices is unknown, so no policy asks for it", true
+	case now == 1:
+		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", slices.Max(free)), true
+	case now == 0 || now > fewest:
+		return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", slices.Max(free)), true
 	}
-	return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", best)
+	return fmt.Sprintf("yes under none, best-effort and restricted, from %d NUMA nodes: fewer could never have so many. No under single-numa-node.", now), true
+}
+
+// fewestNodes returns how many nodes together have so many devices, 0 if all have too few.
+func fewestNodes(devices []int, count int) int {
+	slices.Sort(devices)
+	for i := range devices {
+		if count -= devices[len(devices)-1-i]; count <= 0 {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // plainText is plain for what may be a sentence.

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
@@ -39,11 +40,14 @@ func sriovLab(t *testing.T) (flags []string) {
 	}
 	held := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0", CPUs: []int64{3, 4}},
 		{Namespace: "shop", Pod: "web-1\x1b[31m", Container: "app", Resource: "example.com/fast", ID: "0000:15:02.0", CPUs: []int64{15, 16}}}
+	faults := map[string]string{"0000:11:02.1": "the link of ens0f0 is down"}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, l, func(context.Context, allocation.Question) allocation.Answer { return allocation.Answer{Devices: held} }, slog.New(slog.DiscardHandler))
+		allocation.Serve(ctx, l, func(context.Context, allocation.Question) allocation.Answer {
+			return allocation.Answer{Devices: held, Faults: faults}
+		}, slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return []string{"--config-file", config, "--resource-prefix", "example.com", "--sysfs", sysfs, "--socket", socket}
@@ -57,13 +61,13 @@ func sriov(t *testing.T, flags []string, args ...string) (status int, stdout, st
 func TestSRIOVLs(t *testing.T) {
 	flags := sriovLab(t)
 	status, stdout, stderr := sriov(t, flags, "ls")
-	const want = `DEVICE        PF      VF      NUMA  DRIVER  RESOURCE          POD               CPUS
-0000:11:00.0  ens0f0  2 of 2  0     ice     -                 -                 -
-0000:11:02.0  ens0f0  0       0     iavf    example.com/fast  shop/web-0        same
-0000:11:02.1  ens0f0  1       0     iavf    example.com/fast  -                 -
-0000:15:00.0  ens1f0  2 of 2  1     ice     -                 -                 -
-0000:15:02.0  ens1f0  0       1     iavf    example.com/fast  shop/web-1?[31m  mixed
-0000:15:02.1  ens1f0  1       1     iavf    -                 -                 -
+	const want = `DEVICE        PF      VF      NUMA  DRIVER  RESOURCE          POD              CPUS   FAULT
+0000:11:00.0  ens0f0  2 of 2  0     ice     -                 -                -      -
+0000:11:02.0  ens0f0  0       0     iavf    example.com/fast  shop/web-0       same   -
+0000:11:02.1  ens0f0  1       0     iavf    example.com/fast  -                -      the link of ens0f0 is down
+0000:15:00.0  ens1f0  2 of 2  1     ice     -                 -                -      -
+0000:15:02.0  ens1f0  0       1     iavf    example.com/fast  shop/web-1?[31m  mixed  -
+0000:15:02.1  ens1f0  1       1     iavf    -                 -                -      -
 `
 	if diff := cmp.Diff(strings.Fields(want), strings.Fields(stdout)); diff != "" || status != 0 || stderr != "" {
 		t.Errorf("status %d, %s\n%s\n%s", status, stderr, diff, stdout)
@@ -109,22 +113,54 @@ func TestSRIOVPossible(t *testing.T) {
 	for _, c := range []struct {
 		count, says string
 		status      int
-	}{{"1", "yes, near one NUMA node: up to 1 are free there", 0}, {"2", "no: 1 are free, under every policy", exitMissed}} {
+	}{{"1", "no: 0 are free, under every policy", exitMissed}} {
 		status, stdout, _ := sriov(t, flags, "explain", "example.com/fast", "--count", c.count)
-		if status != c.status || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, "NUMA  DEVICES  FREE\n0     2        1\n1     1        0\n") {
+		if status != c.status || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
 			t.Errorf("--count %s: status %d\n%s", c.count, status, stdout)
 		}
 	}
-	n := &sriovNode{}
-	for want, c := range map[string][]int{"from several NUMA nodes; no under restricted": {2, 2, 1}, "no node has so many": {3, 4, 2}} {
-		if got := n.verdict(c[0], c[1], c[2]-1, map[int]int{0: 2, 1: 2}); !strings.Contains(got, want) {
-			t.Errorf("%v: %s", c, got)
-		}
+	if _, stdout, _ := sriov(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout, "no pod gets it at present: the link of ens0f0 is down") {
+		t.Errorf("got\n%s", stdout)
 	}
 	if status, _, stderr := sriov(t, flags, "explain", "fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "one of example.com/fast, example.com/none") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if status, _, stderr := sriov(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
 		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// TestAdmission: what the policies say of a wish, for what is there and what of it is free, near each NUMA node.
+func TestAdmission(t *testing.T) {
+	for _, c := range []struct {
+		count     int
+		all, free []int
+		says      string
+	}{
+		{3, []int{2, 2}, []int{1, 1}, "no: 2 are free"},
+		{1, []int{2, 2}, []int{0, 1}, "yes, near one NUMA node: up to 1"},
+		{2, []int{2, 2}, []int{1, 1}, "no under restricted and single-numa-node: at most 1"},
+		{3, []int{2, 2}, []int{2, 1}, "yes under none, best-effort and restricted, from 2 NUMA nodes"},
+		{4, []int{4, 4, 4, 4}, []int{1, 1, 1, 1}, "no under restricted"},
+		{6, []int{4, 4, 4, 4}, []int{2, 2, 2, 2}, "no under restricted"}, // two nodes could have six, if they were free
+		{6, []int{4, 4, 4, 4}, []int{0, 4, 0, 2}, "restricted, from 2 NUMA nodes"},
+		{9, []int{4, 4, 4, 4}, []int{3, 3, 3, 3}, "restricted, from 3 NUMA nodes"},
+	} {
+		nodes := map[int]*tally{}
+		for i := range c.all {
+			nodes[i] = &tally{all: c.all[i], free: c.free[i]}
+		}
+		says, possible := admission(c.count, nodes)
+		if !strings.Contains(says, c.says) || possible != strings.HasPrefix(says, "yes") {
+			t.Errorf("%d of %v, free %v: %s", c.count, c.all, c.free, says)
+		}
+	}
+	unknown := map[int]*tally{pci.Unknown: {all: 2, free: 2}, 0: {all: 1, free: 0}}
+	if says, _ := admission(2, unknown); !strings.Contains(says, "no under restricted") {
+		t.Errorf("devices of no node count for no policy but none: %s", says)
+	}
+	delete(unknown, 0)
+	if says, _ := admission(2, unknown); !strings.Contains(says, "no policy asks for it") {
+		t.Errorf("got %s", says)
 	}
 }

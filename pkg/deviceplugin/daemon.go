@@ -266,17 +266,19 @@ func (d *daemon) grant(p pool.Pool) grant {
 
 // answer is what the sriov plugin and the command line are told.
 func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
+	a := allocation.Answer{Devices: []allocation.Device{}}
 	var held []Holder
 	var err error
 	if q.Pod != "" {
 		held, err = d.pods.Get(ctx, q.Namespace, q.Pod, d.ours)
 	} else {
-		held, err = d.pods.List(ctx, d.ours)
+		held, err = d.pods.List(ctx, func(string) bool { return true })
+		held = slices.DeleteFunc(held, func(h Holder) bool { return !d.ours(h.Resource) && !d.has(h.Device) })
+		a.Faults = d.faults()
 	}
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}
-	a := allocation.Answer{Devices: []allocation.Device{}}
 	for _, h := range held {
 		a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
 	}
@@ -289,6 +291,27 @@ func (d *daemon) ours(resource string) bool {
 	defer d.mu.Unlock()
 	_, ok := d.serving[resource]
 	return ok
+}
+
+// has tells whether an ID is a device of this node, which another device plugin may have handed out.
+func (d *daemon) has(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, err := pci.ParseAddress(id)
+	_, ok := d.snapshot.Device(a)
+	return err == nil && ok
+}
+
+// faults returns why devices are not healthy, as the kubelet was told.
+func (d *daemon) faults() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]string{}
+	for _, s := range d.serving {
+		o, _ := s.now()
+		maps.Copy(all, o.faults)
+	}
+	return all
 }
 
 // ready tells whether pods can get every resource.

@@ -169,12 +169,30 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.mu.Unlock()
 		got, err := allocation.Ask(t.Context(), l.Socket, allocation.Question{Namespace: "shop", Pod: "web-0"})
 		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11, CPUs: []int64{16, 17}}}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
 		}
 	}
 	l.kubelet.end()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
+}
+
+// TestAnswerAll: who asks for all pods hears of devices that another plugin handed out, and of what is at fault; not of resources of others.
+func TestAnswerAll(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Set(t, sysfs, vf01, "driver", "")
+	l := newLab(t, sysfs, twoPools)
+	l.ids("example.com/one", vf00, vf01+"!")
+	l.kubelet.hold("shop", "web-0", "app", "another.org/nic", vf11)
+	l.kubelet.hold("shop", "web-1", "app", "example.com/one", vf00)
+	l.kubelet.hold("shop", "web-2", "app", "another.org/gpu", "gpu-0")
+	got, err := allocation.Ask(t.Context(), l.Socket, allocation.Question{})
+	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads elsewhere than such a link does"}, Devices: []allocation.Device{
+		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
+		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
 }
 
 // await asks the daemon until the answer has all parts.
