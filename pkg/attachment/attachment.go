@@ -206,17 +206,13 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	return func() { _ = lock.Unlock() }, nil
 }
 
-// nodeTimeout is how long LockNode waits: a hundred pods that start at once, each with some iptables processes, keep two CPUs busy for more
-// than ten seconds.
-const nodeTimeout = 3 * store.LockTimeout
-
 // LockNode locks what the pods of all networks share, such as "guards", against others who write it.
 func LockNode(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return nil, err
 	}
-	lock, err := dir.LockWithin(nodeTimeout, "."+what+".lock", 0o600)
+	lock, err := dir.LockWithin(store.NodeLockTimeout, "."+what+".lock", 0o600)
 	if err != nil {
 		dir.Close()
 		return nil, err

@@ -88,7 +88,7 @@ func editNAT(program string, edit func(NAT) ([]string, error)) error {
 		return err
 	}
 	defer dir.Close()
-	lock, err := dir.Lock(iptablesLock, 0o600)
+	lock, err := dir.LockWithin(store.NodeLockTimeout, iptablesLock, 0o600)
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,10 @@ const Root = "/run/podlace"
 // LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
 const LockTimeout = 10 * time.Second
 
+// NodeLockTimeout is for locks that all pods of the node want: a hundred that start at once, each with some iptables processes, keep two CPUs
+// busy for more than ten seconds.
+const NodeLockTimeout = 3 * LockTimeout
+
 // Dir is an open state folder.
 type Dir struct {
 	root *os.Root
