@@ -327,37 +327,52 @@ func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 
 // LockWithin is Lock that waits for another time.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
-	return d.lock(most, name, mode, func(fd int, on bool) error {
-		if !on {
-			return unix.Flock(fd, unix.LOCK_UN)
-		}
-		return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	return d.lock(most, name, mode, func(fd int, how action) error {
+		return unix.Flock(fd, map[action]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
 	})
 }
 
 // LockAt is Lock for one of 2^63 locks that share the file name: the byte at offset (fcntl(2), open file description locks). Lock
 // files of their own would have to be removed one day, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
-	return d.lock(LockTimeout, name, mode, func(fd int, on bool) error {
-		kind := map[bool]int16{true: unix.F_WRLCK, false: unix.F_UNLCK}[on]
-		return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: offset, Len: 1})
+	return d.lock(LockTimeout, name, mode, func(fd int, how action) error {
+		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
+		switch how {
+		case wait:
+			cmd = unix.F_OFD_SETLKW
+		case free:
+			kind = unix.F_UNLCK
+		}
+		return unix.FcntlFlock(uintptr(fd), cmd, &unix.Flock_t{Type: kind, Start: offset, Len: 1})
 	})
 }
 
+// action is what to do with a lock.
+type action int
+
+const (
+	try action = iota
+	wait
+	free
+)
+
 // lock opens the file, locks it by set, and begins again when the file was removed or replaced meanwhile: what others lock from now on
 // is another file.
-func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, on bool) error) (*Lock, error) {
+func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how action) error) (*Lock, error) {
 	deadline := time.Now().Add(most)
 	for {
 		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
 			return nil, d.hint(name, d.named(err))
 		}
-		if err := await(f, filepath.Join(d.path, name), most, deadline, set); err != nil {
+		if err := await(f, deadline, set); err != nil {
+			if errors.Is(err, errLate) {
+				return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", filepath.Join(d.path, name), most)
+			}
 			f.Close()
-			return nil, err
+			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
 		}
-		l := &Lock{f, d, name, func(fd int) error { return set(fd, false) }}
+		l := &Lock{f, d, name, func(fd int) error { return set(fd, free) }}
 		if !l.Lost() {
 			return l, nil
 		}
@@ -368,19 +383,37 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 	}
 }
 
-func await(f *os.File, path string, most time.Duration, deadline time.Time, set func(fd int, on bool) error) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		err := set(int(f.Fd()), true)
-		if err == nil {
-			return nil
+var errLate = errors.New("held by another process")
+
+// await takes the lock. The kernel wakes who waits, one after the other in their order: a hundred that looked every now and then would keep a CPU
+// busy, and leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
+func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
+	fd := int(f.Fd())
+	err := set(fd, try)
+	if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+		return err
+	}
+	done := make(chan error)
+	late := make(chan struct{})
+	go func() {
+		err := set(fd, wait)
+		for errors.Is(err, unix.EINTR) {
+			err = set(fd, wait)
 		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("lock %s: %w", path, err)
+		select {
+		case done <- err:
+		case <-late:
+			f.Close()
 		}
-		if time.Now().After(deadline) {
-			return plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", path, most)
-		}
-		time.Sleep(wait)
+	}()
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		close(late)
+		return errLate
 	}
 }
 
