@@ -36,8 +36,11 @@ func readUnit(t *testing.T, path string) unit {
 
 func unitKeys() map[string][]string {
 	return map[string][]string{
-		"Unit":    {"Description", "Documentation", "After", "Before", "PartOf", "ReloadPropagatedFrom"},
-		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus", "Restart"},
+		"Unit":    {"Description", "Documentation", "After", "Before", "PartOf", "ReloadPropagatedFrom", "StartLimitIntervalSec"},
+		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus", "Restart", "RestartSec", "CapabilityBoundingSet", "NoNewPrivileges",
+			"ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectClock", "ProtectControlGroups", "ProtectKernelLogs", "ProtectKernelModules",
+			"RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
+			"SystemCallArchitectures"},
 		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
 		"Install": {"WantedBy"},
 	}

@@ -63,11 +63,12 @@ func newPlugin(t *testing.T, sysfs, registration string) *plugin {
 func (p *plugin) config() string { return filepath.Join(p.dir, "config.json") }
 
 // socket is where it answers; t.TempDir is too long for one.
-func (p *plugin) socket() string { return "/run/podlace/sriov.sock" }
+func (p *plugin) socket() string { return "/run/podlace-sriov/sriov.sock" }
 
+// run starts it as conf/sriov-device-plugin.yaml does: root, without any capability.
 func (p *plugin) run() {
 	p.t.Helper()
-	p.start(filepath.Join(p.bin, "sriov-device-plugin"), "--config-file", p.config(), "--sysfs", p.sysfs, "--poll", "1s",
+	p.start("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"), "--config-file", p.config(), "--sysfs", p.sysfs, "--poll", "1s",
 		"--registration", p.registration, "--http", "unix:/run/node/plugin.sock", "--cdi-dir", "")
 }
 

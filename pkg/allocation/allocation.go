@@ -19,7 +19,7 @@ import (
 )
 
 // Socket is where the device plugin answers.
-const Socket = "/run/podlace/sriov.sock"
+const Socket = "/run/podlace-sriov/sriov.sock"
 
 const (
 	// maxLine is how long a question or an answer may be, in bytes.
@@ -95,7 +95,7 @@ func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context
 		go func() {
 			defer func() { <-free }()
 			defer conn.Close()
-			if err := serve(ctx, conn, answer); err != nil {
+			if err := serve(ctx, conn, answer); err != nil && !errors.Is(err, io.EOF) { // who only looks whether somebody is there asks nothing
 				log.Warn("a question was not answered", "error", err)
 			}
 		}()

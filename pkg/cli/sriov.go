@@ -85,6 +85,9 @@ func newSRIOVExplain() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Tell why a device is offered or not, and whether a pod could have some", Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("count") && f.count < 1 {
+				return fmt.Errorf("--count %d: want at least 1", f.count)
+			}
 			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
 		}}
 	f.add(cmd)
@@ -101,6 +104,7 @@ type sriovNode struct {
 	held     map[string]allocation.Device
 	faults   map[string]string
 	asked    error // why held and faults are not known
+	unread   error // why there is no configuration
 }
 
 func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
@@ -108,12 +112,15 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 		return nil, err
 	}
 	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
-	data, err := os.ReadFile(f.config)
+	data, err := pool.ReadFile(f.config)
 	if err == nil {
-		n.config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host}, data)
+		var config *pool.Config
+		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host}, data); err == nil {
+			n.config = config
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+		n.unread = fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
 	}
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
 		return nil, err
@@ -125,7 +132,6 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.pools = pool.Assign(n.config, n.snapshot, n.env)
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	answer, err := allocation.Ask(ctx, f.socket, allocation.Question{})
@@ -133,7 +139,20 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 		n.held[h.ID] = h
 	}
 	n.faults, n.asked = answer.Faults, err
+	n.pools = pool.Assign(n.config, n.snapshot, n.env)
+	for i, p := range n.pools {
+		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.kept(d.Address, p.Name) != nil })
+	}
 	return n, nil
+}
+
+// kept returns who has a device from another resource than the configuration says now, nil if nobody has: that one keeps it, and nobody else
+// gets it.
+func (n *sriovNode) kept(device pci.Address, resource string) *allocation.Device {
+	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
+		return &h
+	}
+	return nil
 }
 
 // sriovDevice is a line of the list.
@@ -151,6 +170,9 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	n, err := f.look(ctx)
 	if err != nil {
 		return err
+	}
+	if n.unread != nil {
+		tell(stderr, n.unread.Error())
 	}
 	if n.asked != nil {
 		tell(stderr, fmt.Sprintf("it is not known which pods have devices: %v", n.asked))
@@ -194,7 +216,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 	add := func(d pci.Device, pfName string) {
 		line := sriovDevice{Device: d, PFName: pfName, Resource: offered[d.Address], Fault: n.faults[d.Address.String()]}
 		if h, ok := n.held[d.Address.String()]; ok {
-			line.Holder, line.CPUs = &h, n.near(d, h.CPUs)
+			line.Holder, line.CPUs, line.Resource = &h, n.near(d, h.CPUs), h.Resource
 		}
 		list = append(list, line)
 	}

@@ -21,6 +21,9 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	if err != nil {
 		return err
 	}
+	if n.unread != nil {
+		return n.unread
+	}
 	for _, p := range pool.Findings(n.config, n.snapshot, n.env) {
 		tell(stderr, p.Error())
 	}
@@ -28,8 +31,16 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 		return f.possible(n, stdout, what)
 	}
 	list := pool.Explain(n.config, n.snapshot, n.env)
+	for i, e := range list {
+		if h := n.kept(e.Device, e.Resource); h != nil {
+			list[i].Resource, list[i].Reason = "", fmt.Sprintf("not offered: pod %s/%s has it, as %s", h.Namespace, h.Pod, h.Resource)
+		}
+	}
 	whole := slices.DeleteFunc(slices.Clone(list), func(e pool.Explanation) bool { return what != "" && !n.means(e, what) })
 	switch {
+	case len(whole) == 0 && n.held[strings.ToLower(what)].Pod != "":
+		h := n.held[strings.ToLower(what)]
+		return fmt.Errorf("%s is gone; pod %s/%s had it, as %s", plain(what), plain(h.Namespace), plain(h.Pod), plain(h.Resource))
 	case len(whole) == 0 && what != "":
 		return fmt.Errorf("%s is no device, interface or resource of this node: 'podlace sriov ls' lists them", plain(what))
 	case f.output == outputJSON:
@@ -96,15 +107,31 @@ func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) e
 			at = new(tally)
 			nodes[d.NUMANode] = at
 		}
-		at.all++
+		at.All++
 		_, held := n.held[d.Address.String()]
 		switch {
 		case n.faults[d.Address.String()] != "":
-			at.faulty++
+			at.Faulty++
 		case !held:
-			at.free++
+			at.Free++
 		}
 	}
+	says, possible := admission(f.count, nodes)
+	if f.output == outputJSON {
+		if err := printJSON(stdout, map[string]any{"nodes": nodes, "possible": possible, "says": says}); err != nil {
+			return err
+		}
+	} else if err := tabulate(stdout, nodes, says); err != nil {
+		return err
+	}
+	if !possible {
+		return exitError(exitMissed)
+	}
+	return nil
+}
+
+// tabulate prints how many devices are near each NUMA node, and what that means.
+func tabulate(stdout io.Writer, nodes map[int]*tally, says string) error {
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NUMA\tDEVICES\tFREE\tFAULTY")
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
@@ -112,21 +139,18 @@ func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) e
 		if node == pci.Unknown {
 			name = "-"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\n", name, nodes[node].all, nodes[node].free, nodes[node].faulty)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\n", name, nodes[node].All, nodes[node].Free, nodes[node].Faulty)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	says, possible := admission(f.count, nodes)
-	fmt.Fprintln(stdout, says)
-	if !possible {
-		return exitError(exitMissed)
-	}
-	return nil
+	fmt.Fprintln(t, says)
+	return t.Flush()
 }
 
 // tally counts the devices near a NUMA node.
-type tally struct{ all, free, faulty int }
+type tally struct {
+	All    int `json:"devices"`
+	Free   int `json:"free"`
+	Faulty int `json:"faulty"`
+}
 
 // admission says what the policies of the Topology Manager make of a wish, as far as the devices decide. It prefers as few nodes as could hold
 // the wish if all devices were free (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager of Kubernetes 1.37); restricted refuses
@@ -135,9 +159,9 @@ func admission(count int, nodes map[int]*tally) (says string, possible bool) {
 	var all, free []int
 	total := 0
 	for node, at := range nodes {
-		total += at.free
+		total += at.Free
 		if node != pci.Unknown {
-			all, free = append(all, at.all), append(free, at.free)
+			all, free = append(all, at.All), append(free, at.Free)
 		}
 	}
 	fewest, now := fewestNodes(all, count), fewestNodes(free, count)

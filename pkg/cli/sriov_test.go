@@ -102,6 +102,11 @@ func TestSRIOVExplain(t *testing.T) {
 	if _, stdout, _ = sriov(t, flags, "explain", "ens1f0"); strings.Count(stdout, "\n0000:") != 2 {
 		t.Errorf("a PF stands for itself and its VFs, got\n%s", stdout)
 	}
+	for _, args := range [][]string{{"explain", "example.com/fast", "--count", "0"}, {"explain", "--count", "-1"}} {
+		if status, _, stderr = sriov(t, flags, args...); status != exitFailed || !strings.Contains(stderr, "want at least 1") {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
+	}
 	if status, _, stderr = sriov(t, flags, "explain", "eth7"); status != exitFailed || !strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -148,19 +153,52 @@ func TestAdmission(t *testing.T) {
 	} {
 		nodes := map[int]*tally{}
 		for i := range c.all {
-			nodes[i] = &tally{all: c.all[i], free: c.free[i]}
+			nodes[i] = &tally{All: c.all[i], Free: c.free[i]}
 		}
 		says, possible := admission(c.count, nodes)
 		if !strings.Contains(says, c.says) || possible != strings.HasPrefix(says, "yes") {
 			t.Errorf("%d of %v, free %v: %s", c.count, c.all, c.free, says)
 		}
 	}
-	unknown := map[int]*tally{pci.Unknown: {all: 2, free: 2}, 0: {all: 1, free: 0}}
+	unknown := map[int]*tally{pci.Unknown: {All: 2, Free: 2}, 0: {All: 1, Free: 0}}
 	if says, _ := admission(2, unknown); !strings.Contains(says, "no under restricted") {
 		t.Errorf("devices of no node count for no policy but none: %s", says)
 	}
 	delete(unknown, 0)
 	if says, _ := admission(2, unknown); !strings.Contains(says, "no policy asks for it") {
 		t.Errorf("got %s", says)
+	}
+}
+
+// TestSRIOVMoved: what pods have stays theirs, whatever the configuration says by now, and without one the hardware is still listed.
+func TestSRIOVMoved(t *testing.T) {
+	flags := sriovLab(t)
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, stdout, _ := sriov(t, flags, "explain", "0000:11:02.0"); !strings.Contains(stdout, "not offered: pod shop/web-0 has it, as example.com/fast") {
+		t.Errorf("got\n%s", stdout)
+	}
+	status, stdout, _ := sriov(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
+	var got struct {
+		Nodes    map[string]tally
+		Possible bool
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || !got.Possible || got.Nodes["0"] != (tally{All: 1, Faulty: 1}) || got.Nodes["1"] != (tally{All: 1, Free: 1}) {
+		t.Errorf("status %d, %v\n%s", status, err, stdout)
+	}
+	pcitest.Remove(t, flags[5], "0000:11:02.0")
+	if status, _, stderr := sriov(t, flags, "explain", "0000:11:02.0"); status != exitFailed || !strings.Contains(stderr, "0000:11:02.0 is gone; pod shop/web-0 had it, as example.com/fast") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if err := os.WriteFile(flags[1], []byte(`{`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := sriov(t, flags, "ls")
+	if status != 0 || !strings.Contains(stderr, "read the configuration") || !strings.Contains(stdout, "0000:15:02.1") || !strings.Contains(stdout, "example.com/fast") {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+	if status, _, stderr := sriov(t, flags, "explain"); status != exitFailed || !strings.Contains(stderr, "read the configuration") {
+		t.Errorf("status %d, %s", status, stderr)
 	}
 }

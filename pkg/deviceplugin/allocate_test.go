@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -137,7 +138,7 @@ func TestCDI(t *testing.T) {
 	f := files{cdi: dir}
 	write(t, filepath.Join(dir, "podlace-example.com_gone.json"), "{}")
 	write(t, filepath.Join(dir, "vendor.json"), "{}")
-	if err := f.publish([]pool.Pool{p, other}); err != nil {
+	if err := f.publish([]pool.Pool{p, other}, nil); err != nil {
 		t.Fatal(err)
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
@@ -152,6 +153,18 @@ func TestCDI(t *testing.T) {
 	if err != nil || spec.Kind != "example.com/net-pci" || len(spec.Devices) != 4 || spec.Devices[0].Name != "0000:10:00.1" ||
 		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" || spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
+	}
+	// What pods have of a resource that is no more stays as it was.
+	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]string{p.Name: {"0000:10:00.1"}}); err != nil {
+		t.Fatal(err)
+	}
+	data, err = os.ReadFile(left[0])
+	var less cdi.Spec
+	if err == nil {
+		err = json.Unmarshal(data, &less)
+	}
+	if diff := cmp.Diff(spec.Devices[:1], less.Devices); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
 	}
 	if got := f.hasCDI(); !got {
 		t.Error("the specification of another vendor is not seen")

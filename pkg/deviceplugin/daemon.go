@@ -7,7 +7,6 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -29,29 +28,30 @@ type daemon struct {
 	health *health
 	pods   *PodResources
 
-	mu       sync.Mutex
-	config   *pool.Config
-	text     []byte // what config was read from
-	refusal  string // why a newer one is not
-	snapshot *pci.Snapshot
-	last     map[pci.Address]pci.Device // as they were when they had an interface here
-	findings map[string]bool            // that were told
-	held     []Holder                   // by the last answer of the kubelet
-	asked    bool                       // there was one
-	answers  socketID                   // the socket that answered
-	since    time.Time                  // when it was first seen
-	told     map[string]bool            // the devices that pods had by its answers
-	uplinks  []string                   // by the last answer of the kernel
-	serving  map[string]*service
-	wake     map[chan<- struct{}]bool // of the registrars
-	begun    bool                     // serving is what it should be
+	mu          sync.Mutex
+	config      *pool.Config
+	text        []byte // what config was read from
+	refusal     string // why a newer one is not
+	snapshot    *pci.Snapshot
+	last        map[pci.Address]pci.Device // as they were when they had an interface here
+	findings    map[string]bool            // that were told
+	held        []Holder                   // by the last answer of the kubelet
+	asked       bool                       // there was one
+	answers     socketID                   // the socket that answered
+	since       time.Time                  // when it was first seen
+	told        map[string]bool            // the devices that pods had by its answers
+	uplinks     []string                   // by the last answer of the kernel
+	serving     map[string]*service
+	wake        map[chan<- struct{}]bool // of the registrars
+	unpublished error                    // why there are no CDI specifications
+	running     sync.WaitGroup           // all that ever served, until their sockets are gone
+	begun       bool                     // serving is what it should be
 }
 
 // service is a resource that the kubelet is told of.
 type service struct {
 	*registrar
 	stop context.CancelFunc
-	done chan struct{}
 }
 
 // refresh brings what the kubelet is told in line with what there is, and returns when to do it again, zero if only after a change.
@@ -65,30 +65,37 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.tellFindings(env)
 	pools := d.assign(env)
 	faults, again := d.health.judge(time.Now(), d.snapshot, pools)
-	wanted := map[string]bool{}
-	var offered []pool.Pool
+	lost := map[string][]string{}
 	for _, p := range pools {
-		wanted[p.Name] = true
-		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, d.lost(p)))
-		offered = append(offered, p)
+		lost[p.Name] = d.lost(p)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.serving)) {
-		if wanted[name] {
+		if _, wanted := lost[name]; wanted {
 			continue
 		}
 		// The configuration has it no more. While pods have devices of it, the kubelet has to know these.
 		p := pool.Pool{Name: name}
-		if lost := d.lost(p); len(lost) > 0 {
-			d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), nil, lost))
+		if lost[name] = d.lost(p); len(lost[name]) > 0 {
+			pools = append(pools, p)
 			continue
 		}
 		d.end(name)
 	}
-	if err := (files{d.InfoDir, d.CDIDir}).publish(offered); err != nil {
-		d.log.Warn("CDI specifications were not written", "error", err)
+	d.publish(pools, lost)
+	for _, p := range pools {
+		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, lost[p.Name]))
 	}
 	d.begun = true
 	return again
+}
+
+// publish writes what the runtime needs to know before devices are handed over by CDI. Where that fails the kubelet hands them over.
+func (d *daemon) publish(pools []pool.Pool, lost map[string][]string) {
+	err := (files{d.InfoDir, d.CDIDir}).publish(pools, lost)
+	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
+		d.log.Warn("CDI specifications were not written: the kubelet hands device files over", "error", err)
+	}
+	d.unpublished = err
 }
 
 // tellFindings logs what the configuration asks for and this node lacks, each once.
@@ -150,6 +157,11 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.now(); !before.same(o) {
 			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.healthy())
+			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
+				if before.faults[id] != o.faults[id] {
+					d.log.Warn("a device is unhealthy", "device", id, "resource", o.pool.Name, "fault", o.faults[id])
+				}
+			}
 		}
 		s.update(o)
 		return
@@ -160,15 +172,14 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	ctx, stop := context.WithCancel(ctx)
 	changed := make(chan struct{}, 1)
 	d.wake[changed] = true
-	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count), d.Kubelet, changed), stop, make(chan struct{})}
+	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count), d.Kubelet, changed), stop}
 	d.serving[o.pool.Name] = s
-	go func() {
-		defer close(s.done)
+	d.running.Go(func() {
 		s.run(ctx)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.wake, changed)
-	}()
+	})
 }
 
 // end stops a resource that is no more.
@@ -216,7 +227,7 @@ func (d *daemon) forgetDevices() {
 // reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
 // refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
-	data, err := os.ReadFile(d.ConfigFile)
+	data, err := pool.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.text) {
 		return false
 	}
@@ -225,7 +236,9 @@ func (d *daemon) reload(asked bool) bool {
 		c, err = pool.Parse(d.source(), data)
 	}
 	if err != nil {
-		if d.refusal != err.Error() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if asked || d.refusal != err.Error() {
 			d.log.Error("the configuration stays as it was", "error", err)
 		}
 		d.text, d.refusal = data, err.Error() // said once
@@ -252,7 +265,7 @@ func (d *daemon) grant(p pool.Pool) grant {
 		mode = p.Resource.CDI
 	}
 	switch {
-	case d.CDIDir == "":
+	case d.CDIDir == "" || d.unpublished != nil:
 		mode = pool.CDIOff
 	case mode == pool.CDIAuto && d.UseCDI:
 		mode = pool.CDIAnnotation

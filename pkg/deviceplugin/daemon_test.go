@@ -52,6 +52,10 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
+func logTo(l *lines) *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
 // newLab starts a kubelet, and a daemon with a configuration.
 func newLab(t *testing.T, sysfs, config string) *lab {
 	t.Helper()
@@ -91,7 +95,7 @@ func (l *lab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, l.Options, l.reload, slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		done <- Run(ctx, l.Options, l.reload, logTo(l.log))
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()

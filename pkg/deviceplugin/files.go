@@ -131,8 +131,9 @@ func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools, and deletes those of resources that are no more.
-func (f files) publish(pools []pool.Pool) error {
+// publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they are:
+// the runtime looks for them whenever a container of their pods starts again.
+func (f files) publish(pools []pool.Pool, lost map[string][]string) error {
 	if f.cdi == "" {
 		return nil
 	}
@@ -144,29 +145,16 @@ func (f files) publish(pools []pool.Pool) error {
 	wanted := map[string]bool{}
 	var errs []error
 	for _, p := range pools {
-		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name)}
-		for _, d := range p.Devices {
-			var edits cdi.ContainerEdits
-			for _, s := range specs(d) {
-				node := &cdi.DeviceNode{Path: s.ContainerPath, Permissions: s.Permissions}
-				if s.HostPath != s.ContainerPath {
-					node.HostPath = s.HostPath
-				}
-				edits.DeviceNodes = append(edits.DeviceNodes, node)
-			}
-			if len(edits.DeviceNodes) > 0 {
-				spec.Devices = append(spec.Devices, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})
-			}
-		}
+		name := cdiFile(p.Name)
+		written, unread := dir.Read(name)
+		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name), Devices: append(cdiDevices(p.Devices), kept(written, lost[p.Name])...)}
 		if len(spec.Devices) == 0 {
 			continue // a specification without devices is not valid
 		}
+		wanted[name] = true
 		data, err := json.MarshalIndent(spec, "", "  ")
-		if err == nil {
-			wanted[cdiFile(p.Name)] = true
-			if now, unread := dir.Read(cdiFile(p.Name)); unread != nil || !bytes.Equal(now, data) { // runtimes read all whenever one is written
-				err = dir.Write(cdiFile(p.Name), data, 0o644)
-			}
+		if err == nil && (unread != nil || !bytes.Equal(written, data)) { // runtimes read all whenever one is written
+			err = dir.Write(name, data, 0o644)
 		}
 		errs = append(errs, err)
 	}
@@ -174,6 +162,33 @@ func (f files) publish(pools []pool.Pool) error {
 		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !wanted[name]
 	}))
 	return errors.Join(errs...)
+}
+
+// cdiDevices are those of a pool that come with device files.
+func cdiDevices(devices []pool.Device) (list []cdi.Device) {
+	for _, d := range devices {
+		var edits cdi.ContainerEdits
+		for _, s := range specs(d) {
+			node := &cdi.DeviceNode{Path: s.ContainerPath, Permissions: s.Permissions}
+			if s.HostPath != s.ContainerPath {
+				node.HostPath = s.HostPath
+			}
+			edits.DeviceNodes = append(edits.DeviceNodes, node)
+		}
+		if len(edits.DeviceNodes) > 0 {
+			list = append(list, cdi.Device{Name: d.Address.String(), ContainerEdits: edits})
+		}
+	}
+	return list
+}
+
+// kept are the devices of a specification that have one of the names.
+func kept(written []byte, names []string) []cdi.Device {
+	var spec cdi.Spec
+	if json.Unmarshal(written, &spec) != nil {
+		return nil
+	}
+	return slices.DeleteFunc(spec.Devices, func(d cdi.Device) bool { return !slices.Contains(names, d.Name) })
 }
 
 // hasCDI tells whether the node has CDI specifications of others, whose runtime then reads ours.

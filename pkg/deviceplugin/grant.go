@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -43,8 +44,8 @@ func (g grant) response(resource string, devices []pool.Device) (*pluginapi.Cont
 	}
 	name := variable(resource)
 	out := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}}
-	if err := g.files.describe(resource, devices); err != nil {
-		return nil, err
+	if err := g.files.describe(resource, devices); err != nil { // which a pod can do without
+		slog.Warn("device-info files were not written", "resource", resource, "error", err)
 	}
 	switch {
 	case len(injected) == 0:

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// settling is how long after a kubelet has started its answer may lack pods that run: it answers before it knows all of them.
+	// settling is how long after a kubelet has started its answer may lack pods that run: it answers before it knows all of them. Meanwhile
+	// a pod that ends before the first answer seems to have its devices.
 	settling = 15 * time.Second
 	// handing is how long a device that was handed out may be missing in that answer.
 	handing = time.Minute

@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -19,10 +19,6 @@ import (
 
 // serveHTTP answers probes and Prometheus until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
-	l, err := listenHTTP(d.HTTP)
-	if err != nil {
-		return err
-	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(d.count.all()...)
 	registry.MustRegister(&state{d, describedMetrics()}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -36,24 +32,48 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10}
-	context.AfterFunc(ctx, func() { server.Close() })
-	go func() {
+	serve := func(ctx context.Context, l net.Listener) {
+		server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10}
+		context.AfterFunc(ctx, func() { server.Close() })
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error("probes and metrics are not answered any more", "error", err)
 		}
-	}()
-	return nil
+	}
+	if path, isUnix := strings.CutPrefix(d.HTTP, unixPrefix); isUnix {
+		return answerAt(ctx, path, d.log, func(ctx context.Context, l *net.UnixListener) { serve(ctx, l) })
+	}
+	l, err := net.Listen("tcp", d.HTTP)
+	if err == nil {
+		go serve(ctx, l)
+	}
+	return err
 }
 
-// listenHTTP opens host:port, or unix:path for nobody but root.
-func listenHTTP(address string) (net.Listener, error) {
-	path, isUnix := strings.CutPrefix(address, "unix:")
-	if !isUnix {
-		return net.Listen("tcp", address)
+// unixPrefix tells the path of a socket, for nobody but root, from host:port.
+const unixPrefix = "unix:"
+
+// Ready asks an instance that runs whether the kubelet watches all its resources, as its probe.
+func Ready(ctx context.Context, address string) error {
+	network, where := "tcp", address
+	if path, isUnix := strings.CutPrefix(address, unixPrefix); isUnix {
+		network, where = "unix", path
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, where)
+	}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/readyz", nil)
+	if err != nil {
+		return err
 	}
-	return listen(path)
+	answer, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = errors.New(strings.TrimSpace(string(text)))
+	}
+	return err
 }

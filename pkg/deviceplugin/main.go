@@ -41,8 +41,18 @@ func Main(args []string, stderr io.Writer) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(log)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	if o.AskReady {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		if err := Ready(ctx, o.HTTP); err != nil {
+			fmt.Fprintln(stderr, "sriov-device-plugin: not ready:", err)
+			return 1
+		}
+		return 0
+	}
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	if err := Run(ctx, o, reload, log); err != nil {
@@ -51,6 +61,8 @@ func Main(args []string, stderr io.Writer) int {
 	}
 	return 0
 }
+
+const ignored = "ignored: the log goes to standard error"
 
 // commandLine is what the flags say.
 type commandLine struct {
@@ -78,7 +90,8 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty for none")
 	f.DurationVar(&c.Poll, "poll", defaultPoll, "how often all devices are looked at, should an event be lost")
 	f.StringVar(&c.verbosity, "log-level", "info", "debug, info, warn or error; a number above 4 is debug, as for sriov-network-device-plugin")
-	f.String("log-dir", "", "ignored: the log goes to standard error")
+	f.BoolVar(&c.AskReady, "ready", false, "ask the instance that answers at --http whether it is ready, and end: exit status 0 or 1")
+	f.String("log-dir", "", ignored)
 	return f
 }
 
@@ -86,6 +99,12 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 func parseFlags(args []string, stderr io.Writer) (o Options, level slog.Level, err error) {
 	var c commandLine
 	f := c.flags(stderr)
+	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} { // of glog, which sriov-network-device-plugin uses
+		f.String(name, "", ignored)
+	}
+	for _, name := range []string{"logtostderr", "alsologtostderr"} {
+		f.Bool(name, false, ignored)
+	}
 	if err := f.Parse(args); err != nil {
 		return o, 0, err
 	}

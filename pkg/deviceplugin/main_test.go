@@ -16,7 +16,7 @@ func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()
 	var stderr bytes.Buffer
-	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir}, &stderr)
+	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir, "-v=10", "-logtostderr=true", "--alsologtostderr", "-stderrthreshold", "INFO"}, &stderr)
 	if err != nil || level != slog.LevelDebug || o.Prefix != "example.com" || o.ConfigFile != "/x" || !o.UseCDI || o.Host != "node-7" ||
 		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (Kubelet{Plugins: defaultPlugins}) {
 		t.Errorf("%+v, %s, %v", o, level, err)

@@ -80,16 +80,22 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 			return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
 		}
 	}
-	d.log.Info("a PF gets VFs", "pf", pf.String(), "had", device.NumVFs, "gets", n)
-	return pci.SetNumVFs(ctx, d.Sysfs, pf, n)
+	err := pci.SetNumVFs(ctx, d.Sysfs, pf, n)
+	if err == nil {
+		d.log.Info("a PF has another number of VFs", "pf", pf.String(), "had", device.NumVFs, "has", n)
+	}
+	return err
 }
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	if why := d.inUse(dev.Device); why != "" {
 		return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse, why)
 	}
-	d.log.Info("a device gets another driver", "device", dev.Address.String(), "had", dev.Driver, "gets", driver)
-	return pci.Bind(ctx, d.Sysfs, dev.Address, driver)
+	err := pci.Bind(ctx, d.Sysfs, dev.Address, driver)
+	if err == nil {
+		d.log.Info("a device has another driver", "device", dev.Address.String(), "had", dev.Driver, "has", driver)
+	}
+	return err
 }
 
 // inUse tells why a device must be left alone, "" if nobody has it.

@@ -24,6 +24,8 @@ const (
 	lookEvery = time.Second
 	// watchWithin is how soon after the registration the kubelet watches the resource. Who does not has lost the connection.
 	watchWithin = 10 * time.Second
+	// absentFor is how long no kubelet may be there before it is said.
+	absentFor = 15 * time.Second
 	// Between these are the pauses after a refusal, each twice as long as the one before.
 	firstPause, longestPause = 100 * time.Millisecond, 30 * time.Second
 )
@@ -57,6 +59,8 @@ type registrar struct {
 	own      socketID // of the listener
 	with     socketID // the kubelet's socket when it accepted the endpoint
 	at       time.Time
+	absent   time.Time // since when nobody registers it
+	told     bool      // that nobody does
 
 	mu      sync.Mutex
 	known   bool // the kubelet has accepted the endpoint
@@ -130,12 +134,14 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if r.kubelet.Registry != "" {
+		r.tellAbsent(!r.registered(), "no kubelet looks into the registry: is it that of the kubelet's root? --registration classic needs none", r.kubelet.Registry)
 		return nil
 	}
 	id, ok := idOf(r.kubelet.socket())
+	r.tellAbsent(!ok, "the kubelet is not there", r.kubelet.socket())
 	if !ok {
 		r.setKnown(false)
-		return nil // the kubelet is not there; its socket will be an event
+		return nil // its socket will be an event
 	}
 	if id == r.with {
 		return nil
@@ -153,6 +159,25 @@ func (r *registrar) ensure(ctx context.Context) error {
 	r.with, r.at = id, time.Now()
 	r.setKnown(true)
 	return nil
+}
+
+// tellAbsent logs once that the kubelet has been away for longer than a restart takes.
+func (r *registrar) tellAbsent(absent bool, says, where string) {
+	switch {
+	case !absent:
+		r.absent, r.told = time.Time{}, false
+	case r.absent.IsZero():
+		r.absent = time.Now()
+	case !r.told && time.Since(r.absent) > absentFor:
+		r.log.Warn(says, "at", where)
+		r.told = true
+	}
+}
+
+func (r *registrar) registered() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known
 }
 
 // lost tells whether the kubelet cannot, or does not, use the socket: it removes all when it starts.

@@ -7,9 +7,9 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -32,6 +32,7 @@ type Options struct {
 	CDIDir     string        // the folder of CDI specifications
 	Socket     string        // where allocation.Ask is answered
 	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
+	AskReady   bool          // only ask at HTTP whether another instance is ready
 	Poll       time.Duration // how often all devices are looked at, should an event be lost
 }
 
@@ -44,7 +45,7 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 	}
 	defer d.pods.Close()
 	ctx, cancel := context.WithCancel(ctx)
-	defer d.wait()
+	defer d.running.Wait()
 	defer cancel()
 	if err := d.listenAll(ctx); err != nil {
 		return err
@@ -63,7 +64,7 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 
 // open reads what has to be right before anything is served.
 func open(o Options, log *slog.Logger) (*daemon, error) {
-	data, err := os.ReadFile(o.ConfigFile)
+	data, err := pool.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
@@ -96,15 +97,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
 			return err
 		}
-		// Another instance may still answer there; from now on it is this one.
-		if err := os.Remove(d.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		l, err := listen(d.Socket)
-		if err != nil {
-			return err
-		}
-		go allocation.Serve(ctx, l, d.answer, d.log)
+		return answerAt(ctx, d.Socket, d.log, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
 	}
 	return nil
 }
@@ -141,7 +134,8 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 				d.askPods(ctx)
 				d.reload(true)
 			case <-pods.C:
-				d.askPods(ctx) // and routes may have changed
+				d.askPods(ctx)  // and routes may have changed
+				d.reload(false) // where a link leads, nothing tells
 			case <-due:
 			}
 		}
@@ -175,18 +169,5 @@ func (d *daemon) setSnapshot(s *pci.Snapshot) {
 		if len(device.Interfaces) > 0 {
 			d.last[device.Address] = device
 		}
-	}
-}
-
-// wait returns when all resources have ended.
-func (d *daemon) wait() {
-	d.mu.Lock()
-	var all []*service
-	for _, s := range d.serving {
-		all = append(all, s)
-	}
-	d.mu.Unlock()
-	for _, s := range all {
-		<-s.done
 	}
 }

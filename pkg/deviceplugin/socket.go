@@ -3,12 +3,14 @@
 package deviceplugin
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,9 +25,14 @@ const maxSocketPath = 107
 // socketName is the file of a resource's endpoint in a folder. It is another one each time: two instances may overlap while one takes
 // over from the other, and the kubelet takes a path that it knows for a connection that it has.
 func socketName(dir, resource string) string {
+	return socketPrefix(dir, resource) + randomHex() + socketSuffix
+}
+
+// randomHex returns eight hexadecimal digits.
+func randomHex() string {
 	var random [4]byte
 	rand.Read(random[:]) // never fails
-	return socketPrefix(dir, resource) + hex.EncodeToString(random[:]) + socketSuffix
+	return hex.EncodeToString(random[:])
 }
 
 const socketSuffix = ".sock"
@@ -33,7 +40,7 @@ const socketSuffix = ".sock"
 // socketPrefix is what the names of all sockets of a resource begin with; eight digits follow. It is a hash where the name has no room.
 func socketPrefix(dir, resource string) string {
 	name := strings.ReplaceAll(resource, "/", "_")
-	if room := maxSocketPath - len(filepath.Join(dir, ".-00000000"+socketSuffix)); len(name) > room {
+	if room := maxSocketPath - len(filepath.Join(dir, "-00000000"+socketSuffix)); len(name) > room {
 		sum := sha256.Sum256([]byte(resource))
 		name = "podlace-" + hex.EncodeToString(sum[:6])
 	}
@@ -44,10 +51,7 @@ func socketPrefix(dir, resource string) string {
 func removeStale(dir, resource string) {
 	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
 	for _, path := range names {
-		conn, err := net.DialTimeout("unix", path, time.Second)
-		if err == nil {
-			conn.Close()
-		} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if !answered(path) {
 			os.Remove(path)
 		}
 	}
@@ -79,15 +83,76 @@ func statID(info fs.FileInfo) (id socketID, ok bool) {
 	return socketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name that begins with a dot before,
-// which the kubelet leaves alone; it stays when the listener is closed.
-func listen(path string) (*net.UnixListener, error) {
-	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
-	if len(hidden) > maxSocketPath {
-		return nil, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, maxSocketPath-1)
-	}
-	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// replace makes a socket where another instance may have one: from now on it is this one that is asked. Anything but a socket stays.
+func replace(path string) (*net.UnixListener, error) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
 		return nil, err
+	case info.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("socket %s: something else is there", path)
+	}
+	return listen(path)
+}
+
+// answerAt has a socket served until ctx is done. One that was removed, or that another instance took and left, is made again.
+func answerAt(ctx context.Context, path string, log *slog.Logger, serve func(context.Context, *net.UnixListener)) error {
+	l, err := replace(path)
+	if err != nil {
+		return err
+	}
+	go func() {
+		for l != nil {
+			own, _ := idOf(path)
+			current, stop := context.WithCancel(ctx)
+			go serve(current, l)
+			l = awaitLost(ctx, path, own, log)
+			stop()
+		}
+	}()
+	return nil
+}
+
+// awaitLost returns the next socket when nobody answers at path any more, nil when ctx is done; then the socket is removed.
+func awaitLost(ctx context.Context, path string, own socketID, log *slog.Logger) *net.UnixListener {
+	for {
+		select {
+		case <-ctx.Done():
+			if id, ok := idOf(path); ok && id.same(own) {
+				os.Remove(path)
+			}
+			return nil
+		case <-time.After(lookEvery):
+		}
+		id, ok := idOf(path)
+		if ok && (id.same(own) || answered(path)) {
+			continue
+		}
+		l, err := replace(path)
+		if err == nil {
+			log.Info("a socket that was lost is there again", "socket", path)
+			return l
+		}
+		log.Warn("a socket is lost", "error", err)
+	}
+}
+
+// answered tells whether somebody listens.
+func answered(path string) bool {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return !errors.Is(err, syscall.ECONNREFUSED)
+	}
+	conn.Close()
+	return true
+}
+
+// listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name of its own that begins with a dot
+// before, which the kubelet leaves alone; it stays when the listener is closed.
+func listen(path string) (*net.UnixListener, error) {
+	hidden := filepath.Join(filepath.Dir(path), "."+randomHex())
+	if most := max(len(path), len(hidden)); most > maxSocketPath {
+		return nil, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, maxSocketPath-most+len(path))
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {

@@ -24,8 +24,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // described are the metrics that are made when they are asked for.
 type described struct {
-	devices, info, allocated *prometheus.Desc
-	traffic                  []trafficMetric
+	devices, info, allocated, refused *prometheus.Desc
+	traffic                           []trafficMetric
 }
 
 // trafficMetric is one that a PF counts of a VF.
@@ -38,6 +38,7 @@ func describedMetrics() described {
 	d := described{
 		devices:   desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
 		info:      desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
+		refused:   desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
 		allocated: desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
 	for _, m := range []struct {
@@ -58,7 +59,7 @@ func describedMetrics() described {
 
 // Describe names the metrics.
 func (s *state) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated} {
+	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused} {
 		to <- d
 	}
 	for _, m := range s.traffic {
@@ -68,7 +69,7 @@ func (s *state) Describe(to chan<- *prometheus.Desc) {
 
 // Collect tells all metrics. The kubelet is not asked for it.
 func (s *state) Collect(to chan<- prometheus.Metric) {
-	offers, held := s.offers()
+	offers, held, refused := s.offers()
 	holder := map[string]Holder{}
 	for _, h := range held {
 		holder[h.Device] = h
@@ -76,6 +77,7 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	gauge(s.refused, refused)
 	for _, o := range offers {
 		count := map[[2]string]int{}
 		for _, d := range o.pool.Devices {
@@ -107,14 +109,17 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-func (s *state) offers() (offers []*offer, held []Holder) {
+func (s *state) offers() (offers []*offer, held []Holder, refused float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.refusal != "" {
+		refused = 1
+	}
 	for _, one := range s.serving {
 		o, _ := one.now()
 		offers = append(offers, o)
 	}
-	return offers, s.held
+	return offers, s.held, refused
 }
 
 // collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.

@@ -43,7 +43,7 @@ func (t addressTest) met(d subject) bool     { return slices.Contains(t, d.Addre
 func (t addressTest) missing(n *node) (out []string) {
 	for _, a := range t {
 		if _, ok := n.Device(a); !ok {
-			out = append(out, fmt.Sprintf("no device %s on this node", a))
+			out = append(out, fmt.Sprintf("no device %s on this node; 'podlace sriov ls' lists those that are here", a))
 		}
 	}
 	return out

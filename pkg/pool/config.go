@@ -9,6 +9,7 @@ package pool
 
 import (
 	"cmp"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
 )
@@ -144,10 +145,16 @@ func (r *reader) config(root value, src Source) *Config {
 	r.require(root, keys, "resourceList")
 	if resources.kind != "" { // after cdi, wherever that stands
 		r.each(func(v value) {
-			if resource := r.resource(v, src.Prefix, cdi); onHost(resource.hosts, src.Host) {
-				c.Resources = append(c.Resources, resource)
+			resource := r.resource(v, src.Prefix, cdi)
+			if !onHost(resource.hosts, src.Host) {
+				r.note(v.Place, "resource %s: only for hosts %s, not for this one, %s", resource.FullName(), strings.Join(resource.hosts, ", "), src.Host)
+				return
 			}
+			c.Resources = append(c.Resources, resource)
 		})(resources)
+		if len(resources.items) == 0 && len(c.PFs) == 0 {
+			r.note(resources.Place, "there is no resource: nothing is offered")
+		}
 	}
 	r.checkNames(c.Resources)
 	r.checkPFs(c.PFs)

@@ -71,6 +71,7 @@ func TestParse(t *testing.T) {
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
 			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1)},
 		},
+		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"}, "resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
 	}
 	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, PF{}, Condition{}), cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
 		t.Error(diff)
@@ -90,7 +91,7 @@ func TestParseErrors(t *testing.T) {
 		{"{\"resourceList\":[]}\n{", "2: invalid character '{' after top-level value"},
 		{strings.Repeat("[", 20) + strings.Repeat("]", 20), "1: " + strings.Repeat("[0]", 17) + ": nested more than 16 levels deep"},
 		{strings.Repeat("[", 20000) + strings.Repeat("]", 20000), "1: invalid character '[' exceeded max depth"},
-		{`{"resourceList":[]` + strings.Repeat(" ", 1<<20) + "}", "1: 1048595 bytes: want at most 1048576"},
+		{`{"resourceList":[]` + strings.Repeat(" ", 1<<20) + "}", "1: too large: want at most 1048576 bytes"},
 		{`[]`, "1: a list: want an object"},
 		{`{}`, "1: resourceList is missing"},
 		{`{"resourceList":{}}`, "1: resourceList: an object: want a list"},

@@ -112,7 +112,7 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[{"resourceName":"x","selectors":[{"rootDevices":["0000:99:00.0#1"]},{"rootDevices":["0000:40:00.0"]}]}]}`,
 			`1: resourceList[0].selectors[0].rootDevices: no root device "0000:99:00.0" on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:99:00.0","0000:10:01.0"]}}]}`,
-			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node`},
+			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node; 'podlace sriov ls' lists those that are here`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"numaNodes":[0,4,-1],"vendors":["8086"]}}]}`,
 			"1: resourceList[0].selectors.numaNodes: no NUMA node 4 on this node; there are: 0, 1\n" +
 				`1: resourceList[0]: resource intel.com/x: the NUMA node of 1 device is unknown: offered as intel.com/x_nonuma; with "unknownNuma": "all" they stay`},
@@ -123,7 +123,10 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
 			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: it takes every network device that is left"},
-		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`, "1: resourceList[0]: resource intel.com/x: no device on this node matches"},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`, "1: resourceList[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
+			"1: resourceList[0]: resource intel.com/x: no device on this node matches"},
+		{`{"resourceList":[]}`, "1: resourceList: there is no resource: nothing is offered"},
+		{`{"resourceList":[` + quiet + `,{"resourceName":"x","hosts":["worker-*","b"]}]}`, "1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b, not for this one, gpu-7"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-2"]}}]}`,
 			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it"},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:10:00.0"]}}]}`,
@@ -134,7 +137,8 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":65},{"pciAddress":"0000:10:00.0","numVfs":1}]}`,
 			"1: pfs[0]: numVfs 65: 0000:10:00.0 can have at most 64\n1: pfs[1]: 0000:10:00.0 is the PF of pfs[0] in line 1 already, which counts"},
 		{"{\"RESOURCELIST\":[\n{\"resourceName\":\"x\",\"selectors\":{\"vendors\":[\"ffff\"]}}]}",
-			"1: RESOURCELIST: taken for resourceList\n2: RESOURCELIST[0]: resource intel.com/x: no device on this node matches"},
+			"1: RESOURCELIST: taken for resourceList\n2: RESOURCELIST[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
+				"2: RESOURCELIST[0]: resource intel.com/x: no device on this node matches"},
 	} {
 		var got []string
 		for _, f := range Findings(mustParse(t, test.config), worker(), Env{}) {

@@ -43,8 +43,12 @@ func (f *findings) selectors(r *Resource) {
 	for _, s := range r.Selectors {
 		open = open || len(s.Conditions) == 0
 		for _, c := range s.Conditions {
-			for _, text := range c.test.missing(f.node) {
+			missing := c.test.missing(f.node)
+			for _, text := range missing {
 				f.add(c.Place, "%s", text)
+			}
+			if len(missing) == 0 {
+				f.unmet(r, c)
 			}
 		}
 	}
@@ -52,6 +56,28 @@ func (f *findings) selectors(r *Resource) {
 		f.add(r.Place, "resource %s: a selector is missing or empty: it takes every network device that is left", r.FullName())
 	}
 }
+
+// unmet reports a condition that no device meets, with what the devices have.
+func (f *findings) unmet(r *Resource, c Condition) {
+	var have []string
+	for _, d := range f.subjects {
+		d.bindTo = r.Driver
+		if c.test.met(d) {
+			return
+		}
+		if v := quoteEmpty(c.test.found(d)); !slices.Contains(have, v) {
+			have = append(have, v)
+		}
+	}
+	slices.Sort(have)
+	if more := len(have) - mostValues; more > 0 {
+		have = append(have[:mostValues], fmt.Sprintf("and %d more", more))
+	}
+	f.add(c.Place, "no device on this node is of %s; there are: %s", c.test.want(), orNone(strings.Join(have, ", ")))
+}
+
+// mostValues is how many values a finding lists.
+const mostValues = 20
 
 // devices reports what became of the devices that a resource matches.
 func (f *findings) devices(i int) {

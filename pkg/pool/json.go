@@ -83,8 +83,12 @@ type tree struct {
 // parseJSON returns the whole file as one value. Of errors in the syntax there is only the first.
 func parseJSON(r *reader, data []byte) (value, bool) {
 	root := Place{File: r.file, Line: 1}
+	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
+		r.fail(root, "the file begins with a byte order mark (BOM): save it as UTF-8 without one")
+		return value{}, false
+	}
 	if len(data) > maxBytes {
-		r.fail(root, "%d bytes: want at most %d", len(data), maxBytes)
+		r.fail(root, "too large: want at most %d bytes", maxBytes)
 		return value{}, false
 	}
 	t := tree{json.NewDecoder(bytes.NewReader(data)), nil, r}

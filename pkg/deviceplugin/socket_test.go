@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pool"
+)
+
+// TestSocketsComeBack: whoever removes the sockets, or takes them for a while, leaves an instance that can be asked.
+func TestSocketsComeBack(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	http := strings.TrimPrefix(l.HTTP, unixPrefix)
+	answers := func() {
+		t.Helper()
+		l.await("/readyz", "ok")
+		var err error
+		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+			if _, err = allocation.Ask(t.Context(), l.Socket, allocation.Question{}); err == nil {
+				return
+			}
+		}
+		t.Fatal(err)
+	}
+	answers()
+	for _, path := range []string{http, l.Socket} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers()
+	first := [2]socketID{}
+	for i, path := range []string{http, l.Socket} {
+		first[i], _ = idOf(path)
+	}
+	second := &lab{T: t, Options: l.Options, kubelet: l.kubelet, reload: l.reload, log: &lines{}}
+	stop := second.start()
+	for i, path := range []string{http, l.Socket} {
+		for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if id, ok := idOf(path); ok && !id.same(first[i]) {
+				break
+			} else if time.Now().After(until) {
+				t.Fatalf("%s is not the second instance's", path)
+			}
+		}
+	}
+	answers()
+	stop()
+	answers()
+}
+
+// TestNoSocketThere: what is no socket is nobody's to remove.
+func TestNoSocketThere(t *testing.T) {
+	for what, make := range map[string]func(path string) error{
+		"file":   func(path string) error { return os.WriteFile(path, []byte("{}"), 0o600) },
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+		"link":   func(path string) error { return os.Symlink("elsewhere", path) },
+	} {
+		for _, of := range []string{"socket", "http"} {
+			l := prepareLab(t, twoPFs(t), twoPools)
+			path := filepath.Join(t.TempDir(), "s")
+			if err := make(path); err != nil {
+				t.Fatal(err)
+			}
+			before, _ := os.Lstat(path)
+			if of == "http" {
+				l.HTTP = unixPrefix + path
+			} else {
+				l.Socket = path
+			}
+			err := Run(t.Context(), l.Options, nil, quiet())
+			after, gone := os.Lstat(path)
+			if err == nil || !strings.Contains(err.Error(), "something else is there") || gone != nil || !os.SameFile(before, after) {
+				t.Errorf("%s, %s: %v, %v", of, what, err, gone)
+			}
+		}
+	}
+}
+
+// TestPipe: a configuration that is no file is refused, at the start and later, and keeps nobody waiting.
+func TestPipe(t *testing.T) {
+	l := newLab(t, twoPFs(t), twoPools)
+	l.ids("example.com/one", vf00, vf01)
+	for _, err := range []error{os.Remove(l.ConfigFile), unix.Mkfifo(l.ConfigFile, 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.logged("the configuration stays as it was", "no regular file")
+	l.await("/metrics", "podlace_sriov_config_refused 1")
+	for range 2 {
+		before := strings.Count(l.log.String(), "no regular file")
+		l.hup() // who asks is answered
+		for until := time.Now().Add(patience); strings.Count(l.log.String(), "no regular file") == before; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatal("SIGHUP says nothing")
+			}
+		}
+	}
+	if _, err := pool.ReadFile(l.ConfigFile); err == nil {
+		t.Error("a pipe is read")
+	}
+	l.configure(twoPools)
+	l.await("/metrics", "podlace_sriov_config_refused 0")
+}
+
+// TestReady: the probe tells an instance that is ready from one that is not, and from none.
+func TestReady(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	if err := Ready(t.Context(), l.HTTP); err == nil {
+		t.Error("nobody is ready")
+	}
+	stop := l.start()
+	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
+	if err := Ready(t.Context(), l.HTTP); err == nil || !strings.Contains(err.Error(), "does not watch example.com/one") {
+		t.Errorf("got %v", err)
+	}
+	l.kubelet.start()
+	l.await("/readyz", "ok")
+	if err := Ready(t.Context(), l.HTTP); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if _, err := os.Lstat(l.Socket); !os.IsNotExist(err) {
+		t.Errorf("the socket of an instance that ended: %v", err)
+	}
+}
+
+// TestAbsent: that no kubelet is there is said once, when it is no restart.
+func TestAbsent(t *testing.T) {
+	log := &lines{}
+	r := &registrar{endpoint: &endpoint{log: logTo(log)}}
+	for i, step := range []struct {
+		absent bool
+		since  time.Duration
+		lines  int
+	}{{true, 0, 0}, {true, absentFor / 2, 0}, {true, 2 * absentFor, 1}, {true, 3 * absentFor, 1}, {false, 0, 1}, {true, 0, 1}, {true, 2 * absentFor, 2}} {
+		if step.since > 0 {
+			r.absent = time.Now().Add(-step.since)
+		}
+		r.tellAbsent(step.absent, "nobody is there", "/x")
+		if got := strings.Count(log.String(), "nobody is there"); got != step.lines {
+			t.Errorf("step %d: %d lines, want %d", i, got, step.lines)
+		}
+	}
+}
+
+// TestUnwritable: where nothing can be written pods get their devices all the same, by the kubelet.
+func TestUnwritable(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), `{"cdi": "field", "resourceList": [{"resourceName": "one", "selectors": {"pfNames": ["ens0f0"], "needVhostNet": true}}]}`)
+	file := filepath.Join(filepath.Dir(l.ConfigFile), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.CDIDir, l.InfoDir = filepath.Join(file, "cdi"), filepath.Join(file, "info")
+	l.kubelet.start()
+	l.start()
+	p := l.ids("example.com/one", vf00, vf01)
+	got, err := p.client.Allocate(context.Background(), allocating(vf00))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := got.GetContainerResponses()[0]; len(c.GetCdiDevices()) != 0 || len(c.GetDevices()) != 2 {
+		t.Errorf("got %v", c)
+	}
+	l.logged("CDI specifications were not written")
+}
