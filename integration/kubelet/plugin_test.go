@@ -30,7 +30,7 @@ const (
 
 // cards is the node's hardware: two PFs of four VFs on each NUMA node.
 func cards(t *testing.T) (sysfs string) {
-	return pcitest.Generate(t, pcitest.Machine{Nodes: numaNodes, PFs: 2, VFs: 4, InPods: true})
+	return pcitest.Generate(t, pcitest.Machine{Nodes: numaNodes, PFs: 2, VFs: 4, InPods: true, CPUs: cpusEach})
 }
 
 // plugin is the device plugin's daemon.
@@ -97,12 +97,18 @@ func (p *plugin) ready(limit time.Duration) time.Duration {
 // list is what podlace sriov ls prints.
 func (p *plugin) list() string {
 	p.t.Helper()
-	out, err := exec.Command(filepath.Join(p.bin, "podlace"), "sriov", "ls", "--config-file", p.config(), "--sysfs", p.sysfs,
-		"--socket", p.socket()).CombinedOutput()
+	out, err := p.podlace("ls")
 	if err != nil {
 		p.t.Errorf("podlace sriov ls: %v\n%s", err, out)
 	}
-	return string(out)
+	return out
+}
+
+// podlace runs podlace sriov, and returns what it prints.
+func (p *plugin) podlace(args ...string) (string, error) {
+	args = append([]string{"sriov"}, append(args, "--config-file", p.config(), "--sysfs", p.sysfs, "--socket", p.socket())...)
+	out, err := exec.Command(filepath.Join(p.bin, "podlace"), args...).CombinedOutput()
+	return string(out), err
 }
 
 // numaOf returns the NUMA node of a device, in the sysfs as it is.

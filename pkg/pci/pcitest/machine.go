@@ -3,6 +3,7 @@
 package pcitest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,7 @@ type Machine struct {
 	Stride int    // from one VF's address to the next, 1 if 0; igb has 2
 	Driver string // of VFs, iavf if ""
 	InPods bool   // all VFs' interfaces are in other namespaces
+	CPUs   int    // of each node, 16 if 0
 }
 
 // Generate makes the tree of a machine in a folder of the test's own.
@@ -32,7 +34,7 @@ func Generate(t testing.TB, m Machine) (sysfs string) {
 	}
 	must(t, os.MkdirAll(filepath.Join(sysfs, "kernel/iommu_groups"), 0o755))
 	write(t, filepath.Join(sysfs, "bus/pci/drivers_probe"), "")
-	nodes := max(m.Nodes, 1)
+	nodes, cpus := max(m.Nodes, 1), cmp.Or(m.CPUs, 16)
 	write(t, filepath.Join(sysfs, "devices/system/node/online"), strings.TrimSuffix(fmt.Sprintf("0-%d", nodes-1), "-0")+"\n")
 	for n := range nodes {
 		var distances []string
@@ -40,7 +42,7 @@ func Generate(t testing.TB, m Machine) (sysfs string) {
 			distances = append(distances, map[bool]string{true: "10", false: "21"}[other == n])
 		}
 		fill(t, filepath.Join(sysfs, "devices/system/node", fmt.Sprint("node", n)),
-			fmt.Sprintf("cpulist %d-%d\ndistance %s", n*16, n*16+15, strings.Join(distances, " ")))
+			fmt.Sprintf("cpulist %d-%d\ndistance %s", n*cpus, (n+1)*cpus-1, strings.Join(distances, " ")))
 		for p := range m.PFs {
 			m.addPF(t, sysfs, n, p)
 		}
