@@ -221,14 +221,17 @@ func TestTimeUp(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	busy := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
-		if n > 1 { // the time is up while it is silent
+		if n > 1 {
 			<-hang
 		}
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}})
 	silent := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { <-hang; return nil, nil }})
-	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "rejected by rate limit": busy.Kubelet, "i/o timeout": silent.Kubelet} {
-		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	if _, err := askTwice(t, busy, "u"); err == nil || !strings.Contains(err.Error(), "has: context canceled: Get: gRPC code 8: rejected by rate limit") {
+		t.Errorf("got %v", err)
+	}
+	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		_, err := Ask(ctx, k, "shop", "web-0", "u")
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), says) ||

@@ -5,6 +5,7 @@ package podresources
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -28,6 +29,7 @@ type kubelet struct {
 	Kubelet
 	mu    sync.Mutex
 	asked []string // which questions came
+	third func()   // is called when the third comes, before it is answered
 	// get and list answer; n says how often they were asked before.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
@@ -41,7 +43,9 @@ func (k *kubelet) count(method string) (before int) {
 			before++
 		}
 	}
-	k.asked = append(k.asked, method)
+	if k.asked = append(k.asked, method); len(k.asked) == 3 && k.third != nil {
+		k.third()
+	}
 	return before
 }
 
@@ -110,6 +114,21 @@ func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	return Ask(ctx, k, "shop", "web-0", uid)
+}
+
+// askTwice is Ask for a time that is up while the third question is asked.
+func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	k.mu.Lock()
+	k.asked, k.third = nil, cancel
+	k.mu.Unlock()
+	got, err := Ask(ctx, k.Kubelet, "shop", "web-0", uid)
+	if asked := len(k.questions()); asked != 3 || !errors.Is(err, context.Canceled) {
+		t.Errorf("asked %d times, %v", asked, err)
+	}
+	return got, err
 }
 
 // web is the pod web-0 with devices of example.com/fast in its container.
