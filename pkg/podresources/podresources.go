@@ -44,7 +44,7 @@ type Kubelet struct {
 	Wanted func(resource string) bool
 }
 
-// At is the kubelet of a root folder, such as /var/lib/kubelet.
+// At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all the same.
 func At(dir string) Kubelet {
 	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"), Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
 }
