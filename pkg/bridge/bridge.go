@@ -111,7 +111,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
 	planned := st
-	planned.IPAM = ipamObject(r.Config) // for the DEL after a kill; an IPAM plugin that fails gives back by itself
+	planned.IPAM = ipam.Object(r.Config) // for the DEL after a kill; an IPAM plugin that fails gives back by itself
 	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if st.Masquerade == "iptables" {
 		st.Except = j.cfg.Masquerade.of(j.cfg.Masquerade.Except)
 	}
-	st.Addresses, st.Routes, st.Gateways = layer3.addresses, layer3.routes, layer3.gateways
+	st.Addresses, st.Routes, st.Gateways = layer3.Addresses, layer3.Routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())
 	if err := j.att.Save(st); err != nil {
 		return nil, err
@@ -247,32 +247,18 @@ func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state,
 }
 
 func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
-	name := ipamType(object)
+	name := ipam.Type(object)
 	if name == "" {
 		return nil
 	}
 	as := *r
-	as.Config = withIPAM(r.Config, object)
-	if now := ipamType(ipamObject(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
+	as.Config = ipam.WithKey(r.Config, "ipam", object)
+	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
 		// Where nobody can be asked any more, a pod that can never be deleted helps nobody.
 		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead", "gone", name, "asked", now)
 		as.Config, name = r.Config, now
 	}
 	return b.ipam.Del(&as, name)
-}
-
-// withIPAM returns the configuration with another object under "ipam".
-func withIPAM(config []byte, ipam json.RawMessage) []byte {
-	var keys map[string]json.RawMessage
-	if json.Unmarshal(config, &keys) != nil {
-		return config
-	}
-	keys["ipam"] = ipam
-	out, err := json.Marshal(keys)
-	if err != nil {
-		return config
-	}
-	return out
 }
 
 // status fails only when no ADD can work here.

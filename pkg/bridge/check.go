@@ -72,7 +72,7 @@ func (j *job) recordedRoutes(l *layer3) error {
 	if !ok || err != nil {
 		return err
 	}
-	l.routes = slices.DeleteFunc(st.Routes, func(route kernel.Route) bool {
+	l.Routes = slices.DeleteFunc(st.Routes, func(route kernel.Route) bool {
 		return !slices.ContainsFunc(j.r.Prev.Routes, func(r *types.Route) bool {
 			dst, ok := kernel.Prefix(&r.Dst)
 			return ok && dst == route.Dst
@@ -151,12 +151,12 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range l.addresses {
+	for _, a := range l.Addresses {
 		if !slices.Contains(has, a) {
 			return differs("address %s is missing on %s", a, j.r.IfName)
 		}
 	}
-	for _, route := range l.routes {
+	for _, route := range l.Routes {
 		if ok, err := j.pod.HasRoute(w.pod, route); err != nil {
 			return err
 		} else if !ok {
@@ -177,13 +177,13 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 func (j *job) checkMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
-		if ok, err := j.masqueradedByReference(m.of(l.addresses)); ok || err != nil {
+		if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
 			return err
 		}
 	}
 	switch m.Backend {
 	case "nftables":
-		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, m, l.addresses, j.shared))
+		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
 		if err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func (j *job) checkMasquerade(l layer3) error {
 		}
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
-			if err := j.checkIPTables(is4, m.of(l.addresses)); err != nil {
+			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {
 				return err
 			}
 		}

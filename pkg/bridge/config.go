@@ -96,7 +96,7 @@ func Parse(r *plugin.Request) (Config, error) {
 }
 
 func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
-	c.IPAM = ipamType(raw.IPAM)
+	c.IPAM = ipam.Type(raw.IPAM)
 	var keys map[string]json.RawMessage
 	if len(raw.IPAM) > 0 && json.Unmarshal(raw.IPAM, &keys) != nil {
 		return plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM)
@@ -117,24 +117,6 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", c.IPAM)
 	}
 	return ipam.ValidType(c.IPAM)
-}
-
-// ipamObject returns the "ipam" object of a configuration that may be wrong elsewhere.
-func ipamObject(config []byte) json.RawMessage {
-	var keys struct {
-		IPAM json.RawMessage `json:"ipam"`
-	}
-	_ = json.Unmarshal(config, &keys)
-	return keys.IPAM
-}
-
-// ipamType returns the type of the IPAM plugin; DEL uses it on configurations that may be wrong elsewhere.
-func ipamType(raw json.RawMessage) string {
-	var i struct {
-		Type string `json:"type"`
-	}
-	_ = json.Unmarshal(raw, &i)
-	return i.Type
 }
 
 func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {

@@ -8,13 +8,14 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func (b bridge) gc(r *plugin.Request) error {
 	errs := []error{attachment.Collect(r, b.removeAs(r)), attachment.CollectUnreadable(r, removeByHash)}
-	if t := ipamType(ipamObject(r.Config)); t != "" {
+	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
 		errs = append(errs, b.ipam.GC(r, t))
 	}
 	return errors.Join(errs...)

@@ -16,7 +16,7 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *kernel.G
 	}
 	g := &kernel.Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner}
 	if c.AntiSpoof {
-		for _, a := range l.addresses {
+		for _, a := range l.Addresses {
 			g.Addresses = append(g.Addresses, a.Addr())
 		}
 	}

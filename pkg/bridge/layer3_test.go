@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -48,13 +49,13 @@ func routeText(r kernel.Route) string {
 // text renders a plan in the words of ip(8).
 func (l layer3) text() string {
 	var lines []string
-	for _, a := range l.addresses {
+	for _, a := range l.Addresses {
 		lines = append(lines, "pod "+a.String())
 	}
 	for _, gw := range l.gateways {
 		lines = append(lines, "bridge "+gw.String())
 	}
-	for _, r := range l.routes {
+	for _, r := range l.Routes {
 		lines = append(lines, "route "+routeText(r))
 	}
 	return strings.Join(lines, "\n")
@@ -176,7 +177,7 @@ func TestNFTMasquerade(t *testing.T) {
 		{Masquerade{V6: true, Except: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}, false,
 			"[fd00::5/128] [2001:db8::/32 fd00::/64]"},
 	} {
-		m := nftMasquerade("net", c.cfg, l.addresses, c.shared)
+		m := nftMasquerade("net", c.cfg, l.Addresses, c.shared)
 		if got := fmt.Sprint(m.Sources, " ", m.Local); got != c.want || m.Network != "net" {
 			t.Errorf("%+v: %s", c, got)
 		}
@@ -194,7 +195,7 @@ func TestMasqueradeChain(t *testing.T) {
 
 func TestIPAMType(t *testing.T) {
 	for raw, want := range map[string]string{``: "", `null`: "", `{}`: "", `[]`: "", `{"type":7}`: "", `{"type":"x"}`: "x", `{"TYPE":"y"}`: "y"} {
-		if got := ipamType(json.RawMessage(raw)); got != want {
+		if got := ipam.Type(json.RawMessage(raw)); got != want {
 			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
 	}
@@ -226,10 +227,10 @@ func FuzzPlanLayer3(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(l.addresses) != len(from.IPs) || len(l.ips) != len(from.IPs) || len(l.routes) != len(l.shown) || gateway && len(l.gateways) != len(from.IPs) {
+		if len(l.Addresses) != len(from.IPs) || len(l.IPs) != len(from.IPs) || len(l.Routes) != len(l.Shown) || gateway && len(l.gateways) != len(from.IPs) {
 			t.Errorf("%s: %+v", answer, l)
 		}
-		for _, p := range append(l.addresses, l.gateways...) {
+		for _, p := range append(l.Addresses, l.gateways...) {
 			if !p.IsValid() {
 				t.Errorf("%s: the prefix %s", answer, p)
 			}

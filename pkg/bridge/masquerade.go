@@ -40,7 +40,7 @@ func (j *job) masquerade(l layer3) error {
 		return j.endMasquerade()
 	}
 	// Pods that were masqueraded by nftables before the configuration was edited stay so.
-	return masqueradeByIPTables(j.host, j.att.Key, m.of(l.addresses), m.of(m.Except))
+	return masqueradeByIPTables(j.host, j.att.Key, m.of(l.Addresses), m.of(m.Except))
 }
 
 // endMasquerade: the subnets are masqueraded as a whole, so the newest configuration decides for the network.
@@ -72,7 +72,7 @@ func (m Masquerade) text() string {
 // records of all attachments, when the configuration has changed, when subnets overlap, and after somebody flushed the rules.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.text()
-	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.addresses, j.shared)
+	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared)
 	missing, err := j.host.MissingMasquerade(want)
 	if err != nil {
 		return err

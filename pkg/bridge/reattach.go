@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -96,7 +97,7 @@ func (j *job) reattachPort(bridge kernel.Link, p port) error {
 		errs = append(errs, j.host.SetUp(p.link))
 	}
 	as := *j
-	as.cfg.VLANs, as.cfg.Gateway, as.cfg.IPAM = p.VLANs, len(p.Gateways) > 0, ipamType(p.IPAM)
+	as.cfg.VLANs, as.cfg.Gateway, as.cfg.IPAM = p.VLANs, len(p.Gateways) > 0, ipam.Type(p.IPAM)
 	gateway, err := as.ensureGatewayLink(bridge)
 	if err != nil {
 		return errors.Join(append(errs, err)...)

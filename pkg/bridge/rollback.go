@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -111,7 +112,7 @@ func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if err := json.Unmarshal(conf, &raw); err != nil {
 		return Masquerade{}, err
 	}
-	cfg := Config{IPAM: ipamType(raw.IPAM)}
+	cfg := Config{IPAM: ipam.Type(raw.IPAM)}
 	if err := parseMasquerade(&cfg, raw, nil); err != nil || cfg.Masquerade.Backend == "" {
 		return Masquerade{}, err
 	}

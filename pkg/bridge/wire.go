@@ -128,10 +128,10 @@ func randomMAC() net.HardwareAddr {
 // setMAC gives the pod the MAC of its first address, unless somebody wants another one: then nobody on the bridge, who talked to the last pod
 // with that first address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
-	if j.cfg.MAC != nil || !j.shared || len(l.addresses) == 0 {
+	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
 	}
-	w.pod.MAC = j.att.AddressMAC(l.addresses[0].Addr())
+	w.pod.MAC = j.att.AddressMAC(l.Addresses[0].Addr())
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
@@ -149,7 +149,7 @@ func (j *job) configure(w wiring, l layer3) error {
 	if err := j.pod.SetARPNotify(w.pod); err != nil {
 		return err
 	}
-	for _, a := range l.addresses {
+	for _, a := range l.Addresses {
 		if err := j.pod.AddAddress(w.pod, a, j.cfg.DAD); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (j *job) configure(w wiring, l layer3) error {
 			return err
 		}
 	}
-	for _, route := range l.routes {
+	for _, route := range l.Routes {
 		if err := j.pod.AddRoute(w.pod, route); err != nil {
 			return err
 		}
@@ -209,12 +209,12 @@ func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.quiet(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
 	switch {
-	case l.has6():
+	case l.Has6():
 		settings = append(settings,
 			kernel.Sysctl{Path: "ipv6/conf/lo/disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
-	case len(l.addresses) > 0 && !l.routes6():
+	case len(l.Addresses) > 0 && !l.routes6():
 		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "1"})
 	}
 	return pod.Lacks(settings...)

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Plan is which addresses and routes an interface shall have: a pure function of what the IPAM plugin returned, which ADD applies and CHECK
+// compares with.
+type Plan struct {
+	Addresses []netip.Prefix // with the length of their subnet
+	Routes    []kernel.Route
+	IPs       []*types100.IPConfig // as the result tells them
+	Shown     []*types.Route       // routes as the result tells them
+
+	first map[bool]netip.Addr // gateways; key: is IPv4
+}
+
+// PlanOf reads the addresses. gateway chooses that of an address, of the one that the IPAM plugin gave; zero is none.
+func PlanOf(from *types100.Result, gateway func(address netip.Prefix, given netip.Addr) (netip.Addr, error)) (Plan, error) {
+	plan := Plan{Shown: from.Routes, first: map[bool]netip.Addr{}}
+	for _, ip := range from.IPs {
+		p, ok := kernel.Prefix(&ip.Address)
+		if !ok || p.Bits() == 0 {
+			return Plan{}, plugin.Errorf(plugin.CodeConfig, "ipam returned an invalid address %s", ip.Address.String())
+		}
+		gw, _ := netip.AddrFromSlice(ip.Gateway)
+		if gw = gw.Unmap(); gw.IsValid() && gw.Is4() != p.Addr().Is4() {
+			return Plan{}, plugin.Errorf(plugin.CodeConfig, "gateway %s of address %s: want an address of the same family", gw, p)
+		}
+		gw, err := gateway(p, gw)
+		if err != nil {
+			return Plan{}, err
+		}
+		shown := &types100.IPConfig{Address: ip.Address}
+		if gw.IsValid() {
+			shown.Gateway = gw.AsSlice()
+			if _, seen := plan.first[gw.Is4()]; !seen {
+				plan.first[gw.Is4()] = gw
+			}
+		}
+		plan.Addresses = append(plan.Addresses, p)
+		plan.IPs = append(plan.IPs, shown)
+	}
+	return plan, nil
+}
+
+// Has6 tells whether there is an IPv6 address.
+func (p Plan) Has6() bool {
+	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+}
+
+// AddDefaults gives each family that has a gateway a default route, unless the IPAM plugin gave one with a gateway.
+func (p *Plan) AddDefaults() {
+	for _, is4 := range []bool{true, false} {
+		gw, ok := p.first[is4]
+		if !ok || p.hasDefault(is4) {
+			continue
+		}
+		dst := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if !is4 {
+			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		p.Shown = append(p.Shown, &types.Route{Dst: *kernel.IPNet(dst), GW: gw.AsSlice()})
+	}
+}
+
+func (p *Plan) hasDefault(is4 bool) bool {
+	for _, r := range p.Shown {
+		if dst, ok := kernel.Prefix(&r.Dst); ok && r.GW != nil && dst.Bits() == 0 && dst.Addr().Is4() == is4 {
+			return true
+		}
+	}
+	return false
+}
+
+// AddRoutes plans the routes that are shown. One without a gateway gets the first of its family, unless a scope says that it has none.
+func (p *Plan) AddRoutes() error {
+	for _, r := range p.Shown {
+		dst, ok := kernel.Prefix(&r.Dst)
+		if !ok {
+			return plugin.Errorf(plugin.CodeConfig, "route to %s: want a destination with prefix length", r.Dst.String())
+		}
+		route := kernel.Route{Dst: dst, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority, Table: r.Table, Scope: r.Scope}
+		if gw, ok := netip.AddrFromSlice(r.GW); ok {
+			route.Gateway = gw.Unmap()
+		} else if r.Scope == nil || *r.Scope == 0 {
+			route.Gateway = p.first[dst.Addr().Is4()]
+		}
+		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
+			return plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is of the other family", dst, route.Gateway)
+		}
+		if !p.reaches(route.Gateway) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is in no subnet of the pod", dst, route.Gateway),
+				"put a route to the gateway with scope 253 (link) before it")
+		}
+		p.Routes = append(p.Routes, route)
+	}
+	return nil
+}
+
+// reaches tells whether a gateway can be had by an address of the pod, or by a route before.
+func (p *Plan) reaches(gw netip.Addr) bool {
+	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
+		return true
+	}
+	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Masked().Contains(gw) }) ||
+		slices.ContainsFunc(p.Routes, func(r kernel.Route) bool { return r.Dst.Masked().Contains(gw) })
+}
