@@ -47,6 +47,11 @@ func (a Address) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", a.domain, a.bus, a.device, a.function)
 }
 
+// Number returns a number that no other address has.
+func (a Address) Number() int64 {
+	return int64(a.domain)<<16 | int64(a.bus)<<8 | int64(a.device)<<3 | int64(a.function)
+}
+
 // Compare orders addresses by domain, bus, device and function. None comes first.
 func (a Address) Compare(b Address) int {
 	if a.valid != b.valid {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. Channels are not asked for. The error is fs.ErrNotExist by
+// errors.Is when there is no such function of a network card.
+func Read(sysfs string, a Address) (d, pf Device, err error) {
+	root, err := os.OpenRoot(sysfs)
+	if err != nil {
+		return d, pf, fmt.Errorf("PCI function %s: %w", a, err)
+	}
+	defer root.Close()
+	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}}
+	if a.IsValid() {
+		s.add(a)
+	}
+	if len(s.devices) == 1 && s.devices[0].IsVF() {
+		s.add(s.devices[0].PF)
+	}
+	for _, found := range s.join() { // a VF whose PF is gone is none
+		if found.Address == a {
+			d = found
+		} else {
+			pf = found
+		}
+	}
+	if !d.Address.IsValid() {
+		return d, pf, fmt.Errorf("PCI function %s: is not there, or of no network card: %w", a, fs.ErrNotExist)
+	}
+	return d, pf, nil
+}
