@@ -34,6 +34,8 @@ const (
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
+	// Resources are those that a question for one pod is about, also of other device plugins; none is all that this one has.
+	Resources []string `json:"resources,omitempty"`
 }
 
 // Device is a device and the container that has it.
@@ -51,6 +53,8 @@ type Device struct {
 // Answer is what the device plugin knows. With an Error the devices are unknown, which is something else than none.
 type Answer struct {
 	Devices []Device `json:"devices"`
+	// Resources are those of the question, if all their devices are among these.
+	Resources []string `json:"resources,omitempty"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
 	Faults map[string]string `json:"faults,omitempty"`
 	Error  string            `json:"error,omitempty"`

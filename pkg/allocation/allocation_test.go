@@ -63,7 +63,7 @@ func TestAsk(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 4 * atOnce {
 		all.Go(func() {
-			q := Question{"shop", fmt.Sprint("web-", i)}
+			q := Question{Namespace: "shop", Pod: fmt.Sprint("web-", i)}
 			got, err := Ask(t.Context(), socket, q)
 			if diff := cmp.Diff(echo(t.Context(), q), got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)

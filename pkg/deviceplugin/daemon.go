@@ -280,10 +280,15 @@ func (d *daemon) grant(p pool.Pool) grant {
 // answer is what the sriov plugin and the command line are told.
 func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
+	want := d.ours
+	if q.Pod != "" && len(q.Resources) > 0 { // the kubelet tells of those of others, too
+		a.Resources = q.Resources
+		want = func(resource string) bool { return slices.Contains(q.Resources, resource) }
+	}
 	var held []Holder
 	var err error
 	if q.Pod != "" {
-		held, err = d.pods.Get(ctx, q.Namespace, q.Pod, d.ours)
+		held, err = d.pods.Get(ctx, q.Namespace, q.Pod, want)
 	} else {
 		held, err = d.pods.List(ctx, func(string) bool { return true })
 		held = slices.DeleteFunc(held, func(h Holder) bool { return !d.ours(h.Resource) && !d.has(h.Device) })
