@@ -7,7 +7,7 @@
 // before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then network, then node, then the lease folder of host-local, then iptables.
+// Order of locks, everywhere: attachment, then network, then node, then VF (one at a time), then the lease folder of host-local, then iptables.
 package attachment
 
 import (

@@ -149,7 +149,11 @@ func Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error
 	return a, rec, true, nil
 }
 
-// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays.
+// Journals is the folder, in that of all networks, of what VFs were like before pods got them.
+const Journals = ".vfs"
+
+// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays, and so do the journals of VFs:
+// nobody else can bring those back.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}
@@ -159,7 +163,7 @@ func Clear() error {
 	entries, err := os.ReadDir(store.Root)
 	errs = append(errs, ignoreMissing(err))
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
+		if strings.HasPrefix(e.Name(), ".") && e.Name() != Journals {
 			errs = append(errs, store.RemoveAll(filepath.Join(store.Root, e.Name())))
 		}
 	}

@@ -186,12 +186,12 @@ func find(dirs []string, name string) (string, error) {
 }
 
 // environment is this process's own, with the verb and the attachment of the request. Of one that is not in the environment, but collected,
-// neither namespace nor arguments are known.
+// neither namespace nor arguments are known. Another interface of the same container has its namespace while it is attached.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
 		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
-		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") {
+		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") && verb == "DEL" {
 			own = append(own, "CNI_NETNS=", "CNI_ARGS=")
 		}
 	}

@@ -32,6 +32,16 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
+// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused.
+func OpenNetns(path string) (*os.File, error) {
+	f, err := openNetns(path)
+	if err == nil && isOwn(f) {
+		f.Close()
+		return nil, errors.New("is the namespace of the plugin itself")
+	}
+	return f, err
+}
+
 func openNetns(path string) (*os.File, error) {
 	// O_NONBLOCK: a FIFO in place of the namespace must not block.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

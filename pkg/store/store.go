@@ -202,6 +202,18 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 // Write puts data under name in one step: a reader sees the old content or the new, never a part. Two writers of one name must
 // exclude each other by a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
+	return d.write(name, data, mode, func(*os.File) error { return nil })
+}
+
+// WriteSync is Write that returns when the data is where a crash of the kernel leaves it, if the folder is on a disk.
+func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
+	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
+		return err
+	}
+	return d.named(d.self.Sync())
+}
+
+func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
@@ -210,7 +222,9 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return d.named(err)
 	}
-	_, err = f.Write(data)
+	if _, err = f.Write(data); err == nil {
+		err = sync(f)
+	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = d.named(d.root.Rename(temp, name))
 	}
