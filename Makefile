@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-CNI_PLUGINS := bridge host-local loopback portmap bandwidth
+CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov
 TOOLS       := podlace sriov-device-plugin
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace

@@ -24,12 +24,13 @@ func layers() [][]string {
 		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
-		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
-		{"pkg/pci", "pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
+		{"pkg/attachment", "pkg/kernel"},
+		{"pkg/ipam", "pkg/pci"},
+		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool"},
 		{"pkg/rollback"}, // reads configurations as the collector does
 		{"pkg/cli", "pkg/deviceplugin"},
-		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/podlace", "plugins/sriov-device-plugin"},
+		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace", "plugins/sriov-device-plugin"},
 	}
 }
 
@@ -45,16 +46,16 @@ func only() map[string][]string {
 		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                    // what changes the system
+		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                     // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
-		module + "pkg/pci/pcitest":       nil,
+		module + "pkg/pci/pcitest":       {"integration/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/card"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 

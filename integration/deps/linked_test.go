@@ -23,6 +23,7 @@ func budgets() map[string]int64 {
 		"loopback":   3_530_000,
 		"portmap":    4_450_000,
 		"bandwidth":  4_100_000,
+		"sriov":      5_640_000,
 	}
 }
 

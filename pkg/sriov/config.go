@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ type Config struct {
 	Driver    string // to bind the VF to; "" for the one it has
 	IPAM      string // plugin type; "" for none
 	ReportIPs bool   // the addresses of VFs are in the result
+	Kubelet   string // its folder
 }
 
 // Settings are what the PF is told of a VF; what is nil or "" stays as it is.
@@ -60,16 +62,15 @@ type rawConfig struct {
 	MTU        int      `json:"mtu"`
 	Driver     string   `json:"driver"`
 	ReportIPs  *bool    `json:"reportIPs"`
-	Annotation []string `json:"podMay"`
+	KubeletDir string   `json:"kubeletDir"`
 	LogLevel   string   `json:"logLevel"`
 	LogFile    string   `json:"logFile"`
 
 	IPAM          json.RawMessage `json:"ipam"`
 	RuntimeConfig struct {
-		MAC         string            `json:"mac"`
-		DeviceID    string            `json:"deviceID"`
-		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
-		Bandwidth   *bandwidth        `json:"bandwidth"`
+		MAC       string     `json:"mac"`
+		DeviceID  string     `json:"deviceID"`
+		Bandwidth *bandwidth `json:"bandwidth"`
 	} `json:"runtimeConfig"`
 }
 
@@ -79,8 +80,14 @@ type bandwidth struct {
 	EgressRate  uint64 `json:"egressRate"`
 }
 
-// defaultNames is what the interfaces of VFs beside that of the main plugin are called.
-const defaultNames = "net{index}"
+const (
+	// defaultNames is what the interfaces of VFs beside that of the main plugin are called.
+	defaultNames   = "net{index}"
+	defaultKubelet = "/var/lib/kubelet"
+)
+
+// chained tells whether other plugins came before this one and made the pod's interface.
+func chained(r *plugin.Request) bool { return r.Prev != nil }
 
 // Parse reads the configuration of an ADD, CHECK, STATUS or GC.
 func Parse(r *plugin.Request) (Config, error) {
@@ -88,7 +95,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return Config{}, err
 	}
-	c := Config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, ReportIPs: r.Prev == nil}
+	c := Config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, ReportIPs: !chained(r),
+		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
@@ -205,7 +213,7 @@ func parseRates(c *Config, raw rawConfig, r *plugin.Request) error {
 			return plugin.Errorf(plugin.CodeConfig, "%s %d: want Mbit/s, 0 for no limit", rate.key, *rate.value)
 		}
 	}
-	if limit := raw.RuntimeConfig.Bandwidth; limit != nil && r.Prev == nil {
+	if limit := raw.RuntimeConfig.Bandwidth; limit != nil && !chained(r) {
 		if limit.IngressRate != 0 {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
 				"take the annotation kubernetes.io/ingress-bandwidth away, or limit it at the switch")
@@ -227,10 +235,16 @@ func parseLink(c *Config, raw rawConfig, r *plugin.Request) (err error) {
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) { // ETH_MIN_MTU and IP_MAX_MTU of the kernel
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
+	if !filepath.IsAbs(c.Kubelet) {
+		return plugin.Errorf(plugin.CodeConfig, "kubeletDir %q: want an absolute path", c.Kubelet)
+	}
 	if strings.ContainsAny(c.Driver, "/ \t\n") || strings.HasPrefix(c.Driver, ".") {
 		return plugin.Errorf(plugin.CodeConfig, "driver %q: want the name of a driver, such as vfio-pci", c.Driver)
 	}
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
+	if chained(r) {
+		sources[1].value = "" // that is the MAC of the pod's own interface
+	}
 	for _, s := range sources {
 		if s.value == "" {
 			continue
@@ -305,4 +319,3 @@ func (s Settings) any() (key string, ok bool) {
 	}
 	return "", false
 }
-

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// dadTimeout bounds duplicate address detection, which takes one to two seconds (RFC 4862 section 5.4) once there is a carrier. That takes some
+// seconds when an interface has just come up.
+const dadTimeout = 10 * time.Second
+
+// attach gives a VF to the pod.
+func (s sriov) attach(j *job, v *vf) error {
+	h, err := hold(v.Address)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	if err := j.settle(h); err != nil {
+		return err
+	}
+	c, err := j.read(v.Address)
+	if isGone(err) {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s is gone: %w", v.Address, err), "were the VFs of the card removed or made anew?")
+	}
+	if err == nil {
+		err = j.usable(c)
+	}
+	if err != nil {
+		return err
+	}
+	if err := j.record(h, v, c); err != nil {
+		return err
+	}
+	if err := j.setPF(c); err != nil {
+		return err
+	}
+	if c, err = j.bind(c); err != nil {
+		return err
+	}
+	if v.Userspace = c.userspace(); v.Userspace != "" {
+		v.MAC = j.cfg.MAC.String()
+		return s.lease(j, v)
+	}
+	link, err := j.move(c, v)
+	if err != nil {
+		return err
+	}
+	if err := s.lease(j, v); err != nil {
+		return err
+	}
+	return j.configure(link, v)
+}
+
+// settle looks at the journal of a VF that is to be attached: another pod may have the VF, or have left it as it was.
+func (j *job) settle(h *held) error {
+	left, ok, err := h.load()
+	if err != nil || !ok {
+		return err
+	}
+	if left.Owner != j.att.Key {
+		if has, err := j.has(left); err != nil || has {
+			return errors.Join(err, j.busy(left))
+		}
+	}
+	j.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
+	return j.restore(h, left)
+}
+
+// has tells whether the owner of a journal has the VF.
+func (j *job) has(left journal) (bool, error) {
+	pod, link, alive, err := inPod(left)
+	if err != nil || !alive {
+		return false, err
+	}
+	defer pod.Close()
+	if link.Index != 0 {
+		return true, nil
+	}
+	c, err := j.read(left.Address)
+	if isGone(err) {
+		return false, nil
+	}
+	return c.userspace() != "", err // a program has it as long as its pod lives
+}
+
+func (j *job) busy(left journal) error {
+	whose := "container " + left.Owner.ContainerID
+	if left.Pod != "" {
+		whose = "pod " + left.Pod
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, whose, left.Since.Format(time.RFC3339)),
+		"it is container %s, %s in network %s; when that is gone, DEL gives the VF back", left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
+}
+
+// usable refuses what no pod may have.
+func (j *job) usable(c card) error {
+	refuse := func(format string, args ...any) error {
+		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
+	}
+	switch {
+	case !c.vf.IsVF():
+		return plugin.WithHint(refuse("is no VF of this node"), "a PF, and a card without VFs, stay with the node")
+	case c.vf.LinkType == pci.InfiniBand:
+		return refuse("is of InfiniBand: its GUIDs cannot be set yet")
+	case c.link.Index != 0 && plugin.ValidIfName(c.link.Name) != nil:
+		return refuse("has an interface with a name that cannot be given back: %q", c.link.Name)
+	case c.link.Master != 0:
+		return refuse("is in use on the node: %s is the port of another interface", c.link.Name)
+	case c.link.Up && j.host.IsUplink(c.link):
+		return refuse("is in use on the node: %s has its default route", c.link.Name)
+	}
+	return nil
+}
+
+// record writes the journal, before the first change.
+func (j *job) record(h *held, v *vf, c card) error {
+	f := former{Driver: c.vf.Driver}
+	if now, ok, err := j.asPF(c); err != nil {
+		return err
+	} else if ok {
+		f.PF = &now
+	}
+	mac := c.link.MAC
+	if link := c.link; link.Index != 0 {
+		f.Name, f.AltNames, f.MAC, f.MTU = link.Name, link.AltNames, link.MAC, link.MTU
+		f.Promisc, f.AllMulti, f.Up = link.Promis, link.AllMulti, link.Up
+	}
+	if j.cfg.MAC != nil {
+		mac = j.cfg.MAC
+	}
+	v.held = true
+	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath, Name: v.Name,
+		MAC: mac.String(), Since: time.Now().Truncate(time.Second), Former: f})
+}
+
+// setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
+func (j *job) setPF(c card) error {
+	have, ok, err := j.asPF(c)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		key, needed := j.cfg.Wanted.any()
+		if !needed && j.cfg.MAC != nil && c.link.Index == 0 {
+			key, needed = "mac", true
+		}
+		if needed {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "%s: the PF of VF %s cannot be told", key, c.vf.Address),
+				"the PF %s has no interface in the namespace of the node, or its driver does not tell of VFs", c.vf.PF)
+		}
+		return nil
+	}
+	want := j.cfg.Wanted.apply(have)
+	if j.cfg.MAC != nil {
+		want.MAC = j.cfg.MAC
+	}
+	return j.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
+}
+
+// bind gives the VF the driver that is configured.
+func (j *job) bind(c card) (card, error) {
+	if j.cfg.Driver != "" && j.cfg.Driver != c.vf.Driver {
+		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, j.cfg.Driver); err != nil {
+			return c, plugin.Errorf(plugin.CodeDevice, "driver: %w", err)
+		}
+		var err error
+		if c, err = j.read(c.vf.Address); err != nil || c.userspace() != "" {
+			return c, err
+		}
+		if c, err = j.await(c.vf.Address); err != nil {
+			return c, err
+		}
+	}
+	if c.link.Index == 0 && c.userspace() == "" {
+		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s has no interface on the node, with driver %q", c.vf.Address, c.vf.Driver),
+			"another program may have moved it, or its driver is not loaded")
+	}
+	return c, nil
+}
+
+// move gives the interface its MAC and MTU, and moves it into the pod under its name there. It has no other names then: one of them may be
+// taken in the pod, and they are the node's.
+func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
+	if c.link.Up {
+		if err := j.host.SetDown(c.link); err != nil {
+			return link, err
+		}
+	}
+	if j.cfg.MAC != nil {
+		if c, err = j.setMAC(c, j.cfg.MAC); err != nil {
+			return link, err
+		}
+	}
+	for _, name := range c.link.AltNames {
+		if err := j.host.DelAltName(c.link, name); err != nil {
+			return link, err
+		}
+	}
+	if j.cfg.MTU != 0 && j.cfg.MTU != c.link.MTU {
+		if err := j.host.SetMTU(c.link, j.cfg.MTU); errors.Is(err, syscall.EINVAL) {
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", j.cfg.MTU, err), "a VF has at most the MTU of its PF")
+		} else if err != nil {
+			return link, err
+		}
+	}
+	err = j.host.MoveLink(c.link, j.r.Netns, v.Name)
+	if errors.Is(err, syscall.EEXIST) {
+		err = plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod: %w", v.Name, err)
+	}
+	if err != nil {
+		return link, err
+	}
+	link, ok, err := j.pod.Link(v.Name)
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "interface %s was renamed or deleted by somebody in the pod", v.Name)
+	}
+	v.MAC, v.MTU = link.MAC.String(), link.MTU
+	return link, err
+}
+
+// configure brings the interface up with its addresses and routes. Duplicate address detection is on: the network is one that others use, too.
+func (j *job) configure(link kernel.Link, v *vf) error {
+	conf := "ipv6/conf/" + v.Name + "/"
+	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
+	has6 := v.ips != nil && v.ips.Has6()
+	if has6 {
+		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"}, kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
+	}
+	if err := j.pod.Set(settings...); err != nil {
+		return err
+	}
+	if err := j.pod.SetARPNotify(link); err != nil {
+		return err
+	}
+	for _, a := range v.Addresses {
+		if err := j.pod.AddAddress(link, a, true); err != nil {
+			return err
+		}
+	}
+	if err := j.pod.SetUp(link); err != nil {
+		return err
+	}
+	for _, route := range v.Routes {
+		if err := j.pod.AddRoute(link, route); err != nil {
+			return err
+		}
+	}
+	if !has6 {
+		return nil
+	}
+	err := j.pod.WaitForDAD(link, dadTimeout)
+	if err == nil {
+		return nil
+	}
+	now, ok, readErr := j.pod.LinkByIndex(link.Index)
+	if readErr == nil && ok && !now.Runs {
+		j.r.Log.Warn("the interface has no carrier: its addresses of IPv6 cannot be used yet", "ifname", v.Name)
+		return nil
+	}
+	return plugin.Errorf(plugin.CodeAddressTaken, "%w", errors.Join(err, readErr))
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func (l lab) driverOf(address string) string {
+	target, _ := os.Readlink(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
+	return filepath.Base(target)
+}
+
+// showInterface lets sysfs tell of the interface of a VF whenever it has its network driver, as a kernel does that makes it.
+func (l lab) showInterface(address string) {
+	l.Helper()
+	dir, stop, done := pcitest.Folder(l.T, l.sriov.sysfs, address), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if l.driverOf(address) == "iavf" {
+				_ = os.MkdirAll(filepath.Join(dir, "net", ifnameOf(address)), 0o755)
+			} else {
+				_ = os.RemoveAll(filepath.Join(dir, "net"))
+			}
+		}
+	}()
+	l.Cleanup(func() { close(stop); <-done })
+}
+
+// TestDriver: a VF that a program is to have has no interface in the pod, and has its driver back afterwards.
+func TestDriver(t *testing.T) {
+	l := newLab(t, "driver", "vfio-pci")
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf0)
+	l.showInterface(vf0)
+	a := l.add("a")
+	if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != vf0 || i[1].Name != "net1" || l.driverOf(vf0) != "vfio-pci" {
+		t.Errorf("%s, driver %s", a.prev, l.driverOf(vf0))
+	}
+	l.ok(a.check())
+	b := l.other()
+	b.fails(b.call("ADD", "b"), plugin.CodeDevice, "VF 0000:11:02.0: pod shop/web-0 has it since ")
+	l.del("a")
+	if l.driverOf(vf0) != "iavf" {
+		t.Error(l.driverOf(vf0))
+	}
+	l.fails(l.call("ADD", "a", "driver", "mlx9"), plugin.CodeDevice, "driver: bind 0000:11:02.0 to mlx9: the driver is not loaded")
+	l.fails(l.call("ADD", "a", "mac", "02:00:00:00:00:01", "driver", "nosuch"), plugin.CodeDevice, "is not loaded")
+	l.isGolden()
+}

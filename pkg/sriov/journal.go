@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const (
+	// vfsFolder holds one file for each VF that a pod has, or had and that is not as it was before yet.
+	vfsFolder = store.Root + "/" + attachment.Journals
+	vfsLock   = ".lock"
+
+	journalFormat = 1
+	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, with its end
+)
+
+// journal is what a VF was like before the attachment that has it changed anything.
+type journal struct {
+	Format  int            `json:"format"`
+	Address pci.Address    `json:"address"`
+	Owner   attachment.Key `json:"owner"`
+	Pod     string         `json:"pod,omitempty"`
+	Netns   string         `json:"netns"`
+	Name    string         `json:"name"`          // in the pod
+	MAC     string         `json:"mac,omitempty"` // in the pod; "" without an interface
+	Since   time.Time      `json:"since"`
+	Former  former         `json:"former"`
+}
+
+// former is the state of a VF that no pod has.
+type former struct {
+	Driver string     `json:"driver,omitempty"`
+	PF     *kernel.VF `json:"pf,omitempty"` // as the PF was set; nil when it is not in the namespace of the plugin
+
+	// Of the interface; without one, Name is "".
+	Name     string           `json:"name,omitempty"`
+	AltNames []string         `json:"altnames,omitempty"`
+	MAC      net.HardwareAddr `json:"mac,omitempty"`
+	MTU      int              `json:"mtu,omitempty"`
+	Promisc  bool             `json:"promisc,omitempty"`
+	AllMulti bool             `json:"allmulti,omitempty"`
+	Up       bool             `json:"up,omitempty"`
+}
+
+// held is a VF whose lock this process has. A lock of a VF is taken for one VF at a time.
+type held struct {
+	address pci.Address
+	dir     *store.Dir
+	lock    *store.Lock
+}
+
+// hold locks a VF against other attachments.
+func hold(a pci.Address) (*held, error) {
+	dir, err := store.Make(vfsFolder, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	return lockVF(dir, a)
+}
+
+// holdKnown is hold for a VF that may have a journal; it is nil while no VF has one.
+func holdKnown(a pci.Address) (*held, error) {
+	dir, err := store.Open(vfsFolder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lockVF(dir, a)
+}
+
+func lockVF(dir *store.Dir, a pci.Address) (*held, error) {
+	lock, err := dir.LockAt(vfsLock, 0o600, a.Number())
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &held{a, dir, lock}, nil
+}
+
+func (h *held) close() { h.lock.Unlock(); h.dir.Close() }
+
+// load reads the journal; ok is false when there is none. One that cannot be read is an error: nobody else knows what the VF was like.
+func (h *held) load() (j journal, ok bool, err error) {
+	data, err := h.dir.Read(h.address.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return journal{}, false, nil
+	}
+	if err == nil {
+		j, err = parseJournal(data, h.address)
+	}
+	if err != nil {
+		return journal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
+			"bring the VF into the state that pods shall find it in, then remove %s", filepath.Join(vfsFolder, h.address.String()))
+	}
+	return j, true, nil
+}
+
+func parseJournal(data []byte, a pci.Address) (j journal, err error) {
+	if err := json.Unmarshal(data, &j); err != nil {
+		return journal{}, err
+	}
+	f := j.Former
+	switch {
+	case j.Format != journalFormat:
+		return journal{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
+	case j.Address != a:
+		return journal{}, fmt.Errorf("it is of %q", j.Address)
+	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
+		return journal{}, errors.New("it does not say whose the VF is")
+	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
+		return journal{}, fmt.Errorf("mtu %d, mac %q", f.MTU, f.MAC)
+	}
+	if err := plugin.ValidIfName(j.Name); err != nil {
+		return journal{}, fmt.Errorf("name %q: %w", j.Name, err)
+	}
+	if f.Name != "" {
+		err = plugin.ValidIfName(f.Name)
+	}
+	for _, name := range f.AltNames {
+		if name == "" || len(name) > maxAltName || strings.Contains(name, "\x00") {
+			err = fmt.Errorf("alternative name %q", name)
+		}
+	}
+	return j, err
+}
+
+// save writes the journal. It is the only file that is synced: records can be made up for by what the kernel has, by names that are computed
+// from the key; what a VF was like stands nowhere else.
+func (h *held) save(j journal) error {
+	data, err := json.Marshal(j)
+	if err == nil {
+		err = h.dir.WriteSync(h.address.String(), append(data, '\n'), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write journal: %w", err)
+	}
+	return nil
+}
+
+// forget removes the journal.
+func (h *held) forget() error { return h.dir.Remove(h.address.String()) }
+
+// journals returns the journals of all VFs that can be read, without their locks.
+func journals() (all []journal, err error) {
+	dir, err := store.Open(vfsFolder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	for _, name := range names {
+		a, e := pci.ParseAddress(name)
+		if e != nil {
+			continue // the lock
+		}
+		data, e := dir.Read(name)
+		if e != nil {
+			continue // its DEL was faster
+		}
+		if j, e := parseJournal(data, a); e == nil {
+			all = append(all, j)
+		}
+	}
+	return all, err
+}

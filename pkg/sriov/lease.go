@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"maps"
+	"net/netip"
+	"strconv"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// chainedSuffix ends the network that the leases of a chained plugin belong to: those of the network itself are the main plugin's, whose GC
+// keeps only what the runtime knows of, which is not the interface of a VF.
+const chainedSuffix = ".vf"
+
+// lease asks the IPAM plugin for the addresses of a VF.
+func (s sriov) lease(j *job, v *vf) error {
+	if j.cfg.IPAM == "" {
+		return nil
+	}
+	asked, err := s.ipam.Add(s.asking(j.r, j.st.Chained, v.Name), j.cfg.IPAM)
+	if err != nil {
+		return err
+	}
+	v.Leased = true
+	plan, err := ipam.PlanOf(asked, func(_ netip.Prefix, given netip.Addr) (netip.Addr, error) { return given, nil })
+	if err == nil {
+		err = plan.AddRoutes()
+	}
+	if err != nil {
+		return err
+	}
+	v.ips, v.asked, v.Addresses, v.Routes = &plan, asked, plan.Addresses, plan.Routes
+	return nil
+}
+
+// asking is the request that the IPAM plugin gets for an interface: each has addresses of its own.
+func (s sriov) asking(r *plugin.Request, chained bool, name string) *plugin.Request {
+	as := *r
+	if chained || name != r.IfName {
+		as.Args = maps.Clone(r.Args)
+		delete(as.Args, "IP") // is about the pod's own interface
+	}
+	as.IfName = name
+	if chained {
+		as.Network += chainedSuffix
+		as.Config = ipam.WithKey(r.Config, "name", json.RawMessage(strconv.Quote(as.Network)))
+	}
+	return &as
+}
+
+func (s sriov) giveBack(r *plugin.Request, st state, name string) error {
+	of := ipam.Type(st.IPAM)
+	if err := ipam.ValidType(of); err != nil {
+		return err
+	}
+	as := s.asking(r, st.Chained, name)
+	as.Config = ipam.WithKey(as.Config, "ipam", st.IPAM)
+	return s.ipam.Del(as, of)
+}
+
+// checkLease asks the IPAM plugin about the addresses of a VF. They may not be in the result, and are not alone there.
+func (s sriov) checkLease(j *job, v vf) error {
+	of := ipam.Type(j.st.IPAM)
+	if err := ipam.ValidType(of); err != nil {
+		return err
+	}
+	prev := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{{Name: v.Name, Mac: v.MAC, Sandbox: j.r.NetnsPath}}}
+	for _, a := range v.Addresses {
+		prev.IPs = append(prev.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(a)})
+	}
+	told, err := prev.GetAsVersion(j.r.CNIVersion)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(told)
+	if err != nil {
+		return err
+	}
+	as := s.asking(j.r, j.st.Chained, v.Name)
+	as.Prev, as.Config = prev, ipam.WithKey(ipam.WithKey(as.Config, "ipam", j.st.IPAM), "prevResult", raw)
+	return s.ipam.Check(as, of)
+}
+
+// collectLeases serves GC: it keeps what the interfaces of recorded attachments have.
+func (s sriov) collectLeases(r *plugin.Request) error {
+	name := ipam.Type(ipam.Object(r.Config))
+	if ipam.ValidType(name) != nil {
+		return nil
+	}
+	records, err := attachment.List(r.Network, r.Plugin)
+	if err != nil {
+		return err
+	}
+	as := *r
+	as.Valid = maps.Clone(r.Valid)
+	for _, rec := range records {
+		var st state
+		if json.Unmarshal(rec.State, &st) != nil {
+			return nil // nobody knows what it has
+		}
+		for _, v := range st.VFs {
+			as.Spare(plugin.Attachment{ContainerID: rec.ContainerID, IfName: v.Name})
+		}
+	}
+	if err := s.ipam.GC(&as, name); err != nil {
+		return err
+	}
+	return s.ipam.GC(s.asking(&as, true, ""), name)
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// die ends the pod, and with it its namespace. What the kernel does for a VF is done for the veth that plays it: it comes to the node, down and
+// under the name that it had in the pod, and sysfs tells of that name.
+func (l lab) die(address string) {
+	l.Helper()
+	l.called(address, "net1")
+	l.leave()
+	must(l, l.pod.Close())
+}
+
+// called lets sysfs tell of one more name, which is that of the interface as long as there is one of that name.
+func (l lab) called(address, name string) {
+	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
+}
+
+func (l lab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
+
+// TestDeadOwner (F-31): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found, and a DEL that
+// comes after all takes nothing from it (F-36).
+func TestDeadOwner(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf1)
+	l.add("dead", "mac", "02:00:00:00:00:01", "mtu", 1300)
+	l.spoil("net1")
+	l.die(vf1)
+
+	next := l.other()
+	a := next.add("next")
+	if got := describe(next.podLink("net1")); !strings.Contains(got, "mtu 1401") || strings.Contains(got, "02:00:00:00:00") || strings.Contains(got, "promisc true") || strings.Contains(got, "tenant") {
+		t.Errorf("the next pod found %s", got)
+	}
+	l.ok(l.call("DEL", "dead", "CNI_NETNS", ""))
+	next.ok(a.check())
+	next.del("next")
+}
+
+// TestHeld (F-36): a VF that a pod has is not given to another one, whoever says so.
+func TestHeld(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	a := l.add("a")
+	b := l.other()
+	l.allocate(vf2, vf1)
+	o := b.call("ADD", "b")
+	b.fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
+	if !strings.Contains(o.failure.Details, "it is container a, eth0 in network net") {
+		t.Errorf("%q", o.failure.Details)
+	}
+	l.ok(a.check())
+	l.ok(b.call("DEL", "b"))
+	l.ok(a.check())
+	l.del("a")
+	b.add("b")
+	b.del("b")
+}
+
+// TestNoNetns (F-35): without a namespace in the call, the VF is fetched from where it is.
+func TestNoNetns(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	l.add("a")
+	l.spoil("net2")
+	l.del("a", "CNI_NETNS", "")
+}
+
+// TestNamespaceGone (F-34): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name meanwhile.
+func TestNamespaceGone(t *testing.T) {
+	gone := func(t *testing.T) lab {
+		l := newLab(t)
+		l.allocate(vf1)
+		l.add("a")
+		l.spoil("net1")
+		l.die(vf1)
+		return l
+	}
+	t.Run("its name is free", func(t *testing.T) { gone(t).del("a") })
+	t.Run("its name is taken", func(t *testing.T) {
+		l := gone(t)
+		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
+		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // it is not the VF's
+		l.called(vf1, ownName(address(t, vf1)))
+		o := l.ok(l.call("DEL", "a"))
+		if !strings.Contains(o.log, "another interface has the name of the VF's") {
+			t.Errorf("log: %s", o.log)
+		}
+		link := l.link(ownName(address(t, vf1)))
+		must(t, l.host.DelLink("ens0f0v1"), l.host.SetDown(link), l.host.Rename(link, "ens0f0v1"), l.host.SetUp(l.link("ens0f0v1")))
+		l.isGolden()
+	})
+}
+
+// TestVFGone (F-33): with a VF goes all that there was to do.
+func TestVFGone(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	was, peer := l.link("ens0f0v1"), l.link("ens0f0v1peer")
+	a := l.add("a")
+	l.inPod(func(pod *kernel.NS) { must(t, pod.DelLink("net2")) })
+	pcitest.Remove(t, l.sriov.sysfs, vf1)
+	l.fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 is gone")
+	l.ok(l.call("DEL", "a"))
+	l.golden = strings.Join(strings.SplitAfter(l.golden, "\n")[2:], "")
+	if got := l.home(); !strings.HasPrefix(got, "ens0f0v0 ") || !strings.HasSuffix(got, l.golden) {
+		t.Error(got)
+	}
+	if _, err := os.Stat(l.journalOf(vf1)); !os.IsNotExist(err) {
+		t.Errorf("journal: %v", err)
+	}
+	l.addVF("ens0f0v1", 1401) // for the oracle
+	must(t, l.host.SetMAC(l.link("ens0f0v1"), was.MAC), l.host.SetMAC(l.link("ens0f0v1peer"), peer.MAC))
+}
+
+// TestRecordLost: the journals alone tell which VFs an attachment has.
+func TestRecordLost(t *testing.T) {
+	record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+	for _, lost := range []string{record, store.Root + "/net"} {
+		t.Run(filepath.Base(lost), func(t *testing.T) {
+			l := newLab(t)
+			l.allocate(vf0, vf1)
+			a := l.add("a")
+			must(t, os.RemoveAll(lost))
+			l.fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
+			l.ok(l.call("DEL", "b"))
+			l.podLink("net2")
+			l.del("a")
+		})
+	}
+}
+
+// TestInterrupted (F-31): an ADD that was killed is cleared by the next one of the same key, and one that was finished is not.
+func TestInterrupted(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	a := l.add("a", "mtu", 1300)
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface net1 already exists")
+	l.ok(a.check())
+	path := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+	text, err := os.ReadFile(path)
+	must(t, err, os.WriteFile(path, []byte(strings.Replace(string(text), `"state":{`, `"state":{"unfinished":true,`, 1)), 0o600))
+	l.spoil("net1")
+	a = l.add("a")
+	if got := l.podLink("net1"); got.MTU != 1400 {
+		t.Errorf("%s", describe(got))
+	}
+	l.ok(a.check())
+	l.del("a")
+}
+
+// TestHostileJournals: a journal that cannot be believed keeps the VF from everybody, and its pod from being forgotten.
+func TestHostileJournals(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	l.add("a")
+	good, err := os.ReadFile(l.journalOf(vf0))
+	must(t, err)
+	for name, bad := range map[string]string{
+		"nothing":      "",
+		"torn":         string(good[:len(good)/2]),
+		"newer":        strings.Replace(string(good), `"format":1`, `"format":2`, 1),
+		"another VF":   strings.Replace(string(good), vf0, vf1, 1),
+		"nobody's":     strings.Replace(string(good), `"containerID":"a"`, `"containerID":""`, 1),
+		"a path":       strings.Replace(string(good), `"name":"ens0f0v0"`, `"name":"../../x"`, 1),
+		"another path": strings.Replace(string(good), `"name":"net1"`, `"name":"a/b"`, 1),
+		"no netns":     strings.Replace(string(good), `"netns":"/`, `"netns":"`, 1),
+	} {
+		if bad == string(good) {
+			t.Fatalf("%s: the same", name)
+		}
+		must(t, os.WriteFile(l.journalOf(vf0), []byte(bad), 0o600))
+		for verb, pod := range map[string]lab{"ADD": l.other(), "DEL": l} {
+			o := pod.call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
+			pod.fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
+			if !strings.Contains(o.failure.Details, "then remove /run/podlace/.vfs/0000:11:02.0") {
+				t.Errorf("%s: %q", name, o.failure.Details)
+			}
+		}
+		l.podLink("net1")
+	}
+	must(t, os.WriteFile(l.journalOf(vf0), good, 0o600))
+	// One that names a namespace that is none, or that of the node.
+	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
+		l.called(vf0, "net1")
+		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.pod.Path, netns, 1)), 0o600))
+		l.leave()
+		l.del("a")
+		l.add("a")
+		good, err = os.ReadFile(l.journalOf(vf0))
+		must(t, err)
+	}
+	l.del("a")
+}
+
+// leave brings the interface net1 of the pod home as the kernel does, while the pod lives.
+func (l lab) leave() {
+	l.Helper()
+	home, err := l.host.File()
+	must(l, err)
+	defer home.Close()
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(l, err, pod.SetDown(link), pod.MoveLink(link, home, "net1"))
+	})
+}
+
+// TestGC: what the list lacks is brought back, with a record or without.
+func TestGC(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
+	l.allocate(vf0)
+	l.add("a")
+	b := l.other()
+	l.allocate(vf1)
+	b.add("b")
+	c := l.other()
+	l.allocate(vf2)
+	live := c.add("c")
+	must(t, os.Remove(store.Root+"/net/sriov-"+attachment.Key{Network: "net", ContainerID: "b", IfName: "eth0"}.Hash()))
+	journal := l.journalOf(vf1)
+	text, err := os.ReadFile(journal)
+	must(t, err)
+	var j map[string]any
+	must(t, json.Unmarshal(text, &j))
+	j["since"] = "2020-01-01T00:00:00Z"
+	text, err = json.Marshal(j)
+	must(t, err, os.WriteFile(journal, text, 0o600), kerneltest.Age(kerneltest.StateDirs()...))
+	for range 2 {
+		l.ok(l.call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
+		c.ok(live.check())
+		if all, err := journals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
+			t.Errorf("%+v, %v", all, err)
+		}
+	}
+	if leases, _ := filepath.Glob("/var/lib/cni/networks/net.vf/10.*"); len(leases) != 1 {
+		t.Errorf("leases %v", leases)
+	}
+	c.del("c")
+}
+
+// TestCheck: each thing that is not as ADD told is found.
+func TestCheck(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})
+	l.allocate(vf0)
+	a := l.add("a")
+	l.ok(a.check())
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(t, err)
+		own, err := pod.Addresses(link)
+		must(t, err)
+		for _, c := range []struct {
+			says        string
+			spoil, mend func() error
+		}{
+			{"interface net1 is down", func() error { return pod.SetDown(link) }, func() error { return pod.SetUp(link) }},
+			{"interface net1 has mtu 1280, want 1400", func() error { return pod.SetMTU(link, 1280) }, func() error { return pod.SetMTU(link, 1400) }},
+			{"interface net1 has MAC 02:00:00:00:00:01, want", func() error { return pod.SetMAC(link, []byte{2, 0, 0, 0, 0, 1}) }, func() error { return pod.SetMAC(link, link.MAC) }},
+			{"address 10.61.0.2/24 is missing on net1", func() error { return pod.DelAddress(link, own[0]) }, nil},
+		} {
+			must(t, c.spoil())
+			l.fails(a.check(), plugin.CodeStateDiffers, c.says)
+			if c.mend != nil {
+				must(t, c.mend())
+			}
+		}
+		must(t, pod.AddAddress(link, own[0], true))
+		l.fails(a.check(), plugin.CodeStateDiffers, "route to 192.0.2.0/24 through net1 is missing")
+		must(t, pod.SetDown(link), pod.Rename(link, "net9"))
+		l.fails(a.check(), plugin.CodeStateDiffers, "interface net1 of VF 0000:11:02.0 is missing in the pod")
+		must(t, pod.Rename(link, "net1"), pod.SetUp(link))
+	})
+	text, err := os.ReadFile(l.journalOf(vf0))
+	must(t, err, os.Remove(l.journalOf(vf0)))
+	l.fails(a.check(), plugin.CodeStateDiffers, "the journal of VF 0000:11:02.0 is missing")
+	must(t, os.WriteFile(l.journalOf(vf0), text, 0o600))
+	l.del("a")
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+const (
+	// homeTimeout bounds the wait for the kernel to return the interface of a VF whose namespace has just gone, or to make one for a driver.
+	homeTimeout = 5 * time.Second
+	homePoll    = 5 * time.Millisecond
+)
+
+// node is where VFs are handed over, on behalf of a request.
+type node struct {
+	sysfs string
+	host  *kernel.Node
+	r     *plugin.Request
+}
+
+// card is a VF with its PF, and their interfaces as far as they are in the namespace of the plugin.
+type card struct {
+	vf, pf pci.Device
+	link   kernel.Link // Index is 0 without one
+	pfLink kernel.Link // Index is 0 without one
+}
+
+// userspace returns the driver that leaves a VF to a program, or "".
+func (c card) userspace() string {
+	if slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, c.vf.Driver) {
+		return c.vf.Driver
+	}
+	return ""
+}
+
+// read reads a VF, and its interface if that is at home; fs.ErrNotExist when the VF is gone.
+func (n *node) read(a pci.Address) (c card, err error) {
+	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
+		return c, err
+	}
+	if c.link, err = n.atHome(c.vf); err != nil {
+		return c, err
+	}
+	c.pfLink, err = n.atHome(c.pf)
+	return c, err
+}
+
+// atHome returns the interface of a function by the name that sysfs has.
+func (n *node) atHome(d pci.Device) (kernel.Link, error) {
+	for _, name := range d.Interfaces {
+		link, ok, err := n.host.Link(name)
+		if err != nil || ok && (link.Device == "" || link.Device == d.Address.String()) {
+			return link, err
+		}
+	}
+	return kernel.Link{}, nil
+}
+
+// asPF returns how the PF is set for a VF; ok is false when the PF is in another namespace, or its driver does not tell.
+func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
+	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
+		return vf, false, nil
+	}
+	return n.host.VF(c.pfLink, c.vf.VFIndex)
+}
+
+// inPod finds the interface of the VF of a journal in the namespace of its owner: by the device, or by name and MAC where the kernel, before
+// Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
+func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
+	netns, err := plugin.OpenNetns(j.Netns)
+	if err != nil {
+		return nil, link, false, nil
+	}
+	defer netns.Close()
+	if pod, err = kernel.Open(netns); err != nil {
+		return nil, link, false, err
+	}
+	link, ok, err := pod.LinkOf(j.Address.String())
+	if err == nil && !ok {
+		link, ok, err = pod.Link(j.Name)
+		ok = ok && link.Device == "" && (link.MAC.String() == j.MAC || bytes.Equal(link.MAC, j.Former.MAC))
+	}
+	if err != nil {
+		pod.Close()
+		return nil, link, false, err
+	}
+	if !ok {
+		link = kernel.Link{}
+	}
+	return pod, link, true, nil
+}
+
+// await waits for the interface of a VF at home. Without one in time c.link.Index is 0.
+func (n *node) await(a pci.Address) (c card, err error) {
+	for end := time.Now().Add(homeTimeout); ; time.Sleep(homePoll) {
+		if c, err = n.read(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
+			return c, err
+		}
+	}
+}
+
+// rebind takes a VF from its driver and gives it to one, with which it gets a new interface if it has any.
+func (n *node) rebind(a pci.Address, driver string) (card, error) {
+	ctx := context.Background()
+	if err := errors.Join(pci.Unbind(ctx, n.sysfs, a), pci.Bind(ctx, n.sysfs, a, driver)); err != nil {
+		return card{}, err
+	}
+	return n.await(a)
+}
+
+// setMAC changes the MAC of the interface. Some drivers take one that the PF has set, and no other, when they are bound.
+func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
+	if bytes.Equal(c.link.MAC, mac) {
+		return c, nil
+	}
+	refused := n.host.SetMAC(c.link, mac)
+	if refused == nil {
+		c.link.MAC = mac
+		return c, nil
+	}
+	n.r.Log.Info("the driver does not take the MAC, it is bound anew", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
+	c, err := n.rebind(c.vf.Address, c.vf.Driver)
+	if err != nil {
+		return c, errors.Join(refused, err)
+	}
+	if !bytes.Equal(c.link.MAC, mac) && c.link.Index != 0 {
+		if err := n.host.SetMAC(c.link, mac); err != nil {
+			return c, errors.Join(refused, err)
+		}
+		c.link.MAC = mac
+	}
+	if c.link.Index == 0 {
+		return c, errors.Join(refused, plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after driver %s was bound anew", c.vf.Address, c.vf.Driver))
+	}
+	return c, nil
+}
+
+// isGone tells the error of a function that is not there.
+func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }

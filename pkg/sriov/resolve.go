@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/podresources"
+)
+
+// askTimeout bounds the time to find out which VFs a pod has. The kubelet is away for seconds when it restarts.
+const askTimeout = 10 * time.Second
+
+// wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
+func (s sriov) wanted(r *plugin.Request, cfg Config) ([]vf, error) {
+	addresses := []pci.Address{cfg.Device}
+	if !cfg.Device.IsValid() {
+		devices, err := s.allocated(r, cfg)
+		if err == nil {
+			addresses, err = order(devices, cfg.Resources)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(addresses) == 0 && !chained(r) {
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod was allocated no device of %s", strings.Join(cfg.Resources, ", ")),
+			"a pod gets one by resources.limits of a container")
+	}
+	return named(r, cfg, addresses)
+}
+
+// named gives the VFs their names. Called by Multus or as the main plugin, the first one is the interface that the runtime asks for.
+func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, err error) {
+	if cfg.MAC != nil && len(addresses) > 1 {
+		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: the pod has %d VFs, and only one of them could have it", cfg.MAC, len(addresses))
+	}
+	if len(addresses) > maxVFs {
+		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(addresses), maxVFs)
+	}
+	first := !chained(r) || cfg.Device.IsValid()
+	for i, a := range addresses {
+		v := vf{Address: a, Name: cfg.name(i + 1)}
+		switch {
+		case first && i == 0:
+			v.Name = r.IfName
+		case first:
+			v.Name = cfg.name(i)
+		}
+		if slices.ContainsFunc(vfs, func(o vf) bool { return o.Name == v.Name }) {
+			return nil, plugin.Errorf(plugin.CodeConfig, "ifName %q: makes the name %s, which the first VF has", cfg.Names, v.Name)
+		}
+		vfs = append(vfs, v)
+	}
+	return vfs, nil
+}
+
+// allocated returns the devices of the resources that the kubelet allocated to the pod.
+func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.Device, err error) {
+	if r.Pod.Name == "" {
+		if chained(r) {
+			r.Log.Info("no VF is attached: the runtime names no pod")
+			return nil, nil
+		}
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeEnvironment, "CNI_ARGS: has no K8S_POD_NAME, so nobody knows which VFs there are for the container"),
+			"name the VF in deviceID, or call the plugin by a Kubernetes runtime")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	devices, err = s.ask(ctx, r, cfg)
+	if err != nil {
+		// Without an answer the pod must not start: it might wait for a VF for ever, or use another interface in its place.
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "which VFs the pod has: %w", err),
+			"is the kubelet running, and its folder %s? See systemctl status kubelet, podlace sriov", cfg.Kubelet)
+	}
+	return devices, nil
+}
+
+// ask puts the question to the device plugin, and where that does not run to the kubelet.
+func (s sriov) ask(ctx context.Context, r *plugin.Request, cfg Config) ([]allocation.Device, error) {
+	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
+	answer, err := allocation.Ask(ctx, s.socket, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, Resources: cfg.Resources})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		kubelet := podresources.At(cfg.Kubelet)
+		kubelet.Wanted = want
+		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(answer.Resources, cfg.Resources) {
+		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q, and not of %q: it is older than this plugin", answer.Resources, cfg.Resources)
+	}
+	for _, d := range answer.Devices {
+		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !want(d.Resource) {
+			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
+		}
+	}
+	return answer.Devices, nil
+}
+
+// order sorts the devices of a pod: by container as in the pod, by resource as in the configuration, by address.
+func order(devices []allocation.Device, resources []string) (addresses []pci.Address, err error) {
+	type device struct {
+		container, resource int
+		address             pci.Address
+	}
+	var list []device
+	for _, d := range devices {
+		a, err := pci.ParseAddress(d.ID)
+		if err != nil {
+			return nil, plugin.Errorf(plugin.CodeDevice, "resource %s: the pod has the device %q, which is no VF", d.Resource, d.ID)
+		}
+		if slices.ContainsFunc(list, func(o device) bool { return o.address == a }) {
+			return nil, plugin.Errorf(plugin.CodeDevice, "device %s was allocated to the pod twice", a)
+		}
+		list = append(list, device{d.Index, slices.Index(resources, d.Resource), a})
+	}
+	slices.SortFunc(list, func(a, b device) int {
+		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource), a.address.Compare(b.address))
+	})
+	for _, d := range list {
+		addresses = append(addresses, d.address)
+	}
+	return addresses, nil
+}

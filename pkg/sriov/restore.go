@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// release brings a VF back to what it was before an attachment got it. When it is another one's by now, or nobody's, nothing happens.
+func (n *node) release(owner attachment.Key, a pci.Address) error {
+	h, err := holdKnown(a)
+	if h == nil {
+		return err
+	}
+	defer h.close()
+	j, ok, err := h.load()
+	if err != nil || !ok {
+		return err
+	}
+	if j.Owner != owner {
+		n.r.Log.Info("the VF is another pod's by now and is left alone", "vf", a, "pod", j.Pod)
+		return nil
+	}
+	return n.restore(h, j)
+}
+
+// restoring is a VF on its way back.
+type restoring struct {
+	*node
+	j journal
+	c card
+}
+
+// restore makes a VF as its journal says that it was. It goes on after an error; the journal goes last, and only when all is done, or the VF
+// is gone for good.
+func (n *node) restore(h *held, j journal) error {
+	x := restoring{node: n, j: j}
+	var err error
+	if x.c, err = n.read(j.Address); isGone(err) {
+		n.r.Log.Info("the VF is gone", "vf", j.Address)
+		return h.forget()
+	}
+	if err != nil {
+		return err
+	}
+	err = errors.Join(x.fetch(), x.restorePF(), x.restoreDriver())
+	if x.c.link.Index != 0 && j.Former.Name != "" {
+		err = errors.Join(err, x.restoreLink())
+	}
+	if _, e := n.read(j.Address); isGone(e) {
+		err = nil // meanwhile, which explains all errors
+	}
+	if err != nil {
+		return plugin.Errorf(plugin.Code(err), "bring VF %s back: %w", j.Address, err)
+	}
+	return h.forget()
+}
+
+// fetch brings the interface home. The kernel returns it by itself, under the name that it had in the pod, when the namespace goes.
+func (x *restoring) fetch() error {
+	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspace() != "" {
+		return nil
+	}
+	pod, link, alive, err := inPod(x.j)
+	if err != nil {
+		return err
+	}
+	if alive {
+		defer pod.Close()
+	}
+	if link.Index != 0 {
+		return x.bringHome(pod, link)
+	}
+	c, err := x.await(x.j.Address)
+	if err != nil {
+		return err
+	}
+	if x.c = c; c.link.Index != 0 {
+		return nil
+	}
+	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
+	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
+	if x.c, err = x.rebind(x.j.Address, x.c.vf.Driver); err == nil && x.c.link.Index == 0 {
+		err = plugin.Errorf(plugin.CodeDevice, "its interface is nowhere")
+	}
+	return err
+}
+
+// bringHome moves the interface out of a pod. What the pod called it besides must not clash with names of the node.
+func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
+	home, err := x.host.File()
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	if link.Up {
+		if err := pod.SetDown(link); err != nil {
+			return err
+		}
+	}
+	for _, name := range link.AltNames {
+		if err := pod.DelAltName(link, name); err != nil {
+			return err
+		}
+	}
+	name, err := x.named(func(name string) error { return pod.MoveLink(link, home, name) })
+	if err != nil {
+		return err
+	}
+	link, ok, err := x.host.Link(name)
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "%s was renamed or deleted by somebody else", name)
+	}
+	x.c.link = link
+	return err
+}
+
+// named gives the interface its former name by f, or one that is made of its address when another interface has that.
+func (x *restoring) named(f func(name string) error) (name string, err error) {
+	name = x.j.Former.Name
+	if err = f(name); errors.Is(err, syscall.EEXIST) {
+		name = ownName(x.j.Address)
+		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name", name)
+		err = f(name)
+	}
+	return name, err
+}
+
+// ownName is a name that no other interface has: v00003b10.2.
+func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
+
+// restorePF sets the PF as it was set for the VF.
+func (x *restoring) restorePF() error {
+	if x.j.Former.PF == nil {
+		return nil
+	}
+	now, ok, err := x.asPF(x.c)
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "its PF %s tells nothing of it any more", x.c.pf.Address)
+	}
+	if err != nil {
+		return err
+	}
+	return x.host.SetVF(x.c.pfLink, x.c.vf.VFIndex, now, *x.j.Former.PF)
+}
+
+// restoreDriver gives the VF back to the driver that it had.
+func (x *restoring) restoreDriver() (err error) {
+	driver := x.j.Former.Driver
+	switch {
+	case x.c.vf.Driver == driver:
+		return nil
+	case driver == "":
+		err = pci.Unbind(context.Background(), x.sysfs, x.j.Address)
+	default:
+		err = pci.Bind(context.Background(), x.sysfs, x.j.Address, driver)
+	}
+	if err != nil {
+		return err
+	}
+	if x.j.Former.Name == "" {
+		x.c, err = x.read(x.j.Address)
+		return err
+	}
+	if x.c, err = x.await(x.j.Address); err == nil && x.c.link.Index == 0 {
+		err = plugin.Errorf(plugin.CodeDevice, "it has no interface with driver %s", driver)
+	}
+	return err
+}
+
+// restoreLink makes the interface, which is at home, as it was.
+func (x *restoring) restoreLink() (err error) {
+	f := x.j.Former
+	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
+		return err
+	}
+	link := x.c.link
+	if link.Up && (!f.Up || link.Name != f.Name) { // before Linux 6.2 one that is up cannot be renamed
+		if err := x.host.SetDown(link); err != nil {
+			return err
+		}
+		link.Up = false
+	}
+	if link.Name != f.Name && link.Name != ownName(x.j.Address) {
+		if link.Name, err = x.named(func(name string) error { return x.host.Rename(link, name) }); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	if f.MTU != 0 && link.MTU != f.MTU {
+		errs = append(errs, x.host.SetMTU(link, f.MTU))
+	}
+	if link.Promis != f.Promisc {
+		errs = append(errs, x.host.SetPromisc(link, f.Promisc))
+	}
+	if link.AllMulti != f.AllMulti {
+		errs = append(errs, x.host.SetAllMulti(link, f.AllMulti))
+	}
+	errs = append(errs, x.restoreAltNames(link))
+	if f.Up && !link.Up {
+		errs = append(errs, x.host.SetUp(link))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreAltNames leaves the interface the alternative names that it had, but those that another one has by now.
+func (x *restoring) restoreAltNames(link kernel.Link) error {
+	var errs []error
+	for _, name := range link.AltNames {
+		if !slices.Contains(x.j.Former.AltNames, name) {
+			errs = append(errs, x.host.DelAltName(link, name))
+		}
+	}
+	for _, name := range x.j.Former.AltNames {
+		if slices.Contains(link.AltNames, name) || name == link.Name {
+			continue
+		}
+		err := x.host.AddAltName(link, name)
+		if errors.Is(err, syscall.EEXIST) {
+			x.r.Log.Warn("another interface has an alternative name of the VF's", "vf", x.j.Address, "name", name)
+			err = nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// same tells whether a PF is set for a VF as it was.
+func same(a, b kernel.VF) bool {
+	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
+	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&
+		equal(a.SpoofCheck, b.SpoofCheck) && equal(a.Trust, b.Trust) && a.MinRate == b.MinRate && a.MaxRate == b.MaxRate
+}
+
+// text tells how a PF is set, in the words of ip-link(8).
+func text(v kernel.VF) string {
+	told := func(on *bool) string {
+		if on == nil {
+			return "unknown"
+		}
+		return map[bool]string{true: "on", false: "off"}[*on]
+	}
+	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS, v.Proto,
+		told(v.SpoofCheck), told(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+type object = kerneltest.Object
+
+// VFs of the card, whose interfaces veths play, named as sysfs has them. Its PF is ens0f0.
+const (
+	vf0, vf1, vf2 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2"
+	fast, slow    = "example.com/fast", "example.com/slow"
+)
+
+func ifnameOf(address string) string { return "ens0f0v" + address[len(address)-1:] }
+
+// lab is a node with a card of four VFs, a device plugin that answers, and a pod.
+type lab struct {
+	*testing.T
+	sriov   sriov
+	conf    object
+	pod     *sandbox.Pod
+	host    *kernel.Node
+	devices *[]allocation.Device
+	golden  string
+}
+
+// newLab is a node on which the plugin is chained. It looks for leftovers at the end.
+func newLab(t *testing.T, keys ...any) lab {
+	t.Helper()
+	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
+	host, err := kernel.Host()
+	must(t, err)
+	t.Cleanup(host.Close)
+	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}}
+	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
+	l.serve()
+	for i := range 4 {
+		name := fmt.Sprint("ens0f0v", i)
+		l.addVF(name, 1400+i)
+		t.Cleanup(func() { must(t, host.DelLink(name), host.DelLink(name+"peer")) })
+	}
+	l.golden = l.home()
+	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast, slow}, "kubeletDir": "/run/no-kubelet",
+		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}},
+			"ips": []any{object{"address": "10.1.0.5/24", "interface": 0}}}}.With(keys...)
+	kerneltest.Clean(t, l.pod)
+	return l
+}
+
+// addVF makes the interface of a VF as an admin has left it.
+func (l lab) addVF(name string, mtu int) {
+	l.Helper()
+	_, err := l.host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer", MTU: mtu})
+	must(l, err)
+	link := l.link(name)
+	must(l, l.host.SetUp(l.link(name+"peer")), l.host.AddAltName(link, "alt-"+name), l.host.AddAltName(link, "other-"+name))
+	if mtu == 1401 {
+		must(l, l.host.SetAllMulti(link, true), l.host.SetUp(link))
+	}
+}
+
+// serve answers for the device plugin.
+func (l *lab) serve() {
+	l.Helper()
+	dir, err := os.MkdirTemp("", "vf")
+	must(l, err)
+	l.sriov.socket = filepath.Join(dir, "s")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.sriov.socket, Net: "unix"})
+	must(l, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	devices := l.devices
+	go func() {
+		defer close(done)
+		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+			return allocation.Answer{Devices: *devices, Resources: q.Resources}
+		}, slog.New(slog.DiscardHandler))
+	}()
+	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
+}
+
+// allocate gives the pod VFs of the resource fast.
+func (l lab) allocate(addresses ...string) {
+	*l.devices = nil
+	for _, a := range addresses {
+		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: a})
+	}
+}
+
+// other is the same node with another pod.
+func (l lab) other() lab {
+	l.Helper()
+	l.pod = kerneltest.NewPod(l.T)
+	return l
+}
+
+// outcome is the result or the error of a call.
+type outcome struct {
+	exit    int
+	stdout  []byte
+	log     string
+	failure struct {
+		Code    uint   `json:"code"`
+		Msg     string `json:"msg"`
+		Details string `json:"details"`
+	}
+}
+
+// call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
+func (l lab) call(verb, id string, keys ...any) outcome {
+	l.Helper()
+	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
+		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"}
+	stdin, err := json.Marshal(l.conf.Call(env, keys...))
+	must(l, err)
+	var stdout, stderr bytes.Buffer
+	o := outcome{exit: l.sriov.plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
+	o.stdout, o.log = stdout.Bytes(), stderr.String()
+	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
+		l.Errorf("%s: %v in %s", verb, err, o.stdout)
+	}
+	if text := strings.ToLower(string(o.stdout)); verb == "DEL" && (strings.Contains(text, "not found") || strings.Contains(text, "no such file")) {
+		l.Errorf("go-cni reads %s as success", o.stdout)
+	}
+	return o
+}
+
+func (l lab) ok(o outcome) outcome {
+	l.Helper()
+	if o.exit != 0 {
+		l.Fatalf("exit %d: %s\n%s", o.exit, o.stdout, o.log)
+	}
+	return o
+}
+
+// fails wants a code and a part of the message.
+func (l lab) fails(o outcome, code uint, says string) {
+	l.Helper()
+	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
+		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
+	}
+}
+
+// attached is a pod with the result of its ADD.
+type attached struct {
+	lab
+	id     string
+	prev   json.RawMessage
+	result types100.Result
+}
+
+func (l lab) add(id string, keys ...any) attached {
+	l.Helper()
+	a := attached{lab: l, id: id, prev: l.ok(l.call("ADD", id, keys...)).stdout}
+	must(l, json.Unmarshal(a.prev, &a.result))
+	return a
+}
+
+func (a attached) check(keys ...any) outcome {
+	a.Helper()
+	return a.call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
+}
+
+// del is DEL, after which all VFs are as they were.
+func (l lab) del(id string, keys ...any) {
+	l.Helper()
+	l.ok(l.call("DEL", id, keys...))
+	l.isGolden()
+}
+
+func (l lab) isGolden() {
+	l.Helper()
+	if diff := cmp.Diff(l.golden, l.home()); diff != "" {
+		l.Errorf("the VFs differ from before: %s", diff)
+	}
+	if all, err := journals(); err != nil || len(all) > 0 {
+		l.Errorf("journals are left: %+v, %v", all, err)
+	}
+}
+
+// home describes the interfaces of the VFs that are on the node.
+func (l lab) home() string {
+	l.Helper()
+	var b strings.Builder
+	for i := range 4 {
+		link, ok, err := l.host.Link(fmt.Sprint("ens0f0v", i))
+		must(l, err)
+		if ok {
+			b.WriteString(describe(link) + "\n")
+		}
+	}
+	return b.String()
+}
+
+func describe(link kernel.Link) string {
+	return fmt.Sprintf("%s %q mac %s mtu %d promisc %t allmulti %t up %t", link.Name, link.AltNames, link.MAC, link.MTU, link.Promis, link.AllMulti, link.Up)
+}
+
+func (l lab) link(name string) kernel.Link {
+	l.Helper()
+	link, ok, err := l.host.Link(name)
+	if err != nil || !ok {
+		l.Fatalf("link %s: %t, %v", name, ok, err)
+	}
+	return link
+}
+
+// inPod runs f on the namespace of the pod.
+func (l lab) inPod(f func(*kernel.NS)) {
+	l.Helper()
+	netns, err := os.Open(l.pod.Path)
+	must(l, err)
+	defer netns.Close()
+	pod, err := kernel.Open(netns)
+	must(l, err)
+	defer pod.Close()
+	f(pod)
+}
+
+// podLink returns an interface of the pod.
+func (l lab) podLink(name string) (link kernel.Link) {
+	l.Helper()
+	l.inPod(func(pod *kernel.NS) {
+		var ok bool
+		var err error
+		if link, ok, err = pod.Link(name); !ok || err != nil {
+			l.Fatalf("link %s: %t, %v", name, ok, err)
+		}
+	})
+	return link
+}
+
+func address(t testing.TB, s string) pci.Address {
+	t.Helper()
+	a, err := pci.ParseAddress(s)
+	must(t, err)
+	return a
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sriov gives pods virtual functions (VF) of SR-IOV network cards: those that the kubelet allocated to them, beside the interface that
+// plugins before it in the chain made, or as that interface; or one that Multus names.
+//
+// A VF is a device that the next pod gets, too. What it was like is written into its journal before the first change, and DEL brings it
+// back to that, whatever came in between.
+package sriov
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// state is what the record of an attachment holds; attachments without VFs have no record.
+type state struct {
+	VFs        []vf             `json:"vfs"`
+	Chained    bool             `json:"chained,omitempty"`
+	Unfinished bool             `json:"unfinished,omitempty"` // the ADD has not come to its end
+	IPAM       json.RawMessage  `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
+	Wanted     Settings         `json:"wanted,omitzero"`
+	MAC        net.HardwareAddr `json:"mac,omitempty"` // that the configuration wants
+}
+
+// vf is a VF of an attachment, as ADD made it.
+type vf struct {
+	Address   pci.Address    `json:"address"`
+	Name      string         `json:"name"` // in the pod
+	MAC       string         `json:"mac,omitempty"`
+	MTU       int            `json:"mtu,omitempty"`
+	Userspace string         `json:"userspace,omitempty"` // the driver that leaves it to a program, such as vfio-pci: there is no interface
+	Leased    bool           `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Routes    []kernel.Route `json:"routes,omitempty"`
+
+	held  bool // this process has written the journal
+	ips   *ipam.Plan
+	asked *types100.Result
+}
+
+type sriov struct {
+	ipam   ipam.Runner
+	sysfs  string
+	socket string // of the device plugin
+}
+
+// Plugin returns the sriov plugin; builtin are the IPAM plugins that it runs in process.
+func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
+	return sriov{ipam.Runner{Builtin: builtin}, pci.Sysfs, allocation.Socket}.plugin()
+}
+
+func (s sriov) plugin() plugin.Plugin {
+	return plugin.Plugin{Name: "sriov", Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
+}
+
+// job is one ADD or CHECK: the request with everything opened that it works on.
+type job struct {
+	node
+	cfg Config
+	att *attachment.Attachment
+	pod *kernel.NS
+	st  state
+}
+
+func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
+	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
+	defer func() {
+		if err != nil {
+			j.close()
+		}
+	}()
+	if j.host, err = kernel.Host(); err != nil {
+		return nil, err
+	}
+	if j.att, err = attachment.Open(r); err != nil {
+		return nil, err
+	}
+	r.Hold = j.att.LockFile()
+	if j.pod, err = kernel.Open(r.Netns); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *job) close() {
+	if j.att != nil {
+		j.att.Close()
+	}
+	if j.host != nil {
+		j.host.Close()
+	}
+	if j.pod != nil {
+		j.pod.Close()
+	}
+}
+
+func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
+	cfg, err := Parse(r)
+	if err != nil {
+		return nil, err
+	}
+	vfs, err := s.wanted(r, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if len(vfs) == 0 {
+		return r.Prev, nil
+	}
+	j, err := s.open(r, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer j.close()
+	if err := s.clearResidue(j, vfs); err != nil {
+		return nil, err
+	}
+	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Wanted: cfg.Wanted, MAC: cfg.MAC}
+	if cfg.IPAM != "" {
+		j.st.IPAM = ipam.Object(r.Config)
+	}
+	if err := j.savePlan(); err != nil {
+		return nil, err
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(func() error {
+		touched := j.st
+		touched.VFs = slices.DeleteFunc(slices.Clone(j.st.VFs), func(v vf) bool { return !v.held })
+		return s.remove(&j.node, j.att, touched)
+	})
+	for i := range j.st.VFs {
+		if err := s.attach(j, &j.st.VFs[i]); err != nil {
+			return nil, err
+		}
+	}
+	j.st.Unfinished = false
+	if err := j.att.Save(j.st); err != nil {
+		return nil, err
+	}
+	return j.result(), nil
+}
+
+// savePlan writes the record before the first change: for the DEL after a kill, each VF may have addresses.
+func (j *job) savePlan() error {
+	planned := j.st
+	planned.VFs = slices.Clone(j.st.VFs)
+	for i := range planned.VFs {
+		planned.VFs[i].Leased = j.cfg.IPAM != ""
+	}
+	return j.att.Save(planned)
+}
+
+// clearResidue removes what an ADD of the same key left that never came to its end, and refuses names that the pod has.
+func (s sriov) clearResidue(j *job, vfs []vf) error {
+	var st state
+	recorded, err := j.att.Load(&st)
+	if err != nil {
+		return err
+	}
+	if recorded && st.Unfinished { // the lock is ours, so whoever began this is gone
+		j.r.Log.Info("removing what an interrupted attachment left")
+		if err := s.remove(&j.node, j.att, st); err != nil {
+			return err
+		}
+		recorded = false
+	}
+	for _, v := range vfs {
+		if _, exists, err := j.pod.Link(v.Name); err != nil {
+			return err
+		} else if exists {
+			hint := "it is left as it is; another plugin made it"
+			if recorded {
+				hint = "it is left as it is; an earlier ADD made it: call DEL first"
+			}
+			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", v.Name), "%s", hint)
+		}
+	}
+	if recorded {
+		return s.remove(&j.node, j.att, st)
+	}
+	return nil
+}
+
+func (s sriov) del(r *plugin.Request) error {
+	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return s.removeFromNode(r, att, st) },
+		func(att *attachment.Attachment) error { return s.delUnrecorded(r, att) })
+}
+
+func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
+	as := *r
+	as.Hold = att.LockFile()
+	return s.onNode(&as, func(n *node) error { return s.remove(n, att, st) })
+}
+
+func (s sriov) onNode(r *plugin.Request, f func(*node) error) error {
+	return kernel.WithHost(func(host *kernel.Node) error { return f(&node{sysfs: s.sysfs, host: host, r: r}) })
+}
+
+// remove brings all VFs of an attachment home. It goes on after an error; the addresses go back when nothing uses them any more, and the
+// record goes last, when all is done.
+func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
+	var errs []error
+	for _, v := range slices.Backward(st.VFs) {
+		errs = append(errs, n.release(att.Key, v.Address))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, v := range slices.Backward(st.VFs) {
+		if v.Leased {
+			errs = append(errs, s.giveBack(n.r, st, v.Name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return att.Remove()
+}
+
+// delUnrecorded looks for VFs whose journals name the attachment. The record was there before them, and somebody has removed it.
+func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
+	all, err := journals()
+	if err != nil {
+		return err
+	}
+	st := state{Chained: !isMain(r), IPAM: ipam.Object(r.Config)}
+	for _, j := range all {
+		if j.Owner == attachment.KeyOf(r) {
+			st.VFs = append(st.VFs, vf{Address: j.Address, Name: j.Name, Leased: ipam.Type(st.IPAM) != ""})
+		}
+	}
+	if len(st.VFs) == 0 {
+		return nil
+	}
+	r.Log.Warn("the record of the attachment is missing; its VFs are known by their journals")
+	if att == nil { // nothing of the network is recorded
+		if att, err = attachment.Open(r); err != nil {
+			return err
+		}
+		defer att.Close()
+	}
+	return s.removeFromNode(r, att, st)
+}
+
+// isMain tells for a DEL that has no record whether the plugin made the pod's own interface: then the result names the VF of it.
+func isMain(r *plugin.Request) bool {
+	return r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == r.IfName && i.PciID != "" })
+}
+
+// status fails only when no ADD can work here. A node without VFs serves pods that have none.
+func (s sriov) status(r *plugin.Request) error {
+	cfg, err := Parse(r)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(attachment.Writable(r.Network), store.Writable(vfsFolder)); err != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
+	}
+	if cfg.IPAM != "" {
+		return s.ipam.Status(s.asking(r, false, r.IfName), cfg.IPAM)
+	}
+	return nil
+}
+
+// result lists what the attachment consists of. What plugins before it made stays in front.
+func (j *job) result() *types100.Result {
+	result := &types100.Result{}
+	if j.r.Prev != nil {
+		result = j.r.Prev
+	}
+	for _, v := range j.st.VFs {
+		index := len(result.Interfaces)
+		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: v.Name, Mac: v.MAC, Mtu: v.MTU, Sandbox: j.r.NetnsPath, PciID: v.Address.String()})
+		if v.ips == nil || !j.cfg.ReportIPs {
+			continue
+		}
+		for _, ip := range v.ips.IPs {
+			ip.Interface = types100.Int(index)
+			result.IPs = append(result.IPs, ip)
+		}
+		result.Routes = append(result.Routes, v.ips.Shown...)
+		if result.DNS.IsEmpty() {
+			result.DNS = v.asked.DNS
+		}
+	}
+	return result
+}

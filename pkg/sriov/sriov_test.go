@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// spoil does to an interface of the pod what a tenant can do.
+func (l lab) spoil(name string) {
+	l.Helper()
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link(name)
+		must(l, err, pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
+			pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
+	})
+}
+
+// TestRoundTrip (S-30): whatever a pod did with its VF, the next one finds it as the admin left it.
+func TestRoundTrip(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf1)
+	before := l.link("ens0f0v1")
+	for _, id := range []string{"a", "b"} {
+		a := l.add(id, "mtu", 1300, "mac", "02:00:00:00:00:07")
+		got := l.podLink("net1")
+		if got.MTU != 1300 || got.MAC.String() != "02:00:00:00:00:07" || len(got.AltNames) > 0 || !got.Up || got.Promis {
+			t.Errorf("in the pod: %s; on the node it was %s", describe(got), describe(before))
+		}
+		want := []*types100.Interface{{Name: "eth0", Sandbox: l.pod.Path},
+			{Name: "net1", Mac: "02:00:00:00:00:07", Mtu: 1300, Sandbox: l.pod.Path, PciID: vf1}}
+		if diff := cmp.Diff(want, a.result.Interfaces); diff != "" || len(a.result.IPs) != 1 {
+			t.Errorf("%v\n%s", a.result.IPs, diff)
+		}
+		l.ok(a.check())
+		l.spoil("net1")
+		l.del(id)
+		l.del(id) // again is fine
+	}
+}
+
+// TestOrder: interfaces are numbered by container, by resource as in the configuration, and by address.
+func TestOrder(t *testing.T) {
+	l := newLab(t, "ifName", "vf{index}x")
+	for i, d := range []struct {
+		container    int
+		resource, id string
+	}{{1, fast, vf0}, {0, slow, vf1}, {0, fast, "0000:11:02.3"}, {0, fast, vf2}} {
+		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: fmt.Sprint("c", i), Index: d.container, Resource: d.resource, ID: d.id})
+	}
+	a := l.add("a")
+	var got []string
+	for _, i := range a.result.Interfaces[1:] {
+		got = append(got, i.Name+"="+i.PciID)
+		l.podLink(i.Name)
+	}
+	if diff := cmp.Diff([]string{"vf1x=" + vf2, "vf2x=0000:11:02.3", "vf3x=" + vf1, "vf4x=" + vf0}, got); diff != "" {
+		t.Error(diff)
+	}
+	l.ok(a.check())
+	l.del("a")
+}
+
+// TestMainPlugin: the first VF is the interface that the runtime asks for.
+func TestMainPlugin(t *testing.T) {
+	l := newLab(t, "prevResult", nil)
+	l.allocate(vf1, vf0)
+	a := l.add("a")
+	if i := a.result.Interfaces; len(i) != 2 || i[0].Name != "eth0" || i[0].PciID != vf0 || i[1].Name != "net1" || i[1].PciID != vf1 {
+		t.Errorf("%s", a.prev)
+	}
+	l.ok(a.check())
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
+	l.ok(a.check()) // the first one is intact
+	l.del("a")
+	l.allocate()
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "the pod was allocated no device of example.com/fast, example.com/slow")
+	l.fails(l.call("ADD", "a", "CNI_ARGS", ""), plugin.CodeEnvironment, "K8S_POD_NAME")
+	l.fails(l.call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig, "ingressRate 1: a VF cannot limit what the pod receives")
+	l.isGolden()
+}
+
+// TestMultus: a VF that is named is the interface, and nobody is asked.
+func TestMultus(t *testing.T) {
+	l := newLab(t, "prevResult", nil, "resources", nil)
+	l.sriov.socket = "/nonexistent"
+	for _, keys := range [][]any{{"deviceID", vf2}, {"pciBusID", vf2}, {"deviceID", vf2, "pciBusID", vf2}, {"runtimeConfig", object{"deviceID": vf2}}} {
+		keys = append(keys, "CNI_IFNAME", "net7", "CNI_ARGS", "")
+		a := l.add("a", keys...)
+		if i := a.result.Interfaces; len(i) != 1 || i[0].Name != "net7" || i[0].PciID != vf2 {
+			t.Errorf("%s", a.prev)
+		}
+		l.ok(a.check(keys...))
+		l.del("a", keys...)
+	}
+	l.fails(l.call("ADD", "a", "deviceID", vf2, "pciBusID", vf1), plugin.CodeConfig, "another key names")
+	l.fails(l.call("ADD", "a", "deviceID", "11:02.2"), plugin.CodeConfig, `deviceID "11:02.2"`)
+	l.fails(l.call("ADD", "a"), plugin.CodeConfig, "resources: want")
+}
+
+// TestWithoutVF: a pod that was allocated none gets what the plugins before made, and nothing is written.
+func TestWithoutVF(t *testing.T) {
+	l := newLab(t)
+	*l.devices = []allocation.Device{}
+	for _, keys := range [][]any{nil, {"CNI_ARGS", ""}} {
+		a := l.add("a", keys...)
+		if len(a.result.Interfaces) != 1 || len(a.result.IPs) != 1 {
+			t.Errorf("%s", a.prev)
+		}
+		l.ok(a.check(keys...))
+		l.ok(l.call("DEL", "a", keys...))
+	}
+	if found, err := os.ReadDir(store.Root); len(found) > 0 {
+		t.Errorf("written: %v, %v", found, err)
+	}
+}
+
+// TestFailClosed: when it is not known which VFs a pod has, it does not start.
+func TestFailClosed(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	good := (*l.devices)[0]
+	for says, change := range map[string]func(d *allocation.Device){
+		"answers with example.com/fast of pod shop/db-0":  func(d *allocation.Device) { d.Pod = "db-0" },
+		"answers with example.com/fast of pod bank/web-0": func(d *allocation.Device) { d.Namespace = "bank" },
+		"answers with example.com/other of pod":           func(d *allocation.Device) { d.Resource = "example.com/other" },
+	} {
+		d := good
+		change(&d)
+		*l.devices = []allocation.Device{good, d}
+		l.fails(l.call("ADD", "a"), plugin.CodeTryAgain, says)
+	}
+	d := good
+	d.ID = "ens0f0v0"
+	*l.devices = []allocation.Device{d}
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, `the pod has the device "ens0f0v0", which is no VF`)
+	*l.devices = []allocation.Device{good, good}
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "was allocated to the pod twice")
+	l.allocate(vf0, vf1)
+	l.fails(l.call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "the pod has 2 VFs, and only one of them could have it")
+	l.sriov.socket = "/nonexistent"
+	o := l.call("ADD", "a")
+	l.fails(o, plugin.CodeTryAgain, "which VFs the pod has: ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
+	if !strings.Contains(o.failure.Details, "pod=shop/web-0") || !strings.Contains(o.failure.Details, "is the kubelet running") {
+		t.Errorf("%q", o.failure.Details)
+	}
+	l.isGolden()
+}
+
+// TestNotToBeGiven (S-31): a PF stays with the node, and so does what the node uses.
+func TestNotToBeGiven(t *testing.T) {
+	l := newLab(t)
+	l.allocate("0000:11:00.0")
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is no VF of this node")
+	l.allocate("0000:12:00.0")
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 is gone")
+	must(t, l.host.AddBridge("br0", nil, 0, false))
+	bridge := l.link("br0")
+	must(t, l.host.SetMaster(l.link("ens0f0v0"), bridge))
+	l.allocate(vf1, vf0) // the one before comes back
+	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is the port of another interface")
+	must(t, l.host.DelLink("br0"))
+	l.isGolden()
+}
+
+// TestPFUntold: what only the PF can do is refused by its key, when the PF tells nothing.
+func TestPFUntold(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	for key, value := range map[string]any{"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "enable", "min_tx_rate": 1, "max_tx_rate": 100} {
+		l.fails(l.call("ADD", "a", key, value), plugin.CodeKernelFeature, key+": the PF of VF 0000:11:02.0 cannot be told")
+	}
+	l.add("a", "vlan", 0, "max_tx_rate", 0)
+	l.del("a")
+}
+
+// TestTaken: names that the pod has are left alone, and nothing is touched.
+func TestTaken(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	l.inPod(func(pod *kernel.NS) {
+		lo, _, err := pod.Link("lo")
+		must(t, err, pod.AddAltName(lo, "net2"))
+	})
+	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface net2 already exists in the pod")
+	l.isGolden()
+	if found, err := filepath.Glob(store.Root + "/*/[^.]*"); len(found) > 0 {
+		t.Errorf("written: %v, %v", found, err)
+	}
+	l.inPod(func(pod *kernel.NS) {
+		lo, _, err := pod.Link("lo")
+		must(t, err, pod.DelAltName(lo, "net2"))
+	})
+}
+
+func ranges() object {
+	return object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}, []any{object{"subnet": "fd00:61::/64"}}},
+		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
+}
+
+// TestAddresses: each VF has addresses of its own, which are detected, reported on demand, and given back.
+func TestAddresses(t *testing.T) {
+	l := newLab(t, "ipam", ranges())
+	l.allocate(vf0, vf1)
+	quiet := l.add("quiet")
+	if len(quiet.result.IPs) != 1 || len(quiet.result.Routes) != 0 {
+		t.Errorf("reported: %s", quiet.prev)
+	}
+	l.ok(quiet.check())
+	leases, _ := filepath.Glob("/var/lib/cni/networks/net.vf/*:*")
+	if own, _ := filepath.Glob("/var/lib/cni/networks/net/*"); len(leases) != 2 || len(own) != 0 {
+		t.Errorf("leases %v and %v", leases, own)
+	}
+	l.del("quiet")
+	a := l.add("a", "reportIPs", true)
+	var got []string
+	for _, ip := range a.result.IPs[1:] {
+		got = append(got, fmt.Sprint(ip.Address.String(), " on ", a.result.Interfaces[*ip.Interface].Name))
+	}
+	if diff := cmp.Diff([]string{"10.61.0.4/24 on net1", "fd00:61::4/64 on net1", "10.61.0.5/24 on net2", "fd00:61::5/64 on net2"}, got); diff != "" {
+		t.Error(diff)
+	}
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(t, err)
+		has, err := pod.Addresses(link)
+		if text := fmt.Sprint(has); err != nil || text != "[10.61.0.4/24 fd00:61::4/64]" {
+			t.Errorf("%s, %v", text, err)
+		}
+	})
+	l.ok(a.check("reportIPs", true))
+	l.del("a")
+	if leases, _ := filepath.Glob("/var/lib/cni/networks/net.vf/*[:.]*[0-9]"); len(leases) != 2 { // last_reserved_ip of two ranges
+		t.Errorf("leases %v", leases)
+	}
+}
