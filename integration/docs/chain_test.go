@@ -19,6 +19,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/podlace/podlace/integration/card"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -169,6 +170,9 @@ func (n network) forget(t testing.TB) {
 // what the first pod of a network makes for all. It returns the result of the first ADD.
 func exercise(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
+	if strings.Contains(config, `"sriov"`) {
+		card.New(t, 1)
+	}
 	n := open(t, config, binDir(), caps)
 	needTools(t, config)
 	n.forget(t)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/integration/card"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -41,7 +42,10 @@ func alone() map[string]chain {
 		"loopback": {{"loopback", common.with("type", "loopback")}},
 		"guarded": {{"bridge", common.with("type", "bridge", "bridge", "ft-guard", "antiSpoof", true,
 			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.82.0.0/24"}}, []any{object{"subnet": "fd00:82::/64"}}}})}},
-		"l2": {{"bridge", common.with("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
+		"sriov": {{"sriov", common.with("type", "sriov", "resources", []any{card.Resource}, "mtu", 1400,
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.83.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})}},
+		"sriov after others": {{"sriov", common.with("type", "sriov", "resources", []any{card.Resource}, "mac", "02:00:00:00:00:01")}},
+		"l2":                 {{"bridge", common.with("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
 	}
 }
 
@@ -61,7 +65,10 @@ func newWorld(t *testing.T, c chain) world {
 	t.Helper()
 	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
 	w := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
-	if p := c[0].plugin; p == "portmap" || p == "bandwidth" {
+	if p := c[0].plugin; p == "sriov" {
+		card.New(t, map[bool]int{true: 2, false: 1}[c[0].conf["mac"] == nil])
+	}
+	if p := c[0].plugin; p == "portmap" || p == "bandwidth" || p == "sriov" && c[0].conf["mac"] != nil {
 		first.prev, w.prev = connect(t, first.pod, 1), connect(t, w.pod, 2)
 	}
 	first.add(len(c))
