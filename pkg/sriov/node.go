@@ -89,7 +89,7 @@ func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) 
 	link, ok, err := pod.LinkOf(j.Address.String())
 	if err == nil && !ok {
 		link, ok, err = pod.Link(j.Name)
-		ok = ok && link.Device == "" && (link.MAC.String() == j.MAC || bytes.Equal(link.MAC, j.Former.MAC))
+		ok = ok && link.Device == "" && len(link.MAC) > 0 && (link.MAC.String() == j.MAC || bytes.Equal(link.MAC, j.Former.MAC))
 	}
 	if err != nil {
 		pod.Close()

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// kubelet tells of the pod shop/web-0, as the kubelet does.
+type kubelet struct {
+	api.UnimplementedPodResourcesListerServer
+	containers []*api.ContainerResources
+	busy       int // how often it says first that it is asked too often
+}
+
+func (k *kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+	if k.busy--; k.busy >= 0 {
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	if r.PodNamespace != "shop" || r.PodName != "web-0" {
+		return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", r.PodName, r.PodNamespace)
+	}
+	return &api.GetPodResourcesResponse{PodResources: &api.PodResources{Namespace: "shop", Name: "web-0", Containers: k.containers}}, nil
+}
+
+// serve answers in the folder of a kubelet until the test ends.
+func (k *kubelet) serve(t testing.TB) (dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kl")
+	must(t, err, os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755))
+	l, err := net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock"))
+	must(t, err)
+	server := grpc.NewServer()
+	api.RegisterPodResourcesListerServer(server, k)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-done; os.RemoveAll(dir) })
+	return dir
+}
+
+func container(name string, devices ...string) *api.ContainerResources {
+	c := &api.ContainerResources{Name: name}
+	for i := 0; i < len(devices); i += 2 {
+		c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: devices[i], DeviceIds: []string{devices[i+1]}})
+	}
+	return c
+}
+
+// TestDaemonStopped: where the device plugin does not run the kubelet says the same, also while it has much to do.
+func TestDaemonStopped(t *testing.T) {
+	l := newLab(t)
+	k := &kubelet{busy: 2, containers: []*api.ContainerResources{
+		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
+	l.conf = l.conf.With("kubeletDir", k.serve(t))
+	must(t, os.Remove(l.sriov.socket)) // nobody; what is there after a crash refuses
+	a := l.add("a")
+	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
+		t.Errorf("%s", a.prev)
+	}
+	l.ok(a.check())
+	l.del("a")
+	k.containers = []*api.ContainerResources{container("a", "example.com/gpu", "GPU-0"), container("b")}
+	if a := l.add("a"); len(a.result.Interfaces) != 1 {
+		t.Errorf("%s", a.prev)
+	}
+	l.fails(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// TestTogether (F-36): of pods that come at once and say that they have the same VF, one gets it.
+func TestTogether(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	pods, outcomes := make([]lab, 4), make([]outcome, 4)
+	for i := range pods {
+		pods[i] = l.other()
+	}
+	var all sync.WaitGroup
+	for i := range pods {
+		all.Go(func() { outcomes[i] = pods[i].call("ADD", "together"+string(rune('a'+i))) })
+	}
+	all.Wait()
+	have := 0
+	for i, o := range outcomes {
+		if o.exit == 0 {
+			have++
+			pods[i].podLink("net1")
+		} else if o.failure.Code != plugin.CodeDevice || !strings.Contains(o.failure.Msg, "has it since") {
+			t.Errorf("%s", o.stdout)
+		}
+	}
+	if have != 1 {
+		t.Errorf("%d pods have the VF", have)
+	}
+	for i := range pods {
+		all.Go(func() { pods[i].call("DEL", "together"+string(rune('a'+i))) })
+	}
+	all.Wait()
+	l.isGolden()
+}
+
+// TestHidden (F-34): a pod that puts its VF where nobody looks does not keep it.
+func TestHidden(t *testing.T) {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf0)
+	was, peer := l.link("ens0f0v0"), l.link("ens0f0v0peer")
+	l.add("a")
+	cellar := kerneltest.NewPod(t)
+	netns, err := os.Open(cellar.Path)
+	must(t, err)
+	defer netns.Close()
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(t, err, pod.MoveLink(link, netns, "mine"))
+	})
+	stop := l.remakeInterface(vf0, "eth7", func() error {
+		hidden, err := kernel.Open(netns)
+		if err != nil {
+			return err
+		}
+		defer hidden.Close()
+		return hidden.DelLink("mine")
+	})
+	o := l.ok(l.call("DEL", "a"))
+	stop()
+	if !strings.Contains(o.log, "its driver is bound anew") {
+		t.Errorf("log: %s", o.log)
+	}
+	link := l.link("ens0f0v0")
+	if link.MAC.String() != was.MAC.String() || link.MTU != was.MTU || strings.Join(link.AltNames, " ") != "alt-ens0f0v0 other-ens0f0v0" {
+		t.Errorf("%s, it was %s", describe(link), describe(was))
+	}
+	again := l.link("ens0f0v0peer")
+	must(t, l.host.SetMAC(again, peer.MAC), l.host.SetMTU(again, peer.MTU), l.host.SetUp(again))
+}
+
+// remakeInterface plays the kernel's part in binding a driver anew: the interface goes, wherever it is, and there is another one.
+func (l lab) remakeInterface(address, name string, remove func() error) (stop func()) {
+	l.Helper()
+	net := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net")
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if names, err := os.ReadDir(net); err != nil || len(names) > 0 || l.driverOf(address) != "iavf" {
+				continue
+			}
+			if err := remove(); err != nil {
+				l.Error(err)
+			}
+			if _, err := l.host.AddVeth(kernel.Veth{Host: name, Pod: ifnameOf(address) + "peer"}); err != nil {
+				l.Error(err)
+			}
+			// It is renamed before it is asked for the next time.
+			_ = os.MkdirAll(filepath.Join(net, ifnameOf(address)), 0o755)
+			_ = os.MkdirAll(filepath.Join(net, name), 0o755)
+			return
+		}
+	}()
+	return func() { close(end); <-done }
+}
