@@ -74,6 +74,11 @@ func (n *NS) Rename(link Link, name string) error {
 	return change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error { return n.h.LinkSetName(byIndex(link.Index), name) })
 }
 
+// SetAlias gives a link a text that ip(8) shows; "" is none.
+func (n *NS) SetAlias(link Link, text string) error {
+	return change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error { return n.h.LinkSetAlias(byIndex(link.Index), text) })
+}
+
 // AddAltName gives a link one more name. unix.EEXIST: a link has it, as its name or an alternative one.
 func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)

@@ -32,6 +32,7 @@ type Link struct {
 	// AllMulti is what an admin set; Promis is on for a bridge port, too.
 	AllMulti bool
 	AltNames []string         // in the order of ip(8)
+	Alias    string           // free text
 	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
 	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
 	group    uint32
@@ -166,7 +167,7 @@ func parseLink(message []byte) (Link, error) {
 	a := l.Attrs()
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
-		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
+		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
 	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
 		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
 		link.DefaultVLAN = *bridge.VlanDefaultPVID

@@ -131,7 +131,7 @@ func (j *job) record(h *held, v *vf, c card) error {
 	}
 	mac := c.link.MAC
 	if link := c.link; link.Index != 0 {
-		f.Name, f.AltNames, f.MAC, f.MTU = link.Name, link.AltNames, link.MAC, link.MTU
+		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
 		f.Promisc, f.AllMulti, f.Up = link.Promis, link.AllMulti, link.Up
 	}
 	if j.cfg.MAC != nil {

@@ -49,6 +49,7 @@ type former struct {
 	// Of the interface; without one, Name is "".
 	Name     string           `json:"name,omitempty"`
 	AltNames []string         `json:"altnames,omitempty"`
+	Alias    string           `json:"alias,omitempty"`
 	MAC      net.HardwareAddr `json:"mac,omitempty"`
 	MTU      int              `json:"mtu,omitempty"`
 	Promisc  bool             `json:"promisc,omitempty"`

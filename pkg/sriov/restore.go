@@ -207,6 +207,9 @@ func (x *restoring) restoreLink() (err error) {
 	if link.AllMulti != f.AllMulti {
 		errs = append(errs, x.host.SetAllMulti(link, f.AllMulti))
 	}
+	if link.Alias != f.Alias {
+		errs = append(errs, x.host.SetAlias(link, f.Alias))
+	}
 	errs = append(errs, x.restoreAltNames(link))
 	if f.Up && !link.Up {
 		errs = append(errs, x.host.SetUp(link))

@@ -84,7 +84,7 @@ func (l lab) addVF(name string, mtu int) {
 	link := l.link(name)
 	must(l, l.host.SetUp(l.link(name+"peer")), l.host.AddAltName(link, "alt-"+name), l.host.AddAltName(link, "other-"+name))
 	if mtu == 1401 {
-		must(l, l.host.SetAllMulti(link, true), l.host.SetUp(link))
+		must(l, l.host.SetAllMulti(link, true), l.host.SetAlias(link, "uplink of the lab"), l.host.SetUp(link))
 	}
 }
 
@@ -222,7 +222,7 @@ func (l lab) home() string {
 }
 
 func describe(link kernel.Link) string {
-	return fmt.Sprintf("%s %q mac %s mtu %d promisc %t allmulti %t up %t", link.Name, link.AltNames, link.MAC, link.MTU, link.Promis, link.AllMulti, link.Up)
+	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t up %t", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, link.Up)
 }
 
 func (l lab) link(name string) kernel.Link {

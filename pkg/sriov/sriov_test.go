@@ -24,7 +24,7 @@ func (l lab) spoil(name string) {
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
 		must(l, err, pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
-			pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
+			pod.SetAlias(link, "tenant's"), pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
 	})
 }
 
