@@ -80,7 +80,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{},
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
 		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	return d, nil
@@ -94,10 +94,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		}
 	}
 	if d.Socket != "" {
-		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
-			return err
-		}
-		return answerAt(ctx, d.Socket, d.log, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
+		return d.answerAt(ctx, d.Socket, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
 	}
 	return nil
 }

@@ -385,8 +385,8 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 
 var errLate = errors.New("held by another process")
 
-// await takes the lock. The kernel wakes who waits, one after the other in their order: a hundred that looked every now and then would keep a CPU
-// busy, and leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
+// await takes the lock. The kernel wakes who waits, one after the other: a hundred that looked every now and then would keep a CPU busy, and
+// leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
 func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
