@@ -175,6 +175,20 @@ func TestBusy(t *testing.T) {
 	all.Wait()
 }
 
+// TestSome: pauses differ, and are not shorter than half.
+func TestSome(t *testing.T) {
+	drawn := map[time.Duration]bool{}
+	for range 100 {
+		d := some(longestAgain)
+		if drawn[d] = true; d < longestAgain/2 || d > longestAgain {
+			t.Errorf("got %s", d)
+		}
+	}
+	if len(drawn) < 50 {
+		t.Errorf("%d pauses of a hundred differ", len(drawn))
+	}
+}
+
 // TestNoKubelet: a node without kubelet is told from one whose kubelet is away, at once.
 func TestNoKubelet(t *testing.T) {
 	k := root(t)
