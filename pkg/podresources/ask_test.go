@@ -260,6 +260,28 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
+// late is a context that ends after its deadline; under load they all do.
+type late struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// TestLate: a connection that sees the deadline first does not hide what was wrong before.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	busy := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}})
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	_, err := Ask(late{ctx, time.Now().Add(500 * time.Millisecond)}, busy.Kubelet, "shop", "web-0", "u")
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rejected by rate limit") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestKeepalive: a server that pings while it thinks, and closes connections that do not answer that.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
