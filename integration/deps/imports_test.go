@@ -22,7 +22,7 @@ const module = "github.com/podlace/podlace/"
 func layers() [][]string {
 	return [][]string{
 		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
-		{"pkg/plugin", "pkg/sandbox"},
+		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel", "pkg/ipam"},
 		{"pkg/pci", "pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/demo"},
@@ -71,6 +71,7 @@ func only() map[string][]string {
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin"},
 		"net/http":                            {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
+		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more
 		"C":                                   nil,
 	}
 }

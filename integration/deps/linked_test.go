@@ -50,6 +50,25 @@ func binaries(t *testing.T) string {
 	return dir
 }
 
+// TestLean: what is made for CNI binaries brings nothing along that they may not hold, and of x/net only what imports nothing more.
+func TestLean(t *testing.T) {
+	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
+	if err != nil {
+		t.Skipf("SKIPPED: the packages cannot be listed here: %v\n%s", err, out)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, module+"pkg/podresources") {
+		t.Errorf("got %q", packages)
+	}
+	for _, p := range packages {
+		for _, bad := range append(forbidden(), "os/exec", "golang.org/x/net") {
+			if within(p, bad) && p != "golang.org/x/net/http2/hpack" {
+				t.Errorf("%s is linked", p)
+			}
+		}
+	}
+}
+
 func goTool(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = "../.."

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// rich is a pod with all that the API can tell.
+func rich() *api.PodResources {
+	numa := func(n int64) *api.TopologyInfo { return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: n}}} }
+	share := "s"
+	return &api.PodResources{Namespace: "shop", Name: "web-0", CpuIds: []int64{9}, Memory: []*api.ContainerMemory{{MemoryType: "memory", Size: 1 << 40, Topology: numa(1)}},
+		Containers: []*api.ContainerResources{
+			{Name: "proxy", CpuIds: []int64{3, 200, -1}, Memory: []*api.ContainerMemory{{MemoryType: "hugepages-1Gi", Size: 1 << 30}}},
+			{Name: "app", CpuIds: []int64{1 << 40}, Devices: []*api.ContainerDevices{
+				{ResourceName: "example.com/fast", DeviceIds: []string{"0000:3b:10.2", "0000:3b:10.1"}, Topology: numa(0)},
+				{ResourceName: "example.com/fast", DeviceIds: []string{"0000:af:10.1"}, Topology: numa(1)},
+				{ResourceName: "example.com/none"}, {ResourceName: "example.com/gpu", DeviceIds: []string{"x"}}},
+				DynamicResources: []*api.DynamicResource{{ClaimName: "c", ClaimNamespace: "shop", ClaimResources: []*api.ClaimResource{
+					{CdiDevices: []*api.CDIDevice{{Name: "v/c=d"}}, DriverName: "d", PoolName: "p", DeviceName: "n", ShareId: &share}}}}},
+		}}
+}
+
+func TestAsk(t *testing.T) {
+	pods := map[string]*api.PodResources{"shop/web-0": rich(), "shop/web-1": {Namespace: "shop", Name: "web-1", Containers: []*api.ContainerResources{{Name: "app"}}}, "other/web-0": web("app", "other")}
+	k := start(t, &kubelet{get: func(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return pods[r.GetPodNamespace()+"/"+r.GetPodName()], nil
+	}})
+	cpus := []int64{1 << 40}
+	d := func(resource, id string) allocation.Device {
+		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id, CPUs: cpus}
+	}
+	want := []allocation.Device{d("fast", "0000:3b:10.2"), d("fast", "0000:3b:10.1"), d("fast", "0000:af:10.1"), d("gpu", "x")}
+	got, err := ask(t, k.Kubelet, "")
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if got, err := Ask(t.Context(), k.Kubelet, "shop", "web-1", ""); len(got) != 0 || err != nil {
+		t.Errorf("a pod without devices: %v, %v", got, err)
+	}
+	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
+	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, want[3:]) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestSizes: answers of all sizes come through, about the limits of frames and of the windows that HTTP/2 begins with, up to our own limit.
+func TestSizes(t *testing.T) {
+	for _, size := range []int{1, 100, 16384 - 40, 16384 - 20, 16384, 2*16384 - 20, 65535 - 40, 65535, 1 << 20, 17 << 20, maxAnswer - 100} {
+		id := strings.Repeat("x", size)
+		k := start(t, &kubelet{get: always(web("app", "before", id, "after"))})
+		if got, err := ask(t, k.Kubelet, ""); err != nil || len(got) != 3 || got[1].ID != id || got[2].ID != "after" {
+			t.Errorf("%d bytes: %d devices, %v", size, len(got), err)
+		}
+	}
+	for name, p := range map[string]*api.PodResources{"no bytes": nil, "another": {Namespace: "shop", Name: "web-1"}, "another namespace": {Namespace: "pub", Name: "web-0"}} {
+		k := start(t, &kubelet{get: always(p)})
+		if got, err := ask(t, k.Kubelet, ""); !errors.Is(err, ErrUnknownPod) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	k := start(t, &kubelet{get: always(web("app", strings.Repeat("x", maxAnswer)))})
+	if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "want at most 67108864 bytes") {
+		t.Errorf("too long: %d devices, %v", len(got), err)
+	}
+}
+
+// TestErrors: codes and texts of the kubelet come through, however long, in trailers alone and in several frames; and those that do not pass
+// by themselves are not asked again.
+func TestErrors(t *testing.T) {
+	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
+		k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+			return nil, status.Error(codes.PermissionDenied, text)
+		}})
+		want := "ask the kubelet at " + k.Socket + " which devices pod shop/web-0 has: Get: gRPC code 7: " + text
+		if _, err := ask(t, k.Kubelet, "u"); err == nil || err.Error() != want {
+			t.Errorf("want %.200s, got %.200v", want, err)
+		}
+		if asked := k.questions(); len(asked) != 1 {
+			t.Errorf("asked %q", asked)
+		}
+	}
+}
+
+// notFound is what kubelets say, up to 1.37.
+func notFound(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
+	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
+}
+
+// TestUnknownPod: a pod that the kubelet does not have is told from one without devices, at once.
+func TestUnknownPod(t *testing.T) {
+	none := func(int) ([]*api.PodResources, error) {
+		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
+	}
+	for name, k := range map[string]*kubelet{"Get": {get: notFound}, "List": {list: none}, "by code": {get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return nil, status.Error(codes.NotFound, "no")
+	}}} {
+		start(t, k)
+		if got, err := ask(t, k.Kubelet, "u"); !errors.Is(err, ErrUnknownPod) || got != nil {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if asked := k.questions(); asked[len(asked)-1] != "List" && len(asked) != 1 || len(asked) > 2 {
+			t.Errorf("%s: asked %q", name, asked)
+		}
+	}
+}
+
+// TestOlder: kubelets that do not know Get, or may not answer it, are asked for all pods, and for nothing else when that fails for a while.
+func TestOlder(t *testing.T) {
+	list := func(n int) ([]*api.PodResources, error) {
+		if n == 0 {
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+		}
+		other := web("app", "c")
+		other.Namespace = "pub"
+		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}, other, web("app", "a", "b"), {Namespace: "shop", Name: "web-2"}}, nil
+	}
+	disabled := func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return nil, errors.New("PodResources API Get method disabled")
+	}
+	for name, k := range map[string]*kubelet{"unimplemented": {list: list}, "disabled": {list: list, get: disabled}} {
+		start(t, k)
+		if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a", "b")) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if asked := k.questions(); !cmp.Equal(asked, []string{"Get", "List", "List"}) {
+			t.Errorf("%s: asked %q", name, asked)
+		}
+	}
+}
+
+// TestBusy: the kubelet takes ten questions at once, and 100 a second; more pods than that start together.
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	tokens, last := 10.0, time.Now()
+	limit := func(ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		tokens, last = min(10, tokens+100*time.Since(last).Seconds()), time.Now()
+		if tokens < 1 {
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+		}
+		tokens--
+		return handle(ctx, r)
+	}
+	k := start(t, &kubelet{get: always(web("app", "a"))}, grpc.UnaryInterceptor(limit))
+	var all sync.WaitGroup
+	for range 80 {
+		all.Go(func() {
+			if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestSome: pauses differ, and are not shorter than half.
+func TestSome(t *testing.T) {
+	drawn := map[time.Duration]bool{}
+	for range 100 {
+		d := some(longestAgain)
+		if drawn[d] = true; d < longestAgain/2 || d > longestAgain {
+			t.Errorf("got %s", d)
+		}
+	}
+	if len(drawn) < 50 {
+		t.Errorf("%d pauses of a hundred differ", len(drawn))
+	}
+}
+
+// TestNoKubelet: a node without kubelet is told from one whose kubelet is away, at once.
+func TestNoKubelet(t *testing.T) {
+	k := root(t)
+	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(t, k, "u"); !errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), filepath.Dir(k.Socket)) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestRestart: a kubelet that comes back is waited for: without socket, and with one that nobody listens at.
+func TestRestart(t *testing.T) {
+	for _, stale := range []bool{false, true} {
+		k := &kubelet{Kubelet: root(t), get: always(web("app", "a"))}
+		if stale {
+			l := listen(t, k.Kubelet)
+			l.(interface{ SetUnlinkOnClose(bool) }).SetUnlinkOnClose(false)
+			l.Close()
+		}
+		done := make(chan error)
+		go func() {
+			got, err := ask(t, k.Kubelet, "")
+			if err == nil && !cmp.Equal(got, held("app", "a")) {
+				err = fmt.Errorf("%v", got)
+			}
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			t.Fatalf("it did not wait: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		os.Remove(k.Socket)
+		start(t, k)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestTimeUp: when the time is up the error says so, and what was wrong all the time.
+func TestTimeUp(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	busy := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		if n > 1 {
+			<-hang
+		}
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}})
+	silent := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { <-hang; return nil, nil }})
+	if _, err := askTwice(t, busy, "u"); err == nil || !strings.Contains(err.Error(), "has: context canceled: Get: gRPC code 8: rejected by rate limit") {
+		t.Errorf("got %v", err)
+	}
+	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		_, err := Ask(ctx, k, "shop", "web-0", "u")
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), says) ||
+			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: context deadline exceeded: ") {
+			t.Errorf("%s: got %v", says, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := Ask(ctx, silent.Kubelet, "shop", "web-0", "u"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// late is a context that ends after its deadline; under load they all do.
+type late struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// TestLate: a connection that sees the deadline first does not hide what was wrong before.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	busy := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}})
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	_, err := Ask(late{ctx, time.Now().Add(500 * time.Millisecond)}, busy.Kubelet, "shop", "web-0", "u")
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rejected by rate limit") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestKeepalive: a server that pings while it thinks, and closes connections that do not answer that.
+func TestKeepalive(t *testing.T) {
+	t.Parallel()
+	k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		time.Sleep(3 * time.Second) // the shortest time between pings is a second
+		return web("app", "a"), nil
+	}}, grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: 500 * time.Millisecond}))
+	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) || len(k.questions()) != 1 {
+		t.Errorf("%v, %v, asked %q", got, err, k.questions())
+	}
+}
+
+// TestForeign: what no kubelet serves is told at once, and a folder that may not be entered.
+func TestForeign(t *testing.T) {
+	k := root(t)
+	if err := os.WriteFile(k.Socket+"2", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.Socket += "2/kubelet.sock"
+	if _, err := ask(t, k, "u"); err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a file for a folder: %v", err)
+	}
+	if _, err := Ask(t.Context(), k, strings.Repeat("n", 9000), "web-0", "u"); err == nil || !strings.Contains(err.Error(), "want at most 4096") {
+		t.Errorf("a long name: %.300v", err)
+	}
+}

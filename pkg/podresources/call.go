@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	// maxAnswer is how many bytes the kubelet's answer may have, maxHeaders the headers and trailers, maxBytes all with framing and padding.
+	maxAnswer  = 64 << 20
+	maxHeaders = 1 << 20
+	maxBytes   = 2 * maxAnswer
+	// window is the largest there is (RFC 9113, section 6.9.1), more than is ever read: it needs no update.
+	window, defaultWindow = 1<<31 - 1, 1<<16 - 1
+)
+
+// call puts a question to a gRPC server at a unix socket, and returns the message that is the answer. It is "Requests" and "Responses" of
+// github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, on a connection of its own.
+func call(ctx context.Context, socket, method string, request []byte) ([]byte, error) {
+	data, err := question(method, request)
+	if err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := conn.Write(data); err != nil {
+		return nil, err
+	}
+	return newExchange(conn).run()
+}
+
+// question is all that is sent of our own accord, in one write: who connects may send before the server's settings came (section 3.4).
+func question(method string, request []byte) ([]byte, error) {
+	if len(request) > 4096 {
+		return nil, fmt.Errorf("a question of %d bytes: want at most 4096", len(request))
+	}
+	var headers bytes.Buffer
+	to := hpack.NewEncoder(&headers)
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"}, {"user-agent", "podlace"}} {
+		_ = to.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // a buffer takes everything
+	}
+	settings := []byte{0, 2, 0, 0, 0, 0} // SETTINGS_ENABLE_PUSH 0, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_HEADER_LIST_SIZE (section 6.5.2)
+	settings = binary.BigEndian.AppendUint32(append(settings, 0, 4), window)
+	settings = binary.BigEndian.AppendUint32(append(settings, 0, 6), maxHeaders)
+	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(request))), request...) // "Length-Prefixed-Message", not compressed
+
+	b := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	b = appendFrame(b, frameSettings, 0, 0, settings)
+	b = appendFrame(b, frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window-defaultWindow))
+	b = appendFrame(b, frameHeaders, flagEndHeaders, 1, headers.Bytes())
+	return appendFrame(b, frameData, flagEndStream, 1, message), nil
+}
+
+// exchange is what came of an answer.
+type exchange struct {
+	to      io.Writer
+	frames  *frames
+	decoder *hpack.Decoder
+	size    int // of all headers
+
+	greeted, ended             bool
+	http, kind, status, detail string // the headers that matter
+	body                       []byte
+}
+
+func newExchange(conn io.ReadWriter) *exchange {
+	x := &exchange{to: conn, frames: newFrames(conn, maxBytes)}
+	x.decoder = hpack.NewDecoder(4096, x.header) // the table's size unless we want another (RFC 7541, section 6.5.2 of RFC 9113)
+	x.decoder.SetMaxStringLength(maxHeaders)
+	return x
+}
+
+func (x *exchange) run() ([]byte, error) {
+	for !x.ended {
+		f, err := x.frames.next()
+		if err == nil {
+			err = x.take(f)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return x.answer()
+}
+
+// take acts on a frame. WINDOW_UPDATE, PRIORITY and types that nobody knows need nothing (section 5.5).
+func (x *exchange) take(f frame) error {
+	if !x.greeted && (f.kind != frameSettings || f.flags&flagAck != 0) {
+		return fmt.Errorf("the first frame is of type %d: want SETTINGS, as HTTP/2 has", f.kind)
+	}
+	x.greeted = true
+	switch {
+	case f.on1() && f.stream != 1:
+		return fmt.Errorf("a frame of type %d of stream %d, which was not opened", f.kind, f.stream)
+	case f.kind == frameData:
+		return x.data(f)
+	case f.kind == frameHeaders:
+		return x.headers(f)
+	case f.kind == frameReset:
+		return reset(f)
+	case f.kind == framePush || f.kind == frameContinuation:
+		return fmt.Errorf("a frame of type %d out of place", f.kind)
+	case f.kind == frameGoAway:
+		return goneAway(f)
+	case f.flags&flagAck != 0:
+	case f.kind == frameSettings:
+		x.reply(frameSettings, nil)
+	case f.kind == framePing:
+		x.reply(framePing, f.payload)
+	}
+	return nil
+}
+
+// reply acknowledges a frame. It may fail when the server has closed the connection; what it sent before can be read all the same.
+func (x *exchange) reply(kind byte, payload []byte) {
+	_, _ = x.to.Write(appendFrame(nil, kind, flagAck, 0, payload))
+}
+
+func (x *exchange) data(f frame) error {
+	part, err := f.body()
+	if err != nil {
+		return err
+	}
+	if len(x.body)+len(part) > maxAnswer {
+		return fmt.Errorf("the answer is too long: want at most %d bytes", maxAnswer)
+	}
+	x.body = append(x.body, part...)
+	x.ended = f.flags&flagEndStream != 0
+	return nil
+}
+
+// headers reads headers or trailers with their continuations (section 4.3).
+func (x *exchange) headers(f frame) error {
+	block, err := f.body()
+	if err != nil {
+		return err
+	}
+	x.ended = f.flags&flagEndStream != 0
+	for {
+		if _, err := x.decoder.Write(block); err != nil {
+			return fmt.Errorf("headers: %w", err)
+		}
+		if x.size > maxHeaders {
+			return fmt.Errorf("headers of more than %d bytes", maxHeaders)
+		}
+		if f.flags&flagEndHeaders != 0 {
+			return x.decoder.Close()
+		}
+		if f, err = x.frames.next(); err != nil {
+			return err
+		}
+		if f.kind != frameContinuation || f.stream != 1 {
+			return errors.New("headers without their end")
+		}
+		block = f.payload
+	}
+}
+
+func (x *exchange) header(h hpack.HeaderField) {
+	if x.size += int(h.Size()); x.size > maxHeaders {
+		x.decoder.SetEmitEnabled(false)
+		return
+	}
+	switch h.Name {
+	case ":status":
+		x.http = h.Value
+	case "content-type":
+		x.kind = h.Value
+	case "grpc-status":
+		x.status = h.Value
+	case "grpc-message":
+		x.detail = h.Value
+	}
+}
+
+// answer returns the message of a finished exchange.
+func (x *exchange) answer() ([]byte, error) {
+	code, err := strconv.ParseUint(x.status, 10, 31)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("no gRPC server answers: HTTP status %q, content-type %q, grpc-status %q", x.http, x.kind, x.status)
+	case code != 0:
+		return nil, &statusError{int(code), unescape(x.detail)}
+	case len(x.body) < 5 || x.body[0] != 0 || int(binary.BigEndian.Uint32(x.body[1:])) != len(x.body)-5:
+		return nil, fmt.Errorf("the answer has %d bytes, beginning with %x: want one message, not compressed", len(x.body), x.body[:min(5, len(x.body))])
+	}
+	return x.body[5:], nil
+}
+
+// reset is the end of the stream by RST_STREAM (section 6.4), in gRPC's codes ("Errors").
+func reset(f frame) error {
+	if len(f.payload) != 4 {
+		return fmt.Errorf("RST_STREAM of %d bytes", len(f.payload))
+	}
+	code, grpc := binary.BigEndian.Uint32(f.payload), codeInternal
+	switch code {
+	case 0x7: // REFUSED_STREAM
+		grpc = codeUnavailable
+	case 0xb: // ENHANCE_YOUR_CALM
+		grpc = codeResourceExhausted
+	}
+	return &statusError{grpc, fmt.Sprintf("RST_STREAM with code %#x of HTTP/2", code)}
+}
+
+// goneAway is the end of the connection by GOAWAY (section 6.8), unless the answer will still come.
+func goneAway(f frame) error {
+	if len(f.payload) < 8 {
+		return fmt.Errorf("GOAWAY of %d bytes", len(f.payload))
+	}
+	if binary.BigEndian.Uint32(f.payload)&^(1<<31) >= 1 {
+		return nil
+	}
+	return &statusError{codeUnavailable, fmt.Sprintf("GOAWAY with code %#x of HTTP/2 %q", binary.BigEndian.Uint32(f.payload[4:]), f.payload[8:min(len(f.payload), 208)])}
+}
+
+// The codes that something is made of (github.com/grpc/grpc/blob/master/doc/statuscodes.md).
+const (
+	codeUnknown           = 2
+	codeNotFound          = 5
+	codeResourceExhausted = 8
+	codeUnimplemented     = 12
+	codeInternal          = 13
+	codeUnavailable       = 14
+)
+
+// statusError is an answer that is an error.
+type statusError struct {
+	code    int
+	message string
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("gRPC code %d: %s", e.code, e.message)
+}
+
+// unescape decodes a grpc-message ("Percent-Encoded"); what is no escape stays.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if c, err := strconv.ParseUint(s[i+1:min(i+3, len(s))], 16, 8); s[i] == '%' && i+2 < len(s) && err == nil {
+			b.WriteByte(byte(c))
+			i += 2
+			continue
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

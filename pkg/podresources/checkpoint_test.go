@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
+
+// TestSameName: of two pods of one name, each gets its own devices: from a list of both, and where Get tells of the other for a while.
+func TestSameName(t *testing.T) {
+	both := func(int) ([]*api.PodResources, error) {
+		return []*api.PodResources{web("app", "a", "b"), web("app", "c")}, nil
+	}
+	listed := start(t, &kubelet{list: both})
+	late := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return []*api.PodResources{web("app", "a", "b"), web("app"), web("app", "c")}[min(n, 2)], nil
+	}})
+	early := start(t, &kubelet{get: func(n int, _ *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return []*api.PodResources{web("app", "c"), web("app", "a"), web("other", "a", "b"), web("app", "a", "b")}[min(n, 3)], nil
+	}})
+	for _, k := range []*kubelet{listed, late, early} {
+		k.note(t, fast(before, "app", "a", "b"), fast(after, "app", "c"))
+	}
+	for uid, want := range map[string][]string{before: {"a", "b"}, after: {"c"}} {
+		if got, err := ask(t, listed.Kubelet, uid); err != nil || !cmp.Equal(got, held("app", want...)) {
+			t.Errorf("%s: %v, %v", uid, got, err)
+		}
+	}
+	if got, err := ask(t, late.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "c")) || len(late.questions()) != 3 {
+		t.Errorf("%v, %v, asked %q", got, err, late.questions())
+	}
+	if got, err := ask(t, early.Kubelet, before); err != nil || !cmp.Equal(got, held("app", "a", "b")) || len(early.questions()) != 4 {
+		t.Errorf("%v, %v, asked %q", got, err, early.questions())
+	}
+}
+
+// TestContradiction: what the kubelet tells and what it wrote down stay apart, and both are named.
+func TestContradiction(t *testing.T) {
+	for _, c := range []struct {
+		name, says string
+		told       *api.PodResources
+		noted      []written
+	}{
+		{"other devices", "tells of [app example.com/fast a, app example.com/fast b], and CHECKPOINT for UID " + after + " of [app example.com/fast c]: that is another pod",
+			web("app", "b", "a"), []written{fast(before, "app", "a", "b"), fast(after, "app", "c")}},
+		{"one more", "[app example.com/fast a, app example.com/fast b], and", web("app", "a", "b"), []written{fast(after, "app", "a")}},
+		{"one less", "of [app example.com/fast a, app example.com/fast b]: that", web("app", "a"), []written{fast(after, "app", "a", "b")}},
+		{"another container", "of [web example.com/fast a]: that", web("app", "a"), []written{fast(after, "web", "a")}},
+		{"another resource", "of [app example.com/slow a]: that", web("app", "a"), []written{{after, "app", "example.com/slow", map[int64][]string{-1: {"a"}}, nil}}},
+		{"the pod has none", "for UID " + after + " of no devices: that", web("app", "a"), []written{fast(before, "app", "a")}},
+		{"another has none", "tells of no devices, and", web("app"), []written{fast(after, "app", "a")}},
+		{"only an init container has one", "tells of no devices, and", web("app"), []written{fast(after, "init", "a")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			k := start(t, &kubelet{get: always(c.told)})
+			k.note(t, c.noted...)
+			if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(c.says, "CHECKPOINT", k.Checkpoint)) {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestConfirmed: what differs between the two for reasons of the kubelet's own.
+func TestConfirmed(t *testing.T) {
+	nodes := written{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b", "a"}}, nil}
+	for name, noted := range map[string][]written{
+		"several NUMA nodes":    {nodes, fast(before, "app", "z")},
+		"init containers":       {fast(after, "init", "a", "b", "c"), fast(after, "app", "a", "b")},
+		"one entry for each":    {fast(after, "app", "a"), fast(before, "app", "c"), fast(after, "app", "b")},
+		"others have resources": {fast(after, "app", "b", "a"), {after, "app", "example.com/gpu", map[int64][]string{0: {"g"}}, nil}},
+	} {
+		k := start(t, &kubelet{get: always(web("app", "a", "b"))})
+		k.note(t, noted...)
+		k.Wanted = func(resource string) bool { return resource == "example.com/fast" }
+		if got, err := ask(t, k.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a", "b")) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	k := start(t, &kubelet{get: always(web("app"))})
+	k.note(t, fast(after, "init", "a"))
+	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
+	if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
+		t.Errorf("an init container with a device that nobody wants: %v, %v", got, err)
+	}
+}
+
+// TestUnreadable: without a checkpoint that says anything the name counts, unless two pods have it.
+func TestUnreadable(t *testing.T) {
+	one := start(t, &kubelet{get: always(web("app", "a"))})
+	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
+		return []*api.PodResources{web("app", "a"), web("app", "b")}, nil
+	}})
+	for name, data := range map[string]string{"missing": "", "garbage": "{", "text": "hello", "null": `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`,
+		"another format": `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
+		for _, k := range []*kubelet{one, two} {
+			os.Remove(k.Checkpoint)
+			switch data {
+			case "":
+			case "folder":
+				os.Mkdir(k.Checkpoint, 0o755)
+			default:
+				os.WriteFile(k.Checkpoint, []byte(data), 0o600)
+			}
+			if data == "large" { // and what it begins with would say something
+				k.note(t, fast(after, "app", "z"))
+				os.Truncate(k.Checkpoint, maxCheckpoint+1)
+			}
+		}
+		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a")) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if got, err := askTwice(t, two, after); err == nil || !strings.Contains(err.Error(), "2 pods have that name") {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	os.Remove(one.Checkpoint)
+	one.note(t, fast("", "app", "z"))
+	if got, err := ask(t, one.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+		t.Errorf("without UID: %v, %v", got, err)
+	}
+}
+
+// TestIndented: a checkpoint that is written in another way, and says the same, is understood.
+func TestIndented(t *testing.T) {
+	data := marshal(t, []written{fast(before, "app", "a"), fast(after, "app", "b")})
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, data, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range [][]byte{data, indented.Bytes()} {
+		got, err := parseCheckpoint(text, after)
+		if err != nil || len(got) != 1 || got[0].ID != "b" || got[0].Container != "app" || got[0].Resource != "example.com/fast" {
+			t.Errorf("%v, %v", got, err)
+		}
+		if got, err := parseCheckpoint(text, after[:8]); err != nil || got != nil {
+			t.Errorf("the beginning of a UID: %v, %v", got, err)
+		}
+	}
+}

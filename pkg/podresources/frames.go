@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// The types of frames and their flags (RFC 9113, section 6).
+const (
+	frameData         = 0x0
+	frameHeaders      = 0x1
+	frameReset        = 0x3
+	frameSettings     = 0x4
+	framePush         = 0x5
+	framePing         = 0x6
+	frameGoAway       = 0x7
+	frameWindowUpdate = 0x8
+	frameContinuation = 0x9
+
+	flagAck        = 0x1 // of SETTINGS and PING
+	flagEndStream  = 0x1 // of DATA and HEADERS
+	flagEndHeaders = 0x4
+	flagPadded     = 0x8
+	flagPriority   = 0x20
+)
+
+// maxFrame is the payload that a frame has at most, unless the receiver wants larger ones (section 4.2).
+const maxFrame = 16384
+
+// frame is one frame; its payload lasts until the next is read.
+type frame struct {
+	kind, flags byte
+	stream      uint32
+	payload     []byte
+}
+
+// frames reads frames (section 4.1).
+type frames struct {
+	from   io.Reader
+	left   int // how many bytes may come
+	buffer []byte
+}
+
+func newFrames(from io.Reader, limit int) *frames {
+	return &frames{bufio.NewReaderSize(from, 2*maxFrame), limit, make([]byte, maxFrame)}
+}
+
+func (r *frames) next() (f frame, err error) {
+	var head [9]byte
+	if _, err := io.ReadFull(r.from, head[:]); err != nil {
+		return f, err
+	}
+	length := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
+	if length > maxFrame {
+		return f, fmt.Errorf("a frame of %d bytes: want at most %d, as HTTP/2 has", length, maxFrame)
+	}
+	if r.left -= len(head) + length; r.left < 0 {
+		return f, fmt.Errorf("too many frames: want an answer of at most %d bytes", maxAnswer)
+	}
+	f = frame{head[3], head[4], binary.BigEndian.Uint32(head[5:]) &^ (1 << 31), r.buffer[:length]}
+	_, err = io.ReadFull(r.from, f.payload)
+	return f, err
+}
+
+// body returns the payload of DATA or HEADERS without padding and priority (sections 6.1 and 6.2).
+func (f frame) body() ([]byte, error) {
+	head, tail := 0, 0
+	if f.flags&flagPadded != 0 && len(f.payload) > 0 {
+		head, tail = 1, int(f.payload[0])
+	} else if f.flags&flagPadded != 0 {
+		tail = 1
+	}
+	if f.kind == frameHeaders && f.flags&flagPriority != 0 {
+		head += 5
+	}
+	if head+tail > len(f.payload) {
+		return nil, fmt.Errorf("a frame of %d bytes with %d bytes of padding", len(f.payload), tail)
+	}
+	return f.payload[head : len(f.payload)-tail], nil
+}
+
+// on1 tells the frames that belong to a stream, and not to the connection; the only stream is 1.
+func (f frame) on1() bool {
+	switch f.kind {
+	case frameData, frameHeaders, frameReset, framePush, frameContinuation:
+		return true
+	}
+	return false
+}
+
+func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []byte {
+	b = append(b, byte(len(payload)>>16), byte(len(payload)>>8), byte(len(payload)), kind, flags)
+	return append(binary.BigEndian.AppendUint32(b, stream), payload...)
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// recorded is what a server sends.
+func recorded(send func(*peer)) []byte {
+	var all bytes.Buffer
+	near := &peer{Framer: http2.NewFramer(&all, nil)}
+	near.encode = newEncoder(&near.block)
+	send(near)
+	return all.Bytes()
+}
+
+// FuzzFrames: frames are those that x/net reads, and what it refuses in DATA and HEADERS is refused.
+func FuzzFrames(f *testing.F) {
+	f.Add(recorded(right))
+	f.Add(recorded(func(p *peer) {
+		p.WriteDataPadded(1, true, []byte("x"), make([]byte, 3))
+		p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, PadLength: 2, EndHeaders: true, Priority: http2.PriorityParam{Weight: 1}, BlockFragment: []byte("abc")})
+		p.WriteRawFrame(http2.FrameData, 8, 1, []byte{1})
+	}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ours, theirs := newFrames(bytes.NewReader(data), maxBytes), http2.NewFramer(nil, bytes.NewReader(data))
+		theirs.AllowIllegalReads = true
+		theirs.SetMaxReadFrameSize(maxFrame)
+		for {
+			want, refused := theirs.ReadFrame()
+			got, err := ours.next()
+			if err != nil {
+				if refused == nil {
+					t.Fatalf("%v, and x/net reads %v", err, want)
+				}
+				return
+			}
+			body, err := got.body()
+			if got.stream == 0 || refused != nil && got.kind > frameHeaders {
+				return // that a frame is of no stream is not for the reader to say
+			}
+			switch want := want.(type) {
+			case *http2.DataFrame:
+				if err != nil || !bytes.Equal(body, want.Data()) || want.StreamID != got.stream || want.StreamEnded() != (got.flags&flagEndStream != 0) {
+					t.Fatalf("got %+v %x, %v, want %v %x", got, body, err, want, want.Data())
+				}
+			case *http2.HeadersFrame:
+				if err != nil || !bytes.Equal(body, want.HeaderBlockFragment()) || want.HeadersEnded() != (got.flags&flagEndHeaders != 0) {
+					t.Fatalf("got %+v %x, %v, want %v", got, body, err, want)
+				}
+			case nil:
+				if err == nil && got.kind <= frameHeaders {
+					t.Fatalf("x/net refuses %+v: %v", got, refused)
+				}
+				return
+			}
+		}
+	})
+}
+
+// FuzzAnswer: whatever comes, the exchange ends, with a message or an error.
+func FuzzAnswer(f *testing.F) {
+	f.Add(recorded(right))
+	f.Add(recorded(func(p *peer) {
+		p.WriteSettings()
+		p.head(true, ":status", "200", "grpc-status", "8", "grpc-message", "%41")
+	}))
+	f.Add(recorded(func(p *peer) { p.begin(); p.WritePing(false, [8]byte{}); p.WriteGoAway(0, 2, []byte("x")) }))
+	f.Add(recorded(func(p *peer) { p.begin(); p.WriteRSTStream(1, 7) }))
+	f.Add(recorded(func(p *peer) {
+		p.WriteSettings()
+		block := p.fields("grpc-status", "0")
+		p.WriteRawFrame(http2.FrameHeaders, 0, 1, block[:3])
+		p.WriteContinuation(1, true, block[3:])
+	}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		conn := struct {
+			io.Reader
+			io.Writer
+		}{bytes.NewReader(data), io.Discard}
+		message, err := newExchange(conn).run()
+		if err == nil && len(message) > len(data) || err != nil && message != nil || err != nil && err.Error() == "" {
+			t.Fatalf("%x, %v", message, err)
+		}
+	})
+}
+
+// theirs is what the API's own code reads, as Ask is to return it.
+func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
+	for _, p := range list.GetPodResources() {
+		var held []allocation.Device
+		for i, c := range p.GetContainers() {
+			for _, d := range c.GetDevices() {
+				for _, id := range d.GetDeviceIds() {
+					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i, Resource: d.GetResourceName(), ID: id, CPUs: c.GetCpuIds()})
+				}
+			}
+		}
+		devices = append(devices, held)
+	}
+	return devices
+}
+
+// FuzzMessage: what the API's own code reads is read alike.
+func FuzzMessage(f *testing.F) {
+	for _, list := range []*api.ListPodResourcesResponse{{}, {PodResources: []*api.PodResources{rich(), web("app", "a"), {}}}} {
+		data, err := proto.Marshal(list)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte("\x0a\x0c\x1a\x0a\x12\x03\x12\x01a\x18\x05\x1a\x01\x07"))        // a CPU by itself, and a list of one
+	f.Add([]byte("\x08\x05\x09aaaaaaaa\x0daaaa\xfa\x01\x01x\x0a\x00"))            // fields of all types that nobody knows
+	f.Add([]byte("\x0a\x0a\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))             // a length beyond all
+	f.Add([]byte("\x0a\x0b\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))         // the longest
+	f.Add([]byte("\x0a\x02\x0a\x00\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00")) // a long tag
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var list api.ListPodResourcesResponse
+		refused := proto.Unmarshal(data, &list)
+		pods, err := decodePods(data)
+		var got [][]allocation.Device
+		for _, p := range pods {
+			devices, names, err2 := p.devices()
+			if err2 != nil && err == nil {
+				err = err2
+			}
+			if err == nil && len(names) != len(p.containers) {
+				t.Fatalf("%q of %d", names, len(p.containers))
+			}
+			got = append(got, devices)
+		}
+		if err != nil && refused == nil && !strings.Contains(err.Error(), "of type 3") {
+			t.Fatalf("%v, and the API's code reads %v", err, &list)
+		}
+		if err == nil && refused == nil && !cmp.Equal(theirs(&list), got) {
+			t.Fatal(cmp.Diff(theirs(&list), got))
+		}
+	})
+}
+
+// FuzzCheckpoint: the quick way finds what the slow one finds.
+func FuzzCheckpoint(f *testing.F) {
+	f.Add(before, after, "app", "a", after)
+	f.Add(after, after, `{"PodUID":"`+after+`"`, "a\"", after)
+	f.Add("", "", "", "", "")
+	f.Fuzz(func(t *testing.T, first, second, container, id, uid string) {
+		if strings.ContainsAny(uid, "\"\\<>&\u2028\u2029") || strings.ContainsFunc(uid, func(r rune) bool { return r < ' ' || r == 0x7f }) || !utf8.ValidString(uid) {
+			t.Skip("no UID of Kubernetes; JSON would escape it")
+		}
+		data := marshal(t, []written{fast(first, container, id), fast(second, container, id, "x")})
+		quick, err := entriesOf(data, uid)
+		slow, err2 := entriesOfAny(data, uid)
+		if err != nil || err2 != nil || !slices.EqualFunc(quick, slow, func(a, b entry) bool { return cmp.Equal(a, b) }) {
+			t.Fatalf("%s:\n%v, %v\n%v, %v", data, quick, err, slow, err2)
+		}
+	})
+}
+
+// FuzzCheckpointText: whatever stands in the file.
+func FuzzCheckpointText(f *testing.F) {
+	f.Add(marshal(f, []written{fast(after, "app", "a")}))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":[]}]}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		noted, err := parseCheckpoint(data, after)
+		if err != nil && noted != nil {
+			t.Fatalf("%v, %v", noted, err)
+		}
+	})
+}

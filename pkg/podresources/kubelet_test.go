@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// patience is how long a test waits for what has to come; it is no measure of speed.
+const patience = 30 * time.Second
+
+// kubelet answers as the kubelet does, with the kubelet's API and the real gRPC.
+type kubelet struct {
+	api.UnimplementedPodResourcesListerServer
+	Kubelet
+	mu    sync.Mutex
+	asked []string // which questions came
+	third func()   // is called when the third comes, before it is answered
+	// get and list answer; n says how often they were asked before.
+	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
+	list func(n int) ([]*api.PodResources, error)
+}
+
+func (k *kubelet) count(method string) (before int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, m := range k.asked {
+		if m == method {
+			before++
+		}
+	}
+	if k.asked = append(k.asked, method); len(k.asked) == 3 && k.third != nil {
+		k.third()
+	}
+	return before
+}
+
+func (k *kubelet) questions() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return append([]string(nil), k.asked...)
+}
+
+func (k *kubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+	n := k.count("Get")
+	if k.get == nil {
+		return k.UnimplementedPodResourcesListerServer.Get(ctx, r)
+	}
+	p, err := k.get(n, r)
+	return &api.GetPodResourcesResponse{PodResources: p}, err
+}
+
+func (k *kubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	pods, err := k.list(k.count("List"))
+	return &api.ListPodResourcesResponse{PodResources: pods}, err
+}
+
+// root is a kubelet's folder that is empty, with a path short enough for sockets.
+func root(t testing.TB) Kubelet {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for _, sub := range []string{"pod-resources", "device-plugins"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return At(dir)
+}
+
+func listen(t testing.TB, k Kubelet) net.Listener {
+	t.Helper()
+	l, err := net.Listen("unix", k.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// start serves until the test ends.
+func start(t testing.TB, k *kubelet, options ...grpc.ServerOption) *kubelet {
+	t.Helper()
+	if k.Socket == "" {
+		k.Kubelet = root(t)
+	}
+	server := grpc.NewServer(options...)
+	api.RegisterPodResourcesListerServer(server, k)
+	l := listen(t, k.Kubelet)
+	go server.Serve(l)
+	t.Cleanup(server.Stop)
+	return k
+}
+
+// ask is Ask for the pod web-0, with time enough.
+func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return Ask(ctx, k, "shop", "web-0", uid)
+}
+
+// askTwice is Ask for a time that is up while the third question is asked.
+func askTwice(t testing.TB, k *kubelet, uid string) ([]allocation.Device, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	k.mu.Lock()
+	k.asked, k.third = nil, cancel
+	k.mu.Unlock()
+	got, err := Ask(ctx, k.Kubelet, "shop", "web-0", uid)
+	if asked := len(k.questions()); asked != 3 || !errors.Is(err, context.Canceled) {
+		t.Errorf("asked %d times, %v", asked, err)
+	}
+	return got, err
+}
+
+// web is the pod web-0 with devices of example.com/fast in its container.
+func web(container string, ids ...string) *api.PodResources {
+	p := &api.PodResources{Namespace: "shop", Name: "web-0", Containers: []*api.ContainerResources{{Name: container}}}
+	if ids != nil {
+		p.Containers[0].Devices = []*api.ContainerDevices{{ResourceName: "example.com/fast", DeviceIds: ids}}
+	}
+	return p
+}
+
+func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+	return func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { return p, nil }
+}
+
+// held are devices of example.com/fast in a container of web-0, as Ask returns them.
+func held(container string, ids ...string) (devices []allocation.Device) {
+	for _, id := range ids {
+		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})
+	}
+	return devices
+}
+
+// entriesFile is the checkpoint as Kubernetes 1.37 declares it.
+type entriesFile struct {
+	Data struct {
+		PodDeviceEntries  []written
+		RegisteredDevices map[string][]string
+	}
+	Checksum uint64
+}
+
+type written struct {
+	PodUID        string
+	ContainerName string
+	ResourceName  string
+	DeviceIDs     map[int64][]string
+	AllocResp     []byte
+}
+
+func (k *kubelet) note(t testing.TB, entries ...written) {
+	t.Helper()
+	if err := os.WriteFile(k.Checkpoint, marshal(t, entries), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func marshal(t testing.TB, entries []written) []byte {
+	t.Helper()
+	f := entriesFile{Checksum: 2715623478}
+	f.Data.PodDeviceEntries, f.Data.RegisteredDevices = entries, map[string][]string{"example.com/fast": {"a", "b", "c", "d"}}
+	data, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func fast(uid, container string, ids ...string) written {
+	return written{uid, container, "example.com/fast", map[int64][]string{0: ids}, []byte(fmt.Sprintf(`{"PodUID":"%s"}`, uid))}
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podresources
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// Messages are those of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, in the encoding of protobuf.dev/programming-guides/encoding. The
+// package protowire for that reads the program's own file each time that the program starts.
+const (
+	varint   = 0
+	fixed64  = 1
+	bounded  = 2 // strings, messages and packed numbers
+	fixed32  = 5
+	maxField = 1<<29 - 1
+)
+
+var errMessage = errors.New("the kubelet's answer is no message of its API")
+
+// field is one field of a message: a number, or bytes.
+type field struct {
+	id, kind int
+	number   uint64
+	bytes    []byte
+}
+
+// cutField returns the first field of a message, and what comes after it.
+func cutField(message []byte) (f field, rest []byte, err error) {
+	tag, n := binary.Uvarint(message)
+	if n <= 0 || tag>>3 < 1 || tag>>3 > maxField {
+		return f, nil, fmt.Errorf("%w: tag %d", errMessage, tag)
+	}
+	f, rest = field{id: int(tag >> 3), kind: int(tag & 7)}, message[n:]
+	length := uint64(0)
+	switch f.kind {
+	case varint, bounded:
+		if f.number, n = binary.Uvarint(rest); n <= 0 {
+			return f, nil, fmt.Errorf("%w: number of field %d", errMessage, f.id)
+		}
+		if rest = rest[n:]; f.kind == bounded {
+			length = f.number
+		}
+	case fixed64:
+		length = 8
+	case fixed32:
+		length = 4
+	default: // groups are of protobuf 2
+		return f, nil, fmt.Errorf("%w: field %d of type %d", errMessage, f.id, f.kind)
+	}
+	if length > uint64(len(rest)) {
+		return f, nil, fmt.Errorf("%w: field %d of %d bytes", errMessage, f.id, length)
+	}
+	f.bytes = rest[:length]
+	return f, rest[length:], nil
+}
+
+// fields calls take for each field of a message.
+func fields(message []byte, take func(field) error) (err error) {
+	var f field
+	for len(message) > 0 && err == nil {
+		if f, message, err = cutField(message); err == nil {
+			err = take(f)
+		}
+	}
+	return err
+}
+
+// pod is a PodResources; its containers are read when they are asked for, for List tells of all pods.
+type pod struct {
+	namespace, name string
+	containers      [][]byte
+}
+
+// decodePods reads a GetPodResourcesResponse or a ListPodResourcesResponse: one has one pod where the other has several.
+func decodePods(answer []byte) (pods []pod, err error) {
+	err = fields(answer, func(f field) error {
+		if f.id != 1 || f.kind != bounded {
+			return nil
+		}
+		var p pod
+		err := fields(f.bytes, p.take)
+		pods = append(pods, p)
+		return err
+	})
+	return pods, err
+}
+
+func (p *pod) take(f field) error {
+	switch {
+	case f.kind != bounded:
+	case f.id == 1:
+		p.name = string(f.bytes)
+	case f.id == 2:
+		p.namespace = string(f.bytes)
+	case f.id == 3:
+		p.containers = append(p.containers, f.bytes)
+	}
+	return nil
+}
+
+// devices returns the devices of a pod, and the names of all its containers.
+func (p pod) devices() (devices []allocation.Device, names []string, err error) {
+	for i, message := range p.containers {
+		var c container
+		if err := fields(message, c.take); err != nil {
+			return nil, nil, err
+		}
+		names = append(names, c.name)
+		for _, d := range c.devices {
+			devices = append(devices, allocation.Device{Namespace: p.namespace, Pod: p.name, Container: c.name, Index: i, Resource: d.resource, ID: d.id, CPUs: c.cpus})
+		}
+	}
+	return devices, names, nil
+}
+
+// container is a ContainerResources.
+type container struct {
+	name    string
+	devices []struct{ resource, id string }
+	cpus    []int64
+}
+
+func (c *container) take(f field) error {
+	switch {
+	case f.id == 1 && f.kind == bounded:
+		c.name = string(f.bytes)
+	case f.id == 2 && f.kind == bounded:
+		return c.takeDevices(f.bytes)
+	case f.id == 3 && f.kind == varint:
+		c.cpus = append(c.cpus, int64(f.number))
+	case f.id == 3 && f.kind == bounded:
+		for packed := f.bytes; len(packed) > 0; {
+			cpu, n := binary.Uvarint(packed)
+			if n <= 0 {
+				return fmt.Errorf("%w: list of CPUs", errMessage)
+			}
+			c.cpus, packed = append(c.cpus, int64(cpu)), packed[n:]
+		}
+	}
+	return nil
+}
+
+// takeDevices reads a ContainerDevices: those of one resource on one NUMA node.
+func (c *container) takeDevices(message []byte) error {
+	var resource string
+	var ids []string
+	err := fields(message, func(f field) error {
+		if f.id == 1 && f.kind == bounded {
+			resource = string(f.bytes)
+		}
+		if f.id == 2 && f.kind == bounded {
+			ids = append(ids, string(f.bytes))
+		}
+		return nil
+	})
+	for _, id := range ids {
+		c.devices = append(c.devices, struct{ resource, id string }{resource, id})
+	}
+	return err
+}
+
+// appendString appends a field to a message.
+func appendString(message []byte, id byte, s string) []byte {
+	message = binary.AppendUvarint(append(message, id<<3|bounded), uint64(len(s)))
+	return append(message, s...)
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package podresources asks the kubelet which devices a pod has, by its PodResources API. It is small and quick because a CNI plugin links
+// it, that is started for every pod: it speaks the little of HTTP/2 and gRPC that one question needs, without the libraries of these.
+//
+// The kubelet answers by namespace and name, and a pod of the same name may have been there before. What it wrote down for the pod's UID
+// in the checkpoint of its device plugins tells the two apart.
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// The kubelet answers 100 questions a second and 10 at once (ResourceExhausted else), and is away for seconds when it restarts.
+const firstAgain, longestAgain = 20 * time.Millisecond, time.Second
+
+var (
+	// ErrNoKubelet is where no kubelet ever was: the socket's folder is missing.
+	ErrNoKubelet = errors.New("no kubelet was here")
+	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
+	ErrUnknownPod = errors.New("the kubelet does not know the pod")
+
+	errOtherPod = errors.New("that is another pod of the same name")
+)
+
+// Kubelet says where a kubelet is, and what to ask it for.
+type Kubelet struct {
+	Socket     string
+	Checkpoint string
+	// Wanted tells of which resources devices are wanted; nil is all.
+	Wanted func(resource string) bool
+}
+
+// At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all the same.
+func At(dir string) Kubelet {
+	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"), Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
+}
+
+// Ask returns the devices of a pod in the order of its containers, among which are no init containers but those that restart. While the kubelet
+// is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a checkpoint, the name alone counts.
+func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
+	method, last := "Get", error(nil)
+	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+		devices, err := k.once(ctx, method, namespace, name, uid)
+		if err == nil {
+			return devices, nil
+		}
+		if method == "Get" && unsupported(err) {
+			method = "List"
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+			<-ctx.Done() // the only deadline is its own, and connections may see it first
+		}
+		if last == nil || ctx.Err() == nil { // what was wrong before the time was up says more
+			last = fmt.Errorf("%s: %w", method, err)
+		}
+		if !temporary(err) || !sleep(ctx, pause) {
+			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, ended(ctx, last))
+		}
+	}
+}
+
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
+}
+
+func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
+	var request []byte // ListPodResourcesRequest has no fields
+	if method == "Get" {
+		request = appendString(appendString(nil, 1, name), 2, namespace)
+	}
+	answer, err := call(ctx, k.Socket, "/v1.PodResourcesLister/"+method, request)
+	switch {
+	case unknown(err):
+		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
+	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(k.Socket)):
+		return nil, fmt.Errorf("%w: there is no folder %s", ErrNoKubelet, filepath.Dir(k.Socket))
+	case err != nil:
+		return nil, err
+	}
+	pods, err := decodePods(answer)
+	if err != nil {
+		return nil, err
+	}
+	pods = slices.DeleteFunc(pods, func(p pod) bool { return p.namespace != namespace || p.name != name })
+	if len(pods) == 0 {
+		return nil, fmt.Errorf("%w: it is not in the answer", ErrUnknownPod)
+	}
+	return k.choose(pods, uid)
+}
+
+func missing(dir string) bool {
+	_, err := os.Stat(dir)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// choose returns the devices of the pod with a UID, out of those with its name.
+func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
+	noted, err := readCheckpoint(k.Checkpoint, uid)
+	if err != nil && len(pods) > 1 {
+		return nil, fmt.Errorf("%d pods have that name, and %w: %w", len(pods), errOtherPod, err)
+	}
+	noted = k.wanted(noted)
+	var told []string
+	for _, p := range pods {
+		devices, containers, err2 := p.devices()
+		if err2 != nil {
+			return nil, err2
+		}
+		devices = k.wanted(devices)
+		if err != nil || confirmed(devices, containers, noted) {
+			return devices, nil
+		}
+		told = append(told, list(devices))
+	}
+	return nil, fmt.Errorf("the kubelet tells of %s, and %s for UID %s of %s: %w", strings.Join(told, " or "), k.Checkpoint, uid, list(noted), errOtherPod)
+}
+
+func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
+	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return k.Wanted != nil && !k.Wanted(d.Resource) })
+}
+
+// unsupported tells a kubelet that does not know Get (before 1.27), or whose feature gate KubeletPodResourcesGet is off (before 1.36).
+func unsupported(err error) bool {
+	var s *statusError
+	return errors.As(err, &s) && (s.code == codeUnimplemented || s.code == codeUnknown && strings.Contains(s.message, "method disabled"))
+}
+
+// unknown tells a kubelet without the pod: "pod web-0 in namespace shop not found", of code Unknown up to 1.37.
+func unknown(err error) bool {
+	var s *statusError
+	return errors.As(err, &s) && (s.code == codeNotFound || s.code == codeUnknown && strings.HasSuffix(s.message, " not found"))
+}
+
+// temporary tells what may be otherwise soon. The question changes nothing, so that it may be put again even when half an answer came.
+func temporary(err error) bool {
+	var s *statusError
+	if errors.As(err, &s) {
+		return s.code == codeResourceExhausted || s.code == codeUnavailable
+	}
+	// EAGAIN: more connect than the kubelet has accepted.
+	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.EAGAIN}
+	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
+}
+
+func sleep(ctx context.Context, pause time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(some(pause)):
+		return ctx.Err() == nil
+	}
+}
+
+// some is between half a pause and a whole, so that pods that start together do not ask together again and again.
+func some(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }
