@@ -91,7 +91,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
-		if err := j.host.SetPromisc(link); err != nil {
+		if err := j.host.SetPromisc(link, true); err != nil {
 			return link, err
 		}
 	}

@@ -178,11 +178,11 @@ func (n *NS) SetDown(link Link) error {
 // 1280 lose all IPv6 addresses. The kernel overlooks a value that it has already, so MTUBeside comes before: bridge must be as it is now.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
-		if err := n.setMTU(bridge, MTUBeside(mtu)); err != nil {
+		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
 			return err
 		}
 	}
-	return n.setMTU(bridge, mtu)
+	return n.SetMTU(bridge, mtu)
 }
 
 // MTUBeside is the MTU that a bridge has for a moment while PinMTU pins one.
@@ -194,13 +194,34 @@ func MTUBeside(mtu int) int {
 	return mtu + 1
 }
 
-func (n *Node) setMTU(link Link, mtu int) error {
+// SetMTU sets the MTU of a link.
+func (n *NS) SetMTU(link Link, mtu int) error {
 	return change(fmt.Sprintf("link set %s mtu %d", link.Name, mtu), func() error { return n.h.LinkSetMTU(byIndex(link.Index), mtu) })
 }
 
-// SetPromisc switches promiscuous mode on.
-func (n *NS) SetPromisc(link Link) error {
-	return change("link set "+link.Name+" promisc on", func() error { return n.h.SetPromiscOn(byIndex(link.Index)) })
+// SetPromisc switches promiscuous mode on or off.
+func (n *NS) SetPromisc(link Link, on bool) error {
+	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
+}
+
+// SetAllMulti lets a link receive all multicast frames, or only those that somebody here listens to.
+func (n *NS) SetAllMulti(link Link, on bool) error {
+	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
+}
+
+func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
+	words := map[bool]string{true: " on", false: " off"}
+	return change("link set "+link.Name+" "+name+words[on], func() error {
+		req := n.request(unix.RTM_SETLINK, 0)
+		msg := indexed(link.Index)
+		msg.Change = flag
+		if on {
+			msg.Flags = flag
+		}
+		req.AddData(msg)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
 }
 
 // SetMaster makes a link a port of a bridge.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"strings"
 	"time"
@@ -28,8 +29,13 @@ type Link struct {
 	Master int // ifindex of the bridge, or 0
 	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
 	Port   BridgePort
-	group  uint32
-	conf6  []byte // the settings of IPv6, of 4 bytes each
+	// AllMulti is what an admin set; Promis is on for a bridge port, too.
+	AllMulti bool
+	AltNames []string         // in the order of ip(8)
+	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
+	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
+	group    uint32
+	conf6    []byte // the settings of IPv6, of 4 bytes each
 
 	// Filtered tells that a bridge shows iptables and nftables what it forwards, if br_netfilter is there (nf_call_iptables in ip-link(8)).
 	Filtered bool
@@ -97,26 +103,59 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-func (n *NS) link(which ...nl.NetlinkRequestData) (Link, bool, error) {
+// LinkOf returns the interface of a device, such as a PCI address; ok is false when there is none. It reads all links of the namespace, of
+// which a pod has few.
+func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
+	var replies [][]byte
+	err = retry(func() (err error) {
+		req := n.request(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		replies, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		return err
+	})
+	for _, message := range replies {
+		if err == nil && !ok {
+			link, err = parseLink(message)
+			ok = err == nil && link.Device == device
+		}
+	}
+	if err != nil {
+		return Link{}, false, fmt.Errorf("link show: %w", err)
+	}
+	if !ok {
+		return Link{}, false, nil
+	}
+	return link, true, nil
+}
+
+func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error) {
+	message, ok, err := n.show(which...)
+	if err != nil || !ok {
+		return Link{}, false, err
+	}
+	if link, err = parseLink(message); err != nil {
+		return Link{}, false, fmt.Errorf("link show: %w", err)
+	}
+	return link, true, nil
+}
+
+// show returns the message about one link.
+func (n *NS) show(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
 	req := n.request(unix.RTM_GETLINK, 0)
 	for _, data := range which {
 		req.AddData(data)
 	}
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	if errors.Is(err, unix.ENODEV) {
-		return Link{}, false, nil
+		return nil, false, nil
 	}
 	if err == nil && len(replies) != 1 {
 		err = fmt.Errorf("%d answers", len(replies))
 	}
-	var link Link
-	if err == nil {
-		link, err = parseLink(replies[0])
-	}
 	if err != nil {
-		return Link{}, false, fmt.Errorf("link show: %w", err)
+		return nil, false, fmt.Errorf("link show: %w", err)
 	}
-	return link, true, nil
+	return replies[0], true, nil
 }
 
 func parseLink(message []byte) (Link, error) {
@@ -126,7 +165,8 @@ func parseLink(message []byte) (Link, error) {
 	}
 	a := l.Attrs()
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
-		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, group: a.Group}
+		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
+		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
 	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
 		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
 		link.DefaultVLAN = *bridge.VlanDefaultPVID
@@ -150,15 +190,26 @@ func nested(attributes []byte, path ...uint16) []byte {
 
 // attribute returns the value of the first attribute of a type, or nil.
 func attribute(attributes []byte, kind uint16) []byte {
-	for len(attributes) >= unix.SizeofRtAttr {
-		length := int(binary.NativeEndian.Uint16(attributes))
-		if length < unix.SizeofRtAttr || length > len(attributes) {
-			return nil
+	for k, value := range attributesIn(attributes) {
+		if k == kind {
+			return value
 		}
-		if binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK == kind {
-			return attributes[unix.SizeofRtAttr:length]
-		}
-		attributes = attributes[min((length+3)&^3, len(attributes)):]
 	}
 	return nil
+}
+
+// attributesIn returns the type and the value of each attribute, as far as they are whole.
+func attributesIn(attributes []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(attributes) >= unix.SizeofRtAttr {
+			length := int(binary.NativeEndian.Uint16(attributes))
+			if length < unix.SizeofRtAttr || length > len(attributes) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK, attributes[unix.SizeofRtAttr:length]) {
+				return
+			}
+			attributes = attributes[min((length+3)&^3, len(attributes)):]
+		}
+	}
 }

@@ -111,7 +111,7 @@ func TestBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
-	mustDo(t, h.SetUp(link), h.SetPromisc(link))
+	mustDo(t, h.SetUp(link), h.SetPromisc(link, true))
 	// A bridge whose address nobody set would now have the lower one of its port.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
@@ -179,7 +179,7 @@ func TestMissingLinks(t *testing.T) {
 	}
 	mustDo(t, h.DelLink("none"), h.DelGroup("none", 0), h.DelGroup("none", 1<<20))
 	gone := Link{Index: 1 << 20, Name: "gone"}
-	for _, err := range []error{h.SetUp(gone), h.SetHairpin(gone, true), h.SetPromisc(gone)} {
+	for _, err := range []error{h.SetUp(gone), h.SetHairpin(gone, true), h.SetPromisc(gone, true)} {
 		if !errors.Is(err, unix.ENODEV) {
 			t.Errorf("of a link that is gone: %v", err)
 		}

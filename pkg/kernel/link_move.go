@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with another
+// ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an alternative name
+// of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that cannot be moved.
+func (n *NS) MoveLink(link Link, to *os.File, name string) error {
+	return change(fmt.Sprintf("link set %s netns %s name %s", link.Name, to.Name(), name), func() error {
+		err := n.move(link, to, name)
+		if errors.Is(err, unix.EEXIST) {
+			return errors.Join(err, n.fetch(link, to))
+		}
+		return err
+	})
+}
+
+// File opens the file of the namespace, to move links into it. /proc/self/ns/net would be that of whatever the first thread does.
+func (n *NS) File() (f *os.File, err error) {
+	err = n.within(func() (err error) {
+		f, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	return f, err
+}
+
+func (n *NS) move(link Link, to *os.File, name string) error {
+	req := n.request(unix.RTM_SETLINK, 0)
+	req.AddData(indexed(link.Index))
+	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// fetch brings a link back whose new name is taken in the namespace that it was sent to. The kernel (do_setlink in net/core/rtnetlink.c)
+// gives the new name on the way only when the old one is taken there. Else it moves first and renames then, and leaves the link there when
+// that fails, under its old name, which so is nobody else's.
+func (n *NS) fetch(link Link, from *os.File) error {
+	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
+		return err
+	}
+	there, err := Open(from)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	lost, ok, err := there.Link(link.Name)
+	if err != nil || !ok {
+		return err
+	}
+	here, err := n.File()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	if err := there.move(lost, here, link.Name); err != nil {
+		return fmt.Errorf("and fetch it back from there: %w", err)
+	}
+	return nil
+}
+
+// Rename gives a link another name; before Linux 6.2 it must be down. unix.EEXIST: it is another link's.
+func (n *NS) Rename(link Link, name string) error {
+	return change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error { return n.h.LinkSetName(byIndex(link.Index), name) })
+}
+
+// AddAltName gives a link one more name. unix.EEXIST: a link has it, as its name or an alternative one.
+func (n *NS) AddAltName(link Link, name string) error {
+	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
+}
+
+// DelAltName takes an alternative name from a link; one that it does not have is no error.
+func (n *NS) DelAltName(link Link, name string) error {
+	return ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
+}
+
+func (n *NS) altName(kind int, verb string, link Link, name string) error {
+	return change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
+		req := n.request(kind, 0)
+		req.AddData(indexed(link.Index))
+		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
+		names.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
+		req.AddData(names)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}

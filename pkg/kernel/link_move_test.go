@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestAltNames: they come and go one by one, and so does what is set twice.
+func TestAltNames(t *testing.T) {
+	w := newWire(t)
+	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
+	mustDo(t, w.host.AddAltName(w.hostSide, "kt-a-name-that-is-longer-than-15"), w.host.AddAltName(w.hostSide, "kt-b"))
+	if diff := cmp.Diff([]string{"kt-a-name-that-is-longer-than-15", "kt-b"}, names()); diff != "" {
+		t.Error(diff)
+	}
+	for _, taken := range []string{"kt-b", "kth0", "kt0"} {
+		if err := w.host.AddAltName(w.bridge, taken); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("%s: %v", taken, err)
+		}
+	}
+	if err := w.host.DelAltName(w.bridge, "kt-b"); err == nil || !strings.HasPrefix(err.Error(), "link property del dev kt0 altname kt-b: ") {
+		t.Errorf("another link's: %v", err)
+	}
+	for range 2 {
+		mustDo(t, w.host.DelAltName(w.hostSide, "kt-b"))
+	}
+	if got := names(); !slices.Equal(got, []string{"kt-a-name-that-is-longer-than-15"}) {
+		t.Error(got)
+	}
+}
+
+// TestReceiveModes: what SetPromisc, SetAllMulti, SetMTU and Rename set is read, and taken back.
+func TestReceiveModes(t *testing.T) {
+	w := newWire(t)
+	for _, on := range []bool{true, false} {
+		mustDo(t, w.pod.SetPromisc(w.podSide, on), w.pod.SetAllMulti(w.podSide, !on))
+		if got := mustLink(t, w.pod, "eth0"); got.Promis != on || got.AllMulti == on {
+			t.Errorf("%t: %+v", on, got)
+		}
+	}
+	mustDo(t, w.pod.SetMTU(w.podSide, 1300), w.pod.SetDown(w.podSide), w.pod.Rename(w.podSide, "net1"))
+	if got := mustLink(t, w.pod, "net1"); got.Index != w.podSide.Index || got.MTU != 1300 {
+		t.Errorf("%+v", got)
+	}
+	if err := w.pod.Rename(w.podSide, "lo"); !errors.Is(err, unix.EEXIST) {
+		t.Error(err)
+	}
+}
+
+// TestLinkOf: a veth is of no device, and nothing is of one that is not there.
+func TestLinkOf(t *testing.T) {
+	w := newWire(t)
+	if link, ok, err := w.pod.LinkOf("0000:3b:11.0"); ok || err != nil || link.Name != "" {
+		t.Errorf("%+v, %t, %v", link, ok, err)
+	}
+	if w.podSide.Device != "" || w.podSide.PermMAC != nil {
+		t.Errorf("%+v", w.podSide)
+	}
+}
+
+// TestMoveLinkBadNamespace: what is no namespace is refused, and the link stays.
+func TestMoveLinkBadNamespace(t *testing.T) {
+	w := newWire(t)
+	f, err := os.Open(os.DevNull)
+	mustDo(t, err)
+	defer f.Close()
+	if err := w.host.MoveLink(w.hostSide, f, "x"); err == nil || err.Error() != "link set kth0 netns /dev/null name x: invalid argument" {
+		t.Error(err)
+	}
+	if got := mustLink(t, w.host, "kth0"); !got.Up {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestMoveLinkTaken: a name that is taken at the other side leaves the link where it was, with its own name, in whichever way the kernel finds out.
+func TestMoveLinkTaken(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	own, err := h.File()
+	mustDo(t, err)
+	defer own.Close()
+	pod, netns := podNS(t)
+	addBridge(t, pod, "taken")
+	mustDo(t, pod.AddAltName(mustLink(t, pod, "taken"), "kt-alias"))
+	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "kth1"}); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct{ name, alias string }{
+		"its name": {name: "taken"}, "its alternative name": {name: "kt-alias"}, "an alternative name of ours": {"net1", "taken"},
+	} {
+		link := mustLink(t, h, "kth1")
+		if c.alias != "" {
+			mustDo(t, h.AddAltName(link, c.alias))
+		}
+		if err := h.MoveLink(link, netns, c.name); !errors.Is(err, unix.EEXIST) || !strings.HasPrefix(err.Error(), "link set kth1 netns "+netns.Name()+" name "+c.name+": file exists") {
+			t.Errorf("%s: %v", what, err)
+		}
+		link = mustLink(t, h, "kth1")
+		if _, ok, _ := pod.Link("kth1"); ok {
+			t.Errorf("%s: it is in the pod", what)
+		}
+		if c.alias != "" {
+			mustDo(t, h.DelAltName(link, c.alias))
+		}
+	}
+	// Both names are taken there, so that the kernel finds out before it moves.
+	addBridge(t, pod, "kth1")
+	link := mustLink(t, h, "kth1")
+	mustDo(t, h.SetUp(link))
+	if err := h.MoveLink(link, netns, "taken"); err == nil || err.Error() != "link set kth1 netns "+netns.Name()+" name taken: file exists" {
+		t.Error(err)
+	}
+	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
+		t.Errorf("it was %+v, and is %+v", link, got)
+	}
+	// The old name is taken there, the new one is not; and back again.
+	mustDo(t, h.MoveLink(link, netns, "net1"))
+	moved := mustLink(t, pod, "net1")
+	mustDo(t, pod.MoveLink(moved, own, "kth1"))
+	mustLink(t, h, "kth1")
+}

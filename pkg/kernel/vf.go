@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"net"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// VF is how a PF is set for one of its VFs, in the words of ip-link(8).
+type VF struct {
+	MAC  net.HardwareAddr `json:"mac,omitempty"`  // as the PF set it; zeros when it did not
+	VLAN int              `json:"vlan,omitempty"` // 0 for none
+	QoS  int              `json:"qos,omitempty"`
+	// Proto is "802.1q" or "802.1ad", LinkState "auto", "enable" or "disable". When empty they are the first of these.
+	Proto     string `json:"proto,omitempty"`
+	LinkState string `json:"linkState,omitempty"`
+	// What the driver does not tell is nil.
+	SpoofCheck *bool `json:"spoofCheck,omitempty"`
+	Trust      *bool `json:"trust,omitempty"`
+	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
+	MaxRate    int   `json:"maxRate,omitempty"`
+}
+
+// VFStats is what a VF has received and sent since it was made, as its PF counts it (IFLA_VF_STATS).
+type VFStats struct {
+	RxBytes, TxBytes     uint64
+	RxPackets, TxPackets uint64
+	RxDropped, TxDropped uint64
+}
+
+// What a request for a link asks for besides (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
+const (
+	withVFs      = 1 << 0
+	withoutStats = 1 << 3
+)
+
+var (
+	vlanProtos = map[string]uint16{"802.1q": unix.ETH_P_8021Q, "802.1ad": unix.ETH_P_8021AD}
+	linkStates = []string{unix.IFLA_VF_LINK_STATE_AUTO: "auto", unix.IFLA_VF_LINK_STATE_ENABLE: "enable", unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
+)
+
+// VF returns how a PF is set for the VF with an index. It works for VFs in any namespace, and with any driver. ok is false when the PF tells
+// of no such VF. The PF is one link, but the kernel asks its driver about all VFs, which takes milliseconds with some.
+func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
+	// Without counters: they are half of the answer, and the list of all VFs must not outgrow 64 KiB.
+	message, ok, err := n.show(indexed(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
+	if err != nil || !ok {
+		return VF{}, false, err
+	}
+	for i, attributes := range vfsIn(message) {
+		if i == index {
+			vf, err = parseVF(attributes, len(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_ADDRESS)))
+			return vf, err == nil, err
+		}
+	}
+	return VF{}, false, nil
+}
+
+// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace, and with any driver.
+func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
+	return stats, WithHost(func(n *Node) error {
+		message, ok, err := n.show(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
+			nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs)))
+		if err == nil && !ok {
+			err = fmt.Errorf("link show %s: %w", pf, unix.ENODEV)
+		}
+		if err != nil {
+			return err
+		}
+		stats = map[int]VFStats{}
+		for i, attributes := range vfsIn(message) {
+			stats[i] = parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
+		}
+		return nil
+	})
+}
+
+// vfsIn returns the index and the attributes of each VF in a message about its PF. One that the driver says nothing about is left out.
+func vfsIn(message []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		for kind, vf := range attributesIn(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
+			if words := uint32s(attribute(vf, unix.IFLA_VF_MAC)); kind == unix.IFLA_VF_INFO && len(words) > 0 && !yield(int(words[0]), vf) {
+				return
+			}
+		}
+	}
+}
+
+// parseVF reads the attributes of a VF, of a PF whose addresses have so many bytes. Each attribute begins with the index of the VF.
+func parseVF(attributes []byte, addressLen int) (VF, error) {
+	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)), uint32s(attribute(attributes, unix.IFLA_VF_RATE))
+	if len(mac) < 4+addressLen || len(vlan) < 3 || len(rate) < 3 {
+		return VF{}, errors.New("link show: the kernel tells of a VF without its address, VLAN or rate")
+	}
+	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]), MaxRate: int(rate[2])}
+	if info := nested(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 && binary.BigEndian.Uint16(info[12:]) == vlanProtos["802.1ad"] {
+		vf.Proto = "802.1ad"
+	}
+	vf.LinkState = linkStates[0]
+	if state := uint32s(attribute(attributes, unix.IFLA_VF_LINK_STATE)); len(state) > 1 && int(state[1]) < len(linkStates) {
+		vf.LinkState = linkStates[state[1]]
+	}
+	vf.SpoofCheck, vf.Trust = toldBy(attribute(attributes, unix.IFLA_VF_SPOOFCHK)), toldBy(attribute(attributes, unix.IFLA_VF_TRUST))
+	return vf, nil
+}
+
+// toldBy returns a setting that a driver may leave out, which then is -1.
+func toldBy(value []byte) *bool {
+	words := uint32s(value)
+	if len(words) < 2 || words[1] == ^uint32(0) {
+		return nil
+	}
+	on := words[1] != 0
+	return &on
+}
+
+func parseVFStats(attributes []byte) VFStats {
+	count := func(kind uint16) uint64 {
+		if value := attribute(attributes, kind); len(value) == 8 {
+			return binary.NativeEndian.Uint64(value)
+		}
+		return 0
+	}
+	return VFStats{count(unix.IFLA_VF_STATS_RX_BYTES), count(unix.IFLA_VF_STATS_TX_BYTES), count(unix.IFLA_VF_STATS_RX_PACKETS),
+		count(unix.IFLA_VF_STATS_TX_PACKETS), count(unix.IFLA_VF_STATS_RX_DROPPED), count(unix.IFLA_VF_STATS_TX_DROPPED)}
+}
+
+// uint32s returns the whole words of a value.
+func uint32s(value []byte) (words []uint32) {
+	for ; len(value) >= 4; value = value[4:] {
+		words = append(words, binary.NativeEndian.Uint32(value))
+	}
+	return words
+}
+
+// SetVF sets the PF from have to want for the VF with an index. It sends what differs and nothing else, as drivers refuse even what they have
+// already. One request sets one thing, and a failure keeps nothing else from being set: the errors are joined, and each names its setting. What
+// is nil in want is left alone. To undo it after an error, read the VF again and set it from that to what it was.
+//
+// Drivers refuse what they cannot do with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL, which may also mean a bad value, such as a
+// rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next time.
+func (n *NS) SetVF(pf Link, index int, have, want VF) error {
+	var errs []error
+	former := have.settings(index)
+	for i, s := range want.settings(index) {
+		if s.words != "" && s.words != former[i].words {
+			errs = append(errs, change(fmt.Sprintf("link set %s vf %d %s", pf.Name, index, s.words), func() error { return n.setVF(pf, s.attribute) }))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
+	if attribute == nil {
+		return unix.EINVAL
+	}
+	req := n.request(unix.RTM_SETLINK, 0)
+	req.AddData(indexed(pf.Index))
+	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
+	list.AddRtAttr(unix.IFLA_VF_INFO, nil).AddChild(attribute)
+	req.AddData(list)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// Unsupported tells that SetVF met a driver that says it does not know the setting.
+func Unsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
+}
+
+// vfSetting is what one request sets: the words of ip-link(8) for it, empty for nothing, and the attribute, nil when there is none for the words.
+type vfSetting struct {
+	words     string
+	attribute *nl.RtAttr
+}
+
+// settings are all that a PF can be told about a VF, always in the same order.
+func (v VF) settings(index int) []vfSetting {
+	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck), onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
+		{fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate), words(unix.IFLA_VF_RATE, index, v.MinRate, v.MaxRate)}, {}}
+	if v.MAC != nil {
+		mac := words(unix.IFLA_VF_MAC, index)
+		mac.Data = append(mac.Data, append(v.MAC[:len(v.MAC):len(v.MAC)], make([]byte, max(0, 32-len(v.MAC)))...)...) // MAX_ADDR_LEN
+		list[0] = vfSetting{"mac " + v.MAC.String(), mac}
+	}
+	state := cmp.Or(v.LinkState, linkStates[0])
+	list[5].words = "state " + state
+	if i := slices.Index(linkStates, state); i >= 0 {
+		list[5].attribute = words(unix.IFLA_VF_LINK_STATE, index, i)
+	}
+	return list
+}
+
+func (v VF) vlan(index int) vfSetting {
+	name := cmp.Or(v.Proto, "802.1q")
+	s := vfSetting{words: fmt.Sprintf("vlan %d qos %d proto %s", v.VLAN, v.QoS, name)}
+	if proto := vlanProtos[name]; proto != 0 {
+		info := words(unix.IFLA_VF_VLAN_INFO, index, v.VLAN, v.QoS, 0)
+		binary.BigEndian.PutUint16(info.Data[12:], proto)
+		s.attribute = nl.NewRtAttr(unix.IFLA_VF_VLAN_LIST, nil)
+		s.attribute.AddChild(info)
+	}
+	return s
+}
+
+func onOff(name string, kind, index int, on *bool) vfSetting {
+	switch {
+	case on == nil:
+		return vfSetting{}
+	case *on:
+		return vfSetting{name + " on", words(kind, index, 1)}
+	}
+	return vfSetting{name + " off", words(kind, index, 0)}
+}
+
+// words makes an attribute of 32-bit words.
+func words(kind int, values ...int) *nl.RtAttr {
+	var data []byte
+	for _, v := range values {
+		data = binary.NativeEndian.AppendUint32(data, uint32(v))
+	}
+	return nl.NewRtAttr(kind, data)
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// told is a message about a PF with VFs 0 and 2, as a kernel sends it whose driver fails to tell of VF 1.
+func told(vfs map[int]VF, mute bool) []byte {
+	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
+	for _, index := range slices.Sorted(maps.Keys(vfs)) {
+		v := vfs[index]
+		info := list.AddRtAttr(unix.IFLA_VF_INFO, nil)
+		for _, s := range v.settings(index) {
+			if s.attribute == nil {
+				continue
+			}
+			if s.attribute.Type == unix.IFLA_VF_VLAN_LIST { // the kernel sends both
+				info.AddChild(words(unix.IFLA_VF_VLAN, index, v.VLAN, v.QoS))
+			}
+			info.AddChild(s.attribute)
+		}
+		if mute {
+			info.AddChild(words(unix.IFLA_VF_SPOOFCHK, index, -1))
+			info.AddChild(words(unix.IFLA_VF_TRUST, index, -1))
+		}
+		stats := info.AddRtAttr(unix.IFLA_VF_STATS, nil)
+		for kind := range 9 {
+			stats.AddRtAttr(kind, binary.NativeEndian.AppendUint64(nil, uint64(100*index+kind)))
+		}
+	}
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC).Serialize()
+	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
+}
+
+// TestParseVF: a VF is found by the index that stands in it, whatever its place in the list, and comes back as it was.
+func TestParseVF(t *testing.T) {
+	yes, no := true, false
+	for _, mute := range []bool{false, true} {
+		want := map[int]VF{
+			0: {MAC: mac("00:00:00:00:00:00"), Proto: "802.1q", LinkState: "auto"},
+			2: {MAC: mac("02:00:00:00:00:02"), VLAN: 100, QoS: 3, Proto: "802.1ad", LinkState: "disable", MinRate: 10, MaxRate: 100},
+		}
+		if !mute {
+			for i, v := range want {
+				v.SpoofCheck, v.Trust = &yes, &no
+				want[i] = v
+			}
+		}
+		got, stats := map[int]VF{}, map[int]VFStats{}
+		for i, attributes := range vfsIn(told(want, mute)) {
+			vf, err := parseVF(attributes, 6)
+			mustDo(t, err)
+			text, err := json.Marshal(vf)
+			mustDo(t, err)
+			var read VF
+			mustDo(t, json.Unmarshal(text, &read))
+			got[i], stats[i] = read, parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		wantStats := map[int]VFStats{0: {2, 3, 0, 1, 7, 8}, 2: {202, 203, 200, 201, 207, 208}}
+		if diff := cmp.Diff(wantStats, stats); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// TestParseVFShort: an answer that lacks what every kernel sends is an error.
+func TestParseVFShort(t *testing.T) {
+	full := []*nl.RtAttr{words(unix.IFLA_VF_MAC, 0, 1, 2), words(unix.IFLA_VF_VLAN, 0, 1, 2), words(unix.IFLA_VF_RATE, 0, 1, 2)}
+	for i, short := range full {
+		for lacks := 8; lacks >= 0; lacks -= 4 {
+			short.Data = short.Data[:lacks]
+			var message []byte
+			for _, a := range full {
+				message = append(message, a.Serialize()...)
+			}
+			if vf, err := parseVF(message, 8); err == nil {
+				t.Errorf("%d with %d bytes: %+v", i, lacks, vf)
+			}
+		}
+		full[i] = words(int(short.Type), 0, 1, 2)
+	}
+}
+
+// TestSetVFSends: only what differs is sent, one thing a request, and one that fails does not keep the next from being sent.
+func TestSetVFSends(t *testing.T) {
+	w := newWire(t)
+	yes, no := true, false
+	have := VF{MAC: mac("00:00:00:00:00:00"), SpoofCheck: &yes}
+	all := VF{MAC: mac("02:00:00:00:00:01"), VLAN: 100, QoS: 2, Proto: "802.1ad", SpoofCheck: &no, Trust: &yes, LinkState: "enable", MinRate: 1, MaxRate: 2}
+	const vf = "link set kth0 vf 3 "
+	for _, c := range []struct {
+		have, want VF
+		ops        []string
+	}{
+		{all, all, nil},
+		{have, VF{}, nil},
+		{have, VF{MAC: have.MAC, Proto: "802.1q", LinkState: "auto", SpoofCheck: &yes}, nil},
+		{have, VF{SpoofCheck: &no}, []string{"spoofchk off"}},
+		{have, VF{QoS: 1}, []string{"vlan 0 qos 1 proto 802.1q"}},
+		{have, VF{MaxRate: 7}, []string{"min_tx_rate 0 max_tx_rate 7"}},
+		{have, all, []string{"mac 02:00:00:00:00:01", "vlan 100 qos 2 proto 802.1ad", "spoofchk off", "trust on", "min_tx_rate 1 max_tx_rate 2", "state enable"}},
+		{all, have, []string{"mac 00:00:00:00:00:00", "vlan 0 qos 0 proto 802.1q", "spoofchk on", "min_tx_rate 0 max_tx_rate 0", "state auto"}},
+	} {
+		err := w.host.SetVF(w.hostSide, 3, c.have, c.want)
+		var want []error
+		for _, op := range c.ops {
+			want = append(want, fmt.Errorf("%s%s: %w", vf, op, unix.EOPNOTSUPP)) // a veth has no VFs
+		}
+		if diff := cmp.Diff(fmt.Sprint(errors.Join(want...)), fmt.Sprint(err)); diff != "" || err != nil && !Unsupported(err) {
+			t.Errorf("%+v: %s", c.want, diff)
+		}
+	}
+	for _, bad := range []VF{{Proto: "802.1x"}, {LinkState: "on"}} {
+		if err := w.host.SetVF(w.hostSide, 3, VF{}, bad); !errors.Is(err, unix.EINVAL) || Unsupported(err) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
+// TestVFNone: a link without VFs has none, and one that is gone neither.
+func TestVFNone(t *testing.T) {
+	w := newWire(t)
+	for _, link := range []Link{w.hostSide, {Index: 1 << 20, Name: "gone"}} {
+		if vf, ok, err := w.host.VF(link, 0); ok || err != nil || vf.MAC != nil {
+			t.Errorf("%s: %+v, %t, %v", link.Name, vf, ok, err)
+		}
+	}
+	if stats, err := VFStatsOf("kth0"); err != nil || len(stats) != 0 {
+		t.Errorf("%v, %v", stats, err)
+	}
+	if _, err := VFStatsOf("gone"); !errors.Is(err, unix.ENODEV) {
+		t.Error(err)
+	}
+}
+
+// FuzzParseVF: no answer of the kernel, however broken, is a panic.
+func FuzzParseVF(f *testing.F) {
+	f.Add(told(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
+	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)
+	f.Fuzz(func(t *testing.T, message []byte, length int) {
+		if len(message) < unix.SizeofIfInfomsg || length < 0 {
+			return
+		}
+		for index, attributes := range vfsIn(message) {
+			vf, err := parseVF(attributes, min(length, 32))
+			if err != nil {
+				continue
+			}
+			if again, err := parseVF(attributes, min(length, 32)); err != nil || !cmp.Equal(vf, again) || len(vf.settings(index)) != 6 {
+				t.Errorf("%d: %+v", index, vf)
+			}
+			_ = parseVFStats(attributes)
+		}
+	})
+}
