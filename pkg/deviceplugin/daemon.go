@@ -16,6 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // pollPods is how often the kubelet is asked which pods have which devices.
@@ -241,7 +242,7 @@ func (d *daemon) forgetDevices() {
 // reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
 // refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
-	data, err := pool.ReadFile(d.ConfigFile)
+	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.text) {
 		return false
 	}

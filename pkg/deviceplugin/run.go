@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Options are where everything is. Folders that are "" are done without.
@@ -64,7 +65,7 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 
 // open reads what has to be right before anything is served.
 func open(o Options, log *slog.Logger) (*daemon, error) {
-	data, err := pool.ReadFile(o.ConfigFile)
+	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}

@@ -165,6 +165,28 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
+// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an error: a
+// pipe would keep the caller waiting.
+func ReadFile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("open %s: it is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("read %s: larger than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
 // ReadWritten is Read and Written of the same file.
 func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	f, err := d.open(name)
