@@ -20,8 +20,9 @@ failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$skipped" -gt 0 ]; then
   echo "skipped, with the reason:"
-  # The reason stands in the line before.
-  awk '/^ *--- SKIP/ {sub(/^ *--- SKIP: /, ""); sub(/^ */, "", last); print "  " $1 ": " last} /^SKIP / {print "  " $0} {last = $0}' "$log"
+  # The reason is the last that the test said, and stands in the line before when the test has no name.
+  awk '/^=== / {name = $3} /^ +[^ ]+\.go:[0-9]+: / {said[name] = $0}
+    /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit "$status"

@@ -25,7 +25,8 @@ func conflists(t testing.TB) []string {
 		switch name := filepath.Base(path); filepath.Ext(name) {
 		case ".go", ".md":
 		case ".service", ".timer": // TestUnits
-		case ".json", ".yaml": // TestPools, TestManifests
+		case ".json", ".yaml": // TestPools, TestManifest, and TestManifests of integration/kubelet
+		case ".conf": // TestStory of integration/kubelet
 		case ".conflist":
 			names = append(names, name)
 		default:
@@ -98,7 +99,7 @@ func TestConflistsAreDescribed(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml")) {
+	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml"), units(t, "*.conf")) {
 		if !listed[name] {
 			t.Errorf("conf/README.md does not describe %s", name)
 		}

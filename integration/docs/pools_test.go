@@ -89,7 +89,7 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s is a %s, or not mounted where it is", m[1], m[2])
 		}
 	}
-	if len(mounted) != strings.Count(text, "hostPath:") || len(mounted) < 6 {
+	if len(mounted) != strings.Count(text, "hostPath:") || len(mounted) < 5 {
 		t.Errorf("%d folders of the node are mounted", len(mounted))
 	}
 	if !strings.Contains(text, "capabilities: {drop: [ALL]}") || strings.Contains(text, "privileged: true") || strings.Contains(text, "add:") {

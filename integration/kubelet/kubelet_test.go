@@ -117,14 +117,15 @@ func (p *process) tail(words ...string) string {
 // kubelet is the node's kubelet, with a policy of the Topology Manager.
 type kubelet struct {
 	process
-	config string
+	config  string
+	dropIns string // a folder, "" for none
 }
 
 // newKubelet prepares a kubelet that knows nothing of those before it.
 func newKubelet(t *testing.T, policy string) *kubelet {
 	t.Helper()
 	dir := t.TempDir()
-	k := &kubelet{process{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml")}
+	k := &kubelet{process{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml"), ""}
 	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +160,7 @@ func newKubelet(t *testing.T, policy string) *kubelet {
 // run starts the kubelet and waits until it is healthy.
 func (k *kubelet) run() {
 	k.t.Helper()
-	k.start(kubeletPath(), "--config", k.config, "--hostname-override", "node", "--node-ip", "192.0.2.1")
+	k.start(kubeletPath(), "--config", k.config, "--config-dir", k.dropIns, "--hostname-override", "node", "--node-ip", "192.0.2.1")
 	within(k.t, 30*time.Second, "the kubelet is healthy", func() error {
 		r, err := http.Get(healthURL)
 		if err != nil {

@@ -4,13 +4,29 @@ package kubelet_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/node"
 )
 
-// TestStory: what README shows is what the commands print on this node, for the pods of which it tells.
+// TestStory: what README shows is what the commands print on this node, with the shipped settings of the kubelet, for the pods of which it tells.
 func TestStory(t *testing.T) {
-	l := newLab(t, "single-numa-node")
+	node.Skip(t)
+	l := prepareLab(t, "none", "classic")
+	l.dropIns = t.TempDir()
+	settings, err := os.ReadFile("../../conf/kubelet-numa.conf")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(l.dropIns, "50-numa.conf"), settings, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubelet.run()
+	l.plugin.run()
+	l.ready(20 * time.Second)
 	for _, pod := range []string{"web", "db"} {
 		l.runPod(pod, guaranteed(4, 2))
 	}

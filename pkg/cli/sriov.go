@@ -21,6 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
@@ -112,7 +113,7 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 		return nil, err
 	}
 	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
-	data, err := pool.ReadFile(f.config)
+	data, err := store.ReadFile(f.config)
 	if err == nil {
 		var config *pool.Config
 		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host}, data); err == nil {

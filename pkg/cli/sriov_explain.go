@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	mathbits "math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,7 @@ func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) e
 		return fmt.Errorf("it is not known which devices are free: %w", n.asked)
 	}
 	nodes := map[int]*tally{}
+	var told []wished
 	for _, d := range n.pools[i].Devices {
 		at := nodes[d.NUMANode]
 		if at == nil {
@@ -109,14 +111,17 @@ func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) e
 		}
 		at.All++
 		_, held := n.held[d.Address.String()]
+		free := false
 		switch {
 		case n.faults[d.Address.String()] != "":
 			at.Faulty++
 		case !held:
+			free = true
 			at.Free++
 		}
+		told = append(told, wished{d.Topology, free})
 	}
-	says, possible := admission(f.count, nodes)
+	says, possible := admission(f.count, told)
 	if f.output == outputJSON {
 		if err := printJSON(stdout, map[string]any{"nodes": nodes, "possible": possible, "says": says}); err != nil {
 			return err
@@ -152,41 +157,69 @@ type tally struct {
 	Faulty int `json:"faulty"`
 }
 
+// wished is a device as the kubelet was told of it: the NUMA nodes that it is near to, none if that must not count, and whether nobody has it.
+type wished struct {
+	nodes []int
+	free  bool
+}
+
 // admission says what the policies of the Topology Manager make of a wish, as far as the devices decide. It prefers as few nodes as could hold
 // the wish if all devices were free (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager of Kubernetes 1.37); restricted refuses
-// what takes more, and single-numa-node what takes more than one.
-func admission(count int, nodes map[int]*tally) (says string, possible bool) {
-	var all, free []int
-	total := 0
-	for node, at := range nodes {
-		total += at.Free
-		if node != pci.Unknown {
-			all, free = append(all, at.All), append(free, at.Free)
+// what takes more, and single-numa-node what takes more than one. Devices that are near no node count for no policy, if others are.
+func admission(count int, devices []wished) (says string, possible bool) {
+	total, most := 0, 0
+	near := map[int]uint64{} // the bit of a node
+	for _, d := range devices {
+		if d.free {
+			total++
+		}
+		for _, node := range d.nodes {
+			if _, ok := near[node]; !ok {
+				near[node] = 1 << len(near)
+			}
 		}
 	}
-	fewest, now := fewestNodes(all, count), fewestNodes(free, count)
+	fewest, now := len(near)+1, len(near)+1 // nodes
+	for mask := uint64(1); mask < 1<<min(len(near), maxNodes); mask++ {
+		all, free := within(devices, near, mask)
+		n := mathbits.OnesCount64(mask)
+		if n == 1 {
+			most = max(most, free)
+		}
+		if all >= count {
+			fewest = min(fewest, n)
+		}
+		if free >= count {
+			now = min(now, n)
+		}
+	}
 	switch {
 	case total < count:
 		return fmt.Sprintf("no: %d are free, under every policy", total), false
-	case len(all) == 0:
-		return "yes: the NUMA node of the devices is unknown, so no policy asks for it", true
+	case len(near) == 0:
+		return "yes: the kubelet is not told of NUMA nodes, so no policy asks for them", true
 	case now == 1:
-		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", slices.Max(free)), true
-	case now == 0 || now > fewest:
-		return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", slices.Max(free)), true
+		return fmt.Sprintf("yes, near one NUMA node: up to %d are free there", most), true
+	case now > fewest || now > len(near):
+		return fmt.Sprintf("yes under none and best-effort, from several NUMA nodes; no under restricted and single-numa-node: at most %d are free near one node", most), true
 	}
 	return fmt.Sprintf("yes under none, best-effort and restricted, from %d NUMA nodes: fewer could never have so many. No under single-numa-node.", now), true
 }
 
-// fewestNodes returns how many nodes together have so many devices, 0 if all have too few.
-func fewestNodes(devices []int, count int) int {
-	slices.Sort(devices)
-	for i := range devices {
-		if count -= devices[len(devices)-1-i]; count <= 0 {
-			return i + 1
+// maxNodes is how many NUMA nodes are looked at in all combinations; the kubelet refuses to look at more than 8 by default.
+const maxNodes = 16
+
+// within counts the devices that are near one of the nodes in a mask.
+func within(devices []wished, near map[int]uint64, mask uint64) (all, free int) {
+	for _, d := range devices {
+		if slices.ContainsFunc(d.nodes, func(node int) bool { return near[node]&mask != 0 }) {
+			all++
+			if d.free {
+				free++
+			}
 		}
 	}
-	return 0
+	return all, free
 }
 
 // plainText is plain for what may be a sentence.

@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
@@ -139,7 +138,7 @@ func TestSRIOVPossible(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	for _, c := range []struct {
 		count     int
-		all, free []int
+		all, free []int // near node 0, 1...
 		says      string
 	}{
 		{3, []int{2, 2}, []int{1, 1}, "no: 2 are free"},
@@ -151,22 +150,25 @@ func TestAdmission(t *testing.T) {
 		{6, []int{4, 4, 4, 4}, []int{0, 4, 0, 2}, "restricted, from 2 NUMA nodes"},
 		{9, []int{4, 4, 4, 4}, []int{3, 3, 3, 3}, "restricted, from 3 NUMA nodes"},
 	} {
-		nodes := map[int]*tally{}
-		for i := range c.all {
-			nodes[i] = &tally{All: c.all[i], Free: c.free[i]}
+		var devices []wished
+		for node := range c.all {
+			for i := range c.all[node] {
+				devices = append(devices, wished{[]int{node}, i < c.free[node]})
+			}
 		}
-		says, possible := admission(c.count, nodes)
+		says, possible := admission(c.count, devices)
 		if !strings.Contains(says, c.says) || possible != strings.HasPrefix(says, "yes") {
 			t.Errorf("%d of %v, free %v: %s", c.count, c.all, c.free, says)
 		}
 	}
-	unknown := map[int]*tally{pci.Unknown: {All: 2, Free: 2}, 0: {All: 1, Free: 0}}
-	if says, _ := admission(2, unknown); !strings.Contains(says, "no under restricted") {
-		t.Errorf("devices of no node count for no policy but none: %s", says)
-	}
-	delete(unknown, 0)
-	if says, _ := admission(2, unknown); !strings.Contains(says, "no policy asks for it") {
-		t.Errorf("got %s", says)
+	for says, devices := range map[string][]wished{
+		"no under restricted":                             {{[]int{0}, false}, {nil, true}, {nil, true}},
+		"not told of NUMA nodes":                          {{nil, true}, {nil, true}},
+		"yes, near one NUMA node: up to 2 are free there": {{[]int{0}, false}, {[]int{0, 1}, true}, {[]int{0, 1}, true}}, // near all
+	} {
+		if got, _ := admission(2, devices); !strings.Contains(got, says) {
+			t.Errorf("%v: %s, want %s", devices, got, says)
+		}
 	}
 }
 

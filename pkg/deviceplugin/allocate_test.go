@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -98,12 +99,24 @@ func TestForget(t *testing.T) {
 	f := files{info: dir}
 	p, other := vfs(2), vfs(1)
 	other.Name = p.Name + "-er"
-	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, []string{"0000:10:00.1"})} {
+	old := time.Now().Add(-2 * handing)
+	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
+	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, nil)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(left) != 3 {
+		t.Errorf("left %q of files that were just written, maybe by another instance", left)
+	}
+	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")), age(infoName(other.Name, "0000:10:00.0")),
+		f.forget(p.Name, []string{"0000:10:00.1"})} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, _ = filepath.Glob(filepath.Join(dir, "*"))
 	if len(left) != 2 || filepath.Base(left[0]) != "example.com-fast-0000:10:00.1-device.json" || filepath.Base(left[1]) != "example.com-fast-er-0000:10:00.0-device.json" {
 		t.Errorf("left %q", left)
 	}
@@ -155,7 +168,7 @@ func TestCDI(t *testing.T) {
 		t.Errorf("%v\n%s", err, data)
 	}
 	// What pods have of a resource that is no more stays as it was.
-	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]string{p.Name: {"0000:10:00.1"}}); err != nil {
+	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]Holder{p.Name: {{Device: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	data, err = os.ReadFile(left[0])
@@ -184,7 +197,7 @@ func write(t *testing.T, path, text string) {
 
 // TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was offered.
 func TestHostileRequests(t *testing.T) {
-	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters())
+	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate())
 	long := strings.Repeat("A", 1<<20)
 	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long, "0000:10:00.0,0000:10:00.1"} {
 		_, err := e.Allocate(t.Context(), allocating(id))

@@ -22,7 +22,8 @@ type counters struct {
 func newCounters() counters {
 	return counters{
 		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "allocations_total",
-			Help: "Containers that were given devices, by whether these are near one NUMA node and on one PF."}, []string{"resource", "policy", "aligned", "same_pf"}),
+			Help: "Containers that were given devices, by the NUMA node of these, or several or unknown, and by whether they are near one and on one PF."},
+			[]string{"resource", "policy", "numa", "aligned", "same_pf"}),
 		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "kubelet_registrations_total",
 			Help: "How often the kubelet accepted a resource: once, and again whenever it started."}, []string{"resource"}),
 		preferred: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "preferred_allocation_seconds",
@@ -47,6 +48,14 @@ func (c counters) allocated(o *offer, ids []string) {
 			nodes[d.NUMANode], pfs[d.PF] = true, true
 		}
 	}
+	numa := "several"
+	if nodes[pci.Unknown] {
+		numa = "unknown"
+	} else if len(nodes) == 1 {
+		for n := range nodes {
+			numa = strconv.Itoa(n)
+		}
+	}
 	aligned := len(nodes) == 1 && !nodes[pci.Unknown]
-	c.allocations.WithLabelValues(o.pool.Name, string(o.policy()), strconv.FormatBool(aligned), strconv.FormatBool(len(pfs) == 1)).Inc()
+	c.allocations.WithLabelValues(o.pool.Name, string(o.policy()), numa, strconv.FormatBool(aligned), strconv.FormatBool(len(pfs) == 1)).Inc()
 }

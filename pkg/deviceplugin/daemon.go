@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // pollPods is how often the kubelet is asked which pods have which devices.
@@ -27,6 +29,7 @@ type daemon struct {
 	count  counters
 	health *health
 	pods   *PodResources
+	gate   *gate // before mu
 
 	mu          sync.Mutex
 	config      *pool.Config
@@ -40,6 +43,7 @@ type daemon struct {
 	answers     socketID                   // the socket that answered
 	since       time.Time                  // when it was first seen
 	told        map[string]bool            // the devices that pods had by its answers
+	counted     map[string]int             // of each resource, by its answers: devices that it may give away, given or not
 	uplinks     []string                   // by the last answer of the kernel
 	serving     map[string]*service
 	wake        map[chan<- struct{}]bool // of the registrars
@@ -56,16 +60,16 @@ type service struct {
 
 // refresh brings what the kubelet is told in line with what there is, and returns when to do it again, zero if only after a change.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
+	d.gate.Lock() // what is handed out from here on is of the new offers
+	defer d.gate.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, s := range d.serving { // what was handed out since the kubelet was asked
-		d.held = merge(d.held, s.handed(time.Now().Add(-handing)))
-	}
+	d.mergeHanded()
 	env := d.env()
 	d.tellFindings(env)
 	pools := d.assign(env)
 	faults, again := d.health.judge(time.Now(), d.snapshot, pools)
-	lost := map[string][]string{}
+	lost := map[string][]Holder{}
 	for _, p := range pools {
 		lost[p.Name] = d.lost(p)
 	}
@@ -90,7 +94,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 }
 
 // publish writes what the runtime needs to know before devices are handed over by CDI. Where that fails the kubelet hands them over.
-func (d *daemon) publish(pools []pool.Pool, lost map[string][]string) {
+func (d *daemon) publish(pools []pool.Pool, lost map[string][]Holder) {
 	err := (files{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
 		d.log.Warn("CDI specifications were not written: the kubelet hands device files over", "error", err)
@@ -141,15 +145,26 @@ func (d *daemon) env() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lost returns the devices of a resource that pods have although they are not in its pool.
-func (d *daemon) lost(p pool.Pool) (ids []string) {
+// lost returns the devices of a resource that pods have although they are not in its pool, each once.
+func (d *daemon) lost(p pool.Pool) (lost []Holder) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.Device }) {
-			ids = append(ids, h.Device)
+			if s := d.serving[p.Name]; s != nil && len(h.Nodes) == 0 {
+				before, _ := s.now()
+				h.Nodes = before.nodes(h.Device)
+			}
+			lost = append(lost, h)
 		}
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	slices.SortFunc(lost, func(a, b Holder) int { return strings.Compare(a.Device, b.Device) })
+	return slices.CompactFunc(lost, func(a, b Holder) bool { return a.Device == b.Device })
+}
+
+// mergeHanded adds what was handed out since the kubelet was asked.
+func (d *daemon) mergeHanded() {
+	for _, s := range d.serving {
+		d.held = merge(d.held, s.handed(time.Now().Add(-handing)))
+	}
 }
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.
@@ -172,7 +187,7 @@ func (d *daemon) offer(ctx context.Context, o *offer) {
 	ctx, stop := context.WithCancel(ctx)
 	changed := make(chan struct{}, 1)
 	d.wake[changed] = true
-	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count), d.Kubelet, changed), stop}
+	s := &service{newRegistrar(newEndpoint(o.pool.Name, o, d.log, d.count, d.gate), d.Kubelet, changed), stop}
 	d.serving[o.pool.Name] = s
 	d.running.Go(func() {
 		s.run(ctx)
@@ -227,7 +242,7 @@ func (d *daemon) forgetDevices() {
 // reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
 // refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
-	data, err := pool.ReadFile(d.ConfigFile)
+	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.text) {
 		return false
 	}

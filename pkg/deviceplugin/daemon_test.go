@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -232,6 +233,9 @@ func TestVanished(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00)
 	pcitest.Remove(t, sysfs, pf0)
 	p := l.ids("example.com/one", vf00+"!")
+	if nodes := p.devices[vf00].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 0 {
+		t.Errorf("NUMA nodes of a device that has gone: %v", nodes)
+	}
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00, `podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil || !strings.Contains(err.Error(), "device "+vf00+" is not there") {
 		t.Errorf("got %v", err)
@@ -262,6 +266,42 @@ func TestMoved(t *testing.T) {
 	l.hup()
 	l.ids("example.com/all", vf00, vf01, vf10, vf11)
 	l.logged("a resource ends", "example.com/one")
+}
+
+// TestJustHandedOut: what the kubelet has asked for and does not yet tell of is in use, also for who would give it another driver.
+func TestJustHandedOut(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Kernel{}.Start(t, sysfs)
+	l := newLab(t, sysfs, twoPools)
+	p := l.ids("example.com/one", vf00, vf01)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(`{"resourceList": [{"resourceName": "one", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	l.logged("a device is not as the configuration wants it", vf00, "(being admitted)")
+	l.logged("a device has another driver", vf01, "vfio-pci")
+	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
+}
+
+// TestGate: a device that is being changed is handed out to nobody, before and after that it is.
+func TestGate(t *testing.T) {
+	p := vfs(1)
+	id := p.Devices[0].Address.String()
+	g := newGate()
+	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
+	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
+	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err, errInUse) {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(); err != nil {
+		t.Error(err)
+	}
+	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil || !strings.Contains(err.Error(), "getting another driver") {
+		t.Errorf("got %v", err)
+	}
+	if err := ask(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestHeldElsewhere: a VF that a pod has from another plugin is never offered, from the first moment on.
@@ -352,6 +392,12 @@ func TestPluginRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop()
+		written, _ := filepath.Glob(filepath.Join(l.InfoDir, "*"))
+		for _, path := range written {
+			if err := os.Chtimes(path, time.Time{}, time.Now().Add(-2*handing)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		l.kubelet.await("example.com/one", "ended", func(p *plugin) bool { return p.ended })
 		if left, _ := filepath.Glob(filepath.Join(l.kubelet.dir, "*")); len(left) != 1 {
 			t.Fatalf("left %q", left)
@@ -392,11 +438,14 @@ func TestNumVFs(t *testing.T) {
 	pcitest.Kernel{}.Start(t, sysfs)
 	l.kubelet.start()
 	l.start()
-	l.ids("example.com/all", vf00, vf01)
+	two := func() { // new ones have no driver here
+		l.kubelet.await("example.com/all", "two VFs", func(p *plugin) bool { return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil })
+	}
+	two()
 	l.kubelet.hold("shop", "web-0", "app", "example.com/all", vf01)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf01)
 	l.configure(config("3"))
 	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "is of pod shop/web-0")
-	l.ids("example.com/all", vf00, vf01)
+	two()
 }

@@ -25,6 +25,7 @@ type endpoint struct {
 	resource string
 	log      *slog.Logger
 	count    counters
+	gate     *gate
 
 	mu      sync.Mutex
 	offer   *offer
@@ -33,8 +34,8 @@ type endpoint struct {
 	streams int
 }
 
-func newEndpoint(resource string, first *offer, log *slog.Logger, count counters) *endpoint {
-	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, offer: first, changed: make(chan struct{}), given: map[string]time.Time{}}
+func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first, changed: make(chan struct{}), given: map[string]time.Time{}}
 }
 
 // update replaces the offer. Streams that are still busy with an earlier one skip what came between.
@@ -52,17 +53,13 @@ func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
 	return e.offer, e.changed
 }
 
-// hand notes that devices are handed out, unless the offer has become another meanwhile.
-func (e *endpoint) hand(o *offer, ids map[string]bool) bool {
+// hand notes that devices are handed out.
+func (e *endpoint) hand(ids map[string]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if o != e.offer {
-		return false
-	}
 	for id := range ids {
 		e.given[id] = time.Now()
 	}
-	return true
 }
 
 // listed forgets that a device was handed out: the kubelet tells of it by now, and will tell when that ends.
@@ -81,7 +78,7 @@ func (e *endpoint) handed(since time.Time) (held []Holder) {
 			delete(e.given, id)
 			continue
 		}
-		held = append(held, Holder{Pod: "(being admitted)", Resource: e.resource, Device: id})
+		held = append(held, Holder{Pod: "(being admitted)", Resource: e.resource, Device: id, Nodes: e.offer.nodes(id)})
 	}
 	return held
 }
@@ -160,21 +157,23 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 			seen[id] = true
 		}
 	}
-	for {
-		o, _ := e.now()
-		out, err := o.allocateAll(r.GetContainerRequests())
-		if err != nil {
-			e.log.Error("devices were refused", "error", err)
-			return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
-		}
-		if e.hand(o, seen) {
-			for _, c := range r.GetContainerRequests() {
-				e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
-				e.count.allocated(o, c.GetDevicesIds())
-			}
-			return out, nil
-		}
+	e.gate.RLock()
+	defer e.gate.RUnlock()
+	o, _ := e.now()
+	out, err := o.allocateAll(r.GetContainerRequests())
+	if err == nil {
+		err = e.gate.free(seen)
 	}
+	if err != nil {
+		e.log.Error("devices were refused", "error", err)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
+	}
+	e.hand(seen)
+	for _, c := range r.GetContainerRequests() {
+		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
+		e.count.allocated(o, c.GetDevicesIds())
+	}
+	return out, nil
 }
 
 // PreStartContainer comes before each start of a container, also when it starts again: the devices have been in the pod for long. So it

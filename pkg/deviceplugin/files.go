@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
@@ -73,15 +75,16 @@ func (f files) describe(resource string, devices []pool.Device) error {
 
 // forget deletes the device-info files of a resource but those of the devices that pods have.
 func (f files) forget(resource string, allocated []string) error {
-	return f.sweep(f.info, func(name string) bool {
+	return f.sweep(f.info, func(name string, written time.Time) bool {
 		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
 		id, isInfo := strings.CutSuffix(id, "-device.json")
 		_, err := pci.ParseAddress(id) // a resource may be named as the beginning of another
-		return ok && isInfo && err == nil && !slices.Contains(allocated, id)
+		// Another instance may have handed it out just now.
+		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > handing
 	})
 }
 
-func (f files) sweep(path string, stale func(name string) bool) error {
+func (f files) sweep(path string, stale func(name string, written time.Time) bool) error {
 	if path == "" {
 		return nil
 	}
@@ -93,7 +96,8 @@ func (f files) sweep(path string, stale func(name string) bool) error {
 	names, err := dir.List()
 	errs := []error{err}
 	for _, name := range names {
-		if stale(name) {
+		written, err := dir.Written(name)
+		if err == nil && stale(name, written) {
 			errs = append(errs, dir.Remove(name))
 		}
 	}
@@ -133,7 +137,7 @@ func cdiFile(resource string) string {
 
 // publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they are:
 // the runtime looks for them whenever a container of their pods starts again.
-func (f files) publish(pools []pool.Pool, lost map[string][]string) error {
+func (f files) publish(pools []pool.Pool, lost map[string][]Holder) error {
 	if f.cdi == "" {
 		return nil
 	}
@@ -142,26 +146,66 @@ func (f files) publish(pools []pool.Pool, lost map[string][]string) error {
 		return fmt.Errorf("CDI: %w", err)
 	}
 	defer dir.Close()
-	wanted := map[string]bool{}
+	wanted := map[string]cdi.Spec{}
 	var errs []error
 	for _, p := range pools {
 		name := cdiFile(p.Name)
-		written, unread := dir.Read(name)
-		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name), Devices: append(cdiDevices(p.Devices), kept(written, lost[p.Name])...)}
+		written := readSpec(dir, name)
+		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
+		for _, h := range lost[p.Name] {
+			spec.Devices = append(spec.Devices, named(written, h.Device)...)
+		}
 		if len(spec.Devices) == 0 {
 			continue // a specification without devices is not valid
 		}
-		wanted[name] = true
-		data, err := json.MarshalIndent(spec, "", "  ")
-		if err == nil && (unread != nil || !bytes.Equal(written, data)) { // runtimes read all whenever one is written
-			err = dir.Write(name, data, 0o644)
+		wanted[name] = spec
+		// What another resource is about to get goes first: no device is ever in two files.
+		less := written
+		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(named(spec, d.Name)) == 0 })
+		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
+			errs = append(errs, writeSpec(dir, name, less))
+		} else if len(less.Devices) < len(written.Devices) {
+			errs = append(errs, dir.Remove(name))
 		}
-		errs = append(errs, err)
 	}
-	errs = append(errs, f.sweep(f.cdi, func(name string) bool {
-		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !wanted[name]
+	errs = append(errs, f.sweep(f.cdi, func(name string, _ time.Time) bool {
+		_, ok := wanted[name]
+		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !ok
 	}))
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		errs = append(errs, writeSpec(dir, name, wanted[name]))
+	}
 	return errors.Join(errs...)
+}
+
+// readSpec reads a specification; one that cannot be read has no devices.
+func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
+	data, err := dir.Read(name)
+	if err != nil || json.Unmarshal(data, &spec) != nil {
+		return cdi.Spec{}
+	}
+	return spec
+}
+
+// writeSpec writes a specification that is another than the one there: runtimes read all whenever one is written.
+func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	return dir.Write(name, data, 0o644)
+}
+
+// named returns the device of a specification that has a name, if there is one.
+func named(spec cdi.Spec, name string) []cdi.Device {
+	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return spec.Devices[i : i+1]
 }
 
 // cdiDevices are those of a pool that come with device files.
@@ -180,15 +224,6 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 		}
 	}
 	return list
-}
-
-// kept are the devices of a specification that have one of the names.
-func kept(written []byte, names []string) []cdi.Device {
-	var spec cdi.Spec
-	if json.Unmarshal(written, &spec) != nil {
-		return nil
-	}
-	return slices.DeleteFunc(spec.Devices, func(d cdi.Device) bool { return !slices.Contains(names, d.Name) })
 }
 
 // hasCDI tells whether the node has CDI specifications of others, whose runtime then reads ours.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -27,7 +28,7 @@ type checkpoint struct {
 	Data struct {
 		PodDeviceEntries []struct {
 			PodUID, ContainerName, ResourceName string
-			DeviceIDs                           map[string][]string // by NUMA node
+			DeviceIDs                           map[string][]string // by NUMA node, -1 for none
 		}
 	}
 }
@@ -40,9 +41,13 @@ func remembered(dir string) (held []Holder) {
 		return nil // the kubelet has given nothing away yet
 	}
 	for _, e := range c.Data.PodDeviceEntries {
-		for _, ids := range e.DeviceIDs {
+		for node, ids := range e.DeviceIDs {
+			var nodes []int
+			if n, err := strconv.Atoi(node); err == nil && n >= 0 {
+				nodes = []int{n}
+			}
 			for _, id := range ids {
-				held = append(held, Holder{Pod: "uid " + e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, Device: id})
+				held = append(held, Holder{Pod: "uid " + e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, Device: id, Nodes: nodes})
 			}
 		}
 	}
@@ -57,8 +62,16 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
+	allocatable, countErr := d.pods.Allocatable(ctx)
+	if err == nil && countErr != nil {
+		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.counted = map[string]int{}
+	for resource, devices := range allocatable {
+		d.counted[resource] = len(devices)
+	}
 	now := time.Now()
 	if id != d.answers {
 		d.answers, d.since, d.told = id, now, map[string]bool{}

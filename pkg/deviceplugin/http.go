@@ -40,7 +40,7 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 		}
 	}
 	if path, isUnix := strings.CutPrefix(d.HTTP, unixPrefix); isUnix {
-		return answerAt(ctx, path, d.log, func(ctx context.Context, l *net.UnixListener) { serve(ctx, l) })
+		return d.answerAt(ctx, path, func(ctx context.Context, l *net.UnixListener) { serve(ctx, l) })
 	}
 	l, err := net.Listen("tcp", d.HTTP)
 	if err == nil {

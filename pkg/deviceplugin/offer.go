@@ -24,22 +24,34 @@ type offer struct {
 }
 
 // newOffer tells the kubelet of a pool. Devices in lost are gone or of another resource by now, but pods still have them: they stay, never
-// to be given away.
-func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []string) *offer {
+// to be given away, near the NUMA nodes where they were: a kubelet that restarts admits pods that run once more, by these.
+func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []Holder) *offer {
 	o := &offer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
-		o.devices = append(o.devices, o.device(d.Address.String(), d.Topology))
+		o.devices = append(o.devices, device(d.Address.String(), o.faults[d.Address.String()] == "", d.Topology))
 	}
-	for _, id := range lost {
-		o.devices = append(o.devices, &pluginapi.Device{ID: id, Health: pluginapi.Unhealthy})
+	for _, h := range lost {
+		o.devices = append(o.devices, device(h.Device, false, h.Nodes))
 	}
 	return o
 }
 
-func (o *offer) device(id string, nodes []int) *pluginapi.Device {
-	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
-	if o.faults[id] != "" {
-		d.Health = pluginapi.Unhealthy
+// nodes returns the NUMA nodes that the kubelet was told of a device.
+func (o *offer) nodes(id string) (nodes []int) {
+	for _, d := range o.devices {
+		if d.GetID() == id {
+			for _, n := range d.GetTopology().GetNodes() {
+				nodes = append(nodes, int(n.GetID()))
+			}
+		}
+	}
+	return nodes
+}
+
+func device(id string, healthy bool, nodes []int) *pluginapi.Device {
+	d := &pluginapi.Device{ID: id, Health: pluginapi.Unhealthy}
+	if healthy {
+		d.Health = pluginapi.Healthy
 	}
 	for _, n := range nodes {
 		if d.Topology == nil {

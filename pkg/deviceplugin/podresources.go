@@ -39,11 +39,13 @@ type Holder struct {
 	Index int `json:"index"`
 	// CPUs are those that the container has for itself, none if it shares them.
 	CPUs []int64 `json:"cpus,omitempty"`
+	// Nodes are the NUMA nodes that the device is near to, as the kubelet was told.
+	Nodes []int `json:"nodes,omitempty"`
 }
 
 func (h Holder) equal(o Holder) bool {
 	return h.Namespace == o.Namespace && h.Pod == o.Pod && h.Container == o.Container && h.Resource == o.Resource && h.Device == o.Device && h.Index == o.Index &&
-		slices.Equal(h.CPUs, o.CPUs)
+		slices.Equal(h.CPUs, o.CPUs) && slices.Equal(h.Nodes, o.Nodes)
 }
 
 // PodResources asks the kubelet which pods have which devices.
@@ -157,8 +159,12 @@ func holders(pod *podresources.PodResources, want func(resource string) bool) (h
 			if !want(d.GetResourceName()) {
 				continue
 			}
+			var nodes []int
+			for _, n := range d.GetTopology().GetNodes() {
+				nodes = append(nodes, int(n.GetID()))
+			}
 			for _, id := range d.GetDeviceIds() {
-				held = append(held, Holder{pod.GetNamespace(), pod.GetName(), c.GetName(), d.GetResourceName(), id, i, c.GetCpuIds()})
+				held = append(held, Holder{pod.GetNamespace(), pod.GetName(), c.GetName(), d.GetResourceName(), id, i, c.GetCpuIds(), nodes})
 			}
 		}
 	}

@@ -75,12 +75,19 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 // setNumVFs gives a PF its VFs, unless one of those that it has is in use: all of them would go.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
-	for _, vf := range s.VFs(pf) {
-		if why := d.inUse(vf); why != "" {
-			return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
-		}
+	vfs := s.VFs(pf)
+	var ids []string
+	for _, vf := range vfs {
+		ids = append(ids, vf.Address.String())
 	}
-	err := pci.SetNumVFs(ctx, d.Sysfs, pf, n)
+	err := d.gate.change(ids, func() error {
+		for _, vf := range vfs {
+			if why := d.inUse(vf); why != "" {
+				return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
+			}
+		}
+		return nil
+	}, func() error { return pci.SetNumVFs(ctx, d.Sysfs, pf, n) })
 	if err == nil {
 		d.log.Info("a PF has another number of VFs", "pf", pf.String(), "had", device.NumVFs, "has", n)
 	}
@@ -88,10 +95,12 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 }
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
-	if why := d.inUse(dev.Device); why != "" {
-		return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse, why)
-	}
-	err := pci.Bind(ctx, d.Sysfs, dev.Address, driver)
+	err := d.gate.change([]string{dev.Address.String()}, func() error {
+		if why := d.inUse(dev.Device); why != "" {
+			return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse, why)
+		}
+		return nil
+	}, func() error { return pci.Bind(ctx, d.Sysfs, dev.Address, driver) })
 	if err == nil {
 		d.log.Info("a device has another driver", "device", dev.Address.String(), "had", dev.Driver, "has", driver)
 	}
@@ -102,6 +111,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 func (d *daemon) inUse(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.mergeHanded()
 	for _, h := range d.held {
 		if h.Device == dev.Address.String() {
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)

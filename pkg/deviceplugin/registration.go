@@ -56,15 +56,15 @@ type registrar struct {
 
 	listener *net.UnixListener
 	path     string
-	own      socketID // of the listener
-	with     socketID // the kubelet's socket when it accepted the endpoint
-	at       time.Time
+	own      socketID  // of the listener
+	with     socketID  // the kubelet's socket when it accepted the endpoint
 	absent   time.Time // since when nobody registers it
 	told     bool      // that nobody does
 
 	mu      sync.Mutex
-	known   bool // the kubelet has accepted the endpoint
-	refused bool // the kubelet refused it, by the registry
+	known   bool      // the kubelet has accepted the endpoint
+	refused bool      // the kubelet refused it, by the registry
+	at      time.Time // when that became so
 }
 
 func newRegistrar(e *endpoint, k Kubelet, changed <-chan struct{}) *registrar {
@@ -156,7 +156,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 		r.close() // the kubelet may know its path, and would refuse that for a connection that it has
 		return err
 	}
-	r.with, r.at = id, time.Now()
+	r.with = id
 	r.setKnown(true)
 	return nil
 }
@@ -196,13 +196,9 @@ func (r *registrar) lost() bool {
 func (r *registrar) listen() error {
 	r.close()
 	path := filepath.Join(r.folder(), socketName(r.folder(), r.resource))
-	l, err := listen(path)
+	l, id, err := listen(path)
 	if err != nil {
 		return err
-	}
-	id, ok := idOf(path)
-	if !ok {
-		return errors.Join(fmt.Errorf("the socket %s went as soon as it was there", path), l.Close())
 	}
 	r.setKnown(false)
 	r.listener, r.own, r.with = l, id, socketID{}
@@ -294,7 +290,7 @@ func (r *registrar) takeRefusal() bool {
 func (r *registrar) setKnown(known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.known, r.refused = known, false
+	r.known, r.refused, r.at = known, false, time.Now()
 }
 
 // ready tells whether pods can get devices of the resource.

@@ -48,7 +48,7 @@ func offering(p pool.Pool) *offer {
 func run(t *testing.T, k Kubelet, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
-	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters()), k, changed)
+	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate()), k, changed)
 	go watchFolder(ctx, r.folder(), func() { notify(changed) }, quiet())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()
@@ -225,7 +225,7 @@ func TestRefusedVersion(t *testing.T) {
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
-	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters()), k.folder(), make(chan struct{}))
+	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate()), k.folder(), make(chan struct{}))
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(old) }()
 	k.start()
@@ -298,7 +298,7 @@ func TestStaleSockets(t *testing.T) {
 	k := newFakeKubelet(t)
 	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"), filepath.Join(k.dir, "example.com_faster-00000002.sock")
 	for _, path := range []string{alive, stale, foreign} {
-		l, err := listen(path)
+		l, _, err := listen(path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Options are where everything is. Folders that are "" are done without.
@@ -64,7 +65,7 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 
 // open reads what has to be right before anything is served.
 func open(o Options, log *slog.Logger) (*daemon, error) {
-	data, err := pool.ReadFile(o.ConfigFile)
+	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
@@ -80,7 +81,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, config: config, text: data, last: map[pci.Address]pci.Device{},
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
 		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	return d, nil
@@ -94,10 +95,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		}
 	}
 	if d.Socket != "" {
-		if err := os.MkdirAll(filepath.Dir(d.Socket), 0o755); err != nil {
-			return err
-		}
-		return answerAt(ctx, d.Socket, d.log, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
+		return d.answerAt(ctx, d.Socket, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -83,57 +82,64 @@ func statID(info fs.FileInfo) (id socketID, ok bool) {
 	return socketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replace makes a socket where another instance may have one: from now on it is this one that is asked. Anything but a socket stays.
-func replace(path string) (*net.UnixListener, error) {
+// replace makes a socket, and its folder, where another instance may have one: from now on it is this one that is asked. Anything but a socket
+// stays.
+func replace(path string) (*net.UnixListener, socketID, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, socketID{}, err
+	}
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, err
+		return nil, socketID{}, err
 	case info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("socket %s: something else is there", path)
+		return nil, socketID{}, fmt.Errorf("socket %s: something else is there", path)
 	}
 	return listen(path)
 }
 
 // answerAt has a socket served until ctx is done. One that was removed, or that another instance took and left, is made again.
-func answerAt(ctx context.Context, path string, log *slog.Logger, serve func(context.Context, *net.UnixListener)) error {
-	l, err := replace(path)
+func (d *daemon) answerAt(ctx context.Context, path string, serve func(context.Context, *net.UnixListener)) error {
+	l, own, err := replace(path)
 	if err != nil {
 		return err
 	}
-	go func() {
+	d.running.Go(func() {
 		for l != nil {
-			own, _ := idOf(path)
 			current, stop := context.WithCancel(ctx)
 			go serve(current, l)
-			l = awaitLost(ctx, path, own, log)
+			l, own = d.awaitLost(ctx, path, own)
 			stop()
 		}
-	}()
+	})
 	return nil
 }
 
 // awaitLost returns the next socket when nobody answers at path any more, nil when ctx is done; then the socket is removed.
-func awaitLost(ctx context.Context, path string, own socketID, log *slog.Logger) *net.UnixListener {
+func (d *daemon) awaitLost(ctx context.Context, path string, own socketID) (*net.UnixListener, socketID) {
+	told := ""
 	for {
 		select {
 		case <-ctx.Done():
 			if id, ok := idOf(path); ok && id.same(own) {
 				os.Remove(path)
 			}
-			return nil
+			return nil, socketID{}
 		case <-time.After(lookEvery):
 		}
 		id, ok := idOf(path)
 		if ok && (id.same(own) || answered(path)) {
 			continue
 		}
-		l, err := replace(path)
+		l, id, err := replace(path)
 		if err == nil {
-			log.Info("a socket that was lost is there again", "socket", path)
-			return l
+			d.log.Info("a socket that was lost is there again", "socket", path)
+			return l, id
 		}
-		log.Warn("a socket is lost", "error", err)
+		if err.Error() != told {
+			d.log.Warn("a socket is lost", "error", err)
+		}
+		told = err.Error()
 	}
 }
 
@@ -149,22 +155,23 @@ func answered(path string) bool {
 
 // listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name of its own that begins with a dot
 // before, which the kubelet leaves alone; it stays when the listener is closed.
-func listen(path string) (*net.UnixListener, error) {
+func listen(path string) (*net.UnixListener, socketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+randomHex())
 	if most := max(len(path), len(hidden)); most > maxSocketPath {
-		return nil, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, maxSocketPath-most+len(path))
+		return nil, socketID{}, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, maxSocketPath-most+len(path))
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("make a socket: %w", err)
+		return nil, socketID{}, fmt.Errorf("make a socket: %w", err)
 	}
 	l.SetUnlinkOnClose(false)
 	err = os.Chmod(hidden, 0o600)
+	own, _ := idOf(hidden)
 	if err == nil {
 		err = os.Rename(hidden, path)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make a socket: %w", err), l.Close(), os.Remove(hidden))
+		return nil, socketID{}, errors.Join(fmt.Errorf("make a socket: %w", err), l.Close(), os.Remove(hidden))
 	}
-	return l, nil
+	return l, own, nil
 }

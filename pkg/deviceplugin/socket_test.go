@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // TestSocketsComeBack: whoever removes the sockets, or takes them for a while, leaves an instance that can be asked.
@@ -107,7 +107,7 @@ func TestPipe(t *testing.T) {
 			}
 		}
 	}
-	if _, err := pool.ReadFile(l.ConfigFile); err == nil {
+	if _, err := store.ReadFile(l.ConfigFile); err == nil {
 		t.Error("a pipe is read")
 	}
 	l.configure(twoPools)

@@ -24,8 +24,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // described are the metrics that are made when they are asked for.
 type described struct {
-	devices, info, allocated, refused *prometheus.Desc
-	traffic                           []trafficMetric
+	devices, info, allocated, refused, allocatable *prometheus.Desc
+	traffic                                        []trafficMetric
 }
 
 // trafficMetric is one that a PF counts of a VF.
@@ -36,10 +36,11 @@ type trafficMetric struct {
 
 func describedMetrics() described {
 	d := described{
-		devices:   desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
-		info:      desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
-		refused:   desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
-		allocated: desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
+		devices:     desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
+		info:        desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
+		refused:     desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
+		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet may give away or gave, by its own count.", "resource"),
+		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
 	for _, m := range []struct {
 		name, what string
@@ -59,7 +60,7 @@ func describedMetrics() described {
 
 // Describe names the metrics.
 func (s *state) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused} {
+	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.allocatable} {
 		to <- d
 	}
 	for _, m := range s.traffic {
@@ -70,6 +71,9 @@ func (s *state) Describe(to chan<- *prometheus.Desc) {
 // Collect tells all metrics. The kubelet is not asked for it.
 func (s *state) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused := s.offers()
+	for resource, n := range s.kubeletCount() {
+		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
+	}
 	holder := map[string]Holder{}
 	for _, h := range held {
 		holder[h.Device] = h
@@ -107,6 +111,19 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	s.collectTraffic(to, offers, holder)
+}
+
+// kubeletCount returns the kubelet's count of our resources.
+func (s *state) kubeletCount() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := map[string]int{}
+	for resource := range s.serving {
+		if n, ok := s.counted[resource]; ok {
+			count[resource] = n
+		}
+	}
+	return count
 }
 
 func (s *state) offers() (offers []*offer, held []Holder, refused float64) {

@@ -118,7 +118,7 @@ func TestMoveLinkTaken(t *testing.T) {
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
 	mustDo(t, h.SetUp(link))
-	if err := h.MoveLink(link, netns, "taken"); !errors.Is(err, unix.EEXIST) {
+	if err := h.MoveLink(link, netns, "taken"); err == nil || err.Error() != "link set kth1 netns "+netns.Name()+" name taken: file exists" {
 		t.Error(err)
 	}
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {

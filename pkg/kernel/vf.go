@@ -17,7 +17,7 @@ import (
 
 // VF is how a PF is set for one of its VFs, in the words of ip-link(8).
 type VF struct {
-	MAC  net.HardwareAddr `json:"mac,omitempty"`  // as the PF set it; zeros when it did not
+	MAC  net.HardwareAddr `json:"mac,omitempty"`  // that the PF set; else zeros, or with some drivers the VF's own
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
 	QoS  int              `json:"qos,omitempty"`
 	// Proto is "802.1q" or "802.1ad", LinkState "auto", "enable" or "disable". When empty they are the first of these.
@@ -147,7 +147,8 @@ func uint32s(value []byte) (words []uint32) {
 // is nil in want is left alone. To undo it after an error, read the VF again and set it from that to what it was.
 //
 // Drivers refuse what they cannot do with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL, which may also mean a bad value, such as a
-// rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next time.
+// rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next time;
+// from then on only a trusted VF may change it. Zeros take it back, also where the former one was the VF's own.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settings(index)

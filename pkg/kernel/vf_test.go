@@ -78,6 +78,24 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
+// TestParseVFShort: an answer that lacks what every kernel sends is an error.
+func TestParseVFShort(t *testing.T) {
+	full := []*nl.RtAttr{words(unix.IFLA_VF_MAC, 0, 1, 2), words(unix.IFLA_VF_VLAN, 0, 1, 2), words(unix.IFLA_VF_RATE, 0, 1, 2)}
+	for i, short := range full {
+		for lacks := 8; lacks >= 0; lacks -= 4 {
+			short.Data = short.Data[:lacks]
+			var message []byte
+			for _, a := range full {
+				message = append(message, a.Serialize()...)
+			}
+			if vf, err := parseVF(message, 8); err == nil {
+				t.Errorf("%d with %d bytes: %+v", i, lacks, vf)
+			}
+		}
+		full[i] = words(int(short.Type), 0, 1, 2)
+	}
+}
+
 // TestSetVFSends: only what differs is sent, one thing a request, and one that fails does not keep the next from being sent.
 func TestSetVFSends(t *testing.T) {
 	w := newWire(t)

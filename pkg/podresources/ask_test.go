@@ -175,6 +175,20 @@ func TestBusy(t *testing.T) {
 	all.Wait()
 }
 
+// TestSome: pauses differ, and are not shorter than half.
+func TestSome(t *testing.T) {
+	drawn := map[time.Duration]bool{}
+	for range 100 {
+		d := some(longestAgain)
+		if drawn[d] = true; d < longestAgain/2 || d > longestAgain {
+			t.Errorf("got %s", d)
+		}
+	}
+	if len(drawn) < 50 {
+		t.Errorf("%d pauses of a hundred differ", len(drawn))
+	}
+}
+
 // TestNoKubelet: a node without kubelet is told from one whose kubelet is away, at once.
 func TestNoKubelet(t *testing.T) {
 	k := root(t)
@@ -242,6 +256,28 @@ func TestTimeUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	if _, err := Ask(ctx, silent.Kubelet, "shop", "web-0", "u"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// late is a context that ends after its deadline; under load they all do.
+type late struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+
+// TestLate: a connection that sees the deadline first does not hide what was wrong before.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	busy := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}})
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	_, err := Ask(late{ctx, time.Now().Add(500 * time.Millisecond)}, busy.Kubelet, "shop", "web-0", "u")
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rejected by rate limit") {
 		t.Errorf("got %v", err)
 	}
 }

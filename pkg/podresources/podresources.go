@@ -160,12 +160,14 @@ func temporary(err error) bool {
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(pause/2 + rand.N(pause/2)):
+	case <-time.After(some(pause)):
 		return ctx.Err() == nil
 	}
 }
+
+// some is between half a pause and a whole, so that pods that start together do not ask together again and again.
+func some(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }

@@ -7,9 +7,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,6 +89,77 @@ func right(p *peer) {
 	p.head(true, "grpc-status", "0")
 }
 
+// unread is the end of a server that has not read the question.
+func unread(t *testing.T, conn net.Conn) {
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	conn.Close()
+}
+
+// TestReset: a server that ends before it has read the question resets the connection.
+func TestReset(t *testing.T) {
+	k := root(t)
+	l := listen(t, k)
+	defer l.Close()
+	go func() {
+		for i := range 3 {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if i < 2 {
+				unread(t, conn)
+			} else if p, err := accept(conn); err == nil {
+				right(p)
+			}
+		}
+	}()
+	if got, err := ask(t, k, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestBacklog: more connect than the kubelet has accepted.
+func TestBacklog(t *testing.T) {
+	k := root(t)
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), "listener")
+	defer file.Close()
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: k.Socket}), syscall.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	var waiting net.Conn
+	for err == nil { // EAGAIN in the end
+		var conn net.Conn
+		if conn, err = net.Dial("unix", k.Socket); err == nil {
+			waiting = conn
+			defer conn.Close()
+		}
+	}
+	if waiting == nil || !errors.Is(err, syscall.EAGAIN) {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Ask(ctx, k, "shop", "web-0", ""); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("it did not wait: %v", err)
+	}
+}
+
+// TestTemporary: a write to a server that has just gone, which no test can time.
+func TestTemporary(t *testing.T) {
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}); !temporary(err) {
+		t.Error(err)
+	}
+	if err := fmt.Errorf("x: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}); temporary(err) {
+		t.Error(err)
+	}
+}
+
 // serve answers the connections in turn, the last again and again, and returns how many came.
 func serve(t testing.TB, answers ...func(*peer)) (k Kubelet, count func() int) {
 	t.Helper()
@@ -151,6 +225,7 @@ func TestFrames(t *testing.T) {
 			p.WriteDataPadded(1, false, []byte{b}, make([]byte, b))
 		}
 		p.WriteDataPadded(1, false, nil, nil)
+		p.conn.Write([]byte{0, 0, 0, 0, 0, 0x80, 0, 0, 1}) // DATA with the reserved bit, which says nothing
 		p.WriteDataPadded(1, false, nil, make([]byte, 255))
 		p.head(true, "grpc-status", "0", "grpc-message", "")
 		var acks []string

@@ -17,26 +17,35 @@ func (l lab) driverOf(address string) string {
 	return filepath.Base(target)
 }
 
-// showInterface lets sysfs tell of the interface of a VF whenever it has its network driver, as a kernel does that makes it.
-func (l lab) showInterface(address string) {
+// boundAt tells when a VF was given the driver that it has.
+func (l lab) boundAt(address string) time.Time {
+	info, err := os.Lstat(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// onBinding does f once when the network driver of a VF is bound anew, or the test ends.
+func (l lab) onBinding(address string, f func(net string)) {
 	l.Helper()
-	dir, stop, done := pcitest.Folder(l.T, l.sriov.sysfs, address), make(chan struct{}), make(chan struct{})
+	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
+	end, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
-			case <-stop:
+			case <-end:
 				return
 			case <-time.After(time.Millisecond):
 			}
-			if l.driverOf(address) == "iavf" {
-				_ = os.MkdirAll(filepath.Join(dir, "net", ifnameOf(address)), 0o755)
-			} else {
-				_ = os.RemoveAll(filepath.Join(dir, "net"))
+			if at := l.boundAt(address); l.driverOf(address) == "iavf" && !at.IsZero() && !at.Equal(before) {
+				f(net)
+				return
 			}
 		}
 	}()
-	l.Cleanup(func() { close(stop); <-done })
+	l.Cleanup(func() { close(end); <-done })
 }
 
 // TestDriver: a VF that a program is to have has no interface in the pod, and has its driver back afterwards.
@@ -44,7 +53,7 @@ func TestDriver(t *testing.T) {
 	l := newLab(t, "driver", "vfio-pci")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf0)
-	l.showInterface(vf0)
+	l.onBinding(vf0, func(net string) { _ = os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755) })
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != vf0 || i[1].Name != "net1" || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%s, driver %s", a.prev, l.driverOf(vf0))

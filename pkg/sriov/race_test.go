@@ -3,12 +3,12 @@
 package sriov
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -63,16 +63,22 @@ func TestHidden(t *testing.T) {
 		link, _, err := pod.Link("net1")
 		must(t, err, pod.MoveLink(link, netns, "mine"))
 	})
-	stop := l.remakeInterface(vf0, "eth7", func() error {
+	// The kernel's part: the interface goes, wherever it is, and there is another one.
+	l.onBinding(vf0, func(net string) {
 		hidden, err := kernel.Open(netns)
-		if err != nil {
-			return err
+		if err == nil {
+			defer hidden.Close()
+			err = hidden.DelLink("mine")
 		}
-		defer hidden.Close()
-		return hidden.DelLink("mine")
+		if err == nil {
+			_, err = l.host.AddVeth(kernel.Veth{Host: "eth7", Pod: "ens0f0v0peer"})
+		}
+		// By the time that sysfs is read again it has its former name.
+		if err := errors.Join(err, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755), os.Mkdir(filepath.Join(net, "eth7"), 0o755)); err != nil {
+			t.Error(err)
+		}
 	})
 	o := l.ok(l.call("DEL", "a"))
-	stop()
 	if !strings.Contains(o.log, "its driver is bound anew") {
 		t.Errorf("log: %s", o.log)
 	}
@@ -82,35 +88,4 @@ func TestHidden(t *testing.T) {
 	}
 	again := l.link("ens0f0v0peer")
 	must(t, l.host.SetMAC(again, peer.MAC), l.host.SetMTU(again, peer.MTU), l.host.SetUp(again))
-}
-
-// remakeInterface plays the kernel's part in binding a driver anew: the interface goes, wherever it is, and there is another one.
-func (l lab) remakeInterface(address, name string, remove func() error) (stop func()) {
-	l.Helper()
-	net := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net")
-	end, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-end:
-				return
-			case <-time.After(time.Millisecond):
-			}
-			if names, err := os.ReadDir(net); err != nil || len(names) > 0 || l.driverOf(address) != "iavf" {
-				continue
-			}
-			if err := remove(); err != nil {
-				l.Error(err)
-			}
-			if _, err := l.host.AddVeth(kernel.Veth{Host: name, Pod: ifnameOf(address) + "peer"}); err != nil {
-				l.Error(err)
-			}
-			// It is renamed before it is asked for the next time.
-			_ = os.MkdirAll(filepath.Join(net, ifnameOf(address)), 0o755)
-			_ = os.MkdirAll(filepath.Join(net, name), 0o755)
-			return
-		}
-	}()
-	return func() { close(end); <-done }
 }

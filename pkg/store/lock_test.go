@@ -173,6 +173,27 @@ func TestLockTimeout(t *testing.T) {
 	}
 }
 
+// TestLockGivenUp: who has given up waiting does not keep the lock when its turn comes.
+func TestLockGivenUp(t *testing.T) {
+	d := open(t, t.TempDir())
+	release := holder(t, d.Path(), "whole")
+	for range 3 {
+		if _, err := d.LockWithin(20*time.Millisecond, "lock", 0o600); plugin.Code(err) != plugin.CodeTryAgain {
+			t.Fatalf("got %v", err)
+		}
+	}
+	release()
+	for range 3 {
+		lock, err := d.LockWithin(LockTimeout, "lock", 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestLockCannotBeMade(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -165,6 +165,28 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
+// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an error: a
+// pipe would keep the caller waiting.
+func ReadFile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("open %s: it is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("read %s: larger than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
 // ReadWritten is Read and Written of the same file.
 func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	f, err := d.open(name)
@@ -399,8 +421,8 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 
 var errLate = errors.New("held by another process")
 
-// await takes the lock. The kernel wakes who waits, one after the other in their order: a hundred that looked every now and then would keep a CPU
-// busy, and leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
+// await takes the lock. The kernel wakes who waits, one after the other: a hundred that looked every now and then would keep a CPU busy, and
+// leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
 func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)

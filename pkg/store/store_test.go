@@ -257,6 +257,28 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
+// TestReadFile: links are followed, and what is no file or too large is an error.
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, err := range []error{os.WriteFile(at("file"), []byte("text"), 0o600), os.Symlink("file", at("link")), os.Mkdir(at("folder"), 0o700),
+		unix.Mkfifo(at("pipe"), 0o600), os.WriteFile(at("large"), make([]byte, maxFile+1), 0o600), os.WriteFile(at("most"), make([]byte, maxFile), 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]int{"file": 4, "link": 4, "most": maxFile, "folder": -1, "pipe": -1, "large": -1, "none": -1, "/dev/zero": -1} {
+		path := at(name)
+		if filepath.IsAbs(name) {
+			path = name
+		}
+		data, err := ReadFile(path)
+		if (err != nil) != (want < 0) || err == nil && len(data) != want {
+			t.Errorf("%s: %d bytes, %v", name, len(data), err)
+		}
+	}
+}
+
 func TestReadIsBounded(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -8,6 +8,7 @@
 #   VM_TIMEOUT   seconds, 1200 when unset
 #   VM_DEVICES   more arguments for QEMU, such as network cards
 #   VM_KERNEL    more arguments for the kernel
+#   VM_THREADS   single: emulate all processors in one thread
 set -euo pipefail
 : "${VM:?is not set: the folder that setup.sh filled}"
 exec 9<"$VM/lock" && flock -s 9 # the machine is not made anew beneath this one
@@ -26,7 +27,7 @@ trap 'rm -rf "$shared"' EXIT
 chmod +x "$shared/run"
 
 # Hardware virtualization where the processor shows it. /dev/kvm alone says nothing: it is there, too, where only special guests run.
-accelerator=(-accel tcg,thread=multi,tb-size=512 -cpu max)
+accelerator=(-accel "tcg,thread=${VM_THREADS:-multi},tb-size=512" -cpu max)
 if grep -qwE 'vmx|svm' /proc/cpuinfo && [ -w /dev/kvm ]; then accelerator=(-accel kvm -cpu host); fi
 # A guest on a busy machine measures its clock wrongly, by factors; so it is told.
 khz=$(awk '/MHz/ {printf "%d", $4 * 1000; exit}' /proc/cpuinfo)
@@ -34,7 +35,7 @@ q=$VM/qemu/usr
 export QEMU_MODULE_DIR=$q/lib/x86_64-linux-gnu/qemu LD_LIBRARY_PATH=$q/lib/x86_64-linux-gnu:$VM/qemu/lib/x86_64-linux-gnu
 status=0
 # shellcheck disable=SC2086 # VM_DEVICES is words
-timeout "${VM_TIMEOUT:-1200}" "$q/bin/qemu-system-x86_64" -L "$q/share/qemu" -L "$q/share/seabios" -L "$q/lib/ipxe/qemu" \
+timeout -k 10 "${VM_TIMEOUT:-1200}" "$q/bin/qemu-system-x86_64" -L "$q/share/qemu" -L "$q/share/seabios" -L "$q/lib/ipxe/qemu" \
   -nodefaults -no-user-config -display none -monitor none -no-reboot -machine q35,kernel-irqchip=split "${accelerator[@]}" -smp 2 -m 2G \
   -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,bus=pcie.0,fsdev=root,mount_tag=root \
   -fsdev local,id=shared,path="$shared",security_model=none -device virtio-9p-pci,bus=pcie.0,fsdev=shared,mount_tag=shared \
@@ -43,6 +44,6 @@ timeout "${VM_TIMEOUT:-1200}" "$q/bin/qemu-system-x86_64" -L "$q/share/qemu" -L 
   -append "console=ttyS0 panic=-1 quiet podlace.vm=$VM ${khz:+tsc=reliable tsc_early_khz=$khz} rcupdate.rcu_expedited=1 nowatchdog nokaslr mitigations=off random.trust_cpu=on cryptomgr.notests ${VM_KERNEL:-}" \
   </dev/null 2>"$shared/qemu" | cat || status=$?
 if [ -s "$shared/exit" ]; then exit "$(cat "$shared/exit")"; fi
-case $status in 124) echo "$0: the virtual machine took longer than ${VM_TIMEOUT:-1200} s" ;; *) echo "$0: the virtual machine died, QEMU exited with $status" ;; esac >&2
+case $status in 124 | 137) echo "$0: the virtual machine took longer than ${VM_TIMEOUT:-1200} s" ;; *) echo "$0: the virtual machine died, QEMU exited with $status" ;; esac >&2
 for log in qemu console; do [ ! -e "$shared/$log" ] || tail -n 20 "$shared/$log"; done >&2
 exit 125

@@ -26,7 +26,8 @@ import (
 
 // Main is what TestMain of a package calls whose tests change the kernel. The
 // tests run in namespaces of their own, and the process ends with their exit
-// code. Where namespaces cannot be had, the package is skipped loudly, or
+// code; in a virtual machine with a card for the tests they have the machine.
+// Where namespaces cannot be had, the package is skipped loudly, or
 // fails with KERNELTEST=require in the environment, or full.
 //
 // A process that tests start from their own binary comes through TestMain too:
@@ -34,6 +35,12 @@ import (
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // in the sandbox already, and talking over inherited pipes
+	}
+	if onMachine() {
+		if err := os.MkdirAll("/run/netns", 0o755); err != nil {
+			panic(err)
+		}
+		os.Exit(m.Run())
 	}
 	inside, code, err := sandbox.Enter()
 	if err != nil {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kerneltest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// NIC is a network card with VFs, all down and in the test's namespace: a real one, or veths that play the VFs of one.
+type NIC struct {
+	PF  string // its interface; "" when veths play
+	VFs []Function
+}
+
+// Function is a VF, or what plays it.
+type Function struct {
+	Name   string // of its interface
+	Device string // its PCI address; "" for a veth
+}
+
+// patience is for a card in an emulated machine.
+const patience = 30 * time.Second
+
+// FakeNIC makes a card of veths: it has no PF, and its VFs reach one another as those of a real one do. They go with the test.
+func FakeNIC(t testing.TB, vfs int) NIC {
+	t.Helper()
+	add := func(link netlink.Link) {
+		if err := netlink.LinkAdd(link); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(link) }) // it went with a pod perhaps
+	}
+	card := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "ktnic"}}
+	add(card)
+	nic := NIC{}
+	up := []netlink.Link{card}
+	for i := range vfs {
+		f := Function{Name: fmt.Sprintf("ktvf%d", i)}
+		port := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("ktport%d", i), MasterIndex: card.Index}, PeerName: f.Name}
+		add(port)
+		up, nic.VFs = append(up, port), append(nic.VFs, f)
+	}
+	for _, link := range up {
+		if err := netlink.LinkSetUp(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return nic
+}
+
+// RealPF returns the PCI address of a PF that is free for tests, and skips the test where there is none.
+func RealPF(t testing.TB) string {
+	t.Helper()
+	if !onMachine() {
+		t.Skip("there is no real card: make vm has one, and names it in PODLACE_PF")
+	}
+	return os.Getenv("PODLACE_PF")
+}
+
+// onMachine tells that the tests have a machine of their own, which is the virtual one of "make vm", and a card. They stay in its first
+// network namespace then: there VFs are born, and there they return to.
+func onMachine() bool {
+	cmdline, _ := os.ReadFile("/proc/cmdline")
+	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
+}
+
+// RealNIC makes the card of RealPF ready, with so many VFs. Those that a test left in a pod are awaited and named as before. The PF is up and
+// has a carrier.
+func RealNIC(t testing.TB, vfs int) NIC {
+	t.Helper()
+	device := RealPF(t)
+	if count, err := os.ReadFile(sysfs(device, "sriov_numvfs")); err != nil || strings.TrimSpace(string(count)) != strconv.Itoa(vfs) {
+		SetNumVFs(t, device, 0)
+		SetNumVFs(t, device, vfs)
+	}
+	nic := NIC{PF: Interface(t, device)}
+	if err := netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: attrs(t, nic.PF)}); err != nil {
+		t.Fatal(err)
+	}
+	Await(t, nic.PF+" has a carrier", func() bool { return attrs(t, nic.PF).OperState == netlink.OperUp })
+	for i := range vfs {
+		target, err := os.Readlink(sysfs(device, fmt.Sprintf("virtfn%d", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := Function{Name: fmt.Sprintf("ktvf%d", i), Device: filepath.Base(target)}
+		link := &netlink.GenericLink{LinkAttrs: attrs(t, Interface(t, f.Device))}
+		if err := errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, f.Name)); err != nil {
+			t.Fatal(err)
+		}
+		nic.VFs = append(nic.VFs, f)
+	}
+	return nic
+}
+
+// Rebind takes a function from its driver and gives it back, as after a restart of the driver.
+func Rebind(t testing.TB, device string) {
+	t.Helper()
+	driver, err := filepath.EvalSymlinks(sysfs(device, "driver"))
+	if err == nil {
+		err = errors.Join(os.WriteFile(driver+"/unbind", []byte(device), 0o600), os.WriteFile(driver+"/bind", []byte(device), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// SetNumVFs gives a PF so many VFs.
+func SetNumVFs(t testing.TB, pf string, n int) {
+	t.Helper()
+	if err := os.WriteFile(sysfs(pf, "sriov_numvfs"), []byte(strconv.Itoa(n)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Interface returns the name of the interface of a function, and waits for it to come.
+func Interface(t testing.TB, device string) (name string) {
+	t.Helper()
+	Await(t, "an interface of "+device, func() bool {
+		list, err := os.ReadDir(sysfs(device, "net"))
+		if err == nil && len(list) == 1 {
+			name = list[0].Name()
+		}
+		return name != ""
+	})
+	return name
+}
+
+// Await waits until something is so.
+func Await(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !so(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %s in vain: %s", patience, what)
+		}
+	}
+}
+
+func attrs(t testing.TB, name string) netlink.LinkAttrs {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatalf("link %s: %v", name, err)
+	}
+	return *link.Attrs()
+}
+
+func sysfs(device, file string) string { return filepath.Join("/sys/bus/pci/devices", device, file) }

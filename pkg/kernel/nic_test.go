@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// A card is one that the suite runs on, and the namespace that it is in.
+type card struct {
+	kerneltest.NIC
+	host  *Node
+	netns *os.File
+}
+
+// A trial is one thing that links of a card have to do.
+type trial struct {
+	name string
+	run  func(*testing.T, card)
+}
+
+func trials() []trial {
+	return []trial{{"move", moveVF}, {"name taken there", moveVFTaken}, {"name taken at home", moveVFBack}, {"set in the pod", setInPod}, {"VF to VF", vfToVF}}
+}
+
+// TestNICVeths: veths have no PF, and die with their namespace; what they can do is as with VFs.
+func TestNICVeths(t *testing.T) {
+	for _, trial := range trials() {
+		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.FakeNIC)) })
+	}
+}
+
+// TestNICReal: the same with VFs, and what only they can do.
+func TestNICReal(t *testing.T) {
+	pf := kerneltest.RealPF(t)
+	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
+	for _, trial := range append(trials(), trialsWithPF()...) {
+		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.RealNIC)) })
+	}
+}
+
+func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
+	t.Helper()
+	c := card{NIC: nic(t, 2), host: host(t)}
+	var err error
+	c.netns, err = c.host.File()
+	mustDo(t, err)
+	t.Cleanup(func() { c.netns.Close() })
+	return c
+}
+
+// An inside is a pod that is open.
+type inside struct {
+	*NS
+	pod   *sandbox.Pod
+	netns *os.File
+	end   func() // ends the pod; again is fine
+}
+
+func newInside(t *testing.T) inside {
+	t.Helper()
+	p := inside{pod: kerneltest.NewPod(t)}
+	var err error
+	p.netns, err = os.Open(p.pod.Path)
+	mustDo(t, err)
+	p.NS, err = Open(p.netns)
+	mustDo(t, err)
+	p.end = sync.OnceFunc(func() { p.Close(); p.netns.Close(); mustDo(t, p.pod.Close()) })
+	t.Cleanup(p.end)
+	return p
+}
+
+// moveVF: into a pod with a new name and out again; MAC, MTU and alternative names stay with it.
+func moveVF(t *testing.T, c card) {
+	pod := newInside(t)
+	vf := mustLink(t, c.host, c.VFs[0].Name)
+	mustDo(t, c.host.AddAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1400))
+	want := mustLink(t, c.host, vf.Name)
+	for _, name := range []string{"net1", vf.Name} {
+		mustDo(t, c.host.SetUp(vf), c.host.MoveLink(vf, pod.netns, name))
+		if _, ok, err := c.host.Link(vf.Name); ok || err != nil {
+			t.Errorf("it is still here, %v", err)
+		}
+		got := mustLink(t, pod, name)
+		if got.MAC.String() != want.MAC.String() || got.MTU != 1400 || got.Up || !slices.Equal(got.AltNames, []string{"kt-slot-1"}) || got.Device != c.VFs[0].Device {
+			t.Errorf("it was %+v, and is %+v", want, got)
+		}
+		mustDo(t, pod.MoveLink(got, c.netns, vf.Name))
+		vf = mustLink(t, c.host, vf.Name)
+		if vf.MAC.String() != want.MAC.String() || vf.Up || !slices.Equal(vf.AltNames, want.AltNames) {
+			t.Errorf("it was %+v, and is %+v", want, vf)
+		}
+	}
+	mustDo(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
+}
+
+// moveVFTaken: where its name is taken, or an alternative one, it stays where it was, under its name, and can be moved afterwards.
+func moveVFTaken(t *testing.T, c card) {
+	pod := newInside(t)
+	addBridge(t, pod, "net1")
+	name := c.VFs[0].Name
+	vf := mustLink(t, c.host, name)
+	mustDo(t, c.host.AddAltName(vf, "net2"))
+	for _, taken := range []string{"net1", "lo"} {
+		if err := c.host.MoveLink(mustLink(t, c.host, name), pod.netns, taken); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("%s: %v", taken, err)
+		}
+		if got := mustLink(t, c.host, name); !slices.Equal(got.AltNames, []string{"net2"}) {
+			t.Errorf("%s: %+v", taken, got)
+		}
+	}
+	addBridge(t, pod, "net2")
+	vf = mustLink(t, c.host, name)
+	if err := c.host.MoveLink(vf, pod.netns, "net3"); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("alternative name: %v", err)
+	}
+	mustDo(t, c.host.DelAltName(vf, "net2"), c.host.MoveLink(vf, pod.netns, "net3"), pod.MoveLink(mustLink(t, pod, "net3"), c.netns, name))
+	mustLink(t, c.host, name)
+}
+
+// moveVFBack: the name that a link had here is another's meanwhile, so that it cannot return under it, and stays in the pod under the name there.
+func moveVFBack(t *testing.T, c card) {
+	pod := newInside(t)
+	name := c.VFs[0].Name
+	mustDo(t, c.host.MoveLink(mustLink(t, c.host, name), pod.netns, "net1"))
+	mustDo(t, c.host.AddBridge(name, nil, 0, false))
+	if err := pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name); !errors.Is(err, unix.EEXIST) {
+		t.Error(err)
+	}
+	if _, ok, err := c.host.Link("net1"); ok || err != nil {
+		t.Errorf("it came as net1: %v", err)
+	}
+	mustDo(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
+}
+
+// setInPod: what can be set of a VF in its pod, and what the next pod must not find.
+func setInPod(t *testing.T, c card) {
+	pod := newInside(t)
+	name := c.VFs[0].Name
+	before := mustLink(t, c.host, name)
+	mustDo(t, c.host.MoveLink(before, pod.netns, "net1"))
+	vf := mustLink(t, pod, "net1")
+	mustDo(t, pod.SetMAC(vf, mac("02:00:00:00:00:77")), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true), pod.SetAllMulti(vf, true), pod.SetUp(vf))
+	vf = mustLink(t, pod, "net1")
+	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
+		t.Errorf("%+v", vf)
+	}
+	// It takes all of that home.
+	mustDo(t, pod.MoveLink(vf, c.netns, name))
+	vf = mustLink(t, c.host, name)
+	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || vf.Up {
+		t.Errorf("%+v", vf)
+	}
+	mustDo(t, c.host.SetMAC(vf, before.MAC), c.host.SetMTU(vf, before.MTU), c.host.SetPromisc(vf, false), c.host.SetAllMulti(vf, false))
+	before.Index, vf = 0, mustLink(t, c.host, name)
+	vf.Index = 0
+	if diff := cmp.Diff(before, vf, cmp.FilterPath(func(p cmp.Path) bool {
+		return p.Last().String() == ".Runs" || p.Last().String() == ".conf6" || p.Last().String() == ".group"
+	}, cmp.Ignore())); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// An end is where a packet begins or ends: a pod, or the host.
+type end struct {
+	do func(func() error) error
+	ip netip.Addr
+}
+
+// give puts a VF into a pod with an address, up.
+func (c card) give(t *testing.T, vf int, ip string) end {
+	t.Helper()
+	pod := newInside(t)
+	mustDo(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[vf].Name), pod.netns, "net1"))
+	link := mustLink(t, pod, "net1")
+	mustDo(t, pod.AddAddress(link, netip.MustParsePrefix(ip+"/24"), false), pod.SetUp(link))
+	if c.PF == "" { // a veth does not survive its pod
+		t.Cleanup(func() { mustDo(t, pod.MoveLink(mustLink(t, pod, "net1"), c.netns, c.VFs[vf].Name)) })
+	}
+	return end{pod.pod.Do, netip.MustParseAddr(ip)}
+}
+
+// reaches tells whether one of many packets came within a time.
+func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
+	t.Helper()
+	var in *net.UDPConn
+	var out net.Conn
+	mustDo(t, to.do(func() (err error) {
+		in, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.ip, 0)))
+		return err
+	}))
+	defer in.Close()
+	mustDo(t, e.do(func() (err error) {
+		out, err = net.Dial("udp", in.LocalAddr().String())
+		return err
+	}))
+	defer out.Close()
+	for until := time.Now().Add(within); time.Now().Before(until); {
+		_, _ = out.Write([]byte("x")) // unreachable is what this is about
+		mustDo(t, in.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		if n, _ := in.Read(make([]byte, 1)); n == 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// vfToVF: two pods reach one another.
+func vfToVF(t *testing.T, c card) {
+	a, b := c.give(t, 0, "10.9.0.1"), c.give(t, 1, "10.9.0.2")
+	if !a.reaches(t, b, 20*time.Second) || !b.reaches(t, a, 20*time.Second) {
+		t.Error("they do not reach one another")
+	}
+}
