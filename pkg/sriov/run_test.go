@@ -40,8 +40,6 @@ const (
 	fast, slow    = "example.com/fast", "example.com/slow"
 )
 
-func ifnameOf(address string) string { return "ens0f0v" + address[len(address)-1:] }
-
 // lab is a node with a card of four VFs, a device plugin that answers, and a pod.
 type lab struct {
 	*testing.T
