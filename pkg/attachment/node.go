@@ -152,6 +152,17 @@ func Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error
 // Journals is the folder, in that of all networks, of what VFs were like before pods got them.
 const Journals = ".vfs"
 
+// Journaled returns the PCI addresses of the VFs that pods have, or left other than they were.
+func Journaled() ([]string, error) {
+	dir, err := store.Open(filepath.Join(store.Root, Journals))
+	if err != nil {
+		return nil, ignoreMissing(err)
+	}
+	defer dir.Close()
+	names, err := dir.List()
+	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
+}
+
 // Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays, and so do the journals of VFs:
 // nobody else can bring those back.
 func Clear() error {
@@ -160,10 +171,12 @@ func Clear() error {
 	for _, network := range networks {
 		errs = append(errs, store.RemoveAll(folder(network)))
 	}
+	journals, err := Journaled()
+	errs = append(errs, err)
 	entries, err := os.ReadDir(store.Root)
 	errs = append(errs, ignoreMissing(err))
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") && e.Name() != Journals {
+		if strings.HasPrefix(e.Name(), ".") && (e.Name() != Journals || len(journals) == 0) {
 			errs = append(errs, store.RemoveAll(filepath.Join(store.Root, e.Name())))
 		}
 	}

@@ -20,6 +20,9 @@ import (
 )
 
 func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[string]attachment.Record, conf reconcile.Network) ([]attachment.Step, error) {
+	if _, ok := records["sriov"]; ok {
+		return nil, errors.New("it has VFs, which the reference does not bring back: have the runtime delete the pod")
+	}
 	if err := legible(records); err != nil {
 		return nil, err
 	}

@@ -170,7 +170,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 			}
 			defer lock.Close()
 		}
-		records, err := attachment.RecordsOf(key, "bridge", "portmap", "bandwidth")
+		records, err := attachment.RecordsOf(key, "bridge", "portmap", "bandwidth", "sriov")
 		if err == nil && len(records) == 0 {
 			return nil // its DEL was faster
 		}
@@ -218,6 +218,13 @@ func (j *job) do(steps []attachment.Step) error {
 
 // node removes what all pods share, and the records last.
 func (j *job) node() error {
+	vfs, err := attachment.Journaled()
+	if err == nil && len(vfs) > 0 {
+		err = fmt.Errorf("VFs %s are not as they were before pods got them: have the runtime delete those pods, or run podlace sriov reset", strings.Join(vfs, ", "))
+	}
+	if err != nil {
+		return err
+	}
 	fmt.Fprintln(j.Out, "node")
 	var steps []attachment.Step
 	tables, err := j.host.OwnTables()

@@ -123,3 +123,37 @@ func TestNoConfiguration(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// TestVFs: a pod with VFs is not rewritten, and a VF that is not as it was before keeps what is known of it.
+func TestVFs(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	file := record(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
+	journals := filepath.Join(store.Root, attachment.Journals)
+	t.Cleanup(func() { os.RemoveAll(journals) })
+	if err := errors.Join(os.Mkdir(journals, 0o700), os.WriteFile(filepath.Join(journals, ".lock"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := dryRun(Options{Act: true})
+	if err == nil || !strings.Contains(out, "  FAILED: it has VFs, which the reference does not bring back: have the runtime delete the pod") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	journal := filepath.Join(journals, "0000:11:02.1")
+	if err := errors.Join(os.Remove(file), os.WriteFile(journal, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = dryRun(Options{Act: true}); err == nil || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if err := attachment.Clear(); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(journal); err != nil {
+		t.Error(err)
+	}
+	if out, err = dryRun(Options{Act: true}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if found, err := os.ReadDir(store.Root); len(found) > 0 {
+		t.Errorf("left: %v, %v", found, err)
+	}
+}
