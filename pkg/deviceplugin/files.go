@@ -26,22 +26,6 @@ type files struct {
 	cdi  string // of the Container Device Interface: for the runtime
 }
 
-// infoVersion is that of the device information specification (k8snetworkplumbingwg/device-info-spec).
-const infoVersion = "1.1.0"
-
-type deviceInfo struct {
-	Type    string  `json:"type"`
-	Version string  `json:"version"`
-	PCI     pciInfo `json:"pci"`
-}
-
-type pciInfo struct {
-	Address   string `json:"pci-address"`
-	VhostNet  string `json:"vhost-net,omitempty"`
-	RDMA      string `json:"rdma-device,omitempty"`
-	PFAddress string `json:"pf-pci-address,omitempty"`
-}
-
 // infoName is the file of a device: the specification joins resource and device by hyphens.
 func infoName(resource, id string) string {
 	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
@@ -58,15 +42,11 @@ func (f files) describe(resource string, devices []pool.Device) error {
 	}
 	defer dir.Close()
 	for _, d := range devices {
-		info := deviceInfo{"pci", infoVersion, pciInfo{Address: d.Address.String(), PFAddress: d.PF.String(), RDMA: strings.Join(d.Device.RDMA, ",")}}
+		net := ""
 		if d.VhostNet {
-			info.PCI.VhostNet = vhostNet
+			net = vhostNet
 		}
-		data, err := json.Marshal(info)
-		if err == nil {
-			err = dir.Write(infoName(resource, d.Address.String()), data, 0o644)
-		}
-		if err != nil {
+		if err := dir.Write(infoName(resource, d.Address.String()), d.Device.Info(net), 0o644); err != nil {
 			return fmt.Errorf("device-info files: %w", err)
 		}
 	}

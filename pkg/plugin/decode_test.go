@@ -56,7 +56,8 @@ func warnings(t *testing.T, decode func(*Request, any) error, config string) (li
 	t.Helper()
 	var log bytes.Buffer
 	r := &Request{Config: []byte(config)}
-	r.Log = r.logger(&log)
+	r.log = &log
+	r.Log = r.logger()
 	if err := decode(r, &mirror{}); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,8 @@ import (
 // quiet is a Request as the frame makes it before it reads anything.
 func quiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
-	r.Log = r.logger(io.Discard)
+	r.log = io.Discard
+	r.Log = r.logger()
 	return r
 }
 

@@ -17,7 +17,8 @@ import (
 func gcRequest(dead map[Attachment]bool) *Request {
 	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
-	r.Log = r.logger(&strings.Builder{})
+	r.log = &strings.Builder{}
+	r.Log = r.logger()
 	return r
 }
 

@@ -5,8 +5,8 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
+	"os"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -113,12 +113,26 @@ func printable(s string, most int) string {
 	return s
 }
 
-func (r *Request) logger(w io.Writer) *slog.Logger {
-	level := slog.LevelInfo
-	if r.debug {
-		level = slog.LevelDebug
+// LogTo logs from now on what has the level, or a higher one, to a file, which is made when it is missing; with path "" still to stderr.
+// PODLACE_LOG=debug goes before the level.
+func (r *Request) LogTo(path string, level slog.Level) error {
+	if path != "" {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		r.logFile, r.log = f, f
 	}
-	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
+	if r.level != slog.LevelDebug {
+		r.level = level
+	}
+	r.Log = r.logger()
+	slog.SetDefault(r.Log)
+	return nil
+}
+
+func (r *Request) logger() *slog.Logger {
+	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level})).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
 	if id := r.identity(); id != "" {
 		log = log.With("attachment", id)
 	}

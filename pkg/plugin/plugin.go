@@ -54,12 +54,18 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
 		return 0
 	}
-	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), debug: getenv("PODLACE_LOG") == "debug"}
-	r.Log = r.logger(stderr)
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), log: stderr}
+	if getenv("PODLACE_LOG") == "debug" { // every change of the system is logged
+		r.level = slog.LevelDebug
+	}
+	r.Log = r.logger()
 	defer r.close()
-	output, err := p.serve(r, getenv, stdin, stderr)
+	output, err := p.serve(r, getenv, stdin)
 	if err != nil {
 		output = r.errorJSON(err)
+		if r.logFile != nil {
+			r.Log.Error(err.Error())
+		}
 	}
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
@@ -93,10 +99,10 @@ func (p Plugin) versions() version.PluginInfo {
 }
 
 // serve runs one verb and returns what goes to stdout when it succeeds.
-func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, stderr io.Writer) (out []byte, err error) {
+func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (out []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			fmt.Fprintf(stderr, "%v\n%s", v, debug.Stack())
+			fmt.Fprintf(r.log, "%v\n%s", v, debug.Stack())
 			out, err = nil, Errorf(CodeInternal, "internal error: %v", v)
 		}
 	}()
@@ -112,11 +118,11 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader, s
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
 	}
 	envErr := r.readEnvironment(getenv)
-	r.Log = r.logger(stderr)
+	r.Log = r.logger()
 	if err := p.readConfig(r, data, envErr); err != nil {
 		return nil, err
 	}
-	r.Log = r.logger(stderr)
+	r.Log = r.logger()
 	slog.SetDefault(r.Log)
 	if !p.NoNetns && (r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL") {
 		if err := r.openNetns(getenv); err != nil {

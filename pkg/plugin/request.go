@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"io"
 	"log/slog"
 	"os"
 	"time"
@@ -56,7 +57,10 @@ type Request struct {
 	Log    *slog.Logger // carries the identity of the pod
 	began  time.Time    // of this call
 	spared bool         // GC: Valid holds more than the runtime's list
-	debug  bool         // PODLACE_LOG=debug: every change of the system is logged
+
+	log     io.Writer // where Log writes
+	logFile *os.File  // if that is a file, and not stderr
+	level   slog.Level
 }
 
 // Attachment returns the interface that this request is about.
@@ -67,5 +71,8 @@ func (r *Request) Attachment() Attachment {
 func (r *Request) close() {
 	if r.Netns != nil {
 		r.Netns.Close()
+	}
+	if r.logFile != nil {
+		r.logFile.Close()
 	}
 }

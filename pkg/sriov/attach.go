@@ -5,6 +5,7 @@ package sriov
 import (
 	"context"
 	"errors"
+	"net"
 	"syscall"
 	"time"
 
@@ -40,14 +41,17 @@ func (s sriov) attach(j *job, v *vf) error {
 	if err := j.record(h, v, c); err != nil {
 		return err
 	}
-	if err := j.setPF(c); err != nil {
+	if err := j.setPF(c, v.Fixed); err != nil {
 		return err
 	}
 	if c, err = j.bind(c); err != nil {
 		return err
 	}
+	if err := tell(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
+		return err
+	}
 	if v.Userspace = c.userspace(); v.Userspace != "" {
-		v.MAC = j.cfg.MAC.String()
+		v.MAC = v.Fixed.String()
 		return s.lease(j, v)
 	}
 	link, err := j.move(c, v)
@@ -134,23 +138,23 @@ func (j *job) record(h *held, v *vf, c card) error {
 		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
 		f.Promisc, f.AllMulti, f.Up = link.Promis, link.AllMulti, link.Up
 	}
-	if j.cfg.MAC != nil {
-		mac = j.cfg.MAC
+	if v.Fixed != nil {
+		mac = v.Fixed
 	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath, Name: v.Name,
-		MAC: mac.String(), Since: time.Now().Truncate(time.Second), Former: f})
+		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
-func (j *job) setPF(c card) error {
+func (j *job) setPF(c card, mac net.HardwareAddr) error {
 	have, ok, err := j.asPF(c)
 	if err != nil {
 		return err
 	}
 	if !ok {
 		key, needed := j.cfg.Wanted.any()
-		if !needed && j.cfg.MAC != nil && c.link.Index == 0 {
+		if !needed && mac != nil && c.link.Index == 0 {
 			key, needed = "mac", true
 		}
 		if needed {
@@ -160,8 +164,8 @@ func (j *job) setPF(c card) error {
 		return nil
 	}
 	want := j.cfg.Wanted.apply(have)
-	if j.cfg.MAC != nil {
-		want.MAC = j.cfg.MAC
+	if mac != nil {
+		want.MAC = mac
 	}
 	return j.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
 }
@@ -195,8 +199,8 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 			return link, err
 		}
 	}
-	if j.cfg.MAC != nil {
-		if c, err = j.setMAC(c, j.cfg.MAC); err != nil {
+	if v.Fixed != nil {
+		if c, err = j.setMAC(c, v.Fixed); err != nil {
 			return link, err
 		}
 	}

@@ -102,8 +102,8 @@ func (j *job) checkPF(c card, v vf) error {
 		return err
 	}
 	want := j.st.Wanted.apply(now)
-	if j.st.MAC != nil {
-		want.MAC = j.st.MAC
+	if v.Fixed != nil {
+		want.MAC = v.Fixed
 	}
 	if !same(now, want) {
 		return differs("PF %s is set for %s: %s; want %s", c.pfLink.Name, v.Name, text(now), text(want))

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -26,11 +27,15 @@ type Config struct {
 	Names     string // of interfaces, with {index} counted from 1
 	Wanted    Settings
 	MAC       net.HardwareAddr
-	MTU       int    // 0 for what the VF has
-	Driver    string // to bind the VF to; "" for the one it has
-	IPAM      string // plugin type; "" for none
-	ReportIPs bool   // the addresses of VFs are in the result
-	Kubelet   string // its folder
+	MTU       int               // 0 for what the VF has
+	Driver    string            // to bind the VF to; "" for the one it has
+	IPAM      string            // plugin type; "" for none
+	ReportIPs bool              // the addresses of VFs are in the result
+	Kubelet   string            // its folder
+	Allowed   []string          // what pods may choose
+	Choices   map[string]choice // of the pod, by the name that the interface has without
+	InfoDir   string            // of device-info files
+	InfoFile  string            // that the runtime wants for CNI_IFNAME; "" for none
 }
 
 // Settings are what the PF is told of a VF; what is nil or "" stays as it is.
@@ -63,14 +68,19 @@ type rawConfig struct {
 	Driver     string   `json:"driver"`
 	ReportIPs  *bool    `json:"reportIPs"`
 	KubeletDir string   `json:"kubeletDir"`
-	LogLevel   string   `json:"logLevel"`
-	LogFile    string   `json:"logFile"`
+	InfoDir    string   `json:"deviceInfoDir"`
+	logging
+
+	AllowAnnotations *[]string `json:"allowAnnotations"`
 
 	IPAM          json.RawMessage `json:"ipam"`
 	RuntimeConfig struct {
 		MAC       string     `json:"mac"`
 		DeviceID  string     `json:"deviceID"`
 		Bandwidth *bandwidth `json:"bandwidth"`
+		InfoFile  string     `json:"CNIDeviceInfoFile"`
+
+		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	} `json:"runtimeConfig"`
 }
 
@@ -100,7 +110,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
-	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink, parseIPAM} {
+	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink, parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
 		if err := step(&c, raw, r); err != nil {
 			return Config{}, err
 		}
@@ -249,12 +259,20 @@ func parseLink(c *Config, raw rawConfig, r *plugin.Request) (err error) {
 		if s.value == "" {
 			continue
 		}
-		if c.MAC, err = net.ParseMAC(s.value); err != nil || len(c.MAC) != 6 || c.MAC[0]&1 != 0 || bytes.Equal(c.MAC, make([]byte, 6)) {
-			return plugin.Errorf(plugin.CodeConfig, "%s %q: want a unicast MAC address of 6 bytes", s.key, s.value)
+		if c.MAC, err = parseMAC(s.value); err != nil {
+			return plugin.Errorf(plugin.CodeConfig, "%s %q: %w", s.key, s.value, err)
 		}
 		return nil
 	}
 	return nil
+}
+
+func parseMAC(s string) (net.HardwareAddr, error) {
+	mac, err := net.ParseMAC(s)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+		return nil, errors.New("want a unicast MAC address of 6 bytes")
+	}
+	return mac, nil
 }
 
 func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {

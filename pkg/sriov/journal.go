@@ -35,8 +35,9 @@ type journal struct {
 	Owner   attachment.Key `json:"owner"`
 	Pod     string         `json:"pod,omitempty"`
 	Netns   string         `json:"netns"`
-	Name    string         `json:"name"`          // in the pod
-	MAC     string         `json:"mac,omitempty"` // in the pod; "" without an interface
+	Name    string         `json:"name"`           // in the pod
+	MAC     string         `json:"mac,omitempty"`  // in the pod; "" without an interface
+	Info    string         `json:"info,omitempty"` // its device-info file
 	Since   time.Time      `json:"since"`
 	Former  former         `json:"former"`
 }
@@ -124,6 +125,8 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 		return journal{}, fmt.Errorf("it is of %q", j.Address)
 	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
 		return journal{}, errors.New("it does not say whose the VF is")
+	case j.Info != "" && !filepath.IsAbs(j.Info):
+		return journal{}, fmt.Errorf("info %q", j.Info)
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
 		return journal{}, fmt.Errorf("mtu %d, mac %q", f.MTU, f.MAC)
 	}

@@ -25,7 +25,7 @@ func (s sriov) lease(j *job, v *vf) error {
 	if j.cfg.IPAM == "" {
 		return nil
 	}
-	asked, err := s.ipam.Add(s.asking(j.r, j.st.Chained, v.Name), j.cfg.IPAM)
+	asked, err := s.ipam.Add(s.asking(j.r, j.st.Chained, *v), j.cfg.IPAM)
 	if err != nil {
 		return err
 	}
@@ -42,26 +42,56 @@ func (s sriov) lease(j *job, v *vf) error {
 }
 
 // asking is the request that the IPAM plugin gets for an interface: each has addresses of its own.
-func (s sriov) asking(r *plugin.Request, chained bool, name string) *plugin.Request {
+func (s sriov) asking(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	as := *r
-	if chained || name != r.IfName {
+	own := !chained && v.Name == r.IfName // the runtime's wishes are about the pod's own interface
+	if !own {
 		as.Args = maps.Clone(r.Args)
-		delete(as.Args, "IP") // is about the pod's own interface
+		delete(as.Args, "IP")
 	}
-	as.IfName = name
+	if !own || len(v.IPs) > 0 {
+		as.Config = withIPs(r.Config, v.IPs)
+	}
+	as.IfName = v.Name
 	if chained {
 		as.Network += chainedSuffix
-		as.Config = ipam.WithKey(r.Config, "name", json.RawMessage(strconv.Quote(as.Network)))
+		as.Config = ipam.WithKey(as.Config, "name", json.RawMessage(strconv.Quote(as.Network)))
 	}
 	return &as
 }
 
-func (s sriov) giveBack(r *plugin.Request, st state, name string) error {
+// withIPs returns a configuration that asks for these addresses and no others.
+func withIPs(config []byte, ips []string) []byte {
+	var raw struct {
+		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
+		Args    map[string]json.RawMessage `json:"args"`
+	}
+	if json.Unmarshal(config, &raw) != nil {
+		return config
+	}
+	if len(raw.Args) > 0 {
+		config = ipam.WithKey(config, "args", json.RawMessage("{}"))
+	}
+	if raw.Runtime == nil {
+		raw.Runtime = map[string]json.RawMessage{}
+	}
+	delete(raw.Runtime, "ips")
+	if len(ips) > 0 {
+		raw.Runtime["ips"], _ = json.Marshal(ips) // strings
+	}
+	runtime, err := json.Marshal(raw.Runtime)
+	if err != nil {
+		return config
+	}
+	return ipam.WithKey(config, "runtimeConfig", runtime)
+}
+
+func (s sriov) giveBack(r *plugin.Request, st state, v vf) error {
 	of := ipam.Type(st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
 		return err
 	}
-	as := s.asking(r, st.Chained, name)
+	as := s.asking(r, st.Chained, v)
 	as.Config = ipam.WithKey(as.Config, "ipam", st.IPAM)
 	return s.ipam.Del(as, of)
 }
@@ -84,7 +114,7 @@ func (s sriov) checkLease(j *job, v vf) error {
 	if err != nil {
 		return err
 	}
-	as := s.asking(j.r, j.st.Chained, v.Name)
+	as := s.asking(j.r, j.st.Chained, v)
 	as.Prev, as.Config = prev, ipam.WithKey(ipam.WithKey(as.Config, "ipam", j.st.IPAM), "prevResult", raw)
 	return s.ipam.Check(as, of)
 }
@@ -113,5 +143,5 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	if err := s.ipam.GC(&as, name); err != nil {
 		return err
 	}
-	return s.ipam.GC(s.asking(&as, true, ""), name)
+	return s.ipam.GC(s.asking(&as, true, vf{}), name)
 }

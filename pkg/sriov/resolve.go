@@ -51,17 +51,23 @@ func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, er
 	}
 	first := !chained(r) || cfg.Device.IsValid()
 	for i, a := range addresses {
-		v := vf{Address: a, Name: cfg.name(i + 1)}
+		v := vf{Address: a, Name: cfg.name(i + 1), Fixed: cfg.MAC}
 		switch {
 		case first && i == 0:
 			v.Name = r.IfName
 		case first:
 			v.Name = cfg.name(i)
 		}
-		if slices.ContainsFunc(vfs, func(o vf) bool { return o.Name == v.Name }) {
-			return nil, plugin.Errorf(plugin.CodeConfig, "ifName %q: makes the name %s, which the first VF has", cfg.Names, v.Name)
-		}
+		v.Default = v.Name
 		vfs = append(vfs, v)
+	}
+	if err := choose(r, cfg, vfs); err != nil {
+		return nil, err
+	}
+	for i, v := range vfs {
+		if v.Name == r.IfName && !(first && i == 0) || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
+			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name), "by ifName %q and the annotation %s", cfg.Names, annotation)
+		}
 	}
 	return vfs, nil
 }

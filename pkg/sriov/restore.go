@@ -49,7 +49,7 @@ func (n *node) restore(h *held, j journal) error {
 	var err error
 	if x.c, err = n.read(j.Address); isGone(err) {
 		n.r.Log.Info("the VF is gone", "vf", j.Address)
-		return h.forget()
+		return errors.Join(untell(j.Info), h.forget())
 	}
 	if err != nil {
 		return err
@@ -61,6 +61,7 @@ func (n *node) restore(h *held, j journal) error {
 	if _, e := n.read(j.Address); isGone(e) {
 		err = nil // meanwhile, which explains all errors
 	}
+	err = errors.Join(err, untell(j.Info))
 	if err != nil {
 		return plugin.Errorf(plugin.Code(err), "bring VF %s back: %w", j.Address, err)
 	}

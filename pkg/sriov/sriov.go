@@ -27,24 +27,26 @@ import (
 
 // state is what the record of an attachment holds; attachments without VFs have no record.
 type state struct {
-	VFs        []vf             `json:"vfs"`
-	Chained    bool             `json:"chained,omitempty"`
-	Unfinished bool             `json:"unfinished,omitempty"` // the ADD has not come to its end
-	IPAM       json.RawMessage  `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
-	Wanted     Settings         `json:"wanted,omitzero"`
-	MAC        net.HardwareAddr `json:"mac,omitempty"` // that the configuration wants
+	VFs        []vf            `json:"vfs"`
+	Chained    bool            `json:"chained,omitempty"`
+	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
+	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
+	Wanted     Settings        `json:"wanted,omitzero"`
 }
 
 // vf is a VF of an attachment, as ADD made it.
 type vf struct {
-	Address   pci.Address    `json:"address"`
-	Name      string         `json:"name"` // in the pod
-	MAC       string         `json:"mac,omitempty"`
-	MTU       int            `json:"mtu,omitempty"`
-	Userspace string         `json:"userspace,omitempty"` // the driver that leaves it to a program, such as vfio-pci: there is no interface
-	Leased    bool           `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	Routes    []kernel.Route `json:"routes,omitempty"`
+	Address   pci.Address      `json:"address"`
+	Name      string           `json:"name"`               // in the pod
+	Default   string           `json:"-"`                  // the name that the configuration gives it
+	Fixed     net.HardwareAddr `json:"fixedMAC,omitempty"` // that the configuration or the pod wants
+	IPs       []string         `json:"ips,omitempty"`      // that the pod wants of the IPAM plugin
+	MAC       string           `json:"mac,omitempty"`
+	MTU       int              `json:"mtu,omitempty"`
+	Userspace string           `json:"userspace,omitempty"` // the driver that leaves it to a program, such as vfio-pci: there is no interface
+	Leased    bool             `json:"leased,omitempty"`    // it may have addresses of the IPAM plugin
+	Addresses []netip.Prefix   `json:"addresses,omitempty"`
+	Routes    []kernel.Route   `json:"routes,omitempty"`
 
 	held  bool // this process has written the journal
 	ips   *ipam.Plan
@@ -63,7 +65,11 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 }
 
 func (s sriov) plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "sriov", Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
+	add := func(r *plugin.Request) (result *types100.Result, err error) {
+		err = logged(func(r *plugin.Request) error { result, err = s.add(r); return err })(r)
+		return result, err
+	}
+	return plugin.Plugin{Name: "sriov", Add: add, Del: logged(s.del), Check: logged(s.check), GC: logged(s.gc), Status: logged(s.status)}
 }
 
 // job is one ADD or CHECK: the request with everything opened that it works on.
@@ -127,7 +133,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Wanted: cfg.Wanted, MAC: cfg.MAC}
+	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Wanted: cfg.Wanted}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
@@ -221,7 +227,7 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	}
 	for _, v := range slices.Backward(st.VFs) {
 		if v.Leased {
-			errs = append(errs, s.giveBack(n.r, st, v.Name))
+			errs = append(errs, s.giveBack(n.r, st, v))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -270,7 +276,7 @@ func (s sriov) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.IPAM != "" {
-		return s.ipam.Status(s.asking(r, false, r.IfName), cfg.IPAM)
+		return s.ipam.Status(s.asking(r, false, vf{Name: r.IfName}), cfg.IPAM)
 	}
 	return nil
 }

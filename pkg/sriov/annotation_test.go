@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// annotated is what a runtime adds to a configuration with the capability of annotations.
+func annotated(text string) object {
+	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
+}
+
+// TestChoices: a pod chooses MAC, addresses and name of its VFs, each of which has its own.
+func TestChoices(t *testing.T) {
+	l := newLab(t, "ipam", ranges(), "reportIPs", true)
+	l.allocate(vf0, vf1)
+	text := `{"net2": {"mac": "02:00:00:00:00:02", "ips": ["10.61.0.77", "fd00:61::77/64"], "name": "data"}, "net1": {"mac": "02:00:00:00:00:01"}}`
+	a := l.add("a", "runtimeConfig", annotated(text))
+	var got []string
+	for _, i := range a.result.Interfaces[1:] {
+		got = append(got, i.Name+" "+i.Mac)
+	}
+	for _, ip := range a.result.IPs[1:] {
+		got = append(got, fmt.Sprint(ip.Address.String(), " on ", a.result.Interfaces[*ip.Interface].Name))
+	}
+	want := []string{"net1 02:00:00:00:00:01", "data 02:00:00:00:00:02", "10.61.0.2/24 on net1", "fd00:61::2/64 on net1", "10.61.0.77/24 on data", "fd00:61::77/64 on data"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := l.podLink("data").MAC.String(); got != "02:00:00:00:00:02" {
+		t.Errorf("MAC %s", got)
+	}
+	l.ok(a.check("runtimeConfig", annotated(text)))
+	l.del("a")
+}
+
+// TestChoicesRefused (S-31): what a pod may not choose, or cannot have, is refused before anything is changed.
+func TestChoicesRefused(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	for _, c := range []struct {
+		says, text string
+		keys       []any
+	}{
+		{`annotation podlace.io/vfs: "net1": "trust" is not for pods to choose here, which may choose ["mac" "ips" "name"]`, `{"net1": {"trust": "on"}}`, nil},
+		{`"vlan" is not for pods`, `{"net1": {"vlan": 5}}`, nil},
+		{`"spoofchk" is not for pods`, `{"net1": {"spoofchk": "off"}}`, nil},
+		{`"mac" is not for pods to choose here, which may choose ["name"]`, `{"net1": {"mac": "02:00:00:00:00:01"}}`, []any{"allowAnnotations", []string{"name"}}},
+		{`which may choose []`, `{"net1": {"name": "x"}}`, []any{"allowAnnotations", []string{}}},
+		{`allowAnnotations "trust": want some of mac, ips, name`, `{}`, []any{"allowAnnotations", []string{"mac", "trust"}}},
+		{`mac "03:00:00:00:00:01": want a unicast MAC address`, `{"net1": {"mac": "03:00:00:00:00:01"}}`, nil},
+		{`name "a/b": character '/' is not allowed`, `{"net1": {"name": "a/b"}}`, nil},
+		{`name 5:`, `{"net1": {"name": 5}}`, nil},
+		{`ips ["10.1.2.3"]: VFs have no addresses here`, `{"net1": {"ips": ["10.1.2.3"]}}`, nil},
+		{`ips ["10.61.0.256"]: "10.61.0.256": want an address`, `{"net1": {"ips": ["10.61.0.256"]}}`, []any{"ipam", ranges()}},
+		{`ips "10.61.0.25"`, `{"net1": {"ips": "10.61.0.25"}}`, []any{"ipam", ranges()}},
+		{`the pod has no VF that is "net3"`, `{"net3": {"name": "x"}}`, nil},
+		{`two interfaces of the pod would be named net1`, `{"net2": {"name": "net1"}}`, nil},
+		{`two interfaces of the pod would be named eth0`, `{"net2": {"name": "eth0"}}`, nil},
+		{`annotation podlace.io/vfs: unexpected end of JSON`, `{"net1"`, nil},
+		{`annotation podlace.io/vfs: json`, `[]`, nil},
+	} {
+		l.fails(l.call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
+	}
+	l.fails(l.call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig, "192.0.2.1")
+	l.isGolden()
+	*l.devices = nil
+	l.fails(l.call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF that is "net1"`)
+	l.allocate(vf0)
+	l.fails(l.call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig, "name x: the runtime looks for eth0")
+	l.isGolden()
+}
+
+// TestDeviceInfo: the pod finds by its UID which VF is which interface, and nothing of it stays.
+func TestDeviceInfo(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0, vf1)
+	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=5d1c"
+	files := func() (found []string) {
+		paths, err := filepath.Glob(defaultInfoDir + "/*")
+		must(t, err)
+		for _, path := range paths {
+			data, err := os.ReadFile(path)
+			must(t, err)
+			found = append(found, filepath.Base(path)+" "+string(data))
+		}
+		return found
+	}
+	a := l.add("a", "CNI_ARGS", args)
+	info := func(vf string) string {
+		return `{"type":"pci","version":"1.1.0","pci":{"pci-address":"` + vf + `","pf-pci-address":"0000:11:00.0"}}`
+	}
+	if diff := cmp.Diff([]string{"5d1c-net1-device.json " + info(vf0), "5d1c-net2-device.json " + info(vf1)}, files()); diff != "" {
+		t.Error(diff)
+	}
+	l.ok(a.check("CNI_ARGS", args))
+	l.del("a")
+	if left := files(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	l.allocate(vf0)
+	wanted := filepath.Join(t.TempDir(), "info.json")
+	l.add("b", "prevResult", nil, "runtimeConfig", object{"CNIDeviceInfoFile": wanted})
+	data, err := os.ReadFile(wanted)
+	if must(t, err); string(data) != info(vf0) {
+		t.Errorf("%s", data)
+	}
+	l.del("b")
+	if _, err := os.Stat(wanted); !os.IsNotExist(err) {
+		t.Errorf("%s: %v", wanted, err)
+	}
+	for _, keys := range [][]any{{"deviceInfoDir", "info"}, {"runtimeConfig", object{"CNIDeviceInfoFile": "info"}}} {
+		l.fails(l.call("ADD", "a", keys...), plugin.CodeConfig, "want an absolute path")
+	}
+	l.fails(l.call("ADD", "a", "deviceInfoDir", "/proc/self/info"), plugin.CodeIO, "device-info file")
+	l.isGolden()
+}
+
+// TestLogFile: the log goes where sriov-cni's configuration says, errors included, and a file that cannot be written stops nothing.
+func TestLogFile(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	path := filepath.Join(t.TempDir(), "sriov.log")
+	read := func() string {
+		data, err := os.ReadFile(path)
+		must(t, err)
+		return string(data)
+	}
+	if o := l.ok(l.call("ADD", "a", "logFile", path, "logLevel", "debug")); o.log != "" || !strings.Contains(read(), "msg=change") {
+		t.Errorf("stderr %q, file %q", o.log, read())
+	}
+	l.fails(l.call("ADD", "a", "logFile", path, "logLevel", "error"), plugin.CodeAddressTaken, "already exists")
+	if !strings.Contains(read(), "level=ERROR") || !strings.Contains(read(), "pod=shop/web-0") {
+		t.Errorf("file %q", read())
+	}
+	if o := l.ok(l.call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.log, "logFile cannot be written") {
+		t.Errorf("stderr %q", o.log)
+	}
+	l.fails(l.call("ADD", "a", "logLevel", "loud"), plugin.CodeConfig, `logLevel "loud": want debug`)
+	l.fails(l.call("ADD", "a", "logFile", "sriov.log"), plugin.CodeConfig, `logFile "sriov.log": want an absolute path`)
+	l.isGolden()
+}
+
+// TestWithIPs: another interface's wishes are not the VF's.
+func TestWithIPs(t *testing.T) {
+	conf := `{"args":{"cni":{"ips":["10.0.0.1"]}},"name":"n","runtimeConfig":{"ipRanges":[],"ips":["10.0.0.2"]}}`
+	for ips, want := range map[string]string{
+		"":         `{"args":{},"name":"n","runtimeConfig":{"ipRanges":[]}}`,
+		"10.0.0.3": `{"args":{},"name":"n","runtimeConfig":{"ipRanges":[],"ips":["10.0.0.3"]}}`,
+	} {
+		if got := string(withIPs([]byte(conf), strings.Fields(ips))); got != want {
+			t.Errorf("%q: %s", ips, got)
+		}
+	}
+	if got := string(withIPs([]byte(`{"name":"n"}`), nil)); got != `{"name":"n","runtimeConfig":{}}` {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// defaultInfoDir is where the device information specification puts the files of CNI plugins.
+const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
+
+func parseInfo(c *Config, raw rawConfig, _ *plugin.Request) error {
+	c.InfoDir, c.InfoFile = cmp.Or(raw.InfoDir, defaultInfoDir), raw.RuntimeConfig.InfoFile
+	if !filepath.IsAbs(c.InfoDir) {
+		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
+	}
+	if c.InfoFile != "" && !filepath.IsAbs(c.InfoFile) {
+		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want an absolute path", c.InfoFile)
+	}
+	return nil
+}
+
+// infoPath is the device-info file of a VF. The pod knows its own UID, and its interfaces, so it finds it.
+func (c Config) infoPath(r *plugin.Request, v vf) string {
+	if v.Default == r.IfName && c.InfoFile != "" {
+		return filepath.Clean(c.InfoFile)
+	}
+	return filepath.Join(c.InfoDir, strings.ReplaceAll(cmp.Or(r.Pod.UID, r.ContainerID), "/", "-")+"-"+v.Name+"-device.json")
+}
+
+// tell writes the device-info file of a VF.
+func tell(path string, d pci.Device) error {
+	dir, err := store.Make(filepath.Dir(path), 0o755)
+	if err == nil {
+		defer dir.Close()
+		err = dir.Write(filepath.Base(path), d.Info(""), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("device-info file: %w", err)
+	}
+	return nil
+}
+
+// untell removes the device-info file of a VF.
+func untell(path string) error {
+	if path == "" {
+		return nil
+	}
+	dir, err := store.Open(filepath.Dir(path))
+	if err == nil {
+		defer dir.Close()
+		err = dir.Remove(filepath.Base(path))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("device-info file: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// logging is where and how much is logged, by the keys of sriov-cni.
+type logging struct {
+	LogLevel string `json:"logLevel"`
+	LogFile  string `json:"logFile"`
+}
+
+var levels = map[string]slog.Level{"": slog.LevelInfo, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError, "panic": slog.LevelError}
+
+func parseLogging(_ *Config, raw rawConfig, _ *plugin.Request) error {
+	if _, ok := levels[raw.LogLevel]; !ok {
+		return plugin.Errorf(plugin.CodeConfig, "logLevel %q: want debug, info, warning, error or panic", raw.LogLevel)
+	}
+	if raw.LogFile != "" && !filepath.IsAbs(raw.LogFile) {
+		return plugin.Errorf(plugin.CodeConfig, "logFile %q: want an absolute path", raw.LogFile)
+	}
+	return nil
+}
+
+// logged lets a verb log as the configuration says, which may be wrong elsewhere. A file that cannot be written stops nothing.
+func logged(verb func(*plugin.Request) error) func(*plugin.Request) error {
+	return func(r *plugin.Request) error {
+		var to logging
+		if json.Unmarshal(r.Config, &to) == nil && to != (logging{}) {
+			if err := r.LogTo(to.LogFile, levels[to.LogLevel]); err != nil {
+				r.Log.Warn("logFile cannot be written", "error", err)
+			}
+		}
+		return verb(r)
+	}
+}
