@@ -5,6 +5,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -52,14 +53,14 @@ func sriovLab(t *testing.T) (flags []string) {
 	return []string{"--config-file", config, "--resource-prefix", "example.com", "--sysfs", sysfs, "--socket", socket}
 }
 
-func sriov(t *testing.T, flags []string, args ...string) (status int, stdout, stderr string) {
+func runSRIOV(t *testing.T, flags []string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	return run(append(append([]string{"sriov"}, args...), flags...)...)
 }
 
 func TestSRIOVLs(t *testing.T) {
 	flags := sriovLab(t)
-	status, stdout, stderr := sriov(t, flags, "ls")
+	status, stdout, stderr := runSRIOV(t, flags, "ls")
 	const want = `DEVICE        PF      VF      NUMA  DRIVER  RESOURCE          POD              CPUS   FAULT
 0000:11:00.0  ens0f0  2 of 2  0     ice     -                 -                -      -
 0000:11:02.0  ens0f0  0       0     iavf    example.com/fast  shop/web-0       same   -
@@ -71,13 +72,13 @@ func TestSRIOVLs(t *testing.T) {
 	if diff := cmp.Diff(strings.Fields(want), strings.Fields(stdout)); diff != "" || status != 0 || stderr != "" {
 		t.Errorf("status %d, %s\n%s\n%s", status, stderr, diff, stdout)
 	}
-	status, stdout, _ = sriov(t, flags, "ls", "-o", "json")
+	status, stdout, _ = runSRIOV(t, flags, "ls", "-o", "json")
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 || list[1]["cpus"] != "same" || list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
 	// Without the device plugin the hardware is still there.
-	status, stdout, stderr = sriov(t, append(flags, "--socket", "/nonexistent"), "ls")
+	status, stdout, stderr = runSRIOV(t, append(flags, "--socket", "/nonexistent"), "ls")
 	if status != 0 || !strings.Contains(stderr, "it is not known which pods have devices") || !strings.Contains(stdout, "0000:11:02.1") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
@@ -85,28 +86,28 @@ func TestSRIOVLs(t *testing.T) {
 
 func TestSRIOVExplain(t *testing.T) {
 	flags := sriovLab(t)
-	status, stdout, stderr := sriov(t, flags, "explain")
+	status, stdout, stderr := runSRIOV(t, flags, "explain")
 	if status != 0 || strings.Count(stdout, "\n") != 6 || !strings.Contains(stderr, "ens9f0") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
-	status, stdout, _ = sriov(t, flags, "explain", "0000:15:02.1")
+	status, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.1")
 	for _, part := range []string{"not offered: no resource matches", "example.com/fast (line 2)", "NO", "pfNames", "ens1f0#0", "found"} {
 		if !strings.Contains(stdout, part) {
 			t.Errorf("status %d, %q is missing in\n%s", status, part, stdout)
 		}
 	}
-	if _, stdout, _ = sriov(t, flags, "explain", "ens0f0v0"); !strings.Contains(stdout, "pod shop/web-0 has it, container app, as example.com/fast") {
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "ens0f0v0"); !strings.Contains(stdout, "pod shop/web-0 has it, container app, as example.com/fast") {
 		t.Errorf("got\n%s", stdout)
 	}
-	if _, stdout, _ = sriov(t, flags, "explain", "ens1f0"); strings.Count(stdout, "\n0000:") != 2 {
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "ens1f0"); strings.Count(stdout, "\n0000:") != 2 {
 		t.Errorf("a PF stands for itself and its VFs, got\n%s", stdout)
 	}
 	for _, args := range [][]string{{"explain", "example.com/fast", "--count", "0"}, {"explain", "--count", "-1"}} {
-		if status, _, stderr = sriov(t, flags, args...); status != exitFailed || !strings.Contains(stderr, "want at least 1") {
+		if status, _, stderr = runSRIOV(t, flags, args...); status != exitFailed || !strings.Contains(stderr, "want at least 1") {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
 		}
 	}
-	if status, _, stderr = sriov(t, flags, "explain", "eth7"); status != exitFailed || !strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
+	if status, _, stderr = runSRIOV(t, flags, "explain", "eth7"); status != exitFailed || !strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -118,18 +119,18 @@ func TestSRIOVPossible(t *testing.T) {
 		count, says string
 		status      int
 	}{{"1", "no: 0 are free, under every policy", exitMissed}} {
-		status, stdout, _ := sriov(t, flags, "explain", "example.com/fast", "--count", c.count)
+		status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/fast", "--count", c.count)
 		if status != c.status || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
 			t.Errorf("--count %s: status %d\n%s", c.count, status, stdout)
 		}
 	}
-	if _, stdout, _ := sriov(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout, "no pod gets it at present: the link of ens0f0 is down") {
+	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout, "no pod gets it at present: the link of ens0f0 is down") {
 		t.Errorf("got\n%s", stdout)
 	}
-	if status, _, stderr := sriov(t, flags, "explain", "fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "one of example.com/fast, example.com/none") {
+	if status, _, stderr := runSRIOV(t, flags, "explain", "fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "one of example.com/fast, example.com/none") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
-	if status, _, stderr := sriov(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
+	if status, _, stderr := runSRIOV(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -178,10 +179,10 @@ func TestSRIOVMoved(t *testing.T) {
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, stdout, _ := sriov(t, flags, "explain", "0000:11:02.0"); !strings.Contains(stdout, "not offered: pod shop/web-0 has it, as example.com/fast") {
+	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.0"); !strings.Contains(stdout, "not offered: pod shop/web-0 has it, as example.com/fast") {
 		t.Errorf("got\n%s", stdout)
 	}
-	status, stdout, _ := sriov(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
+	status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
 	var got struct {
 		Nodes    map[string]tally
 		Possible bool
@@ -190,17 +191,47 @@ func TestSRIOVMoved(t *testing.T) {
 		t.Errorf("status %d, %v\n%s", status, err, stdout)
 	}
 	pcitest.Remove(t, flags[5], "0000:11:02.0")
-	if status, _, stderr := sriov(t, flags, "explain", "0000:11:02.0"); status != exitFailed || !strings.Contains(stderr, "0000:11:02.0 is gone; pod shop/web-0 had it, as example.com/fast") {
+	if status, _, stderr := runSRIOV(t, flags, "explain", "0000:11:02.0"); status != exitFailed || !strings.Contains(stderr, "0000:11:02.0 is gone; pod shop/web-0 had it, as example.com/fast") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if err := os.WriteFile(flags[1], []byte(`{`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	status, stdout, stderr := sriov(t, flags, "ls")
+	status, stdout, stderr := runSRIOV(t, flags, "ls")
 	if status != 0 || !strings.Contains(stderr, "read the configuration") || !strings.Contains(stdout, "0000:15:02.1") || !strings.Contains(stdout, "example.com/fast") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
-	if status, _, stderr := sriov(t, flags, "explain"); status != exitFailed || !strings.Contains(stderr, "read the configuration") {
+	if status, _, stderr := runSRIOV(t, flags, "explain"); status != exitFailed || !strings.Contains(stderr, "read the configuration") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// TestSRIOVReset: a VF that the kubelet has allocated, or may have, stays as it is.
+func TestSRIOVReset(t *testing.T) {
+	flags := sriovLab(t)[4:]
+	driver := filepath.Join(pcitest.Folder(t, flags[1], "0000:15:02.1"), "driver")
+	if err := errors.Join(os.Remove(driver), os.Symlink("../../../../bus/pci/drivers/vfio-pci", driver)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		says string
+		args []string
+	}{
+		{"VF 0000:11:02.0 is in use: example.com/fast is allocated to pod shop/web-0", []string{"0000:11:02.0", "--yes"}},
+		{"allocated to pod shop/web-1?[31m\n", []string{"0000:15:02.0"}},
+		{"PCI function 0000:11:00.0 is no VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
+		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
+		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
+		{"VF 0000:15:02.1 is left to programs by vfio-pci, and nobody tells whether a pod has it: ask the SR-IOV", []string{"0000:15:02.1", "--socket", "/none"}},
+		{`"ens0f0v0": `, []string{"ens0f0v0"}},
+	} {
+		args := append(append([]string{"sriov", "reset"}, flags...), c.args...)
+		if status, stdout, stderr := run(args...); status == 0 || stdout != "" || !strings.Contains(stderr, c.says) {
+			t.Errorf("%s: status %d, %s\n%s", c.args, status, stderr, stdout)
+		}
+	}
+	a := []string{flags[1], "0000:11:02.1"}
+	if status, _, stderr := run(append([]string{"sriov", "reset-function"}, a...)...); status == 0 || !strings.Contains(stderr, "it has the driver iavf: take it away first") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }

@@ -32,8 +32,8 @@ const (
 )
 
 // Main runs the device plugin with the arguments of its command line, until it is told to end by SIGINT or SIGTERM, and returns the exit
-// status: 2 for wrong arguments, 1 when it could not start.
-func Main(args []string, stderr io.Writer) int {
+// status: 2 for wrong arguments, 1 when it could not start. back brings the VFs of a sysfs back that ended pods left.
+func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Logger) error) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -53,6 +53,7 @@ func Main(args []string, stderr io.Writer) int {
 		}
 		return 0
 	}
+	o.Return = func() error { return back(o.Sysfs, log) }
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	if err := Run(ctx, o, reload, log); err != nil {

@@ -38,10 +38,10 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	stderr.Reset()
-	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr); status != 1 || !strings.Contains(stderr.String(), "no such file") {
+	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr, nil); status != 1 || !strings.Contains(stderr.String(), "no such file") {
 		t.Errorf("status %d, %s", status, &stderr)
 	}
-	if status := Main([]string{"--help"}, &stderr); status != 0 {
+	if status := Main([]string{"--help"}, &stderr, nil); status != 0 {
 		t.Errorf("--help: status %d", status)
 	}
 }

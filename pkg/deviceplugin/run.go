@@ -35,6 +35,8 @@ type Options struct {
 	HTTP       string        // where /healthz, /readyz and /metrics are: host:port, or unix:path
 	AskReady   bool          // only ask at HTTP whether another instance is ready
 	Poll       time.Duration // how often all devices are looked at, should an event be lost
+	// Return brings VFs back that ended pods left, for runtimes that never tell a CNI plugin to; nil for not.
+	Return func() error
 }
 
 // Run serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
@@ -59,6 +61,9 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 	}
 	go watchFolder(ctx, filepath.Dir(o.ConfigFile), func() { notify(configs) }, log)
 	go d.watchDevices(ctx, snapshots)
+	if o.Return != nil {
+		d.running.Go(func() { d.returnAlways(ctx) })
+	}
 	d.loop(ctx, snapshots, configs, reload)
 	return nil
 }
@@ -98,6 +103,29 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		return d.answerAt(ctx, d.Socket, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
 	}
 	return nil
+}
+
+// returnEvery is how long a VF may stay as a pod has left it, when nobody wants it.
+const returnEvery = 30 * time.Second
+
+// returnAlways returns when ctx is done.
+func (d *daemon) returnAlways(ctx context.Context) {
+	told := ""
+	for {
+		text := ""
+		if err := d.Return(); err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != told {
+			d.log.Warn("VFs that ended pods left cannot be brought back here: their next pod, or podlace gc, does it", "error", text)
+		}
+		told = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(returnEvery):
+		}
+	}
 }
 
 // loop returns when ctx is done.

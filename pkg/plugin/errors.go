@@ -74,7 +74,8 @@ func Code(err error) uint {
 	return CodeIO
 }
 
-func hint(err error) string {
+// Hint returns what WithHint has attached to an error, "" for nothing.
+func Hint(err error) string {
 	var hints []string
 	for err != nil {
 		var e *Error

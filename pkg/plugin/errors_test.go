@@ -54,13 +54,13 @@ func TestHint(t *testing.T) {
 	}
 	inner := WithHint(Errorf(CodeConfig, "bad"), "inner")
 	err := WithHint(fmt.Errorf("outer: %w", inner), "outer %d", 1)
-	if got := hint(err); got != "outer 1; inner" {
+	if got := Hint(err); got != "outer 1; inner" {
 		t.Errorf("got %q", got)
 	}
 	if err.Error() != "outer: bad" || !errors.Is(err, inner) {
 		t.Errorf("the hint changed the error: %v", err)
 	}
-	if got := hint(errors.New("x")); got != "" {
+	if got := Hint(errors.New("x")); got != "" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -60,7 +60,7 @@ func (p Plugin) version(stdin []byte) ([]byte, error) {
 func (r *Request) errorJSON(err error) []byte {
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
 	details := r.identity()
-	if h := hint(err); h != "" {
+	if h := Hint(err); h != "" {
 		details += "; " + printable(h, 900)
 	}
 	if r.Verb == "DEL" {

@@ -72,7 +72,7 @@ func (j *job) settle(h *held) error {
 	}
 	if left.Owner != j.att.Key {
 		if has, err := j.has(left); err != nil || has {
-			return errors.Join(err, j.busy(left))
+			return errors.Join(err, busy(left))
 		}
 	}
 	j.r.Log.Warn("bringing a VF back that an attachment left", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
@@ -80,7 +80,7 @@ func (j *job) settle(h *held) error {
 }
 
 // has tells whether the owner of a journal has the VF.
-func (j *job) has(left journal) (bool, error) {
+func (n *node) has(left journal) (bool, error) {
 	pod, link, alive, err := inPod(left)
 	if err != nil || !alive {
 		return false, err
@@ -89,24 +89,20 @@ func (j *job) has(left journal) (bool, error) {
 	if link.Index != 0 {
 		return true, nil
 	}
-	c, err := j.read(left.Address)
+	c, err := n.read(left.Address)
 	if isGone(err) {
 		return false, nil
 	}
 	return c.userspace() != "", err // a program has it as long as its pod lives
 }
 
-func (j *job) busy(left journal) error {
-	whose := "container " + left.Owner.ContainerID
-	if left.Pod != "" {
-		whose = "pod " + left.Pod
-	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, whose, left.Since.Format(time.RFC3339)),
+func busy(left journal) error {
+	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.whose(), left.Since.Format(time.RFC3339)),
 		"it is container %s, %s in network %s; when that is gone, DEL gives the VF back", left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
 // usable refuses what no pod may have.
-func (j *job) usable(c card) error {
+func (n *node) usable(c card) error {
 	refuse := func(format string, args ...any) error {
 		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
 	}
@@ -119,7 +115,7 @@ func (j *job) usable(c card) error {
 		return refuse("has an interface with a name that cannot be given back: %q", c.link.Name)
 	case c.link.Master != 0:
 		return refuse("is in use on the node: %s is the port of another interface", c.link.Name)
-	case c.link.Up && j.host.IsUplink(c.link):
+	case c.link.Up && n.host.IsUplink(c.link):
 		return refuse("is in use on the node: %s has its default route", c.link.Name)
 	}
 	return nil

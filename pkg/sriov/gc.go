@@ -5,10 +5,53 @@ package sriov
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 )
+
+// Return brings VFs back whose pods have ended without a DEL, for runtimes that do not call GC, and tells of each. Those whose interface is
+// somewhere else, and those that programs have, may be in use: the next ADD looks. It needs CAP_NET_ADMIN.
+func Return(sysfs string, log *slog.Logger) error {
+	all, err := journals()
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	r := &plugin.Request{Plugin: "sriov", Verb: "return", Log: log}
+	return kernel.WithHost(func(host *kernel.Node) error {
+		n := &node{sysfs: sysfs, host: host, r: r}
+		var errs []error
+		for _, j := range all {
+			errs = append(errs, n.returned(j.Address))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// returned brings a VF back that is at home, although an attachment has it. Whoever is about to move it holds the lock.
+func (n *node) returned(a pci.Address) error {
+	h, err := holdKnown(a)
+	if h == nil {
+		return err
+	}
+	defer h.close()
+	j, ok, err := h.load()
+	if err != nil || !ok {
+		return err
+	}
+	c, err := n.read(a)
+	if err != nil && !isGone(err) {
+		return err
+	}
+	if c.link.Index == 0 {
+		return nil
+	}
+	n.r.Log.Info("bringing a VF back whose pod has ended", "vf", a, "pod", j.Pod, "container", j.Owner.ContainerID)
+	return n.restore(h, j)
+}
 
 // recorded tells whether an attachment has VFs.
 func recorded(r *plugin.Request) bool { return attachment.Recorded(r) }

@@ -42,6 +42,14 @@ type journal struct {
 	Former  former         `json:"former"`
 }
 
+// whose tells who has the VF, or had.
+func (j journal) whose() string {
+	if j.Pod != "" {
+		return "pod " + j.Pod
+	}
+	return "container " + j.Owner.ContainerID
+}
+
 // former is the state of a VF that no pod has.
 type former struct {
 	Driver string     `json:"driver,omitempty"`

@@ -36,9 +36,14 @@ type card struct {
 	pfLink kernel.Link // Index is 0 without one
 }
 
+// Userspace tells whether a driver leaves a VF to a program, so that it has no interface.
+func Userspace(driver string) bool {
+	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
+}
+
 // userspace returns the driver that leaves a VF to a program, or "".
 func (c card) userspace() string {
-	if slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, c.vf.Driver) {
+	if Userspace(c.vf.Driver) {
 		return c.vf.Driver
 	}
 	return ""
@@ -110,11 +115,25 @@ func (n *node) await(a pci.Address) (c card, err error) {
 	}
 }
 
-// rebind takes a VF from its driver and gives it to one, with which it gets a new interface if it has any.
-func (n *node) rebind(a pci.Address, driver string) (card, error) {
+// rebind takes a VF from its driver and gives it to one, with which it gets a new interface if it has any. In between something may be done.
+func (n *node) rebind(a pci.Address, driver string, between func() error) (c card, err error) {
 	ctx := context.Background()
-	if err := errors.Join(pci.Unbind(ctx, n.sysfs, a), pci.Bind(ctx, n.sysfs, a, driver)); err != nil {
-		return card{}, err
+	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
+		return c, err
+	}
+	if between != nil {
+		if err = between(); errors.Is(err, context.DeadlineExceeded) {
+			return c, err // the kernel still works on it
+		}
+	}
+	if driver != "" {
+		err = errors.Join(err, pci.Bind(ctx, n.sysfs, a, driver))
+	}
+	if err != nil {
+		return c, err
+	}
+	if c, err = n.read(a); err != nil || driver == "" || c.userspace() != "" {
+		return c, err
 	}
 	return n.await(a)
 }
@@ -130,7 +149,7 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 		return c, nil
 	}
 	n.r.Log.Info("the driver does not take the MAC, it is bound anew", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
-	c, err := n.rebind(c.vf.Address, c.vf.Driver)
+	c, err := n.rebind(c.vf.Address, c.vf.Driver, nil)
 	if err != nil {
 		return c, errors.Join(refused, err)
 	}

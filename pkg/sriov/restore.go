@@ -92,7 +92,7 @@ func (x *restoring) fetch() error {
 	}
 	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
 	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
-	if x.c, err = x.rebind(x.j.Address, x.c.vf.Driver); err == nil && x.c.link.Index == 0 {
+	if x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil); err == nil && x.c.link.Index == 0 {
 		err = plugin.Errorf(plugin.CodeDevice, "its interface is nowhere")
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/podlace/podlace/pkg/deviceplugin"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
-func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr)) }
+func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr, sriov.Return)) }

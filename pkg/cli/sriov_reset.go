@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+const sriovResetHelp = `Bring a VF that no pod has into the state of a new one. What a pod left of it is
+brought back as its journal tells. Then the PF is set for it as by default, and
+its driver is bound anew. With --function the card resets the function in
+between, while no driver has it: a reset beneath its driver hangs with some.
+
+A VF that is in use is refused: by a pod, by the kubelet's allocations, or by
+the node. Without --yes nothing is changed.`
+
+// resetPatience is how long the kernel may take to reset a function, after which the process that waits for it is left behind.
+const resetPatience = 15 * time.Second
+
+type resetFlags struct {
+	sysfs, socket string
+	function, yes bool
+}
+
+func newSRIOVReset() *cobra.Command {
+	var f resetFlags
+	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Bring a VF that no pod has into the state of a new one", Long: sriovResetHelp, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
+		}}
+	cmd.Flags().StringVar(&f.sysfs, "sysfs", pci.Sysfs, "where sysfs is mounted")
+	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
+	cmd.Flags().BoolVar(&f.function, "function", false, "also reset the function itself")
+	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
+	return cmd
+}
+
+// newSRIOVResetFunction is what reset runs as a process of its own, which may hang.
+func newSRIOVResetFunction() *cobra.Command {
+	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			a, err := pci.ParseAddress(args[1])
+			if err != nil {
+				return err
+			}
+			return pci.ResetFunction(cmd.Context(), args[0], a)
+		}}
+}
+
+func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.Writer) error {
+	a, err := pci.ParseAddress(device)
+	if err != nil {
+		return fmt.Errorf("%q: %w", device, err)
+	}
+	if err := needRoot(); err != nil {
+		return err
+	}
+	if err := f.free(ctx, a); err != nil {
+		return err
+	}
+	o := sriov.ResetOptions{Sysfs: f.sysfs, Address: a, Act: f.yes, Out: stdout, Log: slog.New(slog.NewTextHandler(stderr, nil))}
+	if f.function {
+		o.Function = func() error { return f.resetFunction(ctx, a) }
+	}
+	if err := sriov.Reset(o); err != nil {
+		if hint := plugin.Hint(err); hint != "" {
+			return fmt.Errorf("%w (%s)", err, hint)
+		}
+		return err
+	}
+	if f.yes {
+		fmt.Fprintln(stdout, "Done.")
+	} else {
+		fmt.Fprintln(stdout, "Nothing was changed. --yes does it.")
+	}
+	return nil
+}
+
+// free refuses a VF that the kubelet has allocated, and one of which only the kubelet knows whether it is.
+func (f resetFlags) free(ctx context.Context, a pci.Address) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answer, err := allocation.Ask(ctx, f.socket, allocation.Question{})
+	for _, d := range answer.Devices {
+		if d.ID == a.String() {
+			return fmt.Errorf("VF %s is in use: %s is allocated to pod %s", a, plainText(d.Resource), plainText(d.Namespace+"/"+d.Pod))
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	d, _, readErr := pci.Read(f.sysfs, a)
+	if readErr != nil {
+		return readErr
+	}
+	if sriov.Userspace(d.Driver) {
+		return fmt.Errorf("VF %s is left to programs by %s, and nobody tells whether a pod has it: %w", a, d.Driver, err)
+	}
+	return nil
+}
+
+func (f resetFlags) resetFunction(ctx context.Context, a pci.Address) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var said bytes.Buffer
+	cmd := exec.Command(exe, "sriov", "reset-function", f.sysfs, a.String())
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(resetPatience):
+		return fmt.Errorf("reset %s: the kernel has not finished, and the VF is left without a driver: %w", a, context.DeadlineExceeded)
+	}
+}

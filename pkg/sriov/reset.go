@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// ResetOptions say which VF to reset, and how.
+type ResetOptions struct {
+	Sysfs    string
+	Address  pci.Address
+	Function func() error // resets the function itself, which has no driver then; nil for not
+	Act      bool         // false: only tell
+	Out      io.Writer
+	Log      *slog.Logger
+}
+
+// Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the PF
+// is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
+func Reset(o ResetOptions) error {
+	r := &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log}
+	return kernel.WithHost(func(host *kernel.Node) error {
+		n := &node{sysfs: o.Sysfs, host: host, r: r}
+		h, err := hold(o.Address)
+		if err != nil {
+			return err
+		}
+		defer h.close()
+		left, journaled, err := h.load()
+		if err != nil {
+			return err
+		}
+		if journaled {
+			if has, err := n.has(left); err != nil || has {
+				return errors.Join(err, busy(left))
+			}
+		}
+		c, err := n.read(o.Address)
+		if err == nil {
+			err = n.unused(c, journaled)
+		}
+		if err != nil {
+			return err
+		}
+		if journaled {
+			fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
+			if !o.Act {
+				return nil
+			}
+			if err := n.restore(h, left); err != nil {
+				return err
+			}
+			if c, err = n.read(o.Address); err != nil {
+				return err
+			}
+		}
+		return n.renew(c, o)
+	})
+}
+
+// unused refuses a VF that somebody has.
+func (n *node) unused(c card, journaled bool) error {
+	if err := n.usable(c); err != nil {
+		return err
+	}
+	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !journaled {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address), "some pod has it, that another plugin attached")
+	}
+	if c.link.Index == 0 {
+		return nil
+	}
+	if addresses, err := n.host.Addresses(c.link); err != nil || c.link.Up && len(addresses) > 0 {
+		return errors.Join(err, plugin.Errorf(plugin.CodeDevice, "VF %s is in use on the node: %s is up with %s", c.vf.Address, c.link.Name, addresses))
+	}
+	return nil
+}
+
+// renew sets the PF for a VF as by default, and binds the driver anew, which makes another interface.
+func (n *node) renew(c card, o ResetOptions) error {
+	have, told, err := n.asPF(c)
+	if err != nil {
+		return err
+	}
+	if told {
+		want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", SpoofCheck: new(true), Trust: new(false), LinkState: "auto"}
+		fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
+		if o.Act {
+			if err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want); err != nil {
+				return err
+			}
+		}
+	}
+	if c.vf.Driver != "" {
+		fmt.Fprintf(o.Out, "take it from its driver %s\n", c.vf.Driver)
+	}
+	if o.Function != nil {
+		fmt.Fprintln(o.Out, "reset the function")
+	}
+	if c.vf.Driver != "" {
+		fmt.Fprintf(o.Out, "give it back to %s\n", c.vf.Driver)
+	}
+	if !o.Act {
+		return nil
+	}
+	now, err := n.rebind(o.Address, c.vf.Driver, o.Function)
+	if err == nil && now.link.Index != 0 && c.link.Index != 0 && now.link.Name != c.link.Name {
+		now.link.Name, err = c.link.Name, n.host.Rename(now.link, c.link.Name)
+	}
+	return err
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// reset runs Reset on a VF and returns what it told.
+func (l lab) reset(a string, act bool, function func() error) (string, error) {
+	l.Helper()
+	var out bytes.Buffer
+	err := Reset(ResetOptions{Sysfs: l.sriov.sysfs, Address: address(l, a), Act: act, Function: function, Out: &out, Log: slog.New(slog.DiscardHandler)})
+	return out.String(), err
+}
+
+// TestReset (row 8): a VF that a dead pod left is brought back, its driver is bound anew, and in between the function is reset.
+func TestReset(t *testing.T) {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf1)
+	l.add("dead")
+	if out, err := l.reset(vf1, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "pod shop/web-0 has it") || out != "" {
+		t.Errorf("in use: %v\n%s", err, out)
+	}
+	l.spoil("net1")
+	l.die(vf1)
+	spoilt := l.home()
+	out, err := l.reset(vf1, false, func() error { return errors.New("called") })
+	if err != nil || out != "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\n" || l.home() != spoilt {
+		t.Errorf("a dry run: %v\n%s", err, out)
+	}
+	drivers := []string{}
+	l.onBinding(vf1, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v1"), 0o755)) })
+	out, err = l.reset(vf1, true, func() error { drivers = append(drivers, l.driverOf(vf1)); return nil })
+	want := "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\ntake it from its driver iavf\nreset the function\ngive it back to iavf\n"
+	if err != nil || out != want || len(drivers) != 1 || drivers[0] != "." || l.driverOf(vf1) != "iavf" {
+		t.Errorf("%v, driver meanwhile %q, then %s\n%s", err, drivers, l.driverOf(vf1), out)
+	}
+	l.isGolden()
+	l.ok(l.call("DEL", "dead", "CNI_NETNS", ""))
+}
+
+// TestResetFails: when the card cannot do it the driver comes back; while the kernel has not finished it would hang.
+func TestResetFails(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		driver string
+	}{{errors.New("no such way"), "iavf"}, {context.DeadlineExceeded, "."}} {
+		t.Run(c.err.Error(), func(t *testing.T) {
+			l := newLab(t)
+			pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+			l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
+			if out, err := l.reset(vf0, true, func() error { return c.err }); !errors.Is(err, c.err) || l.driverOf(vf0) != c.driver {
+				t.Errorf("%v, driver %s\n%s", err, l.driverOf(vf0), out)
+			}
+		})
+	}
+}
+
+// TestResetRefused: what the node uses, what another namespace has and what is no VF stays as it is.
+func TestResetRefused(t *testing.T) {
+	l := newLab(t)
+	refused := func(a, says string) {
+		t.Helper()
+		if out, err := l.reset(a, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q\n%s", err, says, out)
+		}
+	}
+	refused("0000:11:00.0", "is no VF of this node")
+	link := l.link("ens0f0v1")
+	must(t, l.host.AddAddress(link, netip.MustParsePrefix("192.0.2.7/24"), false))
+	refused(vf1, "VF 0000:11:02.1 is in use on the node: ens0f0v1 is up with [192.0.2.7/24]")
+	must(t, l.host.DelAddress(link, netip.MustParsePrefix("192.0.2.7/24")))
+	var moved kernel.Link
+	netns, err := os.Open(l.pod.Path)
+	must(t, err)
+	defer netns.Close()
+	must(t, l.host.MoveLink(l.link("ens0f0v2"), netns, "theirs"))
+	refused(vf2, "VF 0000:11:02.2: its interface is in another namespace")
+	home, err := l.host.File()
+	must(t, err)
+	defer home.Close()
+	l.inPod(func(pod *kernel.NS) {
+		moved, _, err = pod.Link("theirs")
+		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
+	})
+	must(t, os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
+	refused(vf0, "journal of VF 0000:11:02.0")
+	must(t, os.Remove(l.journalOf(vf0)))
+	l.isGolden()
+}
+
+// TestReturn: without a DEL, and without GC, a VF is brought back as soon as the kernel has returned it, and not before.
+func TestReturn(t *testing.T) {
+	l := newLab(t)
+	back := func() string {
+		t.Helper()
+		var log bytes.Buffer
+		must(t, Return(l.sriov.sysfs, slog.New(slog.NewTextHandler(&log, nil))))
+		return log.String()
+	}
+	if log := back(); log != "" {
+		t.Errorf("no pods: %s", log)
+	}
+	l.allocate(vf1)
+	a := l.add("a", "mac", "02:00:00:00:00:01")
+	if log := back(); log != "" {
+		t.Errorf("a pod has it: %s", log)
+	}
+	l.ok(a.check("mac", "02:00:00:00:00:01"))
+	l.spoil("net1")
+	l.die(vf1)
+	if log := back(); !strings.Contains(log, "bringing a VF back whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
+		t.Errorf("log: %s", log)
+	}
+	l.isGolden()
+	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+}
+
+// TestReturnUnseen: where sysfs does not show the VF, its journal stays.
+func TestReturnUnseen(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	l.add("a")
+	must(t, Return(pcitest.Generate(t, pcitest.Machine{Nodes: 1}), slog.New(slog.DiscardHandler)))
+	if _, err := os.Stat(l.journalOf(vf0)); err != nil {
+		t.Error(err)
+	}
+	l.del("a")
+}
