@@ -33,7 +33,7 @@ func TestFlags(t *testing.T) {
 	for says, args := range map[string][]string{"registration": {"--registration", "magic"}, "log-level": {"--log-level", "loud"}, "poll 1ms": {"--poll", "1ms"},
 		"unexpected argument": {"now"}, "flag provided but not defined": {"--speed"}} {
 		stderr.Reset()
-		if status := Main(args, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
+		if status := Main(args, &stderr, nil); status != 2 || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%q: status %d, %s", args, status, &stderr)
 		}
 	}

@@ -100,3 +100,37 @@ func (n *NS) altName(kind int, verb string, link Link, name string) error {
 		return err
 	})
 }
+
+// SetTxQueue sets how many packets may wait to be sent.
+func (n *NS) SetTxQueue(link Link, packets int) error {
+	return change(fmt.Sprintf("link set %s txqueuelen %d", link.Name, packets), func() error { return n.h.LinkSetTxQLen(byIndex(link.Index), packets) })
+}
+
+// DelXDP takes all programs away that see what a link receives before the kernel does. One that is attached by a file descriptor (a bpf link)
+// goes only with that: EBUSY by errors.Is.
+func (n *NS) DelXDP(link Link) error {
+	modes := []uint32{1 << 2, 1 << 1, 1 << 3} // XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE; one alone, or several at once (XDP_ATTACHED_MULTI, 4)
+	if mode := int(link.XDP); mode < 4 {
+		modes = modes[mode-1 : mode]
+	}
+	for _, mode := range modes {
+		if err := n.setXDP(link, -1, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setXDP attaches a program that the kernel has loaded, or with fd -1 none.
+func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
+	return change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
+		req := n.request(unix.RTM_SETLINK, 0)
+		req.AddData(indexed(link.Index))
+		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
+		xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(fd)))
+		xdp.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
+		req.AddData(xdp)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}

@@ -5,9 +5,11 @@ package kernel
 import (
 	"errors"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -129,4 +131,43 @@ func TestMoveLinkTaken(t *testing.T) {
 	moved := mustLink(t, pod, "net1")
 	mustDo(t, pod.MoveLink(moved, own, "kth1"))
 	mustLink(t, h, "kth1")
+}
+
+// loadXDP loads a program that lets everything pass (return XDP_PASS; include/uapi/linux/bpf.h).
+func loadXDP(t *testing.T) int32 {
+	t.Helper()
+	code := []uint64{0x2_0000_00b7, 0x95} // r0 = 2; exit
+	license := append([]byte("GPL"), 0)
+	attr := struct {
+		kind, count   uint32
+		code, license uintptr
+		rest          [12]uint64
+	}{kind: unix.BPF_PROG_TYPE_XDP, count: 2, code: uintptr(unsafe.Pointer(&code[0])), license: uintptr(unsafe.Pointer(&license[0]))}
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(code)
+	runtime.KeepAlive(license)
+	if errno == unix.EPERM || errno == unix.ENOSYS {
+		t.Skip("SKIPPED: no BPF in a user namespace, make vm has it: " + errno.Error())
+	}
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	t.Cleanup(func() { unix.Close(int(fd)) })
+	return int32(fd)
+}
+
+// TestNICDelXDP: a program that sees what a link receives goes, in whichever way it is attached.
+func TestNICDelXDP(t *testing.T) {
+	w, program := newWire(t), loadXDP(t)
+	for _, mode := range []uint32{unix.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_DRV_MODE} {
+		mustDo(t, w.pod.setXDP(w.podSide, program, mode))
+		link := mustLink(t, w.pod, "eth0")
+		if link.XDP == 0 {
+			t.Fatalf("flags %d: nothing is attached", mode)
+		}
+		mustDo(t, w.pod.DelXDP(link))
+		if link = mustLink(t, w.pod, "eth0"); link.XDP != 0 {
+			t.Errorf("flags %d: %d is still attached", mode, link.XDP)
+		}
+	}
 }

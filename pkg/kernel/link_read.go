@@ -33,6 +33,8 @@ type Link struct {
 	AllMulti bool
 	AltNames []string         // in the order of ip(8)
 	Alias    string           // free text
+	TxQueue  int              // how many packets wait to be sent, at most, where the queue has no length of its own
+	XDP      uint32           // how a program is attached to it (XDP_ATTACHED_* in include/uapi/linux/if_link.h), 0 for none
 	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
 	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
 	group    uint32
@@ -168,6 +170,10 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
+	link.TxQueue = max(a.TxQLen, 0)
+	if a.Xdp != nil {
+		link.XDP = a.Xdp.AttachMode
+	}
 	if bridge, ok := l.(*netlink.Bridge); ok && bridge.VlanDefaultPVID != nil {
 		link.FiltersVLANs = bridge.VlanFiltering != nil && *bridge.VlanFiltering
 		link.DefaultVLAN = *bridge.VlanDefaultPVID

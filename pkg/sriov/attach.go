@@ -132,14 +132,19 @@ func (j *job) record(h *held, v *vf, c card) error {
 	mac := c.link.MAC
 	if link := c.link; link.Index != 0 {
 		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
-		f.Promisc, f.AllMulti, f.Up = link.Promis, link.AllMulti, link.Up
+		f.Promisc, f.AllMulti, f.Up, f.TxQueue = link.Promis, link.AllMulti, link.Up, link.TxQueue
+		features, err := pci.Features(link.Name)
+		if err != nil {
+			return err
+		}
+		f.Features = features
 	}
 	if v.Fixed != nil {
 		mac = v.Fixed
 	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath, Name: v.Name,
-		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Former: f})
+		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.

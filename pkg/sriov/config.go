@@ -29,6 +29,7 @@ type Config struct {
 	MAC       net.HardwareAddr
 	MTU       int               // 0 for what the VF has
 	Driver    string            // to bind the VF to; "" for the one it has
+	Rebind    bool              // bind its own driver anew afterwards
 	IPAM      string            // plugin type; "" for none
 	ReportIPs bool              // the addresses of VFs are in the result
 	Kubelet   string            // its folder
@@ -66,6 +67,7 @@ type rawConfig struct {
 	MaxTxRate  *int     `json:"max_tx_rate"`
 	MTU        int      `json:"mtu"`
 	Driver     string   `json:"driver"`
+	Rebind     bool     `json:"rebind"`
 	ReportIPs  *bool    `json:"reportIPs"`
 	KubeletDir string   `json:"kubeletDir"`
 	InfoDir    string   `json:"deviceInfoDir"`
@@ -105,7 +107,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return Config{}, err
 	}
-	c := Config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, ReportIPs: !chained(r),
+	c := Config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind, ReportIPs: !chained(r),
 		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs

@@ -69,3 +69,18 @@ func TestDriver(t *testing.T) {
 	l.fails(l.call("ADD", "a", "mac", "02:00:00:00:00:01", "driver", "nosuch"), plugin.CodeDevice, "is not loaded")
 	l.isGolden()
 }
+
+// TestRebind: where the configuration wants it the driver is bound anew when the pod is gone, and the interface is as it was.
+func TestRebind(t *testing.T) {
+	l := newLab(t, "rebind", true)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf0)
+	l.add("a")
+	bound := l.boundAt(vf0)
+	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
+	l.spoil("net1")
+	l.del("a", "rebind", nil) // as the journal says
+	if at := l.boundAt(vf0); at.Equal(bound) || l.driverOf(vf0) != "iavf" {
+		t.Errorf("bound at %s, before at %s, driver %s", at, bound, l.driverOf(vf0))
+	}
+}

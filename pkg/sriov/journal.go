@@ -39,6 +39,7 @@ type journal struct {
 	MAC     string         `json:"mac,omitempty"`  // in the pod; "" without an interface
 	Info    string         `json:"info,omitempty"` // its device-info file
 	Since   time.Time      `json:"since"`
+	Rebind  bool           `json:"rebind,omitempty"` // the driver is bound anew afterwards
 	Former  former         `json:"former"`
 }
 
@@ -64,6 +65,8 @@ type former struct {
 	Promisc  bool             `json:"promisc,omitempty"`
 	AllMulti bool             `json:"allmulti,omitempty"`
 	Up       bool             `json:"up,omitempty"`
+	TxQueue  int              `json:"txqueuelen,omitempty"`
+	Features []string         `json:"features,omitempty"` // that were on; none where the kernel tells of none
 }
 
 // held is a VF whose lock this process has. A lock of a VF is taken for one VF at a time.

@@ -54,7 +54,7 @@ func (n *node) restore(h *held, j journal) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(x.fetch(), x.restorePF(), x.restoreDriver())
+	err = errors.Join(x.fetch(), x.restorePF(), x.restoreDriver(), x.renew())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
@@ -180,6 +180,14 @@ func (x *restoring) restoreDriver() (err error) {
 	return err
 }
 
+// renew binds the driver anew where that is configured: with the interface goes all that a driver keeps, such as queues, rings and filters.
+func (x *restoring) renew() (err error) {
+	if x.j.Rebind && x.c.link.Index != 0 {
+		x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil)
+	}
+	return err
+}
+
 // restoreLink makes the interface, which is at home, as it was.
 func (x *restoring) restoreLink() (err error) {
 	f := x.j.Former
@@ -207,6 +215,15 @@ func (x *restoring) restoreLink() (err error) {
 	}
 	if link.AllMulti != f.AllMulti {
 		errs = append(errs, x.host.SetAllMulti(link, f.AllMulti))
+	}
+	if link.TxQueue != f.TxQueue {
+		errs = append(errs, x.host.SetTxQueue(link, f.TxQueue))
+	}
+	if link.XDP != 0 {
+		errs = append(errs, x.host.DelXDP(link))
+	}
+	if len(f.Features) > 0 {
+		errs = append(errs, pci.SetFeatures(link.Name, f.Features))
 	}
 	if link.Alias != f.Alias {
 		errs = append(errs, x.host.SetAlias(link, f.Alias))

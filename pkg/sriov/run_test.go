@@ -213,14 +213,17 @@ func (l lab) home() string {
 		link, ok, err := l.host.Link(fmt.Sprint("ens0f0v", i))
 		must(l, err)
 		if ok {
-			b.WriteString(describe(link) + "\n")
+			features, err := pci.Features(link.Name)
+			must(l, err)
+			b.WriteString(describe(link) + " features " + strings.Join(features, ",") + "\n")
 		}
 	}
 	return b.String()
 }
 
 func describe(link kernel.Link) string {
-	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t up %t", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, link.Up)
+	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t up %t txqueuelen %d", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
+		link.Up, link.TxQueue)
 }
 
 func (l lab) link(name string) kernel.Link {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -21,9 +22,10 @@ import (
 // spoil does to an interface of the pod what a tenant can do.
 func (l lab) spoil(name string) {
 	l.Helper()
+	must(l, l.pod.Do(func() error { return pci.SetFeatures(name, nil) }))
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
-		must(l, err, pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
+		must(l, err, pod.SetTxQueue(link, 77), pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
 			pod.SetAlias(link, "tenant's"), pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
 	})
 }
