@@ -65,7 +65,7 @@ func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, er
 		return nil, err
 	}
 	for i, v := range vfs {
-		if v.Name == r.IfName && !(first && i == 0) || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
+		if v.Name == r.IfName && v.Default != r.IfName || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
 			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name), "by ifName %q and the annotation %s", cfg.Names, annotation)
 		}
 	}
