@@ -23,20 +23,31 @@ import (
 // Resource is that of all VFs.
 const Resource = "example.com/fast"
 
+// The pod that has VFs. Others have none.
+const podNamespace, podName = "shop", "web-0"
+
+// vfs is how many the card has.
+const vfs = 4
+
 // Address is that of VF i. Its interface is ens0f0v<i>, and the other end of the veth ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
+
+// Name is the interface of VF i on the node.
+func Name(i int) string { return fmt.Sprint("ens0f0v", i) }
+
+func peerOf(i int) string { return Name(i) + "peer" }
 
 // New makes a card of four VFs. The pod shop/web-0 was allocated the first n of them.
 func New(t testing.TB, n int) {
 	t.Helper()
-	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4})
+	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: vfs})
 	must(t, syscall.Mount(sysfs, "/sys", "", syscall.MS_BIND|syscall.MS_REC, ""))
 	t.Cleanup(func() { must(t, syscall.Unmount("/sys", syscall.MNT_DETACH)) })
 	devices := []allocation.Device{}
-	for i := range 4 {
-		addVF(t, fmt.Sprint("ens0f0v", i))
+	for i := range vfs {
+		addVF(t, Name(i))
 		if i < n {
-			devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: Resource, ID: Address(i)})
+			devices = append(devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource, ID: Address(i)})
 		}
 	}
 	serve(t, devices)
@@ -56,6 +67,72 @@ func addVF(t testing.TB, name string) {
 	t.Cleanup(func() { must(t, kernel.WithHost(func(host *kernel.Node) error { return host.DelLink(peer) })) })
 }
 
+// Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name that
+// it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
+func Leave(t testing.TB, netns, name string) {
+	t.Helper()
+	must(t, kernel.WithHost(func(host *kernel.Node) error {
+		from, err := os.Open(netns)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		pod, err := kernel.Open(from)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		home, err := host.File()
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		link, ok, err := pod.Link(name)
+		if err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("%s has no %s: %t", netns, name, ok))
+		}
+		for i := 0; ; i++ { // default_device_exit_net in net/core/dev.c
+			if _, taken, err := host.Link(name); err != nil || !taken {
+				return errors.Join(err, pod.SetDown(link), pod.MoveLink(link, home, name))
+			}
+			name = fmt.Sprint("dev", i)
+		}
+	}))
+	Tell(t)
+}
+
+// Tell lets sysfs tell which interfaces of VFs are on the node, and under which names, as the kernel's does. A real one has no delay.
+func Tell(t testing.TB) {
+	t.Helper()
+	must(t, kernel.WithHost(func(host *kernel.Node) error {
+		all, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for i := range vfs {
+			peer, _, err := host.Link(peerOf(i))
+			if err != nil {
+				return err
+			}
+			folder := filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net")
+			if err := errors.Join(os.RemoveAll(folder), os.Mkdir(folder, 0o755)); err != nil {
+				return err
+			}
+			for _, each := range all {
+				link, ok, err := host.LinkByIndex(each.Index)
+				if err == nil && ok && link.Peer == peer.Index {
+					at := filepath.Join(folder, link.Name)
+					err = errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "type"), []byte("1\n"), 0o600))
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}))
+}
+
 // serve answers for the device plugin.
 func serve(t testing.TB, devices []allocation.Device) {
 	t.Helper()
@@ -67,6 +144,9 @@ func serve(t testing.TB, devices []allocation.Device) {
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+			if q.Namespace != podNamespace || q.Pod != podName {
+				return allocation.Answer{Resources: q.Resources}
+			}
 			return allocation.Answer{Devices: devices, Resources: q.Resources}
 		}, slog.New(slog.DiscardHandler))
 	}()
