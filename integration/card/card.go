@@ -12,6 +12,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -33,24 +36,66 @@ const vfs = 4
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
 // Name is the interface of VF i on the node.
-func Name(i int) string { return fmt.Sprint("ens0f0v", i) }
+func Name(i int) string { return fmt.Sprint(pfName, "v", i) }
+
+const pfName = "ens0f0"
 
 func peerOf(i int) string { return Name(i) + "peer" }
 
+// Card is that of the node.
+type Card struct {
+	testing.TB
+	mutex   sync.Mutex
+	devices []allocation.Device
+}
+
 // New makes a card of four VFs. The pod shop/web-0 was allocated the first n of them.
-func New(t testing.TB, n int) {
+func New(t testing.TB, n int) *Card {
 	t.Helper()
+	c := &Card{TB: t}
 	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: vfs})
 	must(t, syscall.Mount(sysfs, "/sys", "", syscall.MS_BIND|syscall.MS_REC, ""))
 	t.Cleanup(func() { must(t, syscall.Unmount("/sys", syscall.MNT_DETACH)) })
-	devices := []allocation.Device{}
+	var first []int
 	for i := range vfs {
 		addVF(t, Name(i))
 		if i < n {
-			devices = append(devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource, ID: Address(i)})
+			first = append(first, i)
 		}
 	}
-	serve(t, devices)
+	c.Allocate(first...)
+	c.serve()
+	return c
+}
+
+// Allocate gives the pod shop/web-0 these VFs, and no others.
+func (c *Card) Allocate(vfs ...int) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.devices = nil
+	for _, i := range vfs {
+		c.devices = append(c.devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource, ID: Address(i)})
+	}
+}
+
+func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answer {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	a := allocation.Answer{Resources: q.Resources}
+	if q.Namespace == podNamespace && q.Pod == podName {
+		a.Devices = slices.Clone(c.devices)
+	}
+	return a
+}
+
+// write makes the folder of interfaces with these names.
+func write(folder string, names []string) error {
+	err := os.RemoveAll(folder)
+	for _, name := range names {
+		at := filepath.Join(folder, name)
+		err = errors.Join(err, os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "type"), []byte("1\n"), 0o600))
+	}
+	return err
 }
 
 func addVF(t testing.TB, name string) {
@@ -91,7 +136,14 @@ func Leave(t testing.TB, netns, name string) {
 		if err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("%s has no %s: %t", netns, name, ok))
 		}
-		for i := 0; ; i++ { // default_device_exit_net in net/core/dev.c
+		for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c takes those away that the node has
+			if _, taken, err := host.Link(other); err != nil || taken {
+				if err = errors.Join(err, pod.DelAltName(link, other)); err != nil {
+					return err
+				}
+			}
+		}
+		for i := 0; ; i++ {
 			if _, taken, err := host.Link(name); err != nil || !taken {
 				return errors.Join(err, pod.SetDown(link), pod.MoveLink(link, home, name))
 			}
@@ -101,7 +153,8 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell lets sysfs tell which interfaces of VFs are on the node, and under which names, as the kernel's does. A real one has no delay.
+// Tell lets sysfs tell under which names interfaces of VFs are on the node, as the kernel's does by itself: after calls, and before others. That
+// of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
 func Tell(t testing.TB) {
 	t.Helper()
 	must(t, kernel.WithHost(func(host *kernel.Node) error {
@@ -109,24 +162,30 @@ func Tell(t testing.TB) {
 		if err != nil {
 			return err
 		}
-		for i := range vfs {
-			peer, _, err := host.Link(peerOf(i))
+		strange := map[int]string{} // by the index of the peer
+		for _, each := range all {
+			if strings.HasPrefix(each.Name, pfName) { // a VF that is called as it shall be, or a peer
+				continue
+			}
+			link, ok, err := host.LinkByIndex(each.Index)
 			if err != nil {
 				return err
 			}
-			folder := filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net")
-			if err := errors.Join(os.RemoveAll(folder), os.Mkdir(folder, 0o755)); err != nil {
+			if ok && link.Peer != 0 {
+				strange[link.Peer] = link.Name
+			}
+		}
+		for i := range vfs {
+			peer, err := net.InterfaceByName(peerOf(i))
+			if err != nil {
 				return err
 			}
-			for _, each := range all {
-				link, ok, err := host.LinkByIndex(each.Index)
-				if err == nil && ok && link.Peer == peer.Index {
-					at := filepath.Join(folder, link.Name)
-					err = errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "type"), []byte("1\n"), 0o600))
-				}
-				if err != nil {
-					return err
-				}
+			names := []string{Name(i)}
+			if name := strange[peer.Index]; name != "" {
+				names = append(names, name)
+			}
+			if err := write(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -134,23 +193,18 @@ func Tell(t testing.TB) {
 }
 
 // serve answers for the device plugin.
-func serve(t testing.TB, devices []allocation.Device) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
+func (c *Card) serve() {
+	c.Helper()
+	must(c, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: allocation.Socket, Net: "unix"})
-	must(t, err)
+	must(c, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			if q.Namespace != podNamespace || q.Pod != podName {
-				return allocation.Answer{Resources: q.Resources}
-			}
-			return allocation.Answer{Devices: devices, Resources: q.Resources}
-		}, slog.New(slog.DiscardHandler))
+		allocation.Serve(ctx, listener, c.answer, slog.New(slog.DiscardHandler))
 	}()
-	t.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
+	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
 }
 
 func must(t testing.TB, err error) {
