@@ -55,7 +55,7 @@ func buildAndRun() (int, error) {
 	if err := build(tools, "./integration/stepper", "./integration/calico"); err != nil {
 		return 0, err
 	}
-	if err := build(filepath.Join(tools, referenceDir), referencePlugins("main/ptp", "main/macvlan", "meta/firewall", "meta/tuning")...); err != nil {
+	if err := build(filepath.Join(tools, referenceDir), referencePlugins("main/ptp", "main/macvlan", "meta/firewall", "meta/tuning", "ipam/static")...); err != nil {
 		fmt.Fprintln(os.Stderr, "integration: SKIPPING what needs other plugins of the reference:", err)
 	}
 	if err := build(tools, "github.com/containernetworking/plugins/plugins/ipam/host-local"); err != nil {

@@ -12,6 +12,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -23,23 +26,76 @@ import (
 // Resource is that of all VFs.
 const Resource = "example.com/fast"
 
+// The pod that has VFs. Others have none.
+const podNamespace, podName = "shop", "web-0"
+
+// vfs is how many the card has.
+const vfs = 4
+
 // Address is that of VF i. Its interface is ens0f0v<i>, and the other end of the veth ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
+// Name is the interface of VF i on the node.
+func Name(i int) string { return fmt.Sprint(pfName, "v", i) }
+
+const pfName = "ens0f0"
+
+func peerOf(i int) string { return Name(i) + "peer" }
+
+// Card is that of the node.
+type Card struct {
+	testing.TB
+	mutex   sync.Mutex
+	devices []allocation.Device
+}
+
 // New makes a card of four VFs. The pod shop/web-0 was allocated the first n of them.
-func New(t testing.TB, n int) {
+func New(t testing.TB, n int) *Card {
 	t.Helper()
-	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4})
+	c := &Card{TB: t}
+	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: vfs})
 	must(t, syscall.Mount(sysfs, "/sys", "", syscall.MS_BIND|syscall.MS_REC, ""))
 	t.Cleanup(func() { must(t, syscall.Unmount("/sys", syscall.MNT_DETACH)) })
-	devices := []allocation.Device{}
-	for i := range 4 {
-		addVF(t, fmt.Sprint("ens0f0v", i))
+	var first []int
+	for i := range vfs {
+		addVF(t, Name(i))
 		if i < n {
-			devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: Resource, ID: Address(i)})
+			first = append(first, i)
 		}
 	}
-	serve(t, devices)
+	c.Allocate(first...)
+	c.serve()
+	return c
+}
+
+// Allocate gives the pod shop/web-0 these VFs, and no others.
+func (c *Card) Allocate(vfs ...int) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.devices = nil
+	for _, i := range vfs {
+		c.devices = append(c.devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource, ID: Address(i)})
+	}
+}
+
+func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answer {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	a := allocation.Answer{Resources: q.Resources}
+	if q.Namespace == podNamespace && q.Pod == podName {
+		a.Devices = slices.Clone(c.devices)
+	}
+	return a
+}
+
+// write makes the folder of interfaces with these names.
+func write(folder string, names []string) error {
+	err := os.RemoveAll(folder)
+	for _, name := range names {
+		at := filepath.Join(folder, name)
+		err = errors.Join(err, os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "type"), []byte("1\n"), 0o600))
+	}
+	return err
 }
 
 func addVF(t testing.TB, name string) {
@@ -56,21 +112,99 @@ func addVF(t testing.TB, name string) {
 	t.Cleanup(func() { must(t, kernel.WithHost(func(host *kernel.Node) error { return host.DelLink(peer) })) })
 }
 
-// serve answers for the device plugin.
-func serve(t testing.TB, devices []allocation.Device) {
+// Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name that
+// it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
+func Leave(t testing.TB, netns, name string) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
+	must(t, kernel.WithHost(func(host *kernel.Node) error {
+		from, err := os.Open(netns)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		pod, err := kernel.Open(from)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		home, err := host.File()
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		link, ok, err := pod.Link(name)
+		if err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("%s has no %s: %t", netns, name, ok))
+		}
+		for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c takes those away that the node has
+			if _, taken, err := host.Link(other); err != nil || taken {
+				if err = errors.Join(err, pod.DelAltName(link, other)); err != nil {
+					return err
+				}
+			}
+		}
+		for i := 0; ; i++ {
+			if _, taken, err := host.Link(name); err != nil || !taken {
+				return errors.Join(err, pod.SetDown(link), pod.MoveLink(link, home, name))
+			}
+			name = fmt.Sprint("dev", i)
+		}
+	}))
+	Tell(t)
+}
+
+// Tell lets sysfs tell under which names interfaces of VFs are on the node, as the kernel's does by itself: after calls, and before others. That
+// of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
+func Tell(t testing.TB) {
+	t.Helper()
+	must(t, kernel.WithHost(func(host *kernel.Node) error {
+		all, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		strange := map[int]string{} // by the index of the peer
+		for _, each := range all {
+			if strings.HasPrefix(each.Name, pfName) { // a VF that is called as it shall be, or a peer
+				continue
+			}
+			link, ok, err := host.LinkByIndex(each.Index)
+			if err != nil {
+				return err
+			}
+			if ok && link.Peer != 0 {
+				strange[link.Peer] = link.Name
+			}
+		}
+		for i := range vfs {
+			peer, err := net.InterfaceByName(peerOf(i))
+			if err != nil {
+				return err
+			}
+			names := []string{Name(i)}
+			if name := strange[peer.Index]; name != "" {
+				names = append(names, name)
+			}
+			if err := write(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// serve answers for the device plugin.
+func (c *Card) serve() {
+	c.Helper()
+	must(c, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: allocation.Socket, Net: "unix"})
-	must(t, err)
+	must(c, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			return allocation.Answer{Devices: devices, Resources: q.Resources}
-		}, slog.New(slog.DiscardHandler))
+		allocation.Serve(ctx, listener, c.answer, slog.New(slog.DiscardHandler))
 	}()
-	t.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
+	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
 }
 
 func must(t testing.TB, err error) {

@@ -52,6 +52,12 @@ type outcome struct {
 // run calls the plugin and lets the change with the number failAt fail; 0 for none.
 func (c call) run(t testing.TB, failAt int) outcome {
 	t.Helper()
+	return c.with(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
+}
+
+// with calls the plugin with a variable that brings a fault; a process that was killed has exit -1.
+func (c call) with(t testing.TB, fault string) outcome {
+	t.Helper()
 	conf := c.conf
 	switch {
 	case c.verb == "GC":
@@ -68,7 +74,7 @@ func (c call) run(t testing.TB, failAt int) outcome {
 	cmd := exec.Command(filepath.Join(os.Getenv(binEnv), c.plugin))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	cmd.Env = []string{"CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.pod.Name, "CNI_IFNAME=eth0", "CNI_NETNS=" + c.pod.Path, "CNI_PATH=" + os.Getenv(binEnv),
-		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "PODLACE_FAULT_TRACE=" + trace, fmt.Sprint("PODLACE_FAIL_AT=", failAt)}
+		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "PODLACE_FAULT_TRACE=" + trace, fault}
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ package pci
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"strconv"
 )
 
@@ -18,11 +17,11 @@ type Address struct {
 }
 
 // Linux writes a domain with four digits or, behind Intel's Volume Management Device, more.
-var addressForm = regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$`)
+var addressForm = form(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$`)
 
 // ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2.
 func ParseAddress(s string) (Address, error) {
-	parts := addressForm.FindStringSubmatch(s)
+	parts := addressForm().FindStringSubmatch(s)
 	if parts == nil {
 		return Address{}, fmt.Errorf("PCI address %+.80q: want domain:bus:device.function, such as 0000:3b:10.2", s)
 	}

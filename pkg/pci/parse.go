@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // maxWord and maxNodes bound what is taken for a name and for NUMA nodes (MAX_NUMNODES of the kernel).
@@ -100,10 +101,15 @@ func parseErrors(s string) (uint64, error) {
 	return 0, fmt.Errorf("want a line TOTAL_ERR_*, have %+.80q", s)
 }
 
-var cpuList = regexp.MustCompile(`^[0-9,-]*$`)
+// form is an expression that is compiled when it is first needed: most pods have no VF, and the plugin that looks for one reads no device.
+func form(expression string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
+}
+
+var cpuList = form(`^[0-9,-]*$`)
 
 func parseCPUs(s string) (string, error) {
-	if !cpuList.MatchString(s) {
+	if !cpuList().MatchString(s) {
 		return "", fmt.Errorf("want a list of CPUs, have %+.80q", s)
 	}
 	return s, nil
@@ -140,22 +146,22 @@ func parseNodes(s string) (nodes []int, err error) {
 	return nodes, nil
 }
 
-var rootName = regexp.MustCompile(`/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/`)
+var rootName = form(`/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/`)
 
 // parseRoot finds the root of the PCI hierarchy in the path of a function: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
 func parseRoot(target string) string {
-	found := rootName.FindStringSubmatch(target)
+	found := rootName().FindStringSubmatch(target)
 	if found == nil {
 		return ""
 	}
 	return found[1]
 }
 
-var virtfn = regexp.MustCompile(`^virtfn(0|[1-9][0-9]{0,4})$`)
+var virtfn = form(`^virtfn(0|[1-9][0-9]{0,4})$`)
 
 // parseVF returns the index of a VF by the name of its PF's link to it.
 func parseVF(name string) (index int, ok bool) {
-	found := virtfn.FindStringSubmatch(name)
+	found := virtfn().FindStringSubmatch(name)
 	if found == nil {
 		return Unknown, false
 	}
@@ -164,13 +170,13 @@ func parseVF(name string) (index int, ok bool) {
 }
 
 // A port of the card itself is called p0, or p0s1 when it is split (devlink-port(8)).
-var uplinkPort = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
+var uplinkPort = form(`^p[0-9]+(s[0-9]+)?$`)
 
 // The representor of a PF, VF or subfunction of the same or another controller: pf0vf3, c1pf0sf88.
-var representorPort = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
+var representorPort = form(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 
 // isRepresentor tells by phys_switch_id and phys_port_name an interface that stands for a VF in the card's switch from that of the PF.
 // Older drivers call it by the number of the VF.
 func isRepresentor(switchID, port string) bool {
-	return representorPort.MatchString(port) || switchID != "" && port != "" && !uplinkPort.MatchString(port)
+	return representorPort().MatchString(port) || switchID != "" && port != "" && !uplinkPort().MatchString(port)
 }

@@ -107,6 +107,50 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
+// TestSquatted (F-34): a pod that dies with names of other VFs on its own takes nothing from them: they get their names back, and so does its VF.
+func TestSquatted(t *testing.T) {
+	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
+		t.Run(how, func(t *testing.T) {
+			l := newLab(t)
+			l.allocate(vf1)
+			l.add("bad")
+			good := l.other()
+			l.allocate(vf0)
+			good.add("good")
+			called := "net1"
+			l.inPod(func(pod *kernel.NS) {
+				link, _, err := pod.Link("net1")
+				must(t, err)
+				switch how {
+				case "name":
+					called = "ens0f0v0"
+				case "alternative name":
+					must(t, pod.AddAltName(link, "ens0f0v0"))
+				default:
+					must(t, pod.AddAltName(link, "alt-ens0f0v0"))
+				}
+				must(t, pod.SetDown(link), pod.Rename(link, called))
+			})
+			l.called(vf1, called)
+			l.leaveAs(called)
+			must(t, l.pod.Close())
+			forget := func(address, name string) { // sysfs tells of one VF alone that it has a name
+				must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, address), "net", name)))
+			}
+			forget(vf0, called)
+			o := good.ok(good.call("DEL", "good"))
+			if !strings.Contains(o.log, "a pod gave its VF a name of another one's") {
+				t.Errorf("log: %s", o.log)
+			}
+			if how == "name" {
+				forget(vf1, called)
+				l.called(vf1, "x"+ownName(address(t, vf1)))
+			}
+			l.del("bad", "CNI_NETNS", "")
+		})
+	}
+}
+
 // TestVFGone (F-33): with a VF goes all that there was to do.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
@@ -209,14 +253,16 @@ func TestHostileJournals(t *testing.T) {
 }
 
 // leave brings the interface net1 of the pod home as the kernel does, while the pod lives.
-func (l lab) leave() {
+func (l lab) leave() { l.leaveAs("net1") }
+
+func (l lab) leaveAs(name string) {
 	l.Helper()
 	home, err := l.host.File()
 	must(l, err)
 	defer home.Close()
 	l.inPod(func(pod *kernel.NS) {
-		link, _, err := pod.Link("net1")
-		must(l, err, pod.SetDown(link), pod.MoveLink(link, home, "net1"))
+		link, _, err := pod.Link(name)
+		must(l, err, pod.SetDown(link), pod.MoveLink(link, home, name))
 	})
 }
 

@@ -61,11 +61,11 @@ func (n *node) read(a pci.Address) (c card, err error) {
 	return c, err
 }
 
-// atHome returns the interface of a function by the name that sysfs has.
+// atHome returns the interface of a function by the name that sysfs has. As an alternative name another one may have it.
 func (n *node) atHome(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
-		if err != nil || ok && (link.Device == "" || link.Device == d.Address.String()) {
+		if err != nil || ok && link.Name == name && (link.Device == "" || link.Device == d.Address.String()) {
 			return link, err
 		}
 	}

@@ -130,12 +130,45 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 // named gives the interface its former name by f, or one that is made of its address when another interface has that.
 func (x *restoring) named(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
-	if err = f(name); errors.Is(err, syscall.EEXIST) {
+	if err = x.claimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
 		name = ownName(x.j.Address)
 		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name", name)
 		err = f(name)
 	}
 	return name, err
+}
+
+// claimed does f, which needs a name, once more when a pod has left the name on a VF of its own.
+func (x *restoring) claimed(name string, f func() error) error {
+	err := f()
+	if !errors.Is(err, syscall.EEXIST) || !x.reclaim(name) {
+		return err
+	}
+	return f()
+}
+
+// reclaim takes a name from a VF that a pod has named so and the kernel has returned: that name would be lost for good, while the other VF
+// gets its own back from its journal.
+func (x *restoring) reclaim(name string) bool {
+	other, ok, err := x.host.Link(name)
+	if err != nil || !ok {
+		return false
+	}
+	all, _ := journals() // those that can be read
+	for _, j := range all {
+		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
+			continue
+		}
+		if c, err := x.read(j.Address); err != nil || c.link.Index != other.Index {
+			continue
+		}
+		x.r.Log.Warn("a pod gave its VF a name of another one's", "name", name, "vf", j.Address, "pod", j.Pod)
+		if other.Name == name {
+			return x.host.Rename(other, "x"+ownName(j.Address)) == nil // it is down, as the kernel returns interfaces
+		}
+		return x.host.DelAltName(other, name) == nil
+	}
+	return false
 }
 
 // ownName is a name that no other interface has: v00003b10.2.
@@ -247,7 +280,7 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 		if slices.Contains(link.AltNames, name) || name == link.Name {
 			continue
 		}
-		err := x.host.AddAltName(link, name)
+		err := x.claimed(name, func() error { return x.host.AddAltName(link, name) })
 		if errors.Is(err, syscall.EEXIST) {
 			x.r.Log.Warn("another interface has an alternative name of the VF's", "vf", x.j.Address, "name", name)
 			err = nil
