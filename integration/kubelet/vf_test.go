@@ -50,7 +50,10 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	node.Skip(t)
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: numaNodes, PFs: 2, VFs: 4, CPUs: cpusEach})
 	l := &vfLab{lab: &lab{t: t, kubelet: newKubelet(t, "none"), plugin: newPlugin(t, sysfs, "classic")}}
-	if err := os.WriteFile(l.plugin.config(), []byte(pools), 0o600); err != nil {
+	l.dropIns = t.TempDir()
+	const patient = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncrashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"
+	if err := errors.Join(os.WriteFile(l.plugin.config(), []byte(pools), 0o600),
+		os.WriteFile(filepath.Join(l.dropIns, "50-restarts.conf"), []byte(patient), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	l.ids = addInterfaces(t, sysfs)
@@ -60,6 +63,10 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	}
 	showCards(t, sysfs)
 	useConflist(t, network)
+	t.Cleanup(func() {
+		data, _ := os.ReadFile(l.kubelet.log)
+		_ = os.WriteFile("/tmp/pl/kubelet-last.log", data, 0o600)
+	})
 	t.Cleanup(l.removeAll)
 	l.kubelet.run()
 	l.plugin.run()
@@ -123,8 +130,8 @@ func (l *vfLab) up(name, former string) (uid string) {
 	return uid
 }
 
-// has fails the test unless the pod has just these VFs as net1, net2 and so on beside eth0, and had them whenever a container started.
-func (l *vfLab) has(name, uid string, ids ...string) {
+// attached fails the test unless the pod has just these VFs in its namespace, as net1, net2 and so on beside eth0.
+func (l *vfLab) attached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
 	all, err := interfaces(s.netns)
@@ -132,22 +139,29 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 		l.t.Fatalf("pod %s: sandbox %+v: %v", name, s, err)
 	}
 	got, want := map[string]string{}, map[string]string{}
-	names := []string{"eth0", "lo"} // as ls sorts them
 	for _, i := range all {
 		if i.Name != "lo" && i.Name != "eth0" {
 			got[i.Name] = i.MAC
 		}
 	}
 	for n, id := range ids {
-		name := fmt.Sprint("net", n+1)
-		names = append(names, name)
-		want[name] = l.before[id].MAC
+		want[fmt.Sprint("net", n+1)] = l.before[id].MAC
 	}
 	if !maps.Equal(got, want) || len(all) != len(ids)+2 {
 		l.t.Errorf("pod %s has %+v: want eth0, lo and %v, which are %v", name, all, want, ids)
 	}
 	if written := journals(l.t); slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(written, id) }) {
 		l.t.Errorf("journals of %v: want also %v", written, ids)
+	}
+}
+
+// has fails the test unless the pod has just these VFs, and had them whenever one of its containers started.
+func (l *vfLab) has(name, uid string, ids ...string) {
+	l.t.Helper()
+	l.attached(name, ids...)
+	names := []string{"eth0", "lo"} // as ls sorts them
+	for n := range ids {
+		names = append(names, fmt.Sprint("net", n+1))
 	}
 	logs, err := filepath.Glob(fmt.Sprintf("%s/shop_%s-node_%s/*/*.log", podLogs, name, uid))
 	if err != nil || len(logs) == 0 {
@@ -221,13 +235,22 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	return former
 }
 
-// again waits until a pod runs in another sandbox than the former.
+// anew waits for another sandbox of a pod than the former.
+func (l *vfLab) anew(pod string, former sandbox) {
+	l.t.Helper()
+	within(l.t, 60*time.Second, "pod "+pod+" has a new sandbox", func() error {
+		if s, ok := sandboxOf(pod); !ok || s.id == former.id {
+			return fmt.Errorf("it has %+v", s)
+		}
+		return nil
+	})
+}
+
+// again waits until the containers of a pod run in another sandbox than the former.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
-	within(l.t, 60*time.Second, "pod "+pod+" runs in a new sandbox", func() error {
-		if s, ok := sandboxOf(pod); !ok || s.id == former.id {
-			return fmt.Errorf("sandbox %+v", s)
-		}
+	l.anew(pod, former)
+	within(l.t, 60*time.Second, "pod "+pod+" runs again", func() error {
 		pods, err := l.pods()
 		if err != nil {
 			return err
