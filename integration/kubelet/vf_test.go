@@ -63,10 +63,6 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 	}
 	showCards(t, sysfs)
 	useConflist(t, network)
-	t.Cleanup(func() {
-		data, _ := os.ReadFile(l.kubelet.log)
-		_ = os.WriteFile("/tmp/pl/kubelet-last.log", data, 0o600)
-	})
 	t.Cleanup(l.removeAll)
 	l.kubelet.run()
 	l.plugin.run()
