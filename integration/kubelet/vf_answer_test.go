@@ -48,10 +48,10 @@ func (l *vfLab) refusals() int {
 // start, and does when one is back. Without the daemon the kubelet starts no container that has its devices; the sandbox has them all the same.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
-	l.put("web", container{"app", resources{resource: "2", slow: "1"}})
+	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
 	uid := l.up("web", "")
 	ids := append(l.allocated("web", "app", slow), l.allocated("web", "app", resource)...)
-	l.put("plain", container{"app", nil})
+	l.put("plain", container{name: "app"})
 	plain := l.up("plain", "")
 
 	show := hide(t)
@@ -124,7 +124,7 @@ func TestRateLimit(t *testing.T) {
 	uids, ids := map[string]string{}, map[string][]string{}
 	for n := range 4 {
 		name := fmt.Sprint("web", n)
-		l.put(name, container{"app", vfs(n % 3)})
+		l.put(name, container{name: "app", limits: vfs(n % 3)})
 		uids[name] = l.up(name, "")
 		ids[name] = l.allocated(name, "app", resource)
 	}
@@ -164,7 +164,7 @@ func TestRateLimit(t *testing.T) {
 func TestRestartDuringAdd(t *testing.T) {
 	l := newVFLab(t)
 	for _, who := range []string{"daemon", "kubelet"} {
-		l.put("web", container{"app", vfs(2)})
+		l.put("web", container{name: "app", limits: vfs(2)})
 		uid := l.up("web", "")
 		ids := l.allocated("web", "app", resource)
 		stop := func() int { return 0 }
@@ -193,7 +193,7 @@ func TestRestartDuringAdd(t *testing.T) {
 			l.remove("web")
 			l.allHome()
 			l.ready(20 * time.Second)
-			l.put("web", container{"app", vfs(2)})
+			l.put("web", container{name: "app", limits: vfs(2)})
 			uid = l.up("web", uid)
 			ids = l.allocated("web", "app", resource)
 		} else {
@@ -233,7 +233,7 @@ func TestSameName(t *testing.T) {
 	l := newVFLab(t)
 	uid := ""
 	for n, count := range []int{1, 0, 2} {
-		l.put("web", container{"app", vfs(count)}) // in the place of the one before
+		l.put("web", container{name: "app", limits: vfs(count)}) // in the place of the one before
 		uid = l.up("web", uid)
 		ids := l.allocated("web", "app", resource)
 		if len(ids) != count {
@@ -245,7 +245,7 @@ func TestSameName(t *testing.T) {
 		}
 	}
 	for _, count := range []int{0, 2, 1} {
-		l.put("web", container{"app", vfs(count)})
+		l.put("web", container{name: "app", limits: vfs(count)})
 		within(t, 10*time.Second, "the kubelet knows the pod", func() error {
 			if ids := l.allocated("web", "app", resource); len(ids) != count {
 				return fmt.Errorf("it has %v", ids)

@@ -74,6 +74,7 @@ func startVFLab(t *testing.T, pools, network string) *vfLab {
 type container struct {
 	name   string
 	limits resources
+	first  bool // it ends before the others start
 }
 
 // started is what each container says first: which interfaces it finds.
@@ -82,15 +83,19 @@ const started = "interfaces when it starts:"
 // put hands a pod to the kubelet, one that it has not had before.
 func (l *vfLab) put(name string, containers ...container) {
 	l.t.Helper()
-	var list []any
+	list := map[bool][]any{}
 	for _, c := range containers {
-		list = append(list, map[string]any{"name": c.name, "image": node.Image, "imagePullPolicy": "Never", "resources": map[string]any{"limits": c.limits},
-			"command": []string{"/bin/sh", "-c", `echo "` + started + `" $(ls /sys/class/net); trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`}})
+		command := `echo "` + started + `" $(ls /sys/class/net)`
+		if !c.first {
+			command += `; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
+		}
+		list[c.first] = append(list[c.first], map[string]any{"name": c.name, "image": node.Image, "imagePullPolicy": "Never",
+			"resources": map[string]any{"limits": c.limits}, "command": []string{"/bin/sh", "-c", command}})
 	}
 	l.write(name, map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "namespace": "shop", "annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
-		"spec":     map[string]any{"terminationGracePeriodSeconds": 1, "containers": list},
+		"spec":     map[string]any{"terminationGracePeriodSeconds": 1, "initContainers": list[true], "containers": list[false]},
 	})
 }
 
