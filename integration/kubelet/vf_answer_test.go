@@ -132,7 +132,7 @@ func TestRateLimit(t *testing.T) {
 		if who == "kubelet" {
 			l.plugin.end(syscall.SIGTERM)
 		}
-		refused, stop, former := l.refusals(), hammer(t, 400), map[string]sandbox{}
+		refused, stop, former := l.refusals(), hammer(t, 600), map[string]sandbox{}
 		for name := range uids {
 			former[name] = l.endSandbox(name)
 		}
