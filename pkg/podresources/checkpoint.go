@@ -86,6 +86,19 @@ func entriesOfAny(data []byte, uid string) ([]entry, error) {
 	return slices.DeleteFunc(c.Data.PodDeviceEntries, func(e entry) bool { return e.PodUID != uid }), nil
 }
 
+// Confirms tells whether devices of a pod, which somebody was told by its name, may be those of the pod with a UID. Without a checkpoint they may.
+func (k Kubelet) Confirms(uid string, devices []allocation.Device) bool {
+	noted, err := readCheckpoint(k.Checkpoint, uid)
+	if err != nil {
+		return true
+	}
+	var containers []string
+	for _, d := range devices {
+		containers = append(containers, d.Container)
+	}
+	return confirmed(devices, containers, k.wanted(noted))
+}
+
 // confirmed tells whether a pod has just what is written down for it. Init containers are written down and not told of, unless they restart;
 // that they are what a name stands for is believed when the pod has another device, for no two pods have the same.
 func confirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {

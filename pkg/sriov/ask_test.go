@@ -76,3 +76,32 @@ func TestDaemonStopped(t *testing.T) {
 	}
 	l.fails(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
 }
+
+// TestOtherPod: what the device plugin tells by the pod's name is not believed when the kubelet wrote something else down for its UID.
+func TestOtherPod(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf1)
+	k := &kubelet{containers: []*api.ContainerResources{container("app", fast, vf2)}}
+	dir := k.serve(t)
+	note := func(text string) {
+		t.Helper()
+		must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755), os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
+	}
+	entry := func(uid, id string) string {
+		return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]}}`
+	}
+	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
+	for _, c := range []struct {
+		entries, want string
+	}{
+		{entry("new", vf2) + "," + entry("old", vf1), vf2}, // the device plugin was told before, or tells of the pod that comes
+		{entry("new", vf1) + "," + entry("old", vf2), vf1}, // and here the kubelet would
+	} {
+		note(`{"Data":{"PodDeviceEntries":[` + c.entries + `],"RegisteredDevices":{}},"Checksum":1}`)
+		a := l.add("a", keys...)
+		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != c.want {
+			t.Errorf("%s: want %s", a.prev, c.want)
+		}
+		l.del("a", keys...)
+	}
+}

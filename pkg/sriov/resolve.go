@@ -96,10 +96,10 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 // ask puts the question to the device plugin, and where that does not run to the kubelet.
 func (s sriov) ask(ctx context.Context, r *plugin.Request, cfg Config) ([]allocation.Device, error) {
 	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
+	kubelet := podresources.At(cfg.Kubelet)
+	kubelet.Wanted = want
 	answer, err := allocation.Ask(ctx, s.socket, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, Resources: cfg.Resources})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		kubelet := podresources.At(cfg.Kubelet)
-		kubelet.Wanted = want
 		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
 	}
 	if err != nil {
@@ -112,6 +112,10 @@ func (s sriov) ask(ctx context.Context, r *plugin.Request, cfg Config) ([]alloca
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !want(d.Resource) {
 			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
+	}
+	if !kubelet.Confirms(r.Pod.UID, answer.Devices) { // the device plugin is told by name
+		r.Log.Info("the device plugin may have told of another pod of the same name: the kubelet is asked")
+		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
 	}
 	return answer.Devices, nil
 }

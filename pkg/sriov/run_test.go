@@ -110,7 +110,7 @@ func (l *lab) serve() {
 func (l lab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
-		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: a})
+		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
 	}
 }
 

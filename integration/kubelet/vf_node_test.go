@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// iface is an interface as ip -json shows it.
+type iface struct {
+	Name     string   `json:"ifname"`
+	MAC      string   `json:"address"`
+	MTU      int      `json:"mtu"`
+	AltNames []string `json:"altnames"`
+	Flags    []string `json:"flags"`
+}
+
+// interfaces returns those of a network namespace, "" for the node's.
+func interfaces(netns string) (all []iface, err error) {
+	command := []string{"ip", "-json", "link", "show"}
+	if netns != "" {
+		command = append([]string{"nsenter", "--net=" + netns}, command...)
+	}
+	out, err := exec.Command(command[0], command[1:]...).Output()
+	if err == nil {
+		err = json.Unmarshal(out, &all)
+	}
+	return all, err
+}
+
+// addInterfaces makes a veth for each VF of a tree, and returns their addresses.
+func addInterfaces(t *testing.T, sysfs string) (ids []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net/*v?"))
+	if err != nil || len(paths) != allVFs {
+		t.Fatal(paths, err)
+	}
+	for i, path := range paths {
+		name := filepath.Base(path)
+		err := kernel.WithHost(func(host *kernel.Node) error {
+			if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer"}); err != nil {
+				return err
+			}
+			link, _, err := host.Link(name)
+			other, _, err2 := host.Link(name + "peer")
+			return errors.Join(err, err2, host.AddAltName(link, "alt-"+name), host.SetMTU(link, 1500-i), host.SetUp(other))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", name+"peer").Run() })
+		ids = append(ids, filepath.Base(filepath.Dir(filepath.Dir(path))))
+	}
+	return ids // sorted, as Glob does
+}
+
+// atHome returns the interfaces of VFs that are on the node, by PCI address.
+func atHome(t *testing.T, sysfs string) map[string]iface {
+	t.Helper()
+	all, err := interfaces("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]iface{}
+	for _, i := range all {
+		path, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/net", i.Name))
+		if len(path) > 0 {
+			i.Flags = slices.DeleteFunc(i.Flags, func(f string) bool { return f != "UP" && f != "PROMISC" })
+			found[filepath.Base(filepath.Dir(filepath.Dir(path[0])))] = i
+		}
+	}
+	return found
+}
+
+// journals are the VFs that a pod has, as the plugin wrote down.
+func journals(t *testing.T) (ids []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/run/podlace/.vfs")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// showCards lets the node's /sys have the PCI bus of a tree, until the test ends: the plugin looks there. All else is as it was.
+func showCards(t *testing.T, sysfs string) {
+	t.Helper()
+	top := t.TempDir()
+	bind := func(from, name string) {
+		t.Helper()
+		to := filepath.Join(top, name)
+		if err := errors.Join(os.MkdirAll(to, 0o755), unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+			t.Fatalf("mount %s at %s: %v", from, to, err)
+		}
+	}
+	if err := unix.Mount("cards", top, "tmpfs", 0, "mode=755"); err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"*", "bus/*", "devices/*"} {
+		paths, _ := filepath.Glob("/sys/" + pattern)
+		for _, path := range paths {
+			info, err := os.Stat(path)
+			name := strings.TrimPrefix(path, "/sys/")
+			if err != nil || !info.IsDir() || name == "bus" || name == "devices" || name == "bus/pci" || strings.HasPrefix(name, "devices/pci") {
+				continue
+			}
+			bind(path, name)
+		}
+	}
+	bind(filepath.Join(sysfs, "bus/pci"), "bus/pci")
+	roots, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))
+	for _, root := range roots {
+		bind(root, "devices/"+filepath.Base(root))
+	}
+	if err := unix.Mount(top, "/sys", "", unix.MS_MOVE, ""); err != nil {
+		t.Fatalf("move to /sys: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/sys", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// useConflist makes it the configuration of the runtime, until the test ends.
+func useConflist(t *testing.T, text string) {
+	t.Helper()
+	config, err := os.ReadFile("/run/node/config.toml")
+	_, dir, _ := strings.Cut(string(config), `conf_dir = "`)
+	dir, _, ok := strings.Cut(dir, `"`)
+	if err != nil || !ok {
+		t.Fatalf("%s: %v", config, err)
+	}
+	path := filepath.Join(dir, conf.Default)
+	former, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(text []byte) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+		restartContainerd(t)
+	}
+	set([]byte(text))
+	t.Cleanup(func() { set(former) })
+}
+
+// restartContainerd has it read its configuration; scripts/node.sh starts it again.
+func restartContainerd(t *testing.T) {
+	t.Helper()
+	pid := func() (n int) {
+		data, _ := os.ReadFile("/run/node/containerd.pid")
+		_, _ = fmt.Sscan(string(data), &n)
+		return n
+	}
+	former := pid()
+	if err := syscall.Kill(former, syscall.SIGTERM); err != nil || former == 0 {
+		t.Fatalf("containerd has PID %d: %v", former, err)
+	}
+	within(t, 20*time.Second, "containerd runs again", func() error {
+		if now := pid(); now == former || now == 0 {
+			return errors.New("it has not ended")
+		}
+		return exec.Command("ctr", "--namespace", "k8s.io", "containers", "list").Run()
+	})
+}
+
+// sandbox is the sandbox of a pod that runs.
+type sandbox struct {
+	id, netns string
+	pid       int
+}
+
+// sandboxOf finds the sandbox of a pod by what containerd gave to runc; ok is false without one.
+func sandboxOf(pod string) (found sandbox, ok bool) {
+	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
+	for _, f := range files {
+		var c struct {
+			Annotations map[string]string
+			Linux       struct{ Namespaces []struct{ Type, Path string } }
+		}
+		data, err := os.ReadFile(f)
+		if err != nil || json.Unmarshal(data, &c) != nil {
+			continue // it has just ended
+		}
+		a := c.Annotations
+		init, err := os.ReadFile(filepath.Join(filepath.Dir(f), "init.pid"))
+		if err != nil || a["io.kubernetes.cri.container-type"] != "sandbox" || a["io.kubernetes.cri.sandbox-name"] != pod+"-node" {
+			continue
+		}
+		s := sandbox{id: filepath.Base(filepath.Dir(f))}
+		for _, n := range c.Linux.Namespaces {
+			if n.Type == "network" {
+				s.netns = n.Path
+			}
+		}
+		if _, err := fmt.Sscan(string(init), &s.pid); err == nil && syscall.Kill(s.pid, 0) == nil {
+			found, ok = s, true
+		}
+	}
+	return found, ok
+}
+
+// adding counts the processes of the plugin that are in an ADD.
+func adding() (n int) {
+	programs, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, p := range programs {
+		target, err := os.Readlink(p)
+		if err != nil || filepath.Base(target) != "sriov" {
+			continue
+		}
+		env, _ := os.ReadFile(filepath.Join(filepath.Dir(p), "environ"))
+		if strings.Contains("\x00"+string(env), "\x00CNI_COMMAND=ADD\x00") {
+			n++
+		}
+	}
+	return n
+}
