@@ -3,15 +3,12 @@
 package sriov
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/hostlocal"
@@ -275,33 +272,5 @@ func TestIGBUserspace(t *testing.T) {
 			t.Errorf("a late DEL took it: %s", l.driverOf(vf))
 		}
 		b.del("b", "CNI_NETNS", "")
-	}
-}
-
-// away tells whether files are gone.
-func away(t *testing.T, paths ...string) {
-	t.Helper()
-	for _, path := range paths {
-		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
-}
-
-// sameButMAC compares descriptions of VFs that were made anew, and have MACs of their own.
-func sameButMAC(t *testing.T, want, got string) {
-	t.Helper()
-	strip := func(s string) (words []string) {
-		mac := false
-		for _, word := range strings.Fields(s) {
-			if !mac {
-				words = append(words, word)
-			}
-			mac = word == "mac"
-		}
-		return words
-	}
-	if diff := cmp.Diff(strip(want), strip(got)); diff != "" {
-		t.Error(diff)
 	}
 }
