@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -231,16 +230,18 @@ func (x *restoring) restoreLink() (err error) {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames leaves the interface the alternative names that it had, but those that another one has by now.
+// restoreAltNames leaves the interface the alternative names that it had, in their order, but those that another one has by now.
 func (x *restoring) restoreAltNames(link kernel.Link) error {
-	var errs []error
-	for _, name := range link.AltNames {
-		if !slices.Contains(x.j.Former.AltNames, name) {
-			errs = append(errs, x.host.DelAltName(link, name))
-		}
+	has, had := link.AltNames, x.j.Former.AltNames
+	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {
+		has, had = has[1:], had[1:]
 	}
-	for _, name := range x.j.Former.AltNames {
-		if slices.Contains(link.AltNames, name) || name == link.Name {
+	var errs []error
+	for _, name := range has {
+		errs = append(errs, x.host.DelAltName(link, name))
+	}
+	for _, name := range had {
+		if name == link.Name {
 			continue
 		}
 		err := x.host.AddAltName(link, name)
