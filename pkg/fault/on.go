@@ -9,12 +9,14 @@ import (
 	"os"
 	"strconv"
 	"sync/atomic"
+	"syscall"
 )
 
-// EnvFailAt names the variable that holds n, the change to fail, counted from 1. EnvTrace names a file to which each change is
+// EnvFailAt names the variable that holds n, the change to fail, counted from 1; EnvKillAt the one before which the process dies. EnvTrace names a file to which each change is
 // appended, one per line, so that a test learns how many there are.
 const (
 	EnvFailAt = "PODLACE_FAIL_AT"
+	EnvKillAt = "PODLACE_KILL_AT"
 	EnvTrace  = "PODLACE_FAULT_TRACE"
 )
 
@@ -29,6 +31,10 @@ func Point(op string) error {
 			fmt.Fprintf(f, "%d %s\n", n, op)
 			f.Close()
 		}
+	}
+	if os.Getenv(EnvKillAt) == strconv.FormatInt(n, 10) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // another thread takes the signal
 	}
 	if at, err := strconv.ParseInt(os.Getenv(EnvFailAt), 10, 64); err == nil && at == n {
 		// The end is what runtimes take for "already gone" when DEL says it.
