@@ -26,9 +26,9 @@ func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf, first, second := kerneltest.RealPF(t), l.nic.VFs[0].Device, l.nic.VFs[1].Device
 	for _, way := range []struct {
-		name    string
-		away    func()
-		back    func()
+		name string
+		away func()
+		back func()
 	}{
 		{"no VFs", func() { kerneltest.SetNumVFs(t, pf, 0) }, func() {}},
 		{"PF without driver", func() { put(t, "drivers/igb/unbind", pf) }, func() { put(t, "drivers/igb/bind", pf) }},
