@@ -6,6 +6,7 @@ package fault
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 )
@@ -22,5 +23,21 @@ func TestPoint(t *testing.T) {
 	}
 	if got, err := os.ReadFile(trace); string(got) != "1 a\n2 b c\n3 d\n" {
 		t.Errorf("traced %q, %v", got, err)
+	}
+}
+
+// TestKill: the process dies before the change with the number, which is traced.
+func TestKill(t *testing.T) {
+	if os.Getenv(EnvKillAt) != "" {
+		_ = Point("a")
+		_ = Point("b")
+		t.Fatal("it lives")
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestKill$")
+	cmd.Env = append(os.Environ(), EnvTrace+"="+trace, EnvKillAt+"=2")
+	err := cmd.Run()
+	if got, readErr := os.ReadFile(trace); string(got) != "1 a\n2 b\n" || cmd.ProcessState.ExitCode() != -1 {
+		t.Errorf("traced %q, %v, %v", got, err, readErr)
 	}
 }

@@ -168,7 +168,15 @@ func (j *job) setPF(c card, mac net.HardwareAddr) error {
 	if mac != nil {
 		want.MAC = mac
 	}
-	return j.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
+	if err = j.host.SetVF(c.pfLink, c.vf.VFIndex, have, want); err == nil {
+		return nil
+	}
+	code := plugin.Code(err)
+	if errors.Is(err, syscall.EINVAL) {
+		code = plugin.CodeDevice
+	}
+	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the driver of the PF, %s, refuses a setting of the configuration; it may know none such, "+
+		"or no such value: a rate is at most the speed of the link, which must be up", c.pf.Driver)
 }
 
 // bind gives the VF the driver that is configured.

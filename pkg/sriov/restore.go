@@ -54,7 +54,9 @@ func (n *node) restore(h *held, j journal) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(x.fetch(), x.restorePF(), x.restoreDriver(), x.renew())
+	err = x.fetch()
+	x.takeMAC()
+	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.renew())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
@@ -174,6 +176,19 @@ func (x *restoring) reclaim(name string) bool {
 // ownName is a name that no other interface has: v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
+// takeMAC lets the VF take its MAC back by itself, if it can. Once the PF has set one, even the same, no later tenant could change it.
+func (x *restoring) takeMAC() {
+	f := x.j.Former
+	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
+		return
+	}
+	if err := x.host.SetMAC(x.c.link, f.MAC); err != nil {
+		x.r.Log.Info("the VF does not take its MAC back, the PF sets it", "vf", x.j.Address, "error", err)
+		return
+	}
+	x.c.link.MAC = f.MAC
+}
+
 // restorePF sets the PF as it was set for the VF.
 func (x *restoring) restorePF() error {
 	if x.j.Former.PF == nil {
@@ -268,16 +283,18 @@ func (x *restoring) restoreLink() (err error) {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames leaves the interface the alternative names that it had, but those that another one has by now.
+// restoreAltNames leaves the interface the alternative names that it had, in their order, but those that another one has by now.
 func (x *restoring) restoreAltNames(link kernel.Link) error {
-	var errs []error
-	for _, name := range link.AltNames {
-		if !slices.Contains(x.j.Former.AltNames, name) {
-			errs = append(errs, x.host.DelAltName(link, name))
-		}
+	has, had := link.AltNames, x.j.Former.AltNames
+	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {
+		has, had = has[1:], had[1:]
 	}
-	for _, name := range x.j.Former.AltNames {
-		if slices.Contains(link.AltNames, name) || name == link.Name {
+	var errs []error
+	for _, name := range has {
+		errs = append(errs, x.host.DelAltName(link, name))
+	}
+	for _, name := range had {
+		if name == link.Name {
 			continue
 		}
 		err := x.claimed(name, func() error { return x.host.AddAltName(link, name) })

@@ -49,6 +49,7 @@ type lab struct {
 	host    *kernel.Node
 	devices *[]allocation.Device
 	golden  string
+	card    func() string // describes the card when it is a real one
 }
 
 // newLab is a node on which the plugin is chained. It looks for leftovers at the end.
@@ -89,9 +90,12 @@ func (l lab) addVF(name string, mtu int) {
 // serve answers for the device plugin.
 func (l *lab) serve() {
 	l.Helper()
-	dir, err := os.MkdirTemp("", "vf")
+	dir, err := filepath.Dir(l.sriov.socket), error(nil)
+	if l.sriov.socket == "" {
+		dir, err = os.MkdirTemp("", "vf")
+		l.sriov.socket = filepath.Join(dir, "s")
+	}
 	must(l, err)
-	l.sriov.socket = filepath.Join(dir, "s")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.sriov.socket, Net: "unix"})
 	must(l, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -136,13 +140,25 @@ type outcome struct {
 // call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
 func (l lab) call(verb, id string, keys ...any) outcome {
 	l.Helper()
-	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
+	env, stdin := l.request(verb, id, keys...)
+	var stdout, stderr bytes.Buffer
+	exit := l.sriov.plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)
+	return l.outcome(verb, exit, stdout.Bytes(), stderr.String())
+}
+
+// request is what the plugin is called with.
+func (l lab) request(verb, id string, keys ...any) (env map[string]string, stdin []byte) {
+	l.Helper()
+	env = map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
 		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"}
 	stdin, err := json.Marshal(l.conf.Call(env, keys...))
 	must(l, err)
-	var stdout, stderr bytes.Buffer
-	o := outcome{exit: l.sriov.plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
-	o.stdout, o.log = stdout.Bytes(), stderr.String()
+	return env, stdin
+}
+
+func (l lab) outcome(verb string, exit int, stdout []byte, log string) outcome {
+	l.Helper()
+	o := outcome{exit: exit, stdout: stdout, log: log}
 	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
 		l.Errorf("%s: %v in %s", verb, err, o.stdout)
 	}
@@ -208,6 +224,9 @@ func (l lab) isGolden() {
 // home describes the interfaces of the VFs that are on the node.
 func (l lab) home() string {
 	l.Helper()
+	if l.card != nil {
+		return l.card()
+	}
 	var b strings.Builder
 	for i := range 4 {
 		link, ok, err := l.host.Link(fmt.Sprint("ens0f0v", i))

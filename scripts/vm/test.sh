@@ -11,11 +11,12 @@ export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip
 scripts/vm/setup.sh "$VM"
 # What integration tests would build themselves, which takes long in the machine.
 CGO_ENABLED=0 go build -buildvcs=false -o build/tools/ ./integration/stepper
+CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/tools/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 "$@"
 fi
 status=0
 PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
 PACKAGES='./integration' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
-PACKAGES='./pkg/kernel ./pkg/pci' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -run 'TestNIC|TestLife' "$@" || status=1
+PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
 exit "$status"

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// put writes to a file below the PCI bus.
+func put(t *testing.T, file, text string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
+}
+
+// TestIGBGone (F-33): VFs go while pods have them, by all ways that there are. CHECK tells so, DEL has nothing left to do, and the VFs that
+// come afterwards are free, with what the pods before were told forgotten.
+func TestIGBGone(t *testing.T) {
+	l := newIGB(t)
+	pf, first, second := kerneltest.RealPF(t), l.nic.VFs[0].Device, l.nic.VFs[1].Device
+	for _, way := range []struct {
+		name string
+		away func()
+		back func()
+	}{
+		{"no VFs", func() { kerneltest.SetNumVFs(t, pf, 0) }, func() {}},
+		{"PF without driver", func() { put(t, "drivers/igb/unbind", pf) }, func() { put(t, "drivers/igb/bind", pf) }},
+		{"PF removed", func() { put(t, "devices/"+pf+"/remove", "1") }, func() { put(t, "rescan", "1") }},
+	} {
+		for _, again := range []bool{false, true} { // whether there are VFs again when DEL comes
+			t.Run(way.name+map[bool]string{true: ", new ones by DEL"}[again], func(t *testing.T) {
+				l := l.in(t)
+				l.allocate(first, second)
+				a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
+				l.abuse("net2")
+				way.away()
+				l.fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
+				if again {
+					way.back()
+					l.anew()
+				}
+				l.ok(l.call("DEL", "a"))
+				if all, err := journals(); err != nil || len(all) > 0 {
+					t.Errorf("journals are left: %+v, %v", all, err)
+				}
+				if !again {
+					l.fails(l.call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
+					way.back()
+					l.anew()
+				}
+				for i, f := range l.nic.VFs { // as the kernel makes them
+					if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
+						t.Errorf("VF %d: %s", i, text(got))
+					}
+				}
+				l.golden = l.home()
+				b := l.add("b")
+				l.isDefault("net1", 0)
+				l.isDefault("net2", 1)
+				l.ok(b.check())
+				l.del("b")
+			})
+		}
+	}
+}
+
+// anew makes VFs, with the PF up.
+func (l igb) anew() {
+	l.Helper()
+	must(l, l.host.SetUp(l.pf()))
+	kerneltest.Await(l.T, "the PF has a carrier", func() bool { return l.pf().Runs })
+	kerneltest.RealNIC(l.T, 2)
+}
+
+// TestIGBPodDies (F-34, F-35): the kernel returns the VF of a namespace that is gone under its name there, or another one; it is found by its
+// address, with or without a namespace in the DEL.
+func TestIGBPodDies(t *testing.T) {
+	l := newIGB(t)
+	for _, netns := range []string{"named", ""} {
+		for _, clash := range []bool{false, true} {
+			pod := l.other()
+			l.allocate(l.nic.VFs[0].Device, l.nic.VFs[1].Device)
+			pod.add("a", "vlan", 100, "trust", "on")
+			pod.abuse("net1")
+			pod.inPod(func(ns *kernel.NS) { must(t, ns.SetPromisc(pod.podLink("net2"), true)) })
+			if clash { // which the kernel then calls eth0, dev0, ...
+				must(t, l.host.AddBridge("net2", nil, 0, false), l.host.AddBridge("mine", nil, 0, false))
+			}
+			must(t, pod.pod.Close())
+			keys := []any{}
+			if netns == "" {
+				keys = []any{"CNI_NETNS", ""}
+			}
+			l.ok(pod.call("DEL", "a", keys...)) // at once: the kernel is not done yet perhaps
+			l.isGolden()
+			if clash {
+				must(t, l.host.DelLink("net2"), l.host.DelLink("mine"))
+			}
+		}
+	}
+	// Without a namespace in the call, while it lives.
+	l.second()
+	l.add("a", "vlan", 100)
+	must(t, l.abuse("net1"))
+	l.del("a", "CNI_NETNS", "")
+}
+
+// TestIGBNamesTaken (F-34): what the node calls so by now keeps the name, and the VF gets one of its own.
+func TestIGBNamesTaken(t *testing.T) {
+	l := newIGB(t)
+	l.second()
+	l.add("a")
+	name := l.nic.VFs[1].Name
+	must(t, l.host.AddBridge(name, nil, 0, false), l.host.AddAltName(l.link(name), "other-second"))
+	o := l.ok(l.call("DEL", "a"))
+	if !strings.Contains(o.log, "another interface has the name of the VF's") || !strings.Contains(o.log, "another interface has an alternative name of the VF's") {
+		t.Errorf("log: %s", o.log)
+	}
+	link, ok, err := l.host.LinkOf(l.nic.VFs[1].Device)
+	if err != nil || !ok || link.Name != ownName(address(t, l.nic.VFs[1].Device)) || strings.Join(link.AltNames, " ") != "alt-second" {
+		t.Errorf("%s, %t, %v", describe(link), ok, err)
+	}
+	must(t, l.host.DelLink(name), l.host.SetDown(link), l.host.Rename(link, name), l.host.AddAltName(link, "other-second"), l.host.SetUp(link))
+	l.isGolden()
+}
+
+// TestIGBHidden (F-34): a pod that has put its VF where nobody looks does not keep it.
+func TestIGBHidden(t *testing.T) {
+	l := newIGB(t)
+	cellar := kerneltest.NewPod(t)
+	netns, err := os.Open(cellar.Path)
+	must(t, err)
+	defer netns.Close()
+	for _, id := range []string{"a", "b"} {
+		l.second()
+		l.add(id, "vlan", 100, "mac", "02:00:00:00:aa:01")
+		l.inPod(func(pod *kernel.NS) {
+			link, _, err := pod.Link("net1")
+			must(t, err, pod.MoveLink(link, netns, "mine"))
+		})
+		o := l.ok(l.call("DEL", id))
+		if !strings.Contains(o.log, "its driver is bound anew") {
+			t.Errorf("log: %s", o.log)
+		}
+		l.isGolden()
+	}
+}
+
+// TestIGBOnePod (F-36): two pods that are said to have the same VF: one gets it. A DEL of the pod before that comes late takes nothing.
+func TestIGBOnePod(t *testing.T) {
+	l := newIGB(t, "vlan", 100)
+	vf := l.second()
+	old := l.other()
+	a := old.add("a")
+	l.fails(l.call("ADD", "b"), plugin.CodeDevice, "VF "+vf+": pod shop/web-0 has it since 20")
+	old.ok(a.check())
+	must(t, old.abuse("net1"), old.pod.Close())
+	b := l.add("b")
+	l.ok(old.call("DEL", "a"))
+	l.ok(old.call("DEL", "a", "CNI_NETNS", ""))
+	l.ok(b.check())
+	l.del("b")
+	// One that has left its VF, and lives.
+	old = l.other()
+	old.add("c")
+	home, err := l.host.File()
+	must(t, err)
+	defer home.Close()
+	old.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(t, err, pod.MoveLink(link, home, "left"))
+	})
+	b = l.add("d")
+	l.ok(old.call("DEL", "c"))
+	l.ok(b.check())
+	l.del("d")
+}

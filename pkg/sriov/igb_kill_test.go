@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// binary is a program that was built for the tests.
+func binary(t *testing.T, folder, name string) string {
+	t.Helper()
+	path := filepath.Join(os.Getenv(folder), name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%s: %v", folder, err)
+	}
+	return path
+}
+
+// faulty is the plugin with faults at the nth change, as the environment says.
+func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outcome, changes []string) {
+	l.Helper()
+	trace := filepath.Join(l.TempDir(), "trace")
+	env := []string{fmt.Sprint(fault, "=", at), "PODLACE_FAULT_TRACE=" + trace}
+	o = l.execute(env, []string{binary(l.T, "PODLACE_TOOLS", "fault/sriov")}, verb, id, keys...)
+	text, err := os.ReadFile(trace)
+	if !errors.Is(err, fs.ErrNotExist) {
+		must(l, err)
+	}
+	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+}
+
+// execute runs a program as the plugin; env is more variables.
+func (l igb) execute(env []string, argv []string, verb, id string, keys ...any) outcome {
+	l.Helper()
+	variables, stdin := l.request(verb, id, keys...)
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	for k, v := range variables {
+		env = append(env, k+"="+v)
+	}
+	cmd.Env = env
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		l.Fatal(err)
+	}
+	return l.outcome(verb, cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.String())
+}
+
+// killed runs a verb until its nth change, and kills the plugin there; done tells that there was none. With PODLACE_EVERY_CALL it is the
+// plugin as it is installed, and the nth of all system calls that may change something, which takes ten times as long.
+func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bool) {
+	l.Helper()
+	if os.Getenv("PODLACE_EVERY_CALL") == "" {
+		o, changes := l.faulty("PODLACE_KILL_AT", at, verb, id, keys...)
+		if o.exit == 0 {
+			return "", true
+		}
+		if o.exit != -1 || len(changes) != at {
+			l.Fatalf("exit %d: %s, %q", o.exit, o.stdout, changes)
+		}
+		return changes[at-1], false
+	}
+	report := filepath.Join(l.TempDir(), "report")
+	o := l.execute(nil, []string{binary(l.T, "PODLACE_TOOLS", "stepper"), "-at", fmt.Sprint(at), "-report", report, "--", binary(l.T, "PODLACE_BIN", "sriov")}, verb, id, keys...)
+	var p struct {
+		Killed bool   `json:"killed"`
+		Call   string `json:"call"`
+	}
+	text, err := os.ReadFile(report)
+	must(l, err, json.Unmarshal(text, &p))
+	if !p.Killed {
+		l.ok(o)
+	}
+	return fmt.Sprint(at, " ", p.Call), !p.Killed
+}
+
+// clean tells whether the VFs are as before, nothing is recorded, and so many leases are left.
+func (l igb) clean(leases int) (dirt string) {
+	l.Helper()
+	dirt = cmp.Diff(l.golden, l.home())
+	if all, err := journals(); err != nil || len(all) > 0 {
+		dirt += fmt.Sprintf("journals %+v, %v\n", all, err)
+	}
+	if left, _ := filepath.Glob("/var/lib/cni/networks/net.vf/10.*"); len(left) != leases {
+		dirt += fmt.Sprintf("leases %v\n", left)
+	}
+	if err := filepath.WalkDir("/run/podlace/net", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() && strings.HasPrefix(e.Name(), "sriov-") {
+			dirt += "record " + path + "\n"
+		}
+		return err
+	}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		dirt += err.Error()
+	}
+	return dirt
+}
+
+// settings are what the pods of the sweep have: all kinds that the driver knows.
+func settings() []any {
+	return []any{"vlan", 100, "vlanQoS", 3, "mac", "02:00:00:00:aa:01", "spoofchk", "on", "trust", "on", "max_tx_rate", 100, "mtu", 1400,
+		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
+}
+
+// sweep kills a verb at each point, and lets after see to what is left. It counts what after says is dirty.
+func (l igb) sweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
+	points, dirty := 0, 0
+	for at, done := 1, false; !done; at++ {
+		l, where := l.other(), ""
+		id := fmt.Sprintf("k%d", at)
+		before(l, id)
+		where, done = l.killed(at, verb, id, settings()...)
+		points = at - 1
+		if dirt := after(l, id); dirt != "" {
+			dirty++
+			l.Errorf("%s, killed before %s: %s", what, where, dirt)
+		}
+		must(l, l.pod.Close())
+	}
+	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
+}
+
+// next is a pod that gets the VF without settings, and what of it is not as in the beginning.
+func (l igb) next(index int, old string) (dirt string) {
+	pod := l.other()
+	a := pod.add("next")
+	pod.isDefault("net1", index)
+	if old != "" { // its DEL comes late
+		l.ok(l.call("DEL", old, settings()...))
+	}
+	pod.ok(a.check())
+	pod.ok(pod.call("DEL", "next"))
+	must(l, pod.pod.Close())
+	return l.clean(0)
+}
+
+// TestIGBKillAdd (F-31): the plugin is killed at every point of an ADD. DEL brings the VF home, and the next pod finds it as the first did.
+func TestIGBKillAdd(t *testing.T) {
+	l := newIGB(t)
+	l.second()
+	l.sweep("ADD, then DEL", func(igb, string) {}, "ADD", func(l igb, id string) string {
+		l.ok(l.call("DEL", id, settings()...))
+		return l.clean(0) + l.next(1, "")
+	})
+}
+
+// TestIGBKillAddOnly (F-31, F-36): no DEL comes before the VF is the next pod's; then it does.
+func TestIGBKillAddOnly(t *testing.T) {
+	l := newIGB(t)
+	l.second()
+	l.sweep("ADD, and the pod dies", func(igb, string) {}, "ADD", func(l igb, id string) string {
+		must(l, l.pod.Close())
+		return l.next(1, id)
+	})
+}
+
+// TestIGBKillDel (F-31): the plugin is killed at every point of a DEL, and the next one ends it.
+func TestIGBKillDel(t *testing.T) {
+	l := newIGB(t)
+	l.second()
+	l.sweep("DEL, then DEL", func(l igb, id string) {
+		l.add(id, settings()...)
+		must(l, l.abuse("net1"))
+	}, "DEL", func(l igb, id string) string {
+		l.ok(l.call("DEL", id, settings()...))
+		return l.clean(0) + l.next(1, "")
+	})
+}
+
+// TestIGBLives (F-31, F-32): pods come and go, and of all changes that are made for them one in twenty fails, or the plugin is killed there.
+func TestIGBLives(t *testing.T) {
+	const lives = 100
+	l := newIGB(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	// misfortune is the change that fails, or before which the plugin dies.
+	misfortune := func() (n int) {
+		for n = 1; random.Float64() > 0.05; n++ {
+		}
+		return n
+	}
+	dirty, failed, killed := 0, 0, 0
+	call := func(l igb, verb, id string, keys ...any) bool {
+		fault := []string{"PODLACE_FAIL_AT", "PODLACE_KILL_AT"}[random.IntN(2)]
+		o, _ := l.faulty(fault, misfortune(), verb, id, keys...)
+		switch {
+		case o.exit < 0:
+			killed++
+		case o.exit > 0:
+			failed++
+		}
+		return o.exit == 0
+	}
+	for i := range lives {
+		l, id, index := l.other(), fmt.Sprintf("life%d", i), random.IntN(2)
+		l.allocate(l.nic.VFs[index].Device)
+		keys := settings()
+		if random.IntN(2) == 0 {
+			keys = nil
+		}
+		if call(l, "ADD", id, keys...) && random.IntN(2) == 0 {
+			_ = l.abuse("net1") // not every pod may change its MAC
+		}
+		if random.IntN(4) == 0 {
+			must(t, l.pod.Close())
+		}
+		for range 2 {
+			if call(l, "DEL", id, keys...) {
+				break
+			}
+		}
+		l.ok(l.call("DEL", id, keys...))
+		if dirt := l.clean(0); dirt != "" {
+			dirty++
+			t.Errorf("life %d: %s", i, dirt)
+		}
+		must(t, l.pod.Close())
+	}
+	l.first()
+	l.next(0, "")
+	l.second()
+	l.next(1, "")
+	t.Logf("%d lives of pods, %d calls failed, %d were killed: %d times the VFs were dirty afterwards", lives, failed, killed, dirty)
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// igb is a lab with the VFs of a real card, which "make vm" has.
+type igb struct {
+	lab
+	nic kerneltest.NIC
+}
+
+// newIGB makes VFs anew: the first as the kernel makes them, the second as an admin has set it.
+func newIGB(t *testing.T, keys ...any) igb {
+	t.Helper()
+	pf := kerneltest.RealPF(t)
+	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"), os.MkdirAll(filepath.Dir(allocation.Socket), 0o755))
+	kerneltest.SetNumVFs(t, pf, 0)
+	host, err := kernel.Host()
+	must(t, err)
+	t.Cleanup(host.Close)
+	l := igb{lab: lab{T: t, host: host, devices: &[]allocation.Device{}}}
+	// When a PF comes up it forgets the MACs of its VFs, until their drivers tell them again.
+	must(t, host.SetUp(l.pf()))
+	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
+	l.nic = kerneltest.RealNIC(t, 2)
+	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
+	l.pod = kerneltest.NewPod(t)
+	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket}
+	l.serve()
+	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
+		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}}}}.With(keys...)
+	l.asAdmin()
+	l.card = l.cardNow
+	l.golden = l.home()
+	return l
+}
+
+// asAdmin sets the VFs as an admin would who has his reasons.
+func (l igb) asAdmin() {
+	l.Helper()
+	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
+	must(l, l.host.AddAltName(first, "alt-first"), l.host.SetAlias(second, "of the lab"), l.host.AddAltName(second, "alt-second"),
+		l.host.AddAltName(second, "other-second"), l.host.SetMTU(second, 1450), l.host.SetAllMulti(second, true))
+	before := l.asPF(1)
+	want := before
+	want.VLAN, want.QoS, want.SpoofCheck, want.MaxRate = 7, 2, new(false), 500
+	must(l, l.host.SetVF(l.pf(), 1, before, want), l.host.SetUp(second))
+}
+
+func (l igb) pf() kernel.Link {
+	l.Helper()
+	return l.link(kerneltest.Interface(l.T, kerneltest.RealPF(l.T)))
+}
+
+// asPF tells how the PF is set for a VF.
+func (l igb) asPF(index int) kernel.VF {
+	l.Helper()
+	vf, ok, err := l.host.VF(l.pf(), index)
+	if err != nil || !ok {
+		l.Fatalf("VF %d: %t, %v", index, ok, err)
+	}
+	return vf
+}
+
+// cardNow describes the VFs, each with its driver, its interface if that is on the node, and how the PF is set for it.
+func (l igb) cardNow() string {
+	l.Helper()
+	var b strings.Builder
+	for i, f := range l.nic.VFs {
+		link, ok, err := l.host.LinkOf(f.Device)
+		must(l, err)
+		override, err := os.ReadFile(filepath.Join(pci.Sysfs, "bus/pci/devices", f.Device, "driver_override"))
+		must(l, err)
+		fmt.Fprintf(&b, "%s %s override %s home %t %s, %s\n", f.Device, l.driverOf(f.Device), strings.TrimSpace(string(override)), ok, describe(link), text(l.asPF(i)))
+	}
+	return b.String()
+}
+
+func (l igb) other() igb {
+	l.Helper()
+	l.lab = l.lab.other()
+	return l
+}
+
+// in is the lab in a subtest.
+func (l igb) in(t *testing.T) igb {
+	l.T = t
+	l.card = l.cardNow
+	return l
+}
+
+// first and second allocate a VF to the pod.
+func (l igb) first() string {
+	l.allocate(l.nic.VFs[0].Device)
+	return l.nic.VFs[0].Device
+}
+
+func (l igb) second() string {
+	l.allocate(l.nic.VFs[1].Device)
+	return l.nic.VFs[1].Device
+}
+
+// abuse does to the interface of the pod whatever its tenant can do, and returns whether it took another MAC.
+func (l igb) abuse(name string) (mac error) {
+	l.Helper()
+	l.spoil(name)
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link(name)
+		must(l, err)
+		mac = pod.SetMAC(link, net.HardwareAddr{2, 0, 0, 0, 0xbb, 1})
+		must(l, pod.SetDown(link), pod.Rename(link, "mine"), pod.SetUp(link))
+	})
+	return mac
+}
+
+// isDefault wants an interface that a pod got without any settings to be as the VF is on the node, but for names.
+func (l igb) isDefault(name string, index int) {
+	l.Helper()
+	var was string
+	for i, line := range strings.Split(l.golden, "\n") {
+		if i == index {
+			was = line
+		}
+	}
+	link := l.podLink(name)
+	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t up true, %s", link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, text(l.asPF(index)))
+	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 || link.Name != name {
+		l.Errorf("the pod has %q %q, %s; on the node it was %s", link.Name, link.AltNames, now, was)
+	}
+}
+
+// TestIGBLife (F-31, S-30): real VFs with all that their driver can do, each setting read back, and home again as they were, whatever
+// the tenant did.
+func TestIGBLife(t *testing.T) {
+	l := newIGB(t)
+	const admin = "02:00:00:00:aa:01"
+	keys := []any{"vlan", 100, "vlanQoS", 3, "mac", admin, "spoofchk", "off", "trust", "on", "max_tx_rate", 100, "mtu", 1400, "ifName", "fast{index}"}
+	for index, vf := range []string{l.first(), l.second()} {
+		l.allocate(vf)
+		for _, id := range []string{"a", "b"} {
+			a := l.add(id, keys...)
+			if i := a.result.Interfaces; len(i) != 2 || i[1].Name != "fast1" || i[1].PciID != vf || i[1].Mac != admin || i[1].Mtu != 1400 {
+				t.Errorf("%s", a.prev)
+			}
+			if got, want := text(l.asPF(index)), "mac "+admin+" vlan 100 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100"; got != want {
+				t.Errorf("PF: %s, want %s", got, want)
+			}
+			if got := l.podLink("fast1"); got.Device != vf || got.MTU != 1400 || got.MAC.String() != admin || len(got.AltNames) > 0 || !got.Up || got.Promis {
+				t.Errorf("in the pod: %s", describe(got))
+			}
+			l.ok(a.check(keys...))
+			must(t, l.abuse("fast1")) // it is trusted
+			l.fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
+			l.del(id, keys...)
+			l.del(id, keys...)
+		}
+		a := l.add("plain")
+		l.isDefault("net1", index)
+		l.ok(a.check())
+		if err := l.abuse("net1"); err != nil && index == 1 {
+			t.Logf("no own MAC: %v", err)
+		}
+		l.del("plain")
+	}
+}
+
+// TestIGBTenant (S-30, S-31): without any configured setting the next pod finds what the pod before found.
+func TestIGBTenant(t *testing.T) {
+	l := newIGB(t)
+	for index, vf := range []string{l.first(), l.second()} {
+		l.allocate(vf)
+		for _, id := range []string{"a", "b", "c"} {
+			a := l.add(id)
+			l.isDefault("net1", index)
+			l.ok(a.check())
+			must(t, l.abuse("net1")) // the PF has set no MAC
+			l.del(id)
+		}
+	}
+}
+
+// TestIGBMain: VFs as the pod's own interfaces, with the limit that the runtime passes.
+func TestIGBMain(t *testing.T) {
+	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
+	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
+	a := l.add("a")
+	if i := a.result.Interfaces; len(i) != 2 || i[0].Name != "eth0" || i[0].PciID != l.nic.VFs[0].Device || i[1].Name != "net1" || i[1].PciID != l.nic.VFs[1].Device {
+		t.Errorf("%s", a.prev)
+	}
+	if l.asPF(0).MaxRate != 50 || l.asPF(1).MaxRate != 50 {
+		t.Errorf("%s", text(l.asPF(0)))
+	}
+	l.ok(a.check())
+	l.del("a")
+}
+
+// TestIGBRefused (F-32): what the driver of the PF refuses is told by its key, and nothing that was set before it stays.
+func TestIGBRefused(t *testing.T) {
+	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
+	for _, vf := range []string{l.first(), l.second()} {
+		l.allocate(vf)
+		for _, c := range []struct {
+			key   string
+			value any
+			code  uint
+			says  string
+		}{
+			{"min_tx_rate", 10, plugin.CodeDevice, "min_tx_rate 10"},
+			{"max_tx_rate", 1_000_000, plugin.CodeDevice, "max_tx_rate 1000000"},
+			{"link_state", "enable", plugin.CodeKernelFeature, "state enable"},
+			{"vlanProto", "802.1ad", plugin.CodeKernelFeature, "vlan 100 qos 0 proto 802.1ad"},
+			{"mtu", 65535, plugin.CodeConfig, "mtu 65535"},
+			{"driver", "nosuch", plugin.CodeDevice, "the driver is not loaded"},
+		} {
+			o := l.call("ADD", "a", c.key, c.value)
+			l.fails(o, c.code, c.says)
+			if !strings.Contains(o.failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" && !strings.Contains(o.failure.Details, "the driver of the PF") {
+				t.Errorf("%s: %q", c.key, o.failure.Details)
+			}
+			l.isGolden() // before any DEL
+			l.del("a")
+		}
+		l.add("b")
+		l.del("b")
+	}
+}
+
+// TestIGBUserspace: a VF for a program is bound to vfio-pci, its group can be opened, and it comes home with its name. Whatever ends first.
+func TestIGBUserspace(t *testing.T) {
+	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
+	for index, vf := range []string{l.first(), l.second()} {
+		l.allocate(vf)
+		a := l.add("a")
+		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != vf || i[1].Mac != "02:00:00:00:aa:01" || l.driverOf(vf) != "vfio-pci" {
+			t.Errorf("%s, driver %s", a.prev, l.driverOf(vf))
+		}
+		if got := l.asPF(index); got.VLAN != 100 || got.MAC.String() != "02:00:00:00:aa:01" {
+			t.Errorf("PF: %s", text(got))
+		}
+		group, err := filepath.EvalSymlinks(filepath.Join(pci.Sysfs, "bus/pci/devices", vf, "iommu_group"))
+		must(t, err)
+		f, err := os.OpenFile("/dev/vfio/"+filepath.Base(group), os.O_RDWR, 0)
+		must(t, err, f.Close())
+		l.ok(a.check())
+		b := l.other()
+		b.fails(b.call("ADD", "b"), plugin.CodeDevice, "pod shop/web-0 has it since ")
+		l.del("a")
+
+		c := l.other()
+		c.add("c")
+		must(t, c.pod.Close())
+		b.add("b")
+		l.ok(l.call("DEL", "c", "CNI_NETNS", ""))
+		if l.driverOf(vf) != "vfio-pci" {
+			t.Errorf("a late DEL took it: %s", l.driverOf(vf))
+		}
+		b.del("b", "CNI_NETNS", "")
+	}
+}
