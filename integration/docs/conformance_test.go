@@ -21,11 +21,11 @@ import (
 
 const conformance = "docs/CONFORMANCE.md"
 
-// itemID is the name of an item: conformance, fault, security, load.
-var itemID = regexp.MustCompile(`\b[CFSL]-\d{2,3}\b`)
+// itemID is the name of an item: conformance, fault, security, load, complaints about VFs.
+var itemID = regexp.MustCompile(`\b[CFSLV]-\d{2,3}\b`)
 
 // itemRow is one row of the tables: the item, its rule and the tests that carry its name.
-var itemRow = regexp.MustCompile(`(?m)^\| ([CFSL]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
+var itemRow = regexp.MustCompile(`(?m)^\| ([CFSLV]-\d{2,3}) \| (.*?) \| (.*?) ?\|$`)
 
 // TestConformance compares the table with the tests, both ways: an item without a test fails, and so does a test whose item is not
 // listed. With -update it writes the table anew, with a row for each item that a test carries; rules stay.
@@ -128,7 +128,7 @@ func goItems(path string, f func(id, title string)) error {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
 			if strings.HasPrefix(n.Name.Name, "Test") {
-				for _, group := range regexp.MustCompile(`\([CFSL]-\d\d[^)]*\)`).FindAllString(n.Doc.Text(), -1) {
+				for _, group := range regexp.MustCompile(`\([CFSLV]-\d\d[^)]*\)`).FindAllString(n.Doc.Text(), -1) {
 					eachItem(group, n.Name.Name, f)
 				}
 			}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestAttach: pods have their VFs when their first container starts, numbered as documented, and give them back as they were.
+// TestAttach (V-18): pods have their VFs when their first container starts, numbered as documented, and give them back as they were.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.put("none", container{name: "app"})

@@ -33,7 +33,7 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist: the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and README shows what an admin sees of it.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and README shows what an admin sees of it.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {

@@ -118,7 +118,7 @@ func hammer(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit: while others ask the kubelet more than it answers, pods get what they were allocated, or are refused and get it later.
+// TestRateLimit (V-24): while others ask the kubelet more than it answers, pods get what they were allocated, or are refused and get it later.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
 	uids, ids := map[string]string{}, map[string][]string{}
@@ -160,7 +160,7 @@ func TestRateLimit(t *testing.T) {
 	l.allHome()
 }
 
-// TestRestartDuringAdd: the kubelet is killed while an ADD waits for the answer of the daemon, or for its own.
+// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for the answer of the daemon, or for its own.
 func TestRestartDuringAdd(t *testing.T) {
 	l := newVFLab(t)
 	for _, who := range []string{"daemon", "kubelet"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestResetFunction: only a function without a driver is reset.
+// TestResetFunction (V-08): only a function without a driver is reset.
 func TestResetFunction(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{})
 	refused := func(a, says string) {

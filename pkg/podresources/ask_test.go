@@ -148,7 +148,7 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy: the kubelet takes ten questions at once, and 100 a second; more pods than that start together.
+// TestBusy (V-24): the kubelet takes ten questions at once, and 100 a second; more pods than that start together.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -80,7 +80,7 @@ func TestChoicesRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestDeviceInfo: the pod finds by its UID which VF is which interface, and nothing of it stays.
+// TestDeviceInfo (V-23): the pod finds by its UID which VF is which interface, and nothing of it stays.
 func TestDeviceInfo(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

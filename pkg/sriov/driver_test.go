@@ -70,7 +70,7 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind: where the configuration wants it the driver is bound anew when the pod is gone, and the interface is as it was.
+// TestRebind (V-08): where the configuration wants it the driver is bound anew when the pod is gone, and the interface is as it was.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -33,7 +33,7 @@ func (l lab) called(address, name string) {
 
 func (l lab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
 
-// TestDeadOwner (F-31): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found, and a DEL that
+// TestDeadOwner (F-31, V-20): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found, and a DEL that
 // comes after all takes nothing from it (F-36).
 func TestDeadOwner(t *testing.T) {
 	l := newLab(t)
@@ -52,7 +52,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36): a VF that a pod has is not given to another one, whoever says so.
+// TestHeld (F-36, V-20): a VF that a pod has is not given to another one, whoever says so.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -81,7 +81,7 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name meanwhile.
+// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name meanwhile.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) lab {
 		l := newLab(t)
@@ -151,7 +151,7 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestVFGone (F-33): with a VF goes all that there was to do.
+// TestVFGone (F-33, V-21): with a VF goes all that there was to do.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -189,7 +189,7 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31): an ADD that was killed is cleared by the next one of the same key, and one that was finished is not.
+// TestInterrupted (F-31, V-19): an ADD that was killed is cleared by the next one of the same key, and one that was finished is not.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)

@@ -48,7 +48,7 @@ func TestTogether(t *testing.T) {
 	l.isGolden()
 }
 
-// TestHidden (F-34): a pod that puts its VF where nobody looks does not keep it.
+// TestHidden (F-34, V-21): a pod that puts its VF where nobody looks does not keep it.
 func TestHidden(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

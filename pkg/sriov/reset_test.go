@@ -26,7 +26,7 @@ func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	return out.String(), err
 }
 
-// TestReset (row 8): a VF that a dead pod left is brought back, its driver is bound anew, and in between the function is reset.
+// TestReset (V-08): a VF that a dead pod left is brought back, its driver is bound anew, and in between the function is reset.
 func TestReset(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -103,7 +103,7 @@ func TestResetRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestReturn: without a DEL, and without GC, a VF is brought back as soon as the kernel has returned it, and not before.
+// TestReturn (V-22): without a DEL, and without GC, a VF is brought back as soon as the kernel has returned it, and not before.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {

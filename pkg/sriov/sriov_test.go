@@ -30,7 +30,7 @@ func (l lab) spoil(name string) {
 	})
 }
 
-// TestRoundTrip (S-30): whatever a pod did with its VF, the next one finds it as the admin left it.
+// TestRoundTrip (S-30, V-22): whatever a pod did with its VF, the next one finds it as the admin left it.
 func TestRoundTrip(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -53,7 +53,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestOrder: interfaces are numbered by container, by resource as in the configuration, and by address.
+// TestOrder (V-23): interfaces are numbered by container, by resource as in the configuration, and by address.
 func TestOrder(t *testing.T) {
 	l := newLab(t, "ifName", "vf{index}x")
 	for i, d := range []struct {
@@ -129,7 +129,7 @@ func TestWithoutVF(t *testing.T) {
 	}
 }
 
-// TestFailClosed: when it is not known which VFs a pod has, it does not start.
+// TestFailClosed (V-25): when it is not known which VFs a pod has, it does not start.
 func TestFailClosed(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
