@@ -147,6 +147,9 @@ func TestLogFile(t *testing.T) {
 	}
 	l.fails(l.call("ADD", "a", "logLevel", "loud"), plugin.CodeConfig, `logLevel "loud": want debug`)
 	l.fails(l.call("ADD", "a", "logFile", "sriov.log"), plugin.CodeConfig, `logFile "sriov.log": want an absolute path`)
+	if _, err := os.Stat("sriov.log"); !os.IsNotExist(err) {
+		t.Errorf("it was made: %v", err)
+	}
 	l.isGolden()
 }
 

@@ -32,7 +32,7 @@ func parseLogging(_ *Config, raw rawConfig, _ *plugin.Request) error {
 func logged(verb func(*plugin.Request) error) func(*plugin.Request) error {
 	return func(r *plugin.Request) error {
 		var to logging
-		if json.Unmarshal(r.Config, &to) == nil && to != (logging{}) {
+		if json.Unmarshal(r.Config, &to) == nil && to != (logging{}) && (to.LogFile == "" || filepath.IsAbs(to.LogFile)) {
 			if err := r.LogTo(to.LogFile, levels[to.LogLevel]); err != nil {
 				r.Log.Warn("logFile cannot be written", "error", err)
 			}
