@@ -33,7 +33,7 @@ var (
 	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
 
-	errOtherPod = errors.New("that is another pod of the same name")
+	errOtherPod = errors.New("that is another pod of the same name, or one of which only init containers have devices")
 )
 
 // Kubelet says where a kubelet is, and what to ask it for.
