@@ -53,7 +53,9 @@ func (n *node) restore(h *held, j journal) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(x.fetch(), x.takeMAC(), x.restorePF(), x.restoreDriver())
+	err = x.fetch()
+	x.takeMAC()
+	err = errors.Join(err, x.restorePF(), x.restoreDriver())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
@@ -140,17 +142,16 @@ func (x *restoring) named(f func(name string) error) (name string, err error) {
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
 // takeMAC lets the VF take its MAC back by itself, if it can. Once the PF has set one, even the same, no later tenant could change it.
-func (x *restoring) takeMAC() error {
+func (x *restoring) takeMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
-		return nil
+		return
 	}
 	if err := x.host.SetMAC(x.c.link, f.MAC); err != nil {
 		x.r.Log.Info("the VF does not take its MAC back, the PF sets it", "vf", x.j.Address, "error", err)
-		return nil
+		return
 	}
 	x.c.link.MAC = f.MAC
-	return nil
 }
 
 // restorePF sets the PF as it was set for the VF.
