@@ -57,6 +57,8 @@ type Request struct {
 	began  time.Time    // of this call
 	spared bool         // GC: Valid holds more than the runtime's list
 	debug  bool         // PODLACE_LOG=debug: every change of the system is logged
+	listen func() <-chan os.Signal
+	end    <-chan os.Signal // signals that ask the process to end
 }
 
 // Attachment returns the interface that this request is about.

@@ -14,6 +14,7 @@ import (
 func recorded(r *plugin.Request) bool { return attachment.Recorded(r) }
 
 func (s sriov) gc(r *plugin.Request) error {
+	r.Patient()
 	return errors.Join(attachment.Collect(r, s.removeAs(r)), s.collectJournals(r), s.collectLeases(r))
 }
 

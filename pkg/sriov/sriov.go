@@ -63,7 +63,7 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 }
 
 func (s sriov) plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "sriov", Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
+	return plugin.Plugin{Name: "sriov", Late: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
 // job is one ADD or CHECK: the request with everything opened that it works on.
@@ -76,6 +76,7 @@ type job struct {
 }
 
 func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
+	r.Patient()
 	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
 	defer func() {
 		if err != nil {
@@ -200,6 +201,7 @@ func (s sriov) del(r *plugin.Request) error {
 }
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
+	r.Patient()
 	as := *r
 	as.Hold = att.LockFile()
 	return s.onNode(&as, func(n *node) error { return s.remove(n, att, st) })
