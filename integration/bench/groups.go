@@ -24,6 +24,7 @@ func measurements() []measurement {
 		{"gc", "GC", plain((*report).measureGC)},
 		{"drift", "drift", plain((*report).measureDrift)},
 		{"parallel", "many at once", plain((*report).measureParallel)},
+		{groupSRIOV, "VFs", measureSRIOV},
 		{"hostports", "hostPorts", plain((*report).measurePorts)},
 		{"hostports", "connections to hostPorts", plain((*report).measureConnections)},
 		{groupShaping, "limits", plain((*report).measureLimits)},

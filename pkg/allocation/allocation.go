@@ -63,14 +63,11 @@ type Answer struct {
 // Ask puts a question to the socket. The error is the answer's, if that has one; where nobody answers it is fs.ErrNotExist or
 // syscall.ECONNREFUSED by errors.Is.
 func Ask(ctx context.Context, socket string, q Question) (a Answer, err error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", socket)
+	conn, err := dial(ctx, socket)
 	if err != nil {
 		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
 		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", errors.Join(ctx.Err(), err))
 	}
@@ -141,9 +138,9 @@ func peer(conn *net.UnixConn) (uid uint32, err error) {
 	return cred.Uid, nil
 }
 
-func write(conn net.Conn, v any) error { return json.NewEncoder(conn).Encode(v) } // ends with a newline
+func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // ends with a newline
 
-func read(conn net.Conn, v any) error {
+func read(conn io.Reader, v any) error {
 	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')
 	if err != nil {
 		return fmt.Errorf("read a line of at most %d bytes: %w", maxLine, err)

@@ -54,6 +54,8 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 	if d.Interfaces = append(d.Interfaces, name); first {
 		d.PortName = port
 		d.LinkType = value(n, "type", "", parseLinkType)
+	}
+	if first && !s.brief { // sysfs waits for the kernel's lock of all interfaces, and drivers ask the card
 		d.Carrier = value(n, "carrier", false, parseCarrier)
 		d.Speed = value(n, "speed", 0, parseSpeed)
 		d.MTU = value(n, "mtu", 0, parseCount)

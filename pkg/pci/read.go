@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. Channels are not asked for. The error is fs.ErrNotExist by
+// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. What interfaces have now is not asked for: channels, carrier, speed and MTU. The error is fs.ErrNotExist by
 // errors.Is when there is no such function of a network card.
 func Read(sysfs string, a Address) (d, pf Device, err error) {
 	root, err := os.OpenRoot(sysfs)
@@ -16,7 +16,7 @@ func Read(sysfs string, a Address) (d, pf Device, err error) {
 		return d, pf, fmt.Errorf("PCI function %s: %w", a, err)
 	}
 	defer root.Close()
-	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}}
+	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}, brief: true}
 	if a.IsValid() {
 		s.add(a)
 	}

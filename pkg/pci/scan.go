@@ -24,6 +24,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 
 // scanner is one scan.
 type scanner struct {
+	brief    bool // only what an interface is, and not how it is
 	root     *os.Root
 	channels func(ifname string, a Address) int
 	files    []string // of all RDMA devices together

@@ -25,6 +25,7 @@ type Plugin struct {
 	MinVersion string // oldest cniVersion that it serves; "" for 0.1.0
 	Chained    bool   // ADD and CHECK need a prevResult
 	NoNetns    bool   // it does nothing in the namespace, so any CNI_NETNS will do
+	Late       bool   // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
 
 	Add    func(*Request) (*types100.Result, error)
 	Del    func(*Request) error
@@ -32,7 +33,7 @@ type Plugin struct {
 	GC     func(*Request) error
 	Status func(*Request) error
 
-	end <-chan os.Signal // signals that ask the process to end
+	listen func() <-chan os.Signal // from when on signals only ask the process to end; nil where the process is not the plugin's own
 }
 
 // Version is the version of this build; release builds set it with -ldflags -X.
@@ -42,7 +43,8 @@ var Version = ""
 func (p Plugin) Main() int {
 	// One short-lived process: collecting garbage would only cost.
 	debug.SetGCPercent(-1)
-	return p.patient().Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+	p.listen = listen
+	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
 // Run runs the plugin with the given environment and streams and returns the exit status. All output to stdout is one write
@@ -54,9 +56,12 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
 		return 0
 	}
-	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), log: stderr}
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), log: stderr, listen: p.listen}
 	if getenv("PODLACE_LOG") == "debug" { // every change of the system is logged
 		r.level = slog.LevelDebug
+	}
+	if !p.Late {
+		r.Patient()
 	}
 	r.Log = r.logger()
 	defer r.close()
@@ -160,7 +165,7 @@ func (p Plugin) add(r *Request) ([]byte, error) {
 	}
 	out, err := encodeResult(result, r.CNIVersion)
 	if err == nil {
-		err = p.interrupted()
+		err = r.interrupted()
 	}
 	p.takeBack(r, &err)
 	return out, err

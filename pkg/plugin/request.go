@@ -61,6 +61,9 @@ type Request struct {
 	log     io.Writer // where Log writes
 	logFile *os.File  // if that is a file, and not stderr
 	level   slog.Level
+
+	listen func() <-chan os.Signal
+	end    <-chan os.Signal // signals that ask the process to end
 }
 
 // Attachment returns the interface that this request is about.

@@ -8,20 +8,26 @@ import (
 	"syscall"
 )
 
-// patient returns the plugin in a form that no signal but SIGKILL ends in the middle. DEL finishes; ADD does too, in its few milliseconds,
-// and is then taken back. Handlers are not inherited: a program that the plugin runs ends as it would.
-func (p Plugin) patient() Plugin {
+// Patient lets no signal but SIGKILL end the process in the middle from now on. DEL finishes; ADD does too, in its few milliseconds, and is
+// then taken back. A plugin that is Late calls it before its first change: it costs two threads.
+func (r *Request) Patient() {
+	if r.listen != nil && r.end == nil {
+		r.end = r.listen()
+	}
+}
+
+// listen returns the signals that ask the process to end. Handlers are not inherited: a program that the plugin runs ends as it would.
+func listen() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write to stdout fails then, instead of ending the process
-	p.end = end
-	return p
+	return end
 }
 
 // interrupted tells of the signal that asked the process to end.
-func (p Plugin) interrupted() error {
+func (r *Request) interrupted() error {
 	select {
-	case s := <-p.end:
+	case s := <-r.end:
 		return Errorf(CodeTryAgain, "%v came meanwhile, so the attachment was taken back", s)
 	default:
 		return nil

@@ -25,7 +25,7 @@ func TestTakenBack(t *testing.T) {
 		t.Errorf("without a reader: exit %d, undone %d times", exit, undone)
 	}
 	end := make(chan os.Signal, 1)
-	p.end = end
+	p.listen = func() <-chan os.Signal { return end }
 	end <- syscall.SIGTERM
 	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) || !strings.Contains(o.stdout, "terminated came meanwhile") {
 		t.Errorf("with SIGTERM: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
@@ -33,5 +33,13 @@ func TestTakenBack(t *testing.T) {
 	end <- syscall.SIGTERM
 	if o := run(p, newEnv("DEL"), conf); o.exit != 0 || undone != 3 {
 		t.Errorf("DEL: exit %d, %d times: %s", o.exit, undone, o.stdout)
+	}
+	p.Late = true // the signal of before is still there
+	if o := run(p, add, conf); o.exit != 0 || undone != 3 {
+		t.Errorf("late, and nothing was changed: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+	}
+	p.Add = func(r *Request) (*types100.Result, error) { r.Patient(); r.Patient(); return &types100.Result{}, nil }
+	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated came meanwhile") {
+		t.Errorf("late: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 }

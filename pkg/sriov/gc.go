@@ -57,6 +57,7 @@ func (n *node) returned(a pci.Address) error {
 func recorded(r *plugin.Request) bool { return attachment.Recorded(r) }
 
 func (s sriov) gc(r *plugin.Request) error {
+	r.Patient()
 	return errors.Join(attachment.Collect(r, s.removeAs(r)), s.collectJournals(r), s.collectLeases(r))
 }
 

@@ -69,7 +69,7 @@ func (s sriov) plugin() plugin.Plugin {
 		err = logged(func(r *plugin.Request) error { result, err = s.add(r); return err })(r)
 		return result, err
 	}
-	return plugin.Plugin{Name: "sriov", Add: add, Del: logged(s.del), Check: logged(s.check), GC: logged(s.gc), Status: logged(s.status)}
+	return plugin.Plugin{Name: "sriov", Late: true, Add: add, Del: logged(s.del), Check: logged(s.check), GC: logged(s.gc), Status: logged(s.status)}
 }
 
 // job is one ADD or CHECK: the request with everything opened that it works on.
@@ -82,6 +82,7 @@ type job struct {
 }
 
 func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
+	r.Patient()
 	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
 	defer func() {
 		if err != nil {
@@ -206,6 +207,7 @@ func (s sriov) del(r *plugin.Request) error {
 }
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
+	r.Patient()
 	as := *r
 	as.Hold = att.LockFile()
 	return s.onNode(&as, func(n *node) error { return s.remove(n, att, st) })

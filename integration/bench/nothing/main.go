@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command nothing is a CNI plugin that does nothing: ADD prints the prevResult. What a plugin takes more is its own.
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+)
+
+func main() {
+	var conf struct {
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	stdin, err := io.ReadAll(os.Stdin)
+	if err == nil {
+		err = json.Unmarshal(stdin, &conf)
+	}
+	if err == nil && os.Getenv("CNI_COMMAND") == "ADD" {
+		_, err = os.Stdout.Write(conf.PrevResult)
+	}
+	if err != nil {
+		os.Exit(1)
+	}
+}

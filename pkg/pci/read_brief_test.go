@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pci_test
+
+import (
+	"testing"
+
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// TestReadBrief: one function is read with its PF, and without what sysfs waits for the kernel's lock of all interfaces to tell.
+func TestReadBrief(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
+	a, err := pci.ParseAddress("0000:11:02.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, pf, err := pci.Read(sysfs, a)
+	if err != nil || !d.IsVF() || d.LinkType != pci.Ether || len(d.Interfaces) != 1 || len(pf.Interfaces) != 1 || d.PF != pf.Address {
+		t.Errorf("%+v, %+v, %v", d, pf, err)
+	}
+	if d.Speed != 0 || d.MTU != 0 || d.Carrier || pf.Speed != 0 || pf.MTU != 0 || pf.Carrier {
+		t.Errorf("read needlessly: %+v, %+v", d, pf)
+	}
+}
