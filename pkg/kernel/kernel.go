@@ -97,9 +97,18 @@ func Open(netns *os.File) (*NS, error) {
 }
 
 // serve runs on a thread of its own inside the namespace: sockets made there belong to it, and so do the sysctls that it sees.
-// The thread is never unlocked, so it ends with the goroutine and no other goroutine ever runs in the wrong namespace.
+// The thread is never unlocked, so it ends with the goroutine and no other goroutine ever runs in the wrong namespace. The main thread does
+// not end, and would keep the namespace as long as the process lives: it is held until another one has begun.
 func (n *NS) serve(netns *os.File, ready chan<- error) {
 	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		began := make(chan error)
+		go n.serve(netns, began)
+		err := <-began
+		runtime.UnlockOSThread()
+		ready <- err
+		return
+	}
 	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
 		ready <- fmt.Errorf("enter namespace %s: %w", netns.Name(), err)
 		return

@@ -241,8 +241,8 @@ func (l lab) home() string {
 }
 
 func describe(link kernel.Link) string {
-	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t up %t txqueuelen %d", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
-		link.Up, link.TxQueue)
+	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up %t", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
+		link.TxQueue, link.Up)
 }
 
 func (l lab) link(name string) kernel.Link {

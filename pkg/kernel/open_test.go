@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestOpenLeaves: a namespace that was opened goes with its file, whichever thread was taken for it.
+func TestOpenLeaves(t *testing.T) {
+	kerneltest.Clean(t)
+	h := host(t)
+	for range 50 {
+		pod := kerneltest.NewPod(t)
+		f, err := os.Open(pod.Path)
+		mustDo(t, err)
+		_, err = h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: f})
+		n, openErr := Open(f)
+		mustDo(t, err, openErr)
+		n.Close()
+		mustDo(t, f.Close(), pod.Close())
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			if _, ok, err := h.Link("kth0"); !ok {
+				mustDo(t, err)
+				break
+			}
+			if time.Now().After(end) {
+				mustDo(t, h.DelLink("kth0"))
+				t.Fatal("the namespace is still there, with its end of the veth")
+			}
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestIGBReset (V-08): a VF that a pod left is new after a reset of its function, which comes while no driver has it; one that a pod has is refused.
+func TestIGBReset(t *testing.T) {
+	l := newIGB(t)
+	vf := l.second()
+	name := l.nic.VFs[1].Name
+	run := func(args ...string) (string, error) {
+		out, err := exec.Command(binary(t, "PODLACE_BIN", "podlace"), append([]string{"sriov", "reset", vf, "--function"}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	l.add("a", "mtu", 1300, "trust", "on", "vlan", 100)
+	*l.devices = nil // as far as the kubelet knows
+	if out, err := run("--yes"); err == nil || !strings.Contains(out, "pod shop/web-0 has it since") {
+		t.Errorf("%v: %s", err, out)
+	}
+	l.podLink("net1")
+	l.spoil("net1")
+	must(t, l.pod.Close())
+	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
+	out, err := run()
+	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\nNothing was changed.") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err = run("--yes")
+	if err != nil || !strings.Contains(out, "take it from its driver igbvf\nreset the function\ngive it back to igbvf\nDone.") {
+		t.Errorf("%v: %s", err, out)
+	}
+	link := l.link(name)
+	if got := text(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti || !strings.Contains(got, "vlan 0 qos 0") ||
+		!strings.Contains(got, "spoofchk on trust off") || !strings.HasSuffix(got, "max_tx_rate 0") {
+		t.Errorf("driver %s, %s\n%s", l.driverOf(vf), describe(link), got)
+	}
+	l.allocate(vf)
+	b := l.other()
+	b.ok(b.add("b").check())
+	b.ok(b.call("DEL", "b"))
+}
