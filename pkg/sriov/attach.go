@@ -267,17 +267,28 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 			return err
 		}
 	}
-	if !has6 {
-		return nil
+	if has6 {
+		v.detecting = link
 	}
-	err := j.pod.WaitForDAD(link, dadTimeout)
-	if err == nil {
-		return nil
-	}
-	now, ok, readErr := j.pod.LinkByIndex(link.Index)
-	if readErr == nil && ok && !now.Runs {
+	return nil
+}
+
+// awaitDAD waits until the IPv6 addresses of all VFs can be used, which takes them a second or two together.
+func (j *job) awaitDAD() error {
+	until := time.Now().Add(dadTimeout)
+	for _, v := range j.st.VFs {
+		if v.detecting.Index == 0 {
+			continue
+		}
+		err := j.pod.WaitForDAD(v.detecting, time.Until(until))
+		if err == nil {
+			continue
+		}
+		now, ok, readErr := j.pod.LinkByIndex(v.detecting.Index)
+		if readErr != nil || !ok || now.Runs {
+			return plugin.Errorf(plugin.CodeAddressTaken, "%w", errors.Join(err, readErr))
+		}
 		j.r.Log.Warn("the interface has no carrier: its addresses of IPv6 cannot be used yet", "ifname", v.Name)
-		return nil
 	}
-	return plugin.Errorf(plugin.CodeAddressTaken, "%w", errors.Join(err, readErr))
+	return nil
 }

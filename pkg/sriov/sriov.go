@@ -48,9 +48,10 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	held  bool // this process has written the journal
-	ips   *ipam.Plan
-	asked *types100.Result
+	held      bool        // this process has written the journal
+	detecting kernel.Link // whose addresses of IPv6 are looked for on others; Index is 0 for none
+	ips       *ipam.Plan
+	asked     *types100.Result
 }
 
 type sriov struct {
@@ -152,6 +153,9 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 		if err := s.attach(j, &j.st.VFs[i]); err != nil {
 			return nil, err
 		}
+	}
+	if err := j.awaitDAD(); err != nil {
+		return nil, err
 	}
 	j.st.Unfinished = false
 	if err := j.att.Save(j.st); err != nil {
