@@ -147,6 +147,7 @@ func TestIGBMAC(t *testing.T) {
 func TestIGBDuplicate(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "fd00:61::/64"}}}})
 	pf, taken := l.pf(), netip.MustParsePrefix("fd00:61::2/64")
+	must(t, l.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + pf.Name + "/disable_ipv6", Value: "0"}))
 	must(t, l.host.AddAddress(pf, taken, false))
 	l.first()
 	o := l.call("ADD", "a")

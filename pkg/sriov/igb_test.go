@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -37,10 +38,18 @@ func newIGB(t *testing.T, keys ...any) igb {
 	t.Cleanup(host.Close)
 	l := igb{lab: lab{T: t, host: host, devices: &[]allocation.Device{}}}
 	// When a PF comes up it forgets the MACs of its VFs, until their drivers tell them again.
-	must(t, host.SetUp(l.pf()))
+	// igb of Linux 6.12 dies when the kernel sets the PF's multicast addresses while VFs go, which IPv6 makes it do at any time.
+	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
+	for i, f := range l.nic.VFs { // so their drivers do so again, if they were faster than the PF
+		if told := l.asPF(i).MAC; bytes.Equal(told, make([]byte, len(told))) {
+			link := l.link(f.Name)
+			must(t, host.SetUp(link), host.SetDown(link))
+		}
+		kerneltest.Await(t, "the PF knows the MAC of "+f.Name, func() bool { return bytes.Equal(l.asPF(i).MAC, l.link(f.Name).MAC) })
+	}
 	l.pod = kerneltest.NewPod(t)
 	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket}
 	l.serve()
