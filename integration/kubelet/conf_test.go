@@ -65,7 +65,7 @@ func TestManifests(t *testing.T) {
 	}
 	c := patched.Spec.Template.Spec.Containers[0]
 	if len(patched.Spec.Template.Spec.Containers) != 1 || c.SecurityContext.Privileged == nil || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil || len(c.Args) == 0 ||
-		len(c.VolumeMounts) != 7 || len(patched.Spec.Template.Spec.Volumes) != 7 {
+		len(c.VolumeMounts) != 8 || len(patched.Spec.Template.Spec.Volumes) != 8 {
 		t.Errorf("patched to %s", after)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -193,12 +194,23 @@ func environment(r *plugin.Request, verb string) []string {
 		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
 		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") && verb == "DEL" {
 			own = append(own, "CNI_NETNS=", "CNI_ARGS=")
+		} else if r.IfName != os.Getenv("CNI_IFNAME") { // what was taken from the arguments is about another interface
+			own = append(own, "CNI_ARGS="+arguments(r.Args))
 		}
 	}
 	return append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.ContainsFunc(own, func(o string) bool { return strings.HasPrefix(o, name+"=") })
 	}), own...)
+}
+
+// arguments writes CNI_ARGS.
+func arguments(args map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(args)) {
+		pairs = append(pairs, key+"="+args[key])
+	}
+	return strings.Join(pairs, ";")
 }
 
 // delegateError passes the code of the plugin's own error on.

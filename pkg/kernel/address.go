@@ -225,6 +225,12 @@ func (n *NS) IsUplink(link Link) bool {
 	return err == nil && index == link.Index
 }
 
+// HasDefault tells whether the namespace has a default route of IPv6, or else of IPv4.
+func (n *NS) HasDefault(v6 bool) (bool, error) {
+	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
+	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
+}
+
 // UplinkMTU returns the MTU of the default route: that of its link, or a smaller one of the route itself, and the smallest one when the
 // families differ. 0: there is no default route.
 func (n *NS) UplinkMTU() (int, error) {

@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 
 	"github.com/vishvananda/netlink/nl"
@@ -134,3 +135,46 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 		return err
 	})
 }
+
+// SetTraits makes the traits of a link as wanted; only those that differ are set.
+func (n *NS) SetTraits(link Link, want Traits) error {
+	have := link.Traits
+	return change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
+		req := n.request(unix.RTM_SETLINK, 0)
+		msg := indexed(link.Index)
+		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
+		if want.Dynamic {
+			msg.Flags |= unix.IFF_DYNAMIC
+		}
+		if want.NoARP {
+			msg.Flags |= unix.IFF_NOARP
+		}
+		if !want.NoMulticast {
+			msg.Flags |= unix.IFF_MULTICAST
+		}
+		req.AddData(msg)
+		if broadcast, err := net.ParseMAC(want.Broadcast); err == nil && have.Broadcast != want.Broadcast {
+			req.AddData(nl.NewRtAttr(unix.IFLA_BROADCAST, broadcast))
+		}
+		if have.Mode != want.Mode {
+			req.AddData(nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{want.Mode}))
+		}
+		for _, a := range []struct {
+			kind       int
+			have, want uint32
+		}{{unix.IFLA_GROUP, have.Group, want.Group}, {unix.IFLA_GSO_MAX_SIZE, have.GSOMaxSize, want.GSOMaxSize}, {unix.IFLA_GSO_MAX_SEGS, have.GSOMaxSegs, want.GSOMaxSegs},
+			{unix.IFLA_GRO_MAX_SIZE, have.GROMaxSize, want.GROMaxSize}, {iflaGSOIPv4MaxSize, have.GSOIPv4MaxSize, want.GSOIPv4MaxSize}, {iflaGROIPv4MaxSize, have.GROIPv4MaxSize, want.GROIPv4MaxSize}} {
+			if a.have != a.want {
+				req.AddData(nl.NewRtAttr(a.kind, nl.Uint32Attr(a.want)))
+			}
+		}
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+// Attributes of rtnetlink(7) since Linux 6.3 (include/uapi/linux/if_link.h).
+const (
+	iflaGSOIPv4MaxSize = 63
+	iflaGROIPv4MaxSize = 64
+)

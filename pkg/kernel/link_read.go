@@ -31,9 +31,10 @@ type Link struct {
 	Port   BridgePort
 	// AllMulti is what an admin set; Promis is on for a bridge port, too.
 	AllMulti bool
-	AltNames []string         // in the order of ip(8)
-	Alias    string           // free text
-	TxQueue  int              // how many packets wait to be sent, at most, where the queue has no length of its own
+	AltNames []string // in the order of ip(8)
+	Alias    string   // free text
+	TxQueue  int      // how many packets wait to be sent, at most, where the queue has no length of its own
+	Traits   Traits
 	XDP      uint32           // how a program is attached to it (XDP_ATTACHED_* in include/uapi/linux/if_link.h), 0 for none
 	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
 	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
@@ -45,6 +46,22 @@ type Link struct {
 	// What a bridge says about VLANs.
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // of a new port, or 0
+}
+
+// Traits are settings of a link that follow it into another namespace, and that ip-link(8) changes.
+type Traits struct {
+	NoARP       bool   `json:"noARP,omitempty"`
+	NoMulticast bool   `json:"noMulticast,omitempty"`
+	Dynamic     bool   `json:"dynamic,omitempty"`
+	Broadcast   string `json:"broadcast,omitempty"` // address, as net.HardwareAddr writes it
+	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
+	Group       uint32 `json:"group,omitempty"`
+	// In bytes, and packets.
+	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
+	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
+	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
+	GSOIPv4MaxSize uint32 `json:"gsoIPv4MaxSize,omitempty"`
+	GROIPv4MaxSize uint32 `json:"groIPv4MaxSize,omitempty"`
 }
 
 // BridgePort is the state of a link as the port of a bridge.
@@ -171,6 +188,12 @@ func parseLink(message []byte) (Link, error) {
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
 	link.TxQueue = max(a.TxQLen, 0)
+	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0, Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
+		GROMaxSize: a.GROMaxSize, GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize}
+	link.Traits.Broadcast = net.HardwareAddr(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_BROADCAST)).String()
+	if mode := attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKMODE); len(mode) > 0 {
+		link.Traits.Mode = mode[0]
+	}
 	if a.Xdp != nil {
 		link.XDP = a.Xdp.AttachMode
 	}

@@ -38,8 +38,8 @@ func TestAddVeth(t *testing.T) {
 	}
 	hostSide, podSide := mustLink(t, h, "kth0"), mustLink(t, pod, "eth0")
 	want := []Link{
-		{Index: index, Name: "kth0", Kind: "veth", MAC: v.HostMAC, MTU: 1400, Promis: true, Master: bridge.Index, Peer: podSide.Index, TxQueue: 1000},
-		{Index: podSide.Index, Name: "eth0", Kind: "veth", MAC: v.PodMAC, MTU: 1400, Peer: index, TxQueue: 1000},
+		{Index: index, Name: "kth0", Kind: "veth", MAC: v.HostMAC, MTU: 1400, Promis: true, Master: bridge.Index, Peer: podSide.Index, TxQueue: 1000, Traits: hostSide.Traits},
+		{Index: podSide.Index, Name: "eth0", Kind: "veth", MAC: v.PodMAC, MTU: 1400, Peer: index, TxQueue: 1000, Traits: podSide.Traits},
 	}
 	if diff := cmp.Diff(want, []Link{hostSide, podSide}, cmpopts.IgnoreUnexported(Link{})); diff != "" {
 		t.Error(diff)

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 )
 
 // encodeResult renders a result in the shape of a cniVersion.
@@ -117,9 +119,14 @@ func printable(s string, most int) string {
 // PODLACE_LOG=debug goes before the level.
 func (r *Request) LogTo(path string, level slog.Level) error {
 	if path != "" {
-		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		// O_NONBLOCK: a FIFO must not block. Whatever else is no file may be what the result goes to.
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return err
+		}
+		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+			f.Close()
+			return errors.Join(err, fmt.Errorf("%s is no regular file", path))
 		}
 		r.logFile, r.log = f, f
 	}

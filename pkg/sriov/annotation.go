@@ -4,6 +4,7 @@ package sriov
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -49,7 +50,7 @@ func parseChoices(c *Config, raw rawConfig, _ *plugin.Request) error {
 	}
 	var wanted map[string]map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &wanted); err != nil {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: %w", annotation, err), `such as {"net1": {"mac": "02:00:00:00:00:01"}}`)
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want an object of interfaces, each an object, in JSON", annotation), `such as {"net1": {"mac": "02:00:00:00:00:01"}}`)
 	}
 	c.Choices = map[string]choice{}
 	for _, ifname := range slices.Sorted(maps.Keys(wanted)) {
@@ -74,7 +75,9 @@ func (c *Config) parseChoice(keys map[string]json.RawMessage) (of choice, err er
 		} else {
 			err = json.Unmarshal(value, &text)
 		}
-		if err == nil {
+		if err != nil {
+			err = fmt.Errorf("want %s", map[bool]string{true: "a list of addresses", false: "a text"}[key == "ips"])
+		} else {
 			switch key {
 			case "mac":
 				of.MAC, err = parseMAC(text)

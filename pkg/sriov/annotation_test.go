@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -59,15 +60,16 @@ func TestChoicesRefused(t *testing.T) {
 		{`allowAnnotations "trust": want some of mac, ips, name`, `{}`, []any{"allowAnnotations", []string{"mac", "trust"}}},
 		{`mac "03:00:00:00:00:01": want a unicast MAC address`, `{"net1": {"mac": "03:00:00:00:00:01"}}`, nil},
 		{`name "a/b": character '/' is not allowed`, `{"net1": {"name": "a/b"}}`, nil},
-		{`name 5:`, `{"net1": {"name": 5}}`, nil},
+		{`name 5: want a text`, `{"net1": {"name": 5}}`, nil},
 		{`ips ["10.1.2.3"]: VFs have no addresses here`, `{"net1": {"ips": ["10.1.2.3"]}}`, nil},
 		{`ips ["10.61.0.256"]: "10.61.0.256": want an address`, `{"net1": {"ips": ["10.61.0.256"]}}`, []any{"ipam", ranges()}},
-		{`ips "10.61.0.25"`, `{"net1": {"ips": "10.61.0.25"}}`, []any{"ipam", ranges()}},
+		{`ips "10.61.0.25": want a list of addresses`, `{"net1": {"ips": "10.61.0.25"}}`, []any{"ipam", ranges()}},
 		{`the pod has no VF that is "net3"`, `{"net3": {"name": "x"}}`, nil},
 		{`two interfaces of the pod would be named net1`, `{"net2": {"name": "net1"}}`, nil},
+		{`mac 02:00:00:00:00:01: two VFs of the pod would have it`, `{"net1": {"mac": "02:00:00:00:00:01"}, "net2": {"mac": "02:00:00:00:00:01"}}`, nil},
 		{`two interfaces of the pod would be named eth0`, `{"net2": {"name": "eth0"}}`, nil},
-		{`annotation podlace.io/vfs: unexpected end of JSON`, `{"net1"`, nil},
-		{`annotation podlace.io/vfs: json`, `[]`, nil},
+		{`annotation podlace.io/vfs: want an object of interfaces`, `{"net1"`, nil},
+		{`annotation podlace.io/vfs: want an object of interfaces`, `[]`, nil},
 	} {
 		l.fails(l.call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
 	}
@@ -108,7 +110,7 @@ func TestDeviceInfo(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 	l.allocate(vf0)
-	wanted := filepath.Join(t.TempDir(), "info.json")
+	wanted := filepath.Join(defaultInfoDir, "fast-net1.json")
 	l.add("b", "prevResult", nil, "runtimeConfig", object{"CNIDeviceInfoFile": wanted})
 	data, err := os.ReadFile(wanted)
 	if must(t, err); string(data) != info(vf0) {
@@ -118,9 +120,20 @@ func TestDeviceInfo(t *testing.T) {
 	if _, err := os.Stat(wanted); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", wanted, err)
 	}
-	for _, keys := range [][]any{{"deviceInfoDir", "info"}, {"runtimeConfig", object{"CNIDeviceInfoFile": "info"}}} {
-		l.fails(l.call("ADD", "a", keys...), plugin.CodeConfig, "want an absolute path")
+	l.fails(l.call("ADD", "a", "deviceInfoDir", "info"), plugin.CodeConfig, "want an absolute path")
+	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json", defaultInfoDir + "/info"} {
+		l.fails(l.call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
+	// What is in its place later keeps no VF.
+	a = l.add("c", "CNI_ARGS", args)
+	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
+	if o := l.ok(l.call("DEL", "c")); !strings.Contains(o.log, "the device-info file cannot be removed") {
+		t.Errorf("log %s", o.log)
+	}
+	l.ok(a.lab.call("DEL", "c"))
+	must(t, os.Remove(defaultInfoDir), syscall.Mkfifo(defaultInfoDir, 0o600))
+	l.fails(l.call("ADD", "a"), plugin.CodeIO, "device-info file")
+	must(t, os.Remove(defaultInfoDir))
 	l.fails(l.call("ADD", "a", "deviceInfoDir", "/proc/self/info"), plugin.CodeIO, "device-info file")
 	l.isGolden()
 }
@@ -144,6 +157,16 @@ func TestLogFile(t *testing.T) {
 	}
 	if o := l.ok(l.call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.log, "logFile cannot be written") {
 		t.Errorf("stderr %q", o.log)
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	must(t, syscall.Mkfifo(fifo, 0o600))
+	reader, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	must(t, err)
+	defer reader.Close()
+	for _, no := range []string{fifo, "/dev/null"} {
+		if o := l.ok(l.call("DEL", "a", "logFile", no)); !strings.Contains(o.log, no+" is no regular file") {
+			t.Errorf("%s: stderr %q", no, o.log)
+		}
 	}
 	l.fails(l.call("ADD", "a", "logLevel", "loud"), plugin.CodeConfig, `logLevel "loud": want debug`)
 	l.fails(l.call("ADD", "a", "logFile", "sriov.log"), plugin.CodeConfig, `logFile "sriov.log": want an absolute path`)

@@ -3,9 +3,13 @@
 package sriov
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -115,10 +119,24 @@ func (n *node) usable(c card) error {
 		return refuse("has an interface with a name that cannot be given back: %q", c.link.Name)
 	case c.link.Master != 0:
 		return refuse("is in use on the node: %s is the port of another interface", c.link.Name)
+	case n.upper(c) != "":
+		return refuse("is in use on the node: %s is beneath %s", c.link.Name, n.upper(c))
 	case c.link.Up && n.host.IsUplink(c.link):
 		return refuse("is in use on the node: %s has its default route", c.link.Name)
 	}
 	return nil
+}
+
+// upper returns an interface that was made on top of that of a VF, such as a macvlan, or "".
+func (n *node) upper(c card) string {
+	if c.link.Index == 0 {
+		return ""
+	}
+	found, _ := filepath.Glob(filepath.Join(n.sysfs, "bus/pci/devices", c.vf.Address.String(), "net", c.link.Name, "upper_*"))
+	if len(found) == 0 {
+		return ""
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), "upper_")
 }
 
 // record writes the journal, before the first change.
@@ -133,6 +151,7 @@ func (j *job) record(h *held, v *vf, c card) error {
 	if link := c.link; link.Index != 0 {
 		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
 		f.Promisc, f.AllMulti, f.Up, f.TxQueue = link.Promis, link.AllMulti, link.Up, link.TxQueue
+		f.Traits = link.Traits
 		features, err := pci.Features(link.Name)
 		if err != nil {
 			return err
@@ -144,7 +163,7 @@ func (j *job) record(h *held, v *vf, c card) error {
 	}
 	v.held = true
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath, Name: v.Name,
-		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind, Former: f})
+		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind, Told: c.link.Device != "", Chained: j.st.Chained, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
@@ -164,18 +183,27 @@ func (j *job) setPF(c card, mac net.HardwareAddr) error {
 		}
 		return nil
 	}
+	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
+		return plugin.Errorf(plugin.CodeConfig, "mac %s: the PF of VF %s has it", mac, c.vf.Address)
+	}
 	want := j.cfg.Wanted.apply(have)
 	if mac != nil {
 		want.MAC = mac
 	}
-	if err = j.host.SetVF(c.pfLink, c.vf.VFIndex, have, want); err == nil {
+	return j.set(c, have, want)
+}
+
+// set tells the PF how the VF shall be.
+func (n *node) set(c card, have, want kernel.VF) error {
+	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
+	if err == nil {
 		return nil
 	}
 	code := plugin.Code(err)
 	if errors.Is(err, syscall.EINVAL) {
 		code = plugin.CodeDevice
 	}
-	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the driver of the PF, %s, refuses a setting of the configuration; it may know none such, "+
+	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the driver of the PF, %s, refuses a setting; it may know none such, "+
 		"or no such value: a rate is at most the speed of the link, which must be up", c.pf.Driver)
 }
 
@@ -262,6 +290,11 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 	if err := j.pod.SetUp(link); err != nil {
 		return err
 	}
+	if j.st.Chained {
+		if err := j.keepDefault(v); err != nil {
+			return err
+		}
+	}
 	for _, route := range v.Routes {
 		if err := j.pod.AddRoute(link, route); err != nil {
 			return err
@@ -271,6 +304,21 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 		v.detecting = link
 	}
 	return nil
+}
+
+// keepDefault leaves out default routes of a VF where the pod has one: the plugins before made that, and the kernel would take the newer one.
+func (j *job) keepDefault(v *vf) (err error) {
+	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
+		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {
+			return false
+		}
+		var has bool
+		if has, err = j.pod.HasDefault(route.Dst.Addr().Is6()); has {
+			j.r.Log.Warn("the pod has a default route: that of the VF is left out", "ifname", v.Name, "via", route.Gateway)
+		}
+		return has
+	})
+	return err
 }
 
 // awaitDAD waits until the IPv6 addresses of all VFs can be used, which takes them a second or two together.

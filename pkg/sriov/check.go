@@ -9,6 +9,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -23,10 +24,12 @@ func (s sriov) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	told := slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.PciID != "" })
 	if !recorded(r) {
-		if told {
-			return differs("the record of the pod's VFs is missing")
+		if !mayHaveVFs(r) {
+			return nil
+		}
+		if left, err := journalsOf(attachment.KeyOf(r)); err != nil || len(left) > 0 || !chained(r) {
+			return errors.Join(err, differs("the record of the pod's VFs is missing"))
 		}
 		return nil // a pod without VFs
 	}
@@ -155,7 +158,7 @@ func (j *job) checkTold(link kernel.Link, v vf) error {
 	switch {
 	case mac != link.MAC.String():
 		return differs("interface %s has MAC %s, want %s", v.Name, link.MAC, mac)
-	case mtu != link.MTU:
+	case link.MTU > mtu || link.MTU < mtu && mtu != v.MTU: // a lower one may be a later plugin's, which do not tell it in the result
 		return differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
 	}
 	return nil

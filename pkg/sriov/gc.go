@@ -99,5 +99,5 @@ func (s sriov) collectJournal(r *plugin.Request, j journal) error {
 			return err // an ADD that came meanwhile
 		}
 	}
-	return s.onNode(r, func(n *node) error { return n.release(j.Owner, j.Address) })
+	return s.onNode(r, func(n *node) error { return n.release(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns) })
 }

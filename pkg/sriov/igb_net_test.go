@@ -73,7 +73,7 @@ const (
 	inVain   = time.Second
 )
 
-// TestIGBTraffic (S-31): pods reach one another and the node through their VFs, and through VLANs only those in theirs.
+// TestIGBTraffic: pods reach one another and the node through their VFs, and through VLANs only those in theirs.
 func TestIGBTraffic(t *testing.T) {
 	l := newIGB(t, "ipam", ranges())
 	pf, own := l.pf(), netip.MustParsePrefix("10.61.0.250/24")

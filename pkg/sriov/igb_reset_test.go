@@ -29,7 +29,7 @@ func TestIGBReset(t *testing.T) {
 	must(t, l.pod.Close())
 	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
 	out, err := run()
-	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\nNothing was changed.") {
+	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\n") || !strings.HasSuffix(out, "give it back to igbvf\nNothing was changed. --yes does it.\n") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err = run("--yes")

@@ -23,8 +23,8 @@ func parseInfo(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
 	}
-	if c.InfoFile != "" && !filepath.IsAbs(c.InfoFile) {
-		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want an absolute path", c.InfoFile)
+	if c.InfoFile != "" && (filepath.Dir(filepath.Clean(c.InfoFile)) != filepath.Clean(c.InfoDir) || !strings.HasSuffix(c.InfoFile, ".json")) {
+		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir) that ends in .json", c.InfoFile, c.InfoDir)
 	}
 	return nil
 }
@@ -50,10 +50,10 @@ func tell(path string, d pci.Device) error {
 	return nil
 }
 
-// untell removes the device-info file of a VF.
-func untell(path string) error {
+// untell removes the device-info file of a VF. It is for others to read: what is left of it keeps no VF from being brought back.
+func (n *node) untell(path string) {
 	if path == "" {
-		return nil
+		return
 	}
 	dir, err := store.Open(filepath.Dir(path))
 	if err == nil {
@@ -61,7 +61,6 @@ func untell(path string) error {
 		err = dir.Remove(filepath.Base(path))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("device-info file: %w", err)
+		n.r.Log.Warn("the device-info file cannot be removed", "file", path, "error", err)
 	}
-	return nil
 }

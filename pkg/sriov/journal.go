@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,6 +41,8 @@ type journal struct {
 	Info    string         `json:"info,omitempty"` // its device-info file
 	Since   time.Time      `json:"since"`
 	Rebind  bool           `json:"rebind,omitempty"` // the driver is bound anew afterwards
+	Told    bool           `json:"told,omitempty"`   // the kernel tells of which device an interface is, since Linux 5.14
+	Chained bool           `json:"chained,omitempty"`
 	Former  former         `json:"former"`
 }
 
@@ -66,6 +69,7 @@ type former struct {
 	AllMulti bool             `json:"allmulti,omitempty"`
 	Up       bool             `json:"up,omitempty"`
 	TxQueue  int              `json:"txqueuelen,omitempty"`
+	Traits   kernel.Traits    `json:"traits,omitzero"`
 	Features []string         `json:"features,omitempty"` // that were on; none where the kernel tells of none
 }
 
@@ -119,7 +123,7 @@ func (h *held) load() (j journal, ok bool, err error) {
 	}
 	if err != nil {
 		return journal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
-			"bring the VF into the state that pods shall find it in, then remove %s", filepath.Join(vfsFolder, h.address.String()))
+			"podlace sriov reset %s --yes makes the VF as new, and removes %s", h.address, filepath.Join(vfsFolder, h.address.String()))
 	}
 	return j, true, nil
 }
@@ -170,6 +174,12 @@ func (h *held) save(j journal) error {
 
 // forget removes the journal.
 func (h *held) forget() error { return h.dir.Remove(h.address.String()) }
+
+// journalsOf returns those of an attachment.
+func journalsOf(owner attachment.Key) ([]journal, error) {
+	all, err := journals()
+	return slices.DeleteFunc(all, func(j journal) bool { return j.Owner != owner }), err
+}
 
 // journals returns the journals of all VFs that can be read, without their locks.
 func journals() (all []journal, err error) {

@@ -119,25 +119,35 @@ func (s sriov) checkLease(j *job, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases serves GC: it keeps what the interfaces of recorded attachments have.
+// collectLeases serves GC: it keeps what the interfaces of recorded attachments have, also of other plugins, and VFs that are not back yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {
 		return nil
 	}
-	records, err := attachment.List(r.Network, r.Plugin)
+	all, _, err := attachment.Attachments(r.Network)
 	if err != nil {
 		return err
 	}
 	as := *r
 	as.Valid = maps.Clone(r.Valid)
-	for _, rec := range records {
+	for key, records := range all {
+		as.Spare(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
 		var st state
-		if json.Unmarshal(rec.State, &st) != nil {
+		if rec, ok := records[r.Plugin]; ok && json.Unmarshal(rec.State, &st) != nil {
 			return nil // nobody knows what it has
 		}
 		for _, v := range st.VFs {
-			as.Spare(plugin.Attachment{ContainerID: rec.ContainerID, IfName: v.Name})
+			as.Spare(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
+		}
+	}
+	left, err := journals()
+	if err != nil {
+		return err
+	}
+	for _, j := range left {
+		if j.Owner.Network == r.Network {
+			as.Spare(plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Name})
 		}
 	}
 	if err := s.ipam.GC(&as, name); err != nil {

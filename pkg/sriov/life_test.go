@@ -144,7 +144,7 @@ func TestSquatted(t *testing.T) {
 			}
 			if how == "name" {
 				forget(vf1, called)
-				l.called(vf1, "x"+ownName(address(t, vf1)))
+				l.called(vf1, parkedName(address(t, vf1)))
 			}
 			l.del("bad", "CNI_NETNS", "")
 		})
@@ -184,7 +184,7 @@ func TestRecordLost(t *testing.T) {
 			l.fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
 			l.ok(l.call("DEL", "b"))
 			l.podLink("net2")
-			l.del("a")
+			l.del("a", "prevResult", a.prev)
 		})
 	}
 }
@@ -232,7 +232,7 @@ func TestHostileJournals(t *testing.T) {
 		for verb, pod := range map[string]lab{"ADD": l.other(), "DEL": l} {
 			o := pod.call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
 			pod.fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
-			if !strings.Contains(o.failure.Details, "then remove /run/podlace/.vfs/0000:11:02.0") {
+			if !strings.Contains(o.failure.Details, "podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
 				t.Errorf("%s: %q", name, o.failure.Details)
 			}
 		}
@@ -315,7 +315,7 @@ func TestCheck(t *testing.T) {
 			spoil, mend func() error
 		}{
 			{"interface net1 is down", func() error { return pod.SetDown(link) }, func() error { return pod.SetUp(link) }},
-			{"interface net1 has mtu 1280, want 1400", func() error { return pod.SetMTU(link, 1280) }, func() error { return pod.SetMTU(link, 1400) }},
+			{"interface net1 has mtu 1450, want 1400", func() error { return pod.SetMTU(link, 1450) }, func() error { return pod.SetMTU(link, 1400) }},
 			{"interface net1 has MAC 02:00:00:00:00:01, want", func() error { return pod.SetMAC(link, []byte{2, 0, 0, 0, 0, 1}) }, func() error { return pod.SetMAC(link, link.MAC) }},
 			{"address 10.61.0.2/24 is missing on net1", func() error { return pod.DelAddress(link, own[0]) }, nil},
 		} {

@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -84,6 +86,9 @@ func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
 // Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
 func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
+	if errno := syscall.Errno(0); errors.As(err, &errno) && errno != syscall.ENOENT {
+		return nil, link, false, fmt.Errorf("open the namespace %s of the pod: %w", j.Netns, err) // it may be alive
+	}
 	if err != nil {
 		return nil, link, false, nil
 	}
@@ -92,7 +97,7 @@ func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) 
 		return nil, link, false, err
 	}
 	link, ok, err := pod.LinkOf(j.Address.String())
-	if err == nil && !ok {
+	if err == nil && !ok && !j.Told {
 		link, ok, err = pod.Link(j.Name)
 		ok = ok && link.Device == "" && len(link.MAC) > 0 && (link.MAC.String() == j.MAC || bytes.Equal(link.MAC, j.Former.MAC))
 	}
@@ -122,7 +127,7 @@ func (n *node) rebind(a pci.Address, driver string, between func() error) (c car
 		return c, err
 	}
 	if between != nil {
-		if err = between(); errors.Is(err, context.DeadlineExceeded) {
+		if err = between(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 			return c, err // the kernel still works on it
 		}
 	}

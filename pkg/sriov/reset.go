@@ -28,7 +28,7 @@ type ResetOptions struct {
 // is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
 func Reset(o ResetOptions) error {
 	r := &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log}
-	return kernel.WithHost(func(host *kernel.Node) error {
+	return kernel.WithHost(func(host *kernel.Node) (failed error) {
 		n := &node{sysfs: o.Sysfs, host: host, r: r}
 		h, err := hold(o.Address)
 		if err != nil {
@@ -36,8 +36,13 @@ func Reset(o ResetOptions) error {
 		}
 		defer h.close()
 		left, journaled, err := h.load()
-		if err != nil {
-			return err
+		if err != nil { // nobody knows any more what the VF was like
+			fmt.Fprintf(o.Out, "%v: remove it\n", err)
+			defer func() {
+				if failed == nil && o.Act {
+					failed = h.forget()
+				}
+			}()
 		}
 		if journaled {
 			if has, err := n.has(left); err != nil || has {
@@ -46,42 +51,42 @@ func Reset(o ResetOptions) error {
 		}
 		c, err := n.read(o.Address)
 		if err == nil {
-			err = n.unused(c, journaled)
+			err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
 		}
 		if err != nil {
 			return err
 		}
 		if journaled {
 			fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
-			if !o.Act {
-				return nil
-			}
-			if err := n.restore(h, left); err != nil {
-				return err
-			}
-			if c, err = n.read(o.Address); err != nil {
-				return err
+			if o.Act {
+				if err := n.restore(h, left); err != nil {
+					return err
+				}
+				if c, err = n.read(o.Address); err != nil {
+					return err
+				}
 			}
 		}
 		return n.renew(c, o)
 	})
 }
 
-// unused refuses a VF that somebody has.
-func (n *node) unused(c card, journaled bool) error {
+// unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.
+func (n *node) unused(c card, left bool) error {
 	if err := n.usable(c); err != nil {
 		return err
 	}
-	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !journaled {
+	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address), "some pod has it, that another plugin attached")
 	}
 	if c.link.Index == 0 {
 		return nil
 	}
-	if addresses, err := n.host.Addresses(c.link); err != nil || c.link.Up && len(addresses) > 0 {
-		return errors.Join(err, plugin.Errorf(plugin.CodeDevice, "VF %s is in use on the node: %s is up with %s", c.vf.Address, c.link.Name, addresses))
+	addresses, err := n.host.Addresses(c.link)
+	if err == nil && c.link.Up && len(addresses) > 0 {
+		err = plugin.Errorf(plugin.CodeDevice, "VF %s is in use on the node: %s is up with %s", c.vf.Address, c.link.Name, addresses)
 	}
-	return nil
+	return err
 }
 
 // renew sets the PF for a VF as by default, and binds the driver anew, which makes another interface.
@@ -91,10 +96,16 @@ func (n *node) renew(c card, o ResetOptions) error {
 		return err
 	}
 	if told {
-		want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", SpoofCheck: new(true), Trust: new(false), LinkState: "auto"}
+		want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
+		if have.SpoofCheck != nil { // else the driver knows none
+			want.SpoofCheck = new(true)
+		}
+		if have.Trust != nil {
+			want.Trust = new(false)
+		}
 		fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
 		if o.Act {
-			if err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want); err != nil {
+			if err := n.set(c, have, want); err != nil {
 				return err
 			}
 		}

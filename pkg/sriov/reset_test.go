@@ -39,18 +39,31 @@ func TestReset(t *testing.T) {
 	l.die(vf1)
 	spoilt := l.home()
 	out, err := l.reset(vf1, false, func() error { return errors.New("called") })
-	if err != nil || out != "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\n" || l.home() != spoilt {
+	want := "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\ntake it from its driver iavf\nreset the function\ngive it back to iavf\n"
+	if err != nil || out != want || l.home() != spoilt {
 		t.Errorf("a dry run: %v\n%s", err, out)
 	}
 	drivers := []string{}
 	l.onBinding(vf1, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v1"), 0o755)) })
 	out, err = l.reset(vf1, true, func() error { drivers = append(drivers, l.driverOf(vf1)); return nil })
-	want := "VF 0000:11:02.1 is as pod shop/web-0 left it: bring it back\ntake it from its driver iavf\nreset the function\ngive it back to iavf\n"
 	if err != nil || out != want || len(drivers) != 1 || drivers[0] != "." || l.driverOf(vf1) != "iavf" {
 		t.Errorf("%v, driver meanwhile %q, then %s\n%s", err, drivers, l.driverOf(vf1), out)
 	}
 	l.isGolden()
 	l.ok(l.call("DEL", "dead", "CNI_NETNS", ""))
+}
+
+// TestResetTorn: a journal that nobody can read is no reason to keep the VF for ever.
+func TestResetTorn(t *testing.T) {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	must(t, os.MkdirAll(vfsFolder, 0o700), os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
+	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
+	out, err := l.reset(vf0, true, nil)
+	if err != nil || !strings.Contains(out, "journal of VF 0000:11:02.0: unexpected end of JSON input: remove it\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	l.isGolden()
 }
 
 // TestResetFails: when the card cannot do it the driver comes back; while the kernel has not finished it would hang.
@@ -97,9 +110,9 @@ func TestResetRefused(t *testing.T) {
 		moved, _, err = pod.Link("theirs")
 		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
 	})
-	must(t, os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
-	refused(vf0, "journal of VF 0000:11:02.0")
-	must(t, os.Remove(l.journalOf(vf0)))
+	// Beneath another interface, as sysfs tells.
+	pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/upper_macvlan7/type", "1")
+	refused(vf0, "is in use on the node: ens0f0v0 is beneath macvlan7")
 	l.isGolden()
 }
 

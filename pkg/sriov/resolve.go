@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -21,6 +22,9 @@ import (
 
 // askTimeout bounds the time to find out which VFs a pod has. The kubelet is away for seconds when it restarts.
 const askTimeout = 10 * time.Second
+
+// daemonTimeout is how much of that the device plugin has, before the kubelet is asked.
+const daemonTimeout = 2 * time.Second
 
 // wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
 func (s sriov) wanted(r *plugin.Request, cfg Config) ([]vf, error) {
@@ -65,6 +69,9 @@ func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, er
 		return nil, err
 	}
 	for i, v := range vfs {
+		if v.Fixed != nil && slices.ContainsFunc(vfs[:i], func(o vf) bool { return bytes.Equal(o.Fixed, v.Fixed) }) {
+			return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: two VFs of the pod would have it", v.Fixed)
+		}
 		if v.Name == r.IfName && v.Default != r.IfName || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
 			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name), "by ifName %q and the annotation %s", cfg.Names, annotation)
 		}
@@ -98,15 +105,17 @@ func (s sriov) ask(ctx context.Context, r *plugin.Request, cfg Config) ([]alloca
 	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
 	kubelet := podresources.At(cfg.Kubelet)
 	kubelet.Wanted = want
-	answer, err := allocation.Ask(ctx, s.socket, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, Resources: cfg.Resources})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	asking, cancel := context.WithTimeout(ctx, daemonTimeout)
+	defer cancel()
+	answer, err := allocation.Ask(asking, s.socket, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, Resources: cfg.Resources})
+	if err == nil && !slices.Equal(answer.Resources, cfg.Resources) {
+		err = fmt.Errorf("the SR-IOV device plugin tells of %q, and not of %q: it is older than this plugin", answer.Resources, cfg.Resources)
 	}
 	if err != nil {
-		return nil, err
-	}
-	if !slices.Equal(answer.Resources, cfg.Resources) {
-		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q, and not of %q: it is older than this plugin", answer.Resources, cfg.Resources)
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+			r.Log.Warn("the kubelet is asked instead", "error", err)
+		}
+		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !want(d.Resource) {

@@ -18,14 +18,18 @@ import (
 )
 
 // release brings a VF back to what it was before an attachment got it. When it is another one's by now, or nobody's, nothing happens.
-func (n *node) release(owner attachment.Key, a pci.Address) error {
+func (n *node) release(owner attachment.Key, v vf, netns string) error {
+	a := v.Address
 	h, err := holdKnown(a)
 	if h == nil {
 		return err
 	}
 	defer h.close()
 	j, ok, err := h.load()
-	if err != nil || !ok {
+	if err == nil && !ok {
+		return n.fetchUnknown(owner, v, netns)
+	}
+	if err != nil {
 		return err
 	}
 	if j.Owner != owner {
@@ -33,6 +37,25 @@ func (n *node) release(owner attachment.Key, a pci.Address) error {
 		return nil
 	}
 	return n.restore(h, j)
+}
+
+// fetchUnknown brings the interface of a VF home of which a record tells, and whose journal somebody has removed: what it was like nobody knows.
+func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
+	j := journal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: former{Name: ownName(v.Address)}}
+	pod, link, alive, err := inPod(j)
+	if err != nil || !alive {
+		return err
+	}
+	defer pod.Close()
+	if link.Index == 0 {
+		return nil
+	}
+	n.r.Log.Warn("the journal of a VF is missing: it comes home as its pod left it", "vf", v.Address, "name", j.Former.Name, "fix", "podlace sriov reset "+v.Address.String())
+	x := restoring{node: n, j: j}
+	if x.c, err = n.read(v.Address); err != nil {
+		return err
+	}
+	return x.bringHome(pod, link)
 }
 
 // restoring is a VF on its way back.
@@ -49,7 +72,8 @@ func (n *node) restore(h *held, j journal) error {
 	var err error
 	if x.c, err = n.read(j.Address); isGone(err) {
 		n.r.Log.Info("the VF is gone", "vf", j.Address)
-		return errors.Join(untell(j.Info), h.forget())
+		n.untell(j.Info)
+		return h.forget()
 	}
 	if err != nil {
 		return err
@@ -63,7 +87,7 @@ func (n *node) restore(h *held, j journal) error {
 	if _, e := n.read(j.Address); isGone(e) {
 		err = nil // meanwhile, which explains all errors
 	}
-	err = errors.Join(err, untell(j.Info))
+	n.untell(j.Info)
 	if err != nil {
 		return plugin.Errorf(plugin.Code(err), "bring VF %s back: %w", j.Address, err)
 	}
@@ -117,6 +141,10 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 			return err
 		}
 	}
+	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
+		// What comes home with NOARP has duplicate address detection switched off for good. What cannot be set is tried again at home.
+		_ = pod.SetTraits(link, was)
+	}
 	name, err := x.named(func(name string) error { return pod.MoveLink(link, home, name) })
 	if err != nil {
 		return err
@@ -133,7 +161,9 @@ func (x *restoring) bringHome(pod *kernel.NS, link kernel.Link) error {
 func (x *restoring) named(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.claimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
-		name = ownName(x.j.Address)
+		if name = ownName(x.j.Address); name == x.c.link.Name {
+			return name, nil // since it came home
+		}
 		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name", name)
 		err = f(name)
 	}
@@ -166,7 +196,7 @@ func (x *restoring) reclaim(name string) bool {
 		}
 		x.r.Log.Warn("a pod gave its VF a name of another one's", "name", name, "vf", j.Address, "pod", j.Pod)
 		if other.Name == name {
-			return x.host.Rename(other, "x"+ownName(j.Address)) == nil // it is down, as the kernel returns interfaces
+			return x.host.Rename(other, parkedName(j.Address)) == nil // it is down, as the kernel returns interfaces
 		}
 		return x.host.DelAltName(other, name) == nil
 	}
@@ -175,6 +205,9 @@ func (x *restoring) reclaim(name string) bool {
 
 // ownName is a name that no other interface has: v00003b10.2.
 func ownName(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
+
+// parkedName is that of an interface whose name another VF needs, until its own journal is looked at.
+func parkedName(a pci.Address) string { return "x" + ownName(a)[1:] }
 
 // takeMAC lets the VF take its MAC back by itself, if it can. Once the PF has set one, even the same, no later tenant could change it.
 func (x *restoring) takeMAC() {
@@ -201,7 +234,7 @@ func (x *restoring) restorePF() error {
 	if err != nil {
 		return err
 	}
-	return x.host.SetVF(x.c.pfLink, x.c.vf.VFIndex, now, *x.j.Former.PF)
+	return x.set(x.c, now, *x.j.Former.PF)
 }
 
 // restoreDriver gives the VF back to the driver that it had.
@@ -236,10 +269,26 @@ func (x *restoring) renew() (err error) {
 	return err
 }
 
+// dropXDP removes the programs that the pod attached. One that a file descriptor holds, which may be in a file system, goes with the interface.
+func (x *restoring) dropXDP() error {
+	if x.c.link.XDP == 0 {
+		return nil
+	}
+	err := x.host.DelXDP(x.c.link)
+	if errors.Is(err, syscall.EBUSY) {
+		x.r.Log.Info("a program of the pod holds the interface, the driver is bound anew", "vf", x.j.Address)
+		x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil)
+	}
+	return err
+}
+
 // restoreLink makes the interface, which is at home, as it was.
 func (x *restoring) restoreLink() (err error) {
 	f := x.j.Former
 	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
+		return err
+	}
+	if err := x.dropXDP(); err != nil {
 		return err
 	}
 	link := x.c.link
@@ -249,7 +298,7 @@ func (x *restoring) restoreLink() (err error) {
 		}
 		link.Up = false
 	}
-	if link.Name != f.Name && link.Name != ownName(x.j.Address) {
+	if link.Name != f.Name {
 		if link.Name, err = x.named(func(name string) error { return x.host.Rename(link, name) }); err != nil {
 			return err
 		}
@@ -267,8 +316,11 @@ func (x *restoring) restoreLink() (err error) {
 	if link.TxQueue != f.TxQueue {
 		errs = append(errs, x.host.SetTxQueue(link, f.TxQueue))
 	}
-	if link.XDP != 0 {
-		errs = append(errs, x.host.DelXDP(link))
+	if link.Traits != f.Traits {
+		errs = append(errs, x.host.SetTraits(link, f.Traits))
+	}
+	if link.Traits.NoARP && !f.Traits.NoARP { // by which the kernel has switched duplicate address detection off
+		errs = append(errs, x.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/accept_dad", Value: "1"}))
 	}
 	if len(f.Features) > 0 {
 		errs = append(errs, pci.SetFeatures(link.Name, f.Features))

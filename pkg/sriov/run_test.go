@@ -241,8 +241,8 @@ func (l lab) home() string {
 }
 
 func describe(link kernel.Link) string {
-	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up %t", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
-		link.TxQueue, link.Up)
+	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up %t %+v", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
+		link.TxQueue, link.Up, link.Traits)
 }
 
 func (l lab) link(name string) kernel.Link {

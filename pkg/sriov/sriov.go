@@ -29,6 +29,7 @@ import (
 type state struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
+	Netns      string          `json:"netns,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
 	Wanted     Settings        `json:"wanted,omitzero"`
@@ -135,7 +136,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Wanted: cfg.Wanted}
+	j.st = state{VFs: vfs, Chained: chained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
@@ -199,10 +200,18 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", v.Name), "%s", hint)
 		}
 	}
-	if recorded {
-		return s.remove(&j.node, j.att, st)
+	if !recorded {
+		return nil
 	}
-	return nil
+	for _, v := range st.VFs {
+		if _, exists, err := j.pod.Link(v.Name); err != nil {
+			return err
+		} else if exists || v.Userspace != "" {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the pod has VF %s already, as %s", v.Address, v.Name),
+				"an earlier ADD gave it: call DEL first. If the type sriov stands twice in the configuration, name all resources in one")
+		}
+	}
+	return s.remove(&j.node, j.att, st)
 }
 
 func (s sriov) del(r *plugin.Request) error {
@@ -226,7 +235,7 @@ func (s sriov) onNode(r *plugin.Request, f func(*node) error) error {
 func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
-		errs = append(errs, n.release(att.Key, v.Address))
+		errs = append(errs, n.release(att.Key, v, st.Netns))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -244,18 +253,16 @@ func (s sriov) remove(n *node, att *attachment.Attachment, st state) error {
 
 // delUnrecorded looks for VFs whose journals name the attachment. The record was there before them, and somebody has removed it.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
-	all, err := journals()
-	if err != nil {
+	if !mayHaveVFs(r) {
+		return nil
+	}
+	left, err := journalsOf(attachment.KeyOf(r))
+	if err != nil || len(left) == 0 {
 		return err
 	}
-	st := state{Chained: !isMain(r), IPAM: ipam.Object(r.Config)}
-	for _, j := range all {
-		if j.Owner == attachment.KeyOf(r) {
-			st.VFs = append(st.VFs, vf{Address: j.Address, Name: j.Name, Leased: ipam.Type(st.IPAM) != ""})
-		}
-	}
-	if len(st.VFs) == 0 {
-		return nil
+	st := state{Chained: left[0].Chained, IPAM: ipam.Object(r.Config)}
+	for _, j := range left {
+		st.VFs = append(st.VFs, vf{Address: j.Address, Name: j.Name, Leased: ipam.Type(st.IPAM) != ""})
 	}
 	r.Log.Warn("the record of the attachment is missing; its VFs are known by their journals")
 	if att == nil { // nothing of the network is recorded
@@ -267,9 +274,10 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// isMain tells for a DEL that has no record whether the plugin made the pod's own interface: then the result names the VF of it.
-func isMain(r *plugin.Request) bool {
-	return r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == r.IfName && i.PciID != "" })
+// mayHaveVFs tells of an attachment without a record whether the journals have to be read, of which there are as many as pods with VFs: not
+// if all that a result tells of the pod is the interface that another plugin made.
+func mayHaveVFs(r *plugin.Request) bool {
+	return !chained(r) || len(r.Prev.Interfaces) == 0 || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
 // status fails only when no ADD can work here. A node without VFs serves pods that have none.

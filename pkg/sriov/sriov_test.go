@@ -25,7 +25,9 @@ func (l lab) spoil(name string) {
 	must(l, l.pod.Do(func() error { return pci.SetFeatures(name, nil) }))
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
-		must(l, err, pod.SetTxQueue(link, 77), pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
+		traits := link.Traits
+		traits.NoARP, traits.NoMulticast, traits.Mode, traits.Group, traits.GSOMaxSize, traits.GSOMaxSegs = true, true, 1, 7, 2000, 1
+		must(l, err, pod.SetTraits(link, traits), pod.SetTxQueue(link, 77), pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
 			pod.SetAlias(link, "tenant's"), pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
 	})
 }

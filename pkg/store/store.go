@@ -48,6 +48,9 @@ type Dir struct {
 
 // Open opens the folder path; it must exist (errors.Is fs.ErrNotExist).
 func Open(path string) (*Dir, error) {
+	if info, err := os.Stat(path); err == nil && !info.IsDir() { // a FIFO would block
+		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err

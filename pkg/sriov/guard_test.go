@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// TestTwice: a second sriov in the configuration takes nothing from the pod that the first has given.
+func TestTwice(t *testing.T) {
+	l := newLab(t)
+	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
+	a := l.add("a", "resources", []string{fast})
+	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: slow, ID: vf1}}
+	o := l.call("ADD", "a", "resources", []string{slow}, "ifName", "b{index}", "prevResult", a.prev)
+	l.fails(o, plugin.CodeAddressTaken, "the pod has VF 0000:11:02.0 already, as net1")
+	if !strings.Contains(o.failure.Details, "If the type sriov stands twice") {
+		t.Errorf("%s", o.stdout)
+	}
+	l.ok(a.check())
+	l.del("a")
+}
+
+// hidden is a pod that has moved its VF where nobody finds it.
+func hidden(t *testing.T) lab {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf0)
+	l.add("a")
+	cellar := kerneltest.NewPod(t)
+	netns, err := os.Open(cellar.Path)
+	must(t, err)
+	t.Cleanup(func() { netns.Close() })
+	home, err := l.host.File()
+	must(t, err)
+	t.Cleanup(func() { home.Close() })
+	l.inPod(func(pod *kernel.NS) {
+		link, _, err := pod.Link("net1")
+		must(t, err, pod.MoveLink(link, netns, "mine"))
+	})
+	t.Cleanup(func() { // before the namespaces go
+		ns, err := kernel.Open(netns)
+		must(t, err)
+		defer ns.Close()
+		link, _, err := ns.Link("mine")
+		must(t, err, ns.MoveLink(link, home, "ens0f0v0"))
+		l.ok(l.call("DEL", "a"))
+	})
+	return l
+}
+
+// TestResetHidden: a VF that a pod has hidden, and one whose pod cannot be looked at, are not taken from the pod.
+func TestResetHidden(t *testing.T) {
+	l := hidden(t)
+	bound := l.boundAt(vf0)
+	if out, err := l.reset(vf0, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "its interface is in another namespace") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// A name that leads nowhere, as where another mount namespace has the folder.
+	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
+	data, err := os.ReadFile(l.journalOf(vf0) + "~")
+	loop := filepath.Join(t.TempDir(), "loop")
+	must(t, err, os.Symlink(loop, loop), os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(data), l.pod.Path, loop, 1)), 0o600))
+	if out, err := l.reset(vf0, true, nil); err == nil || !strings.Contains(err.Error(), "open the namespace "+loop) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	must(t, os.Rename(l.journalOf(vf0)+"~", l.journalOf(vf0)))
+	if at := l.boundAt(vf0); !at.Equal(bound) {
+		t.Error("the driver was bound anew")
+	}
+}
+
+// leases returns those of a network.
+func leases(network string) []string {
+	found, _ := filepath.Glob("/var/lib/cni/networks/" + network + "/[0-9]*")
+	return found
+}
+
+// TestGCSpares: GC leaves the addresses of pods alone whose record cannot be read, and those that another plugin has not given back.
+func TestGCSpares(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
+	l.allocate(vf0)
+	l.add("live")
+	record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "live", IfName: "eth0"}.Hash()
+	good, err := os.ReadFile(record)
+	must(t, err, os.WriteFile(record, []byte(`{"format":2}`), 0o600))
+	must(t, kerneltest.Age(kerneltest.StateDirs()...))
+	gc := func() {
+		t.Helper()
+		l.ok(l.call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "live", "ifname": "eth0"}}))
+	}
+	gc()
+	if got := leases("net.vf"); len(got) != 1 {
+		t.Errorf("leases of the VF: %q", got)
+	}
+	must(t, os.WriteFile(record, good, 0o600))
+
+	// The lease of an attachment that bridge could not remove.
+	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
+	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755), os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
+		os.WriteFile("/var/lib/cni/networks/net/10.61.0.10", []byte("gone\r\neth0"), 0o644),
+		os.WriteFile(store.Root+"/net/bridge-"+key.Hash(), []byte(`{"format":1,"network":"net","containerID":"stale","ifname":"eth0","plugin":"bridge","netns":"`+l.pod.Path+`","state":{}}`), 0o600))
+	must(t, kerneltest.Age(kerneltest.StateDirs()...))
+	gc()
+	if got := leases("net"); len(got) != 1 || filepath.Base(got[0]) != "10.61.0.9" {
+		t.Errorf("leases of bridge: %q", got)
+	}
+	must(t, os.Remove(store.Root+"/net/bridge-"+key.Hash()), os.RemoveAll("/var/lib/cni/networks/net"), os.RemoveAll("/var/lib/cni/networks/.podlace/net"))
+	l.del("live")
+}
+
+// TestDefaultRoute: that of the pod stays the only one.
+func TestDefaultRoute(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}}, "routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
+	l.allocate(vf0)
+	var eth0 kernel.Link
+	own := kernel.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1")}
+	netns, err := os.Open(l.pod.Path)
+	must(t, err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "uplink", Pod: "eth0", Netns: netns})
+	must(t, err)
+	l.inPod(func(pod *kernel.NS) {
+		eth0, _, err = pod.Link("eth0")
+		must(t, err, pod.AddAddress(eth0, netip.MustParsePrefix("10.1.0.5/24"), false), pod.SetUp(eth0), pod.AddRoute(eth0, own))
+	})
+	a := l.add("a")
+	l.inPod(func(pod *kernel.NS) {
+		to, err := pod.RouteTo(netip.MustParseAddr("8.8.8.8"))
+		if must(t, err); to != eth0.Index {
+			t.Errorf("the way to the world leads through link %d", to)
+		}
+	})
+	l.ok(a.check())
+	l.del("a")
+	must(t, l.host.DelLink("uplink"))
+}
+
+// TestCheckOldVersions: also where results do not tell of PCI addresses, a lost record is told; and a lower MTU, which plugins behind set without
+// telling, is none of CHECK's business.
+func TestCheckOldVersions(t *testing.T) {
+	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
+		t.Run(version, func(t *testing.T) {
+			l := newLab(t, "cniVersion", version)
+			ip := object{"address": "10.1.0.5/24", "interface": 0, "version": "4"}
+			l.conf = l.conf.With("prevResult", object{"cniVersion": version, "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}}, "ips": []any{ip}})
+			l.allocate(vf0)
+			a := l.add("a")
+			l.inPod(func(pod *kernel.NS) { link, _, err := pod.Link("net1"); must(t, err, pod.SetMTU(link, 1300)) })
+			l.ok(a.check())
+			record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+			must(t, os.Remove(record))
+			l.fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
+			l.del("a", "prevResult", a.prev)
+			*l.devices = []allocation.Device{}
+			l.ok(l.call("CHECK", "b"))
+		})
+	}
+}
+
+// TestDaemonBreaks: a device plugin that takes the question and goes away, or is of another age, is no reason to refuse a pod: the kubelet is asked.
+func TestDaemonBreaks(t *testing.T) {
+	l := newLab(t)
+	l.sriov.socket = filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", l.sriov.socket)
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			c.Close()
+		}
+	}()
+	o := l.call("ADD", "a")
+	l.fails(o, plugin.CodeTryAgain, "ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
+	if !strings.Contains(o.log, "the kubelet is asked instead") {
+		t.Errorf("log %s", o.log)
+	}
+}
+
+// TestForeignArguments: a foreign IPAM plugin is not told the address that the pod's own interface shall have.
+func TestForeignArguments(t *testing.T) {
+	l := newLab(t)
+	l.allocate(vf0)
+	dir := t.TempDir()
+	script := "#!/bin/sh\necho \"$CNI_COMMAND $CNI_IFNAME $CNI_ARGS\" >>" + dir + "/log\n[ $CNI_COMMAND = ADD ] && echo '{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.9.0.5/24\"}]}'\nexit 0\n"
+	must(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
+	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;IP=10.1.0.5"
+	for name, value := range map[string]string{"CNI_ARGS": args, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0"} {
+		t.Setenv(name, value)
+	}
+	l.ok(l.call("ADD", "a", "ipam", object{"type": "fake"}, "CNI_PATH", dir, "CNI_ARGS", args))
+	l.del("a", "ipam", object{"type": "fake"}, "CNI_PATH", dir)
+	log, err := os.ReadFile(dir + "/log")
+	if must(t, err); !strings.HasPrefix(string(log), "ADD net1 IgnoreUnknown=1;K8S_POD_NAME=web-0;K8S_POD_NAMESPACE=shop\n") || strings.Contains(string(log), "IP=") {
+		t.Errorf("%s", log)
+	}
+}
