@@ -55,7 +55,7 @@ func only() map[string][]string {
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/card"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/card", "integration/bench"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 
@@ -66,9 +66,9 @@ func only() map[string][]string {
 		"github.com/containernetworking/plugins":        nil,
 		"github.com/coreos/go-iptables":                 nil,
 		// The faces to Kubernetes, and nothing below them.
-		"k8s.io":                              {"pkg/deviceplugin"},
+		"k8s.io":                              {"pkg/deviceplugin", "integration/bench"},
 		"sigs.k8s.io":                         nil,
-		"google.golang.org/grpc":              {"pkg/deviceplugin"},
+		"google.golang.org/grpc":              {"pkg/deviceplugin", "integration/bench"},
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin"},
 		"net/http":                            {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},

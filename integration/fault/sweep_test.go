@@ -21,6 +21,10 @@ func (c call) tolerates(change string) bool {
 	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
 		return true
 	}
+	// What cannot be removed is for others to read, and keeps no VF from coming home.
+	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
+		return true
+	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 

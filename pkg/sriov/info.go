@@ -23,10 +23,18 @@ func parseInfo(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
 	}
-	if c.InfoFile != "" && (filepath.Dir(filepath.Clean(c.InfoFile)) != filepath.Clean(c.InfoDir) || !strings.HasSuffix(c.InfoFile, ".json")) {
-		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir) that ends in .json", c.InfoFile, c.InfoDir)
+	if c.InfoFile != "" && unvarred(filepath.Dir(filepath.Clean(c.InfoFile))) != unvarred(filepath.Clean(c.InfoDir)) {
+		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir)", c.InfoFile, c.InfoDir)
 	}
 	return nil
+}
+
+// unvarred is a path by which /run is known without /var, which is a link to it.
+func unvarred(path string) string {
+	if strings.HasPrefix(path, "/var/run/") {
+		return strings.TrimPrefix(path, "/var")
+	}
+	return path
 }
 
 // infoPath is the device-info file of a VF. The pod knows its own UID, and its interfaces, so it finds it.
