@@ -149,7 +149,7 @@ func (l igb) isDefault(name string, index int) {
 		}
 	}
 	link := l.podLink(name)
-	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true, %s", link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, link.TxQueue, text(l.asPF(index)))
+	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true %+v, %s", link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, link.TxQueue, link.Traits, text(l.asPF(index)))
 	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 || link.Name != name {
 		l.Errorf("the pod has %q %q, %s; on the node it was %s", link.Name, link.AltNames, now, was)
 	}
