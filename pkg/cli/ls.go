@@ -67,6 +67,9 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if err := unreadable(); err != nil {
+		tell(stderr, err.Error())
+	}
 	list = f.only(list)
 	if f.output == outputJSON {
 		return printJSON(stdout, list)

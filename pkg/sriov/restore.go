@@ -119,7 +119,7 @@ func (x *restoring) fetch() error {
 	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
 	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil); err == nil && x.c.link.Index == 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "its interface is nowhere")
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"), "podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
 	}
 	return err
 }
