@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,7 +132,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): a pod that has put its VF where nobody looks does not keep it.
+// TestIGBHidden (F-34): a pod that has put its VF where nobody looks does not keep it, nor when something else stands in its place.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)
@@ -145,7 +146,17 @@ func TestIGBHidden(t *testing.T) {
 			link, _, err := pod.Link("net1")
 			must(t, err, pod.MoveLink(link, netns, "mine"))
 		})
+		if id == "b" {
+			own, err := os.Open(l.pod.Path)
+			must(t, err)
+			_, err = l.host.AddVeth(kernel.Veth{Host: "spy", Pod: "net1", PodMAC: net.HardwareAddr{2, 0, 0, 0, 0xaa, 1}, Netns: own})
+			must(t, err, own.Close())
+		}
 		o := l.ok(l.call("DEL", id))
+		if id == "b" {
+			l.podLink("net1") // the pod's own
+			must(t, l.host.DelLink("spy"))
+		}
 		if !strings.Contains(o.log, "its driver is bound anew") {
 			t.Errorf("log: %s", o.log)
 		}
