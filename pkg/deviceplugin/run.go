@@ -123,7 +123,7 @@ func (d *daemon) returnAlways(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(returnEvery):
+		case <-time.After(min(returnEvery, d.Poll)):
 		}
 	}
 }
