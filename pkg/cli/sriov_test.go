@@ -208,6 +208,9 @@ func TestSRIOVMoved(t *testing.T) {
 
 // TestSRIOVReset: a VF that the kubelet has allocated, or may have, stays as it is.
 func TestSRIOVReset(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it is root's")
+	}
 	flags := sriovLab(t)[4:]
 	driver := filepath.Join(pcitest.Folder(t, flags[1], "0000:15:02.1"), "driver")
 	if err := errors.Join(os.Remove(driver), os.Symlink("../../../../bus/pci/drivers/vfio-pci", driver)); err != nil {
