@@ -38,8 +38,7 @@ type Link struct {
 	XDP      uint32           // how a program is attached to it (XDP_ATTACHED_* in include/uapi/linux/if_link.h), 0 for none
 	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
 	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
-	group    uint32
-	conf6    []byte // the settings of IPv6, of 4 bytes each
+	conf6    []byte           // the settings of IPv6, of 4 bytes each
 
 	// Filtered tells that a bridge shows iptables and nftables what it forwards, if br_netfilter is there (nf_call_iptables in ip-link(8)).
 	Filtered bool
@@ -84,7 +83,7 @@ const groupBase = 0x4000_0000
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
 // LeadsGroup tells whether the link was made the leader of a device group: DelGroup will delete the group with the link.
-func (l Link) LeadsGroup() bool { return l.group == groupOf(l.Index) }
+func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
 // Lacks returns those settings below ipv6/conf/<name of the link>/ that the link did not have when it was read, and all that are not known.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
@@ -186,7 +185,7 @@ func parseLink(message []byte) (Link, error) {
 	a := l.Attrs()
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
-		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev, group: a.Group}
+		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0, Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
 		GROMaxSize: a.GROMaxSize, GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize}

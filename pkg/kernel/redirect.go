@@ -29,7 +29,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 		attrs.Name, attrs.MTU, attrs.Flags = name, of.MTU, net.FlagUp
 		attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
 		if of.LeadsGroup() {
-			attrs.Group = of.group
+			attrs.Group = of.Traits.Group
 		}
 		return ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
 	})
@@ -40,8 +40,8 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	if err == nil && of.LeadsGroup() && link.group != of.group { // it was left over: it would stay when the group goes
-		err = change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.group)) })
+	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group { // it was left over: it would stay when the group goes
+		err = change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
 	if err == nil && !link.Up {
 		err = n.SetUp(link)

@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. What interfaces have now is not asked for: channels, carrier, speed and MTU. The error is fs.ErrNotExist by
-// errors.Is when there is no such function of a network card.
+// Read is Scan for one function, and its PF if it is a VF; pf is zero when it is none. What interfaces have now is not asked for: channels,
+// carrier, speed and MTU. The error is fs.ErrNotExist by errors.Is when there is no such function of a network card.
 func Read(sysfs string, a Address) (d, pf Device, err error) {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {

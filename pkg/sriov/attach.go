@@ -214,10 +214,7 @@ func (j *job) bind(c card) (card, error) {
 			return c, plugin.Errorf(plugin.CodeDevice, "driver: %w", err)
 		}
 		var err error
-		if c, err = j.read(c.vf.Address); err != nil || c.userspace() != "" {
-			return c, err
-		}
-		if c, err = j.await(c.vf.Address); err != nil {
+		if c, err = j.bound(c.vf.Address); err != nil {
 			return c, err
 		}
 	}

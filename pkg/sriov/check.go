@@ -24,7 +24,7 @@ func (s sriov) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if !recorded(r) {
+	if !attachment.Recorded(r) {
 		if !mayHaveVFs(r) {
 			return nil
 		}

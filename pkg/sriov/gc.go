@@ -53,9 +53,6 @@ func (n *node) returned(a pci.Address) error {
 	return n.restore(h, j)
 }
 
-// recorded tells whether an attachment has VFs.
-func recorded(r *plugin.Request) bool { return attachment.Recorded(r) }
-
 func (s sriov) gc(r *plugin.Request) error {
 	r.Patient()
 	return errors.Join(attachment.Collect(r, s.removeAs(r)), s.collectJournals(r), s.collectLeases(r))

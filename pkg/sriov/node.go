@@ -137,7 +137,13 @@ func (n *node) rebind(a pci.Address, driver string, between func() error) (c car
 	if err != nil {
 		return c, err
 	}
-	if c, err = n.read(a); err != nil || driver == "" || c.userspace() != "" {
+	return n.bound(a)
+}
+
+// bound reads a VF whose driver has just changed, and waits for the interface that a network driver makes.
+func (n *node) bound(a pci.Address) (card, error) {
+	c, err := n.read(a)
+	if err != nil || c.vf.Driver == "" || c.userspace() != "" {
 		return c, err
 	}
 	return n.await(a)
