@@ -175,6 +175,7 @@ func TestListeningMany(t *testing.T) {
 	listeners(t)
 	listen(t, "tcp", ":3150")
 	listen(t, "udp4", "127.0.0.1:3007")
+	took := map[uint16]time.Duration{}
 	for _, n := range []uint16{manyPorts / 2, 200} {
 		var ports []HostPort
 		for i := range n {
@@ -195,9 +196,9 @@ func TestListeningMany(t *testing.T) {
 				t.Fatalf("%s, %v, want %s", got, err, want)
 			}
 		}
-		if best > 2*time.Millisecond {
-			t.Errorf("%d ports took %s", n, best)
-		}
-		t.Logf("%d ports: %s", n, best)
+		took[n] = best
+	}
+	if took[200] > 5*took[manyPorts/2] {
+		t.Errorf("%d and 200 ports: took %v", manyPorts/2, took)
 	}
 }

@@ -20,6 +20,7 @@ trap 'rm -rf "$shared"' EXIT
   echo "modprobe() { '$VM/bin/modprobe' \"\$@\"; }"
   [ -z "${VM_MODULES:-}" ] || echo "modprobe -a $VM_MODULES"
   echo 'ip link set lo up'
+  echo 'echo 4194304 >/proc/sys/net/core/wmem_max' # which the plugins exceed, and tests in user namespaces may not
   printf 'cd %q || exit\nexec' "$PWD"
   printf ' %q' "$@"
   echo
