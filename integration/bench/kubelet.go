@@ -5,11 +5,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 
+	"github.com/podlace/podlace/integration/card"
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -17,9 +19,22 @@ import (
 // notedPods is how many containers with devices the kubelet's checkpoint has.
 const notedPods = 100
 
-// kubelet answers as the kubelet does for a pod without devices, with its API and the real gRPC.
+// kubelet answers as the kubelet does for pods without devices and those of its checkpoint, with its API and the real gRPC.
 type kubelet struct {
 	api.UnimplementedPodResourcesListerServer
+}
+
+// notedDevice is the device of the container of a pod in the checkpoint.
+func notedDevice(pod int) string { return fmt.Sprintf("0000:3b:%02x.%d", 2+pod/8, pod%8) }
+
+// List tells of the pods of the checkpoint.
+func (kubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	answer := &api.ListPodResourcesResponse{}
+	for i := range notedPods {
+		answer.PodResources = append(answer.PodResources, &api.PodResources{Namespace: "bench", Name: fmt.Sprint("noted-", i), Containers: []*api.ContainerResources{
+			{Name: "app", Devices: []*api.ContainerDevices{{ResourceName: card.Resource, DeviceIds: []string{notedDevice(i)}}}}}})
+	}
+	return answer, nil
 }
 
 func (kubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
@@ -38,12 +53,12 @@ func serveKubelet(s *stage) (dir string, err error) {
 			return "", err
 		}
 	}
-	if err := writeCheckpoint(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")); err != nil {
-		return "", err
-	}
 	l, err := net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock"))
 	if err != nil {
 		return "", err
+	}
+	if err := writeCheckpoint(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")); err != nil {
+		return "", errors.Join(err, l.Close())
 	}
 	server := grpc.NewServer()
 	api.RegisterPodResourcesListerServer(server, kubelet{})
@@ -66,9 +81,10 @@ func writeCheckpoint(path string) error {
 		}
 		Checksum uint64
 	}
+	data.Data.RegisteredDevices = map[string][]string{card.Resource: {notedDevice(0)}}
 	for i := range notedPods {
-		data.Data.PodDeviceEntries = append(data.Data.PodDeviceEntries, entry{fmt.Sprintf("0b2c8a9e-5d0e-4f5e-8d0c-%012d", 1000+i), "app", "example.com/fast",
-			map[int64][]string{0: {fmt.Sprintf("0000:3b:%02x.%d", 2+i/8, i%8)}}})
+		data.Data.PodDeviceEntries = append(data.Data.PodDeviceEntries, entry{fmt.Sprintf("0b2c8a9e-5d0e-4f5e-8d0c-%012d", 1000+i), "app", card.Resource,
+			map[int64][]string{0: {notedDevice(i)}}})
 	}
 	text, err := json.Marshal(data)
 	if err != nil {

@@ -3,16 +3,19 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/podlace/podlace/integration/card"
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 	"golang.org/x/sys/unix"
@@ -27,6 +30,7 @@ const (
 	vfBar                      = 1.3
 
 	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" // as package card has it
+	plainPod  = "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=plain"
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 
 	besideNothing, besideDaemon, besideKubelet = "nothing", "daemon", "kubelet"
@@ -102,7 +106,7 @@ func (n nodes) measureSRIOV(r *report, o options, temporary string) (err error) 
 	if err != nil {
 		return err
 	}
-	if err := n.measureWithoutVF(r, o, temporary, kubelet); err != nil {
+	if err := n.measureWithoutVF(r, o, node, temporary, kubelet); err != nil {
 		return err
 	}
 	if err := n.measureVF(r, o, node); err != nil {
@@ -114,18 +118,10 @@ func (n nodes) measureSRIOV(r *report, o options, temporary string) (err error) 
 // asker is the plugin in the place of one that does nothing, for a pod of which somebody has to be asked.
 type asker struct {
 	*chain
-	args   string
-	daemon bool // it is there
+	args string
 }
 
-func (a asker) run(verb string, exec runner) (err error) {
-	if !a.daemon {
-		const away = allocation.Socket + ".away"
-		if err := os.Rename(allocation.Socket, away); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, os.Rename(away, allocation.Socket)) }()
-	}
+func (a asker) run(verb string, exec runner) error {
 	return a.chain.run(verb, func(inv invocation) ([]byte, error) {
 		inv.env = append(inv.env, "CNI_ARGS="+a.args) // the last one counts
 		return exec(inv)
@@ -139,40 +135,80 @@ func afterOthers(kind string, pod *sandbox.Pod, kubelet string) pluginConf {
 		"ips":        []any{map[string]any{"address": "10.88.0.2/16", "gateway": "10.88.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node.
-func (n nodes) measureWithoutVF(r *report, o options, temporary, kubelet string) error {
-	entries := map[string]*entry{}
-	var all []*entry
-	for _, what := range []string{besideNothing, besideDaemon, besideKubelet} {
-		side, kind := side{sideOurs, o.plugins}, "sriov"
-		if what == besideNothing {
-			side.folder, kind = temporary, "nothing"
+// measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node. The device plugin is the real one.
+func (n nodes) measureWithoutVF(r *report, o options, node *sandbox.Pod, temporary, kubelet string) (err error) {
+	const away = allocation.Socket + ".away" // the card answers for pods with VFs
+	if err := os.Rename(allocation.Socket, away); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Rename(away, allocation.Socket)) }()
+	for _, what := range []string{besideDaemon, besideKubelet} {
+		entries := map[string]*entry{}
+		var all []*entry
+		for _, kind := range []string{besideNothing, what} {
+			side, program := side{sideOurs, o.plugins}, "sriov"
+			if kind == besideNothing {
+				side.folder, program = temporary, "nothing"
+			}
+			c, err := n.chainOf("sriov-"+kind+what, "node-sriov", side)
+			if err != nil {
+				return err
+			}
+			c.plugins = []pluginConf{afterOthers(program, c.pod, kubelet)}
+			entries[kind] = newEntry(kind, asker{c, plainPod + ";K8S_POD_UID=" + podUID})
+			all = append(all, entries[kind])
 		}
-		c, err := n.chainOf("sriov-"+what, "node-sriov", side)
+		stop := func() error { return nil }
+		if what == besideDaemon {
+			err := node.Do(func() (err error) { stop, err = startDevicePlugin(o.plugins, temporary, kubelet); return err })
+			if err != nil {
+				return err
+			}
+		}
+		race(all, 2*o.rounds) // the differences are small
+		err := stop()
+		for _, e := range all {
+			err = errors.Join(err, e.err)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("pod without VF, %s: %w", what, err)
 		}
-		c.plugins = []pluginConf{afterOthers(kind, c.pod, kubelet)}
-		args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=plain;K8S_POD_UID=" + podUID
-		entries[what] = newEntry(what, asker{c, args, what != besideKubelet})
-		all = append(all, entries[what])
-	}
-	race(all, 2*o.rounds) // the differences are small
-	for _, e := range all {
-		if e.err != nil {
-			return fmt.Errorf("pod without VF, %s: %w", e.side, e.err)
-		}
-	}
-	for _, verb := range []string{verbAdd, verbDel} {
-		idle := p50(entries[besideNothing].samples[verb].chain)
-		for what, bar := range map[string]float64{besideDaemon: answeredBar, besideKubelet: unansweredBar} {
+		for _, verb := range []string{verbAdd, verbDel} {
+			idle := p50(entries[besideNothing].samples[verb].chain)
 			f := figure{Value: p50(entries[what].samples[verb].chain) - idle}
-			title := map[string]string{besideDaemon: "the device plugin answers", besideKubelet: "the kubelet answers, without the device plugin"}[what]
-			r.addAbsolute(fmt.Sprintf("pod without VF, %s: sriov %s above the %.1f ms of a plugin that does nothing", title, verb, idle), bar,
-				map[string]figure{sideOurs: f})
+			title := map[string]string{besideDaemon: "with the device plugin", besideKubelet: "without the device plugin, the kubelet answers"}[what]
+			r.addAbsolute(fmt.Sprintf("pod without VF, %s: sriov %s above the %.1f ms of a plugin that does nothing", title, verb, idle),
+				map[string]float64{besideDaemon: answeredBar, besideKubelet: unansweredBar}[what], map[string]figure{sideOurs: f})
 		}
 	}
 	return nil
+}
+
+// startDevicePlugin returns when the device plugin has compared the checkpoint with what the kubelet tells.
+func startDevicePlugin(plugins, temporary, kubelet string) (stop func() error, err error) {
+	config := filepath.Join(temporary, "sriov.json")
+	if err := os.WriteFile(config, []byte(`{"resourceList": [{"resourceName": "other", "selectors": {"pfNames": ["none"]}}]}`), 0o600); err != nil {
+		return nil, err
+	}
+	var said bytes.Buffer
+	cmd := exec.Command(filepath.Join(plugins, "sriov-device-plugin"), "--config-file", config, "--kubelet-dir", kubelet, "--device-plugin-dir",
+		filepath.Join(kubelet, "device-plugins"), "--registration", "classic", "--http", "", "--cdi-dir", "", "--device-info-dir", "")
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	stop = func() error {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Wait()
+		return errors.Join(os.Remove(allocation.Socket), os.Remove(allocation.Socket+podresources.TrustSuffix))
+	}
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		if podresources.NoneNoted(allocation.Socket+podresources.TrustSuffix, podresources.At(kubelet), podUID) {
+			return stop, nil
+		}
+	}
+	err = stop()
+	return nil, errors.Join(fmt.Errorf("the device plugin does not trust the checkpoint:\n%s", &said), err)
 }
 
 // measureVF is a pod with one VF without settings and without IPAM.
@@ -182,7 +218,7 @@ func (n nodes) measureVF(r *report, o options, node *sandbox.Pod) error {
 		return err
 	}
 	c.plugins = []pluginConf{afterOthers("sriov", c.pod, "/nonexistent")}
-	ours := newEntry(sideOurs, asker{c, podWithVF, true})
+	ours := newEntry(sideOurs, asker{c, podWithVF})
 	all := []*entry{ours}
 	var floor *entry
 	if o.floorGo != "" {

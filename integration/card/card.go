@@ -81,7 +81,7 @@ func (c *Card) Allocate(vfs ...int) {
 func (c *Card) answer(_ context.Context, q allocation.Question) allocation.Answer {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	a := allocation.Answer{Resources: q.Resources}
+	a := allocation.Answer{Resources: q.Resources, UID: q.UID}
 	if q.Namespace == podNamespace && q.Pod == podName {
 		a.Devices = slices.Clone(c.devices)
 	}

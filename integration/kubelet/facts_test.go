@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,5 +91,37 @@ func TestGetLocked(t *testing.T) {
 	out, err := exec.CommandContext(ctx, kubeletPath(), "--config", k.config, "--feature-gates", "KubeletPodResourcesGet=false").CombinedOutput()
 	if !strings.Contains(string(out), "KubeletPodResourcesGet") || !strings.Contains(string(out), "locked to true") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestTrust: the device plugin sees that the kubelet's checkpoint is right, also one without entries and one that a kubelet took over, and nobody has
+// to be asked about pods without devices.
+func TestTrust(t *testing.T) {
+	l := newLab(t, "none")
+	l.runPod("none", vfs(0))
+	none := l.status("none").Metadata.UID
+	noneNoted := func(uid string) bool {
+		return podresources.NoneNoted(l.socket()+podresources.TrustSuffix, podresources.At(kubeletRoot), uid)
+	}
+	trusted := func() {
+		t.Helper()
+		within(t, 30*time.Second, "the checkpoint is trusted", func() error {
+			if !noneNoted(none) {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+	}
+	trusted()
+	l.runPod("one", vfs(2))
+	one := l.status("one").Metadata.UID
+	if noneNoted(one) {
+		t.Error("a pod with VFs has none")
+	}
+	l.kubelet.end(syscall.SIGTERM)
+	l.kubelet.run()
+	trusted()
+	if noneNoted(one) {
+		t.Error("a pod with VFs has none, after the kubelet has started again")
 	}
 }

@@ -49,7 +49,7 @@ func TestRegister(t *testing.T) {
 // named fails the test unless the daemon and podlace say that the pod has these VFs.
 func (l *lab) named(pod string, ids []string) {
 	l.t.Helper()
-	answer, err := allocation.Ask(l.t.Context(), l.socket(), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
+	answer, err := allocation.Ask(l.socket(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
 	if err != nil {
 		l.t.Fatal(err)
 	}

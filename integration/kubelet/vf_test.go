@@ -149,7 +149,7 @@ func (l *vfLab) attached(name string, ids ...string) {
 		want[fmt.Sprint("net", n+1)] = l.before[id].MAC
 	}
 	if !maps.Equal(got, want) || len(all) != len(ids)+2 {
-		l.t.Errorf("pod %s has %+v: want eth0, lo and %v, which are %v", name, all, want, ids)
+		l.t.Errorf("pod %s, sandbox %+v, has %+v: want eth0, lo and %v, which are %v", name, s, all, want, ids)
 	}
 	if written := journals(l.t); slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(written, id) }) {
 		l.t.Errorf("journals of %v: want also %v", written, ids)

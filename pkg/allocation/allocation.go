@@ -34,6 +34,7 @@ const (
 type Question struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
+	UID       string `json:"uid,omitempty"` // of the pod, which may not be the first of its name
 	// Resources are those that a question for one pod is about, also of other device plugins; none is all that this one has.
 	Resources []string `json:"resources,omitempty"`
 }
@@ -53,6 +54,8 @@ type Device struct {
 // Answer is what the device plugin knows. With an Error the devices are unknown, which is something else than none.
 type Answer struct {
 	Devices []Device `json:"devices"`
+	// UID is that of the question, if the kubelet has written down just these devices for it.
+	UID string `json:"uid,omitempty"`
 	// Resources are those of the question, if all their devices are among these.
 	Resources []string `json:"resources,omitempty"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
@@ -60,16 +63,16 @@ type Answer struct {
 	Error  string            `json:"error,omitempty"`
 }
 
-// Ask puts a question to the socket. The error is the answer's, if that has one; where nobody answers it is fs.ErrNotExist or
-// syscall.ECONNREFUSED by errors.Is.
-func Ask(ctx context.Context, socket string, q Question) (a Answer, err error) {
-	conn, err := dial(ctx, socket)
+// Ask puts a question to the socket, and waits for the answer until a time. The error is the answer's, if that has one; where nobody answers it is
+// fs.ErrNotExist or syscall.ECONNREFUSED by errors.Is, where it takes too long os.ErrDeadlineExceeded.
+func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
+	conn, err := dial(socket, until)
 	if err != nil {
 		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	defer conn.Close()
 	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
-		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", errors.Join(ctx.Err(), err))
+		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	if a.Error != "" {
 		return Answer{}, fmt.Errorf("the SR-IOV device plugin answers: %s", a.Error)

@@ -28,12 +28,14 @@ const askEnv = "PODLACE_TEST_ASK"
 
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(askEnv); socket != "" {
-		answer, err := Ask(context.Background(), socket, Question{})
+		answer, err := Ask(socket, soon(), Question{})
 		fmt.Println(len(answer.Devices), err)
 		return
 	}
 	os.Exit(m.Run())
 }
+
+func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
 // serveAt answers at a socket until the test ends.
 func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socket string) {
@@ -64,7 +66,7 @@ func TestAsk(t *testing.T) {
 	for i := range 4 * atOnce {
 		all.Go(func() {
 			q := Question{Namespace: "shop", Pod: fmt.Sprint("web-", i)}
-			got, err := Ask(t.Context(), socket, q)
+			got, err := Ask(socket, soon(), q)
 			if diff := cmp.Diff(echo(t.Context(), q), got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -76,16 +78,14 @@ func TestAsk(t *testing.T) {
 // TestAskFails: nobody there, one that refuses, one that is silent and one that is gone in the middle are told from no devices.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
-	if got, err := Ask(t.Context(), refusing, Question{}); got.Devices != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
+	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := Ask(t.Context(), refusing+"-none", Question{}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Ask(refusing+"-none", soon(), Question{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
 	silent := serveAt(t, func(context.Context, Question) Answer { <-t.Context().Done(); return Answer{} })
-	if _, err := Ask(ctx, silent, Question{}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Ask(silent, time.Now().Add(50*time.Millisecond), Question{}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	l, err := net.Listen("unix", silent+"2")
@@ -99,7 +99,7 @@ func TestAskFails(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if got, err := Ask(t.Context(), silent+"2", Question{}); err == nil {
+	if got, err := Ask(silent+"2", soon(), Question{}); err == nil {
 		t.Errorf("half an answer is taken for %v", got)
 	}
 }
@@ -122,7 +122,7 @@ func TestHostile(t *testing.T) {
 		if !bytes.Contains(answer, []byte(`"error":"want a question`)) {
 			t.Errorf("%s: answer %.200s", what, answer)
 		}
-		if _, err := Ask(t.Context(), socket, Question{Pod: "a"}); err != nil {
+		if _, err := Ask(socket, soon(), Question{Pod: "a"}); err != nil {
 			t.Errorf("after %s: %v", what, err)
 		}
 	}

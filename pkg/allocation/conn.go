@@ -3,76 +3,59 @@
 package allocation
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 )
 
-// conn is a connection that blocks a thread. Every pod of a node waits for an answer: package net would start its poller for the one that is
-// put here, which takes longer than the answer.
+// conn is a connection that blocks a thread, and no longer than until a time. Every pod of a node waits for an answer: the poller of package
+// net, timers and the threads for them would take longer than the answer.
 type conn struct {
-	fd   int
-	stop func() bool
-	shut sync.Mutex // the end of ctx and Close may come together
+	fd    int
+	until time.Time
 }
 
-// dial connects, and ends what is waited for when ctx does.
-func dial(ctx context.Context, socket string) (*conn, error) {
+func dial(socket string, until time.Time) (*conn, error) {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	c := &conn{fd: fd}
-	c.stop = context.AfterFunc(ctx, c.wake)
-	// More may connect than are answered, and a connect that waits then is not ended by a shutdown.
-	if until, ok := ctx.Deadline(); ok {
-		wait := syscall.NsecToTimeval(max(time.Until(until), time.Millisecond).Nanoseconds())
-		err = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &wait)
-	}
-	if err == nil {
-		err = again(func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) })
-	}
-	if err == nil {
-		err = ctx.Err() // its shutdown came before the connection
-	}
-	if err != nil {
+	c := &conn{fd, until}
+	if err := c.call(syscall.SO_SNDTIMEO, func() error { return syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}) }); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
 	return c, nil
 }
 
-func again(call func() error) error {
+// call makes a system call that waits, for which the option bounds the time.
+func (c *conn) call(option int, f func() error) error {
 	for {
-		if err := call(); !errors.Is(err, syscall.EINTR) {
+		left := time.Until(c.until)
+		if left < time.Microsecond { // which for the kernel would be no bound
+			return os.ErrDeadlineExceeded
+		}
+		timeout := syscall.NsecToTimeval(left.Nanoseconds())
+		if err := syscall.SetsockoptTimeval(c.fd, syscall.SOL_SOCKET, option, &timeout); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+		err := f()
+		if errors.Is(err, syscall.EAGAIN) {
+			return os.ErrDeadlineExceeded
+		}
+		if !errors.Is(err, syscall.EINTR) {
 			return err
 		}
 	}
 }
 
-func (c *conn) wake() {
-	c.shut.Lock()
-	defer c.shut.Unlock()
-	if c.fd >= 0 {
-		_ = syscall.Shutdown(c.fd, syscall.SHUT_RDWR) // whoever reads or writes gets an end
-	}
-}
-
-func (c *conn) Close() {
-	c.stop()
-	c.shut.Lock()
-	defer c.shut.Unlock()
-	_ = syscall.Close(c.fd) // nothing is on its way any more
-	c.fd = -1
-}
+func (c *conn) Close() { _ = syscall.Close(c.fd) }
 
 func (c *conn) Read(b []byte) (n int, err error) {
-	err = again(func() error { n, err = syscall.Read(c.fd, b); return err })
+	err = c.call(syscall.SO_RCVTIMEO, func() error { n, err = syscall.Read(c.fd, b); return err })
 	if err != nil {
 		return 0, os.NewSyscallError("read", err)
 	}
@@ -86,7 +69,7 @@ func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
 		// Not write(2), which brings SIGPIPE when nobody is there any more.
-		err = again(func() error { n, err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL); return err })
+		err = c.call(syscall.SO_SNDTIMEO, func() error { n, err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL); return err })
 		if err != nil {
 			return written, os.NewSyscallError("write", err)
 		}

@@ -50,7 +50,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		if attachment.Recorded(r) { // the limits were lifted
 			_, err = attachment.Drop(r, removeFromNode)
 		}
-		return r.Prev, err
+		return nil, err
 	}
 	att, err := attachment.Open(r)
 	if err != nil {

@@ -133,9 +133,7 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	answer, err := allocation.Ask(ctx, f.socket, allocation.Question{})
+	answer, err := ask(ctx, f.socket)
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
@@ -145,6 +143,23 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.kept(d.Address, p.Name) != nil })
 	}
 	return n, nil
+}
+
+// ask returns what the device plugin tells of all pods.
+func ask(ctx context.Context, socket string) (allocation.Answer, error) {
+	var answer allocation.Answer
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{})
+	}()
+	select {
+	case <-done:
+		return answer, err
+	case <-ctx.Done():
+		return allocation.Answer{}, ctx.Err()
+	}
 }
 
 // kept returns who has a device from another resource than the configuration says now, nil if nobody has: that one keeps it, and nobody else

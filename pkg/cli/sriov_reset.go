@@ -93,9 +93,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 
 // free refuses a VF that the kubelet has allocated, and one of which only the kubelet knows whether it is.
 func (f resetFlags) free(ctx context.Context, a pci.Address) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	answer, err := allocation.Ask(ctx, f.socket, allocation.Question{})
+	answer, err := ask(ctx, f.socket)
 	for _, d := range answer.Devices {
 		if d.ID == a.String() {
 			return fmt.Errorf("VF %s is in use: %s is allocated to pod %s", a, plainText(d.Resource), plainText(d.Namespace+"/"+d.Pod))

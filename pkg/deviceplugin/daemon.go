@@ -315,6 +315,9 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	for _, h := range held {
 		a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
 	}
+	if q.UID != "" && d.checkpoint(want).Confirms(q.UID, a.Devices) {
+		a.UID = q.UID
+	}
 	return a
 }
 

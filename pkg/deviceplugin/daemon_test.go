@@ -172,7 +172,7 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.mu.Lock()
 		l.kubelet.getOff, l.kubelet.busy = off, 3
 		l.kubelet.mu.Unlock()
-		got, err := allocation.Ask(t.Context(), l.Socket, allocation.Question{Namespace: "shop", Pod: "web-0"})
+		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0"})
 		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11, CPUs: []int64{16, 17}}}
 		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
@@ -191,7 +191,7 @@ func TestAnswerAll(t *testing.T) {
 	l.kubelet.hold("shop", "web-0", "app", "another.org/nic", vf11)
 	l.kubelet.hold("shop", "web-1", "app", "example.com/one", vf00)
 	l.kubelet.hold("shop", "web-2", "app", "another.org/gpu", "gpu-0")
-	got, err := allocation.Ask(t.Context(), l.Socket, allocation.Question{})
+	got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{})
 	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads elsewhere than such a link does"}, Devices: []allocation.Device{
 		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
 		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}

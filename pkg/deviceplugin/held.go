@@ -4,12 +4,14 @@ package deviceplugin
 
 import (
 	"context"
-	"encoding/json"
-	"os"
+	"errors"
+	"io/fs"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
+
+	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 const (
@@ -23,45 +25,74 @@ const (
 // checkpointName is the file in which the kubelet remembers what it gave away, in the folder of its socket.
 const checkpointName = "kubelet_internal_checkpoint"
 
-// checkpoint is as much of the file as is needed (k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint).
-type checkpoint struct {
-	Data struct {
-		PodDeviceEntries []struct {
-			PodUID, ContainerName, ResourceName string
-			DeviceIDs                           map[string][]string // by NUMA node, -1 for none
+// checkpoint is the kubelet's file, to be asked about some resources.
+func (d *daemon) checkpoint(want func(resource string) bool) podresources.Kubelet {
+	return podresources.Kubelet{Checkpoint: filepath.Join(d.Kubelet.Plugins, checkpointName), Wanted: want}
+}
+
+// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it. isKnown tells whether the file is as
+// kubelets write it.
+func (d *daemon) remembered() (held []Holder, isKnown bool) {
+	notes, isKnown, _ := podresources.Notes(d.checkpoint(nil).Checkpoint) // without it the kubelet has given nothing away yet
+	for _, n := range notes {
+		h := Holder{Pod: "uid " + n.UID, Container: n.Container, Resource: n.Resource, Device: n.ID}
+		if n.Node >= 0 {
+			h.Nodes = []int{n.Node}
 		}
+		held = append(held, h)
+	}
+	return held, isKnown
+}
+
+// among tells whether all holders are among others, by container and not by pod. Where nobody has a device the others have none either.
+func among(others, held []Holder) bool {
+	type grant [3]string
+	of := func(h Holder) grant { return grant{h.Container, h.Resource, h.Device} }
+	all := map[grant]bool{}
+	for _, h := range others {
+		all[of(h)] = true
+	}
+	return (len(held) > 0 || len(others) == 0) && !slices.ContainsFunc(held, func(h Holder) bool { return !all[of(h)] })
+}
+
+// tellTrust lets the sriov plugin believe the checkpoint of the kubelet with a mark, or of none.
+func (d *daemon) tellTrust(mark []byte) {
+	if d.Socket == "" {
+		return
+	}
+	path := d.Socket + podresources.TrustSuffix
+	dir, err := store.Make(filepath.Dir(path), 0o700)
+	if err == nil {
+		defer dir.Close()
+		if mark != nil {
+			err = dir.Write(filepath.Base(path), mark, 0o600)
+		} else {
+			err = dir.Remove(filepath.Base(path))
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.log.Warn("the sriov plugin asks for each pod", "error", err)
 	}
 }
 
-// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it.
-func remembered(dir string) (held []Holder) {
-	data, err := os.ReadFile(filepath.Join(dir, checkpointName))
-	var c checkpoint
-	if err != nil || json.Unmarshal(data, &c) != nil {
-		return nil // the kubelet has given nothing away yet
-	}
-	for _, e := range c.Data.PodDeviceEntries {
-		for node, ids := range e.DeviceIDs {
-			var nodes []int
-			if n, err := strconv.Atoi(node); err == nil && n >= 0 {
-				nodes = []int{n}
-			}
-			for _, id := range ids {
-				held = append(held, Holder{Pod: "uid " + e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, Device: id, Nodes: nodes})
-			}
-		}
-	}
-	return held
-}
+func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }
 
 // askPods learns which pods have devices, and tells whether that changed. A kubelet that is away, or has just started, may know less than the
 // file in which it remembers: then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) (changed bool) {
-	id, _ := idOf(filepath.Join(d.Pods, "kubelet.sock"))
+	id, _ := idOf(d.podsSocket())
+	kubelet := d.checkpoint(nil)
+	kubelet.Socket = d.podsSocket()
+	mark, _ := kubelet.Mark() // before it is asked: the answer may be of one that came since
 	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
+	remembered, isKnown := d.remembered()
+	if err != nil || !isKnown || !among(remembered, held) {
+		mark = nil
+	}
+	d.tellTrust(mark)
 	allocatable, countErr := d.pods.Allocatable(ctx)
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)
@@ -83,7 +114,7 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 		}
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, slices.DeleteFunc(remembered(d.Kubelet.Plugins), func(h Holder) bool { return d.told[h.Device] }))
+		held = merge(held, slices.DeleteFunc(remembered, func(h Holder) bool { return d.told[h.Device] }))
 	}
 	if err != nil {
 		held = merge(held, d.held)

@@ -26,7 +26,7 @@ func TestSocketsComeBack(t *testing.T) {
 		l.await("/readyz", "ok")
 		var err error
 		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-			if _, err = allocation.Ask(t.Context(), l.Socket, allocation.Question{}); err == nil {
+			if _, err = allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{}); err == nil {
 				return
 			}
 		}

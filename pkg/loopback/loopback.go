@@ -37,7 +37,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	if r.Prev != nil {
-		return r.Prev, nil
+		return nil, nil
 	}
 	return result(r, pod, link)
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Address is where a function is on the PCI buses of a machine. It stays with the function whatever driver it has and in whatever
@@ -16,21 +17,22 @@ type Address struct {
 	valid                 bool
 }
 
-// Linux writes a domain with four digits or, behind Intel's Volume Management Device, more.
-var addressForm = form(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$`)
-
-// ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2.
+// ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four digits or, behind
+// Intel's Volume Management Device, more.
 func ParseAddress(s string) (Address, error) {
-	parts := addressForm().FindStringSubmatch(s)
-	if parts == nil {
-		return Address{}, fmt.Errorf("PCI address %+.80q: want domain:bus:device.function, such as 0000:3b:10.2", s)
-	}
+	domain, rest, _ := strings.Cut(s, ":")
+	bus, rest, _ := strings.Cut(rest, ":")
+	device, function, _ := strings.Cut(rest, ".")
 	var n [4]uint64
-	for i, digits := range parts[1:] {
-		n[i], _ = strconv.ParseUint(digits, 16, 32)
+	for i, digits := range []string{domain, bus, device, function} {
+		least, most := [4]int{4, 2, 2, 1}[i], [4]int{8, 2, 2, 1}[i]
+		var err error
+		if n[i], err = strconv.ParseUint(digits, 16, 32); err != nil || len(digits) < least || len(digits) > most {
+			return Address{}, fmt.Errorf("PCI address %+.80q: want domain:bus:device.function, such as 0000:3b:10.2", s)
+		}
 	}
-	if n[2] > 0x1f {
-		return Address{}, fmt.Errorf("PCI address %+.80q: want a device of at most 1f", s)
+	if n[2] > 0x1f || n[3] > 7 {
+		return Address{}, fmt.Errorf("PCI address %+.80q: want a device of at most 1f and a function of at most 7", s)
 	}
 	return Address{uint32(n[0]), uint8(n[1]), uint8(n[2]), uint8(n[3]), true}, nil
 }

@@ -4,10 +4,8 @@ package pci
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 )
 
 // maxWord and maxNodes bound what is taken for a name and for NUMA nodes (MAX_NUMNODES of the kernel).
@@ -101,15 +99,8 @@ func parseErrors(s string) (uint64, error) {
 	return 0, fmt.Errorf("want a line TOTAL_ERR_*, have %+.80q", s)
 }
 
-// form is an expression that is compiled when it is first needed: most pods have no VF, and the plugin that looks for one reads no device.
-func form(expression string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
-}
-
-var cpuList = form(`^[0-9,-]*$`)
-
 func parseCPUs(s string) (string, error) {
-	if !cpuList().MatchString(s) {
+	if strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune("0123456789,-", r) }) {
 		return "", fmt.Errorf("want a list of CPUs, have %+.80q", s)
 	}
 	return s, nil
@@ -146,37 +137,64 @@ func parseNodes(s string) (nodes []int, err error) {
 	return nodes, nil
 }
 
-var rootName = form(`/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/`)
-
 // parseRoot finds the root of the PCI hierarchy in the path of a function: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
 func parseRoot(target string) string {
-	found := rootName().FindStringSubmatch(target)
-	if found == nil {
-		return ""
+	_, rest, _ := strings.Cut(target, "/")
+	for part, rest, isFolder := strings.Cut(rest, "/"); isFolder; part, rest, isFolder = strings.Cut(rest, "/") {
+		name, isRoot := strings.CutPrefix(part, "pci")
+		if _, err := ParseAddress(name + ":00.0"); isRoot && err == nil {
+			return part
+		}
 	}
-	return found[1]
+	return ""
 }
-
-var virtfn = form(`^virtfn(0|[1-9][0-9]{0,4})$`)
 
 // parseVF returns the index of a VF by the name of its PF's link to it.
 func parseVF(name string) (index int, ok bool) {
-	found := virtfn().FindStringSubmatch(name)
-	if found == nil {
+	digits, ok := strings.CutPrefix(name, "virtfn")
+	index, err := strconv.Atoi(digits)
+	if !ok || err != nil || index < 0 || index > 1<<16-1 || strconv.Itoa(index) != digits {
 		return Unknown, false
 	}
-	index, err := strconv.Atoi(found[1])
-	return index, err == nil
+	return index, true
 }
-
-// A port of the card itself is called p0, or p0s1 when it is split (devlink-port(8)).
-var uplinkPort = form(`^p[0-9]+(s[0-9]+)?$`)
-
-// The representor of a PF, VF or subfunction of the same or another controller: pf0vf3, c1pf0sf88.
-var representorPort = form(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 
 // isRepresentor tells by phys_switch_id and phys_port_name an interface that stands for a VF in the card's switch from that of the PF.
 // Older drivers call it by the number of the VF.
 func isRepresentor(switchID, port string) bool {
-	return representorPort().MatchString(port) || switchID != "" && port != "" && !uplinkPort().MatchString(port)
+	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
+}
+
+// isUplinkPort tells a port of the card itself: p0, or p0s1 when it is split (devlink-port(8)).
+func isUplinkPort(port string) bool {
+	rest, ok := cutNumbered(port, "p")
+	if split, isSplit := cutNumbered(rest, "s"); isSplit {
+		rest = split
+	}
+	return ok && rest == ""
+}
+
+// isFunctionPort tells the representor of a PF, VF or subfunction of the same or another controller: pf0vf3, c1pf0sf88.
+func isFunctionPort(port string) bool {
+	if rest, ok := cutNumbered(port, "c"); ok {
+		port = rest
+	}
+	rest, ok := cutNumbered(port, "pf")
+	for _, kind := range []string{"vf", "sf"} {
+		if function, is := cutNumbered(rest, kind); is {
+			rest = function
+			break
+		}
+	}
+	return ok && rest == ""
+}
+
+// cutNumbered returns what follows the prefix and a number.
+func cutNumbered(s, prefix string) (rest string, ok bool) {
+	digits, ok := strings.CutPrefix(s, prefix)
+	rest = strings.TrimLeft(digits, "0123456789")
+	if !ok || rest == digits {
+		return s, false
+	}
+	return rest, true
 }

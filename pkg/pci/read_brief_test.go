@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// TestReadBrief: one function is read with its PF, and without what sysfs waits for the kernel's lock of all interfaces to tell.
+// TestReadBrief: one function is read with its PF, and without what no pod needs or sysfs waits for the kernel's lock of all interfaces to tell.
 func TestReadBrief(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
 	a, err := pci.ParseAddress("0000:11:02.1")
@@ -20,7 +20,10 @@ func TestReadBrief(t *testing.T) {
 	if err != nil || !d.IsVF() || d.LinkType != pci.Ether || len(d.Interfaces) != 1 || len(pf.Interfaces) != 1 || d.PF != pf.Address {
 		t.Errorf("%+v, %+v, %v", d, pf, err)
 	}
-	if d.Speed != 0 || d.MTU != 0 || d.Carrier || pf.Speed != 0 || pf.MTU != 0 || pf.Carrier {
+	if d.Driver == "" || d.VFIndex != 1 {
+		t.Errorf("%+v", d)
+	}
+	if d.Vendor != "" || pf.NumVFs != 0 || d.Speed != 0 || d.MTU != 0 || d.Carrier || pf.Speed != 0 || pf.MTU != 0 || pf.Carrier {
 		t.Errorf("read needlessly: %+v, %+v", d, pf)
 	}
 }

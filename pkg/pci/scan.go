@@ -24,7 +24,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 
 // scanner is one scan.
 type scanner struct {
-	brief    bool // only what an interface is, and not how it is
+	brief    bool // only what it is, where its interface is, and who has it
 	root     *os.Root
 	channels func(ifname string, a Address) int
 	files    []string // of all RDMA devices together
@@ -69,11 +69,15 @@ func (s *scanner) add(a Address) {
 	if d.Class>>16 != networkClass && (f.err == nil || !f.has("net") && !f.has("physfn")) {
 		return
 	}
-	target, err := s.root.Readlink(at)
-	f.fail("link", err)
-	d.Root = parseRoot(target)
-	s.identify(&d, f)
-	s.attach(&d, f)
+	d.Driver = f.link("driver", "drivers")
+	d.RDMA = f.list("infiniband")
+	if !s.brief {
+		target, err := s.root.Readlink(at)
+		f.fail("link", err)
+		d.Root = parseRoot(target)
+		s.identify(&d, f)
+		s.attach(&d, f)
+	}
 	s.divide(&d, f)
 	s.connect(&d, f)
 	if f.left {
@@ -98,9 +102,8 @@ func (s *scanner) identify(d *Device, f *folder) {
 	}
 }
 
-// attach reads what has the function: a driver, an IOMMU group, RDMA, UIO.
+// attach reads what else has the function: an IOMMU group, UIO, the device files of RDMA.
 func (s *scanner) attach(d *Device, f *folder) {
-	d.Driver = f.link("driver", "drivers")
 	if group := f.link("iommu_group", "iommu_groups"); group != "" {
 		n, err := parseNode(group)
 		f.fail("iommu_group", err)
@@ -112,7 +115,6 @@ func (s *scanner) attach(d *Device, f *folder) {
 		d.IOMMUGroup, d.NoIOMMU = n, name == "vfio-noiommu"
 	}
 	d.UIO = f.list("uio")
-	d.RDMA = f.list("infiniband")
 	for _, name := range slices.Concat(f.list("infiniband_verbs"), f.list("infiniband_mad")) {
 		d.RDMAFiles = append(d.RDMAFiles, "infiniband/"+name)
 	}
@@ -128,8 +130,10 @@ func (s *scanner) divide(d *Device, f *folder) {
 		d.PF = Address{}
 		f.fail("physfn", errLink)
 	}
-	d.TotalVFs = value(f, "sriov_totalvfs", 0, parseCount)
-	d.NumVFs = value(f, "sriov_numvfs", 0, parseCount)
+	if !s.brief {
+		d.TotalVFs = value(f, "sriov_totalvfs", 0, parseCount)
+		d.NumVFs = value(f, "sriov_numvfs", 0, parseCount)
+	}
 	for _, name := range f.names {
 		if !strings.HasPrefix(name, "virtfn") {
 			continue

@@ -129,6 +129,19 @@ func TestIsRepresentor(t *testing.T) {
 			t.Errorf("port %q: %t", port, got)
 		}
 	}
+	for _, port := range []string{"pf0vf3sf4", "pf", "pfvf3", "pf0vf", "cpf0", "c1", "p0s", "p0s1s2", "xpf0"} {
+		if !isRepresentor("b8cef603007a1d24", port) || isRepresentor("", port) {
+			t.Errorf("port %q is taken for one of those that have a name", port)
+		}
+	}
+}
+
+func TestParseVF(t *testing.T) {
+	for name, want := range map[string]int{"virtfn0": 0, "virtfn255": 255, "virtfn": -1, "virtfn01": -1, "virtfn+1": -1, "virtfn-1": -1, "virtfn65536": -1, "physfn": -1, "0": -1} {
+		if got, ok := parseVF(name); got != want || ok != (want >= 0) {
+			t.Errorf("%s: got %d, %t", name, got, ok)
+		}
+	}
 }
 
 func TestPairs(t *testing.T) {

@@ -55,7 +55,7 @@ func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	}
 	r.Network = env.Name
 	if r.Verb == "DEL" {
-		r.Prev, _ = prevResult(env)
+		r.Prev, _, _ = prevResult(env)
 		return nil
 	}
 	if err := p.gate(r.Verb, env.CNIVersion); err != nil {
@@ -92,11 +92,14 @@ func (p Plugin) gate(verb, v string) error {
 }
 
 func (p Plugin) readPrev(r *Request, env envelope) error {
-	prev, err := prevResult(env)
+	prev, v, err := prevResult(env)
 	if err != nil && r.Verb != "STATUS" {
 		return Errorf(CodeDecode, "prevResult: %w", explain(err, nil))
 	}
 	r.Prev = prev
+	if v == r.CNIVersion {
+		r.prev = env.PrevResult
+	}
 	if prev == nil && (r.Verb == "CHECK" || r.Verb == "ADD" && p.Chained) {
 		err := Errorf(CodeConfig, "%s needs a prevResult", r.Verb)
 		if p.Chained {
@@ -107,43 +110,56 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult reads the result of the plugins before; nil when there is none.
-func prevResult(env envelope) (*types100.Result, error) {
+// prevResult reads the result of the plugins before, and tells its version; nil when there is none.
+func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
-		return nil, nil
+		return nil, "", nil
 	}
-	return ReadResult(env.CNIVersion, env.PrevResult)
+	return readResult(env.CNIVersion, env.PrevResult)
 }
 
 // ReadResult reads a result of any version. It is in the version that it names, else in v, that of the configuration.
-func ReadResult(v string, raw []byte) (result *types100.Result, err error) {
+func ReadResult(v string, raw []byte) (*types100.Result, error) {
+	result, _, err := readResult(v, raw)
+	return result, err
+}
+
+func readResult(v string, raw []byte) (result *types100.Result, own string, err error) {
 	defer func() { // the library does not expect an entry that is null
 		if p := recover(); p != nil {
 			result, err = nil, fmt.Errorf("malformed: %v", p)
 		}
 	}()
-	own := struct {
-		CNIVersion string `json:"cniVersion"`
-	}{}
-	keys := map[string]json.RawMessage{}
-	if err := errors.Join(json.Unmarshal(raw, &own), json.Unmarshal(raw, &keys)); err != nil {
-		return nil, err
+	var named envelope
+	if err := json.Unmarshal(raw, &named); err != nil {
+		return nil, "", err
 	}
-	if keys == nil {
-		return nil, errors.New("malformed: null")
+	if bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
+		return nil, "", errors.New("malformed: null")
 	}
-	if own.CNIVersion == "" {
-		own.CNIVersion = v
+	own = named.CNIVersion
+	if own != "" {
+		v = own
+	} else if raw, err = withVersion(v, raw); err != nil {
+		return nil, "", err
 	}
-	keys["cniVersion"], _ = json.Marshal(own.CNIVersion)
-	raw, _ = json.Marshal(keys)
-	res, err := version.NewResult(own.CNIVersion, raw)
+	res, err := version.NewResult(v, raw)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	result, err = types100.NewResultFromResult(res)
 	if err == nil && (slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil)) {
-		return nil, errors.New("malformed: an entry of interfaces, ips or routes is null")
+		return nil, "", errors.New("malformed: an entry of interfaces, ips or routes is null")
 	}
-	return result, err
+	return result, own, err
+}
+
+// withVersion lets a result name a version.
+func withVersion(v string, raw []byte) ([]byte, error) {
+	keys := map[string]json.RawMessage{}
+	if err := json.Unmarshal(raw, &keys); err != nil {
+		return nil, err
+	}
+	keys["cniVersion"], _ = json.Marshal(v)
+	return json.Marshal(keys)
 }

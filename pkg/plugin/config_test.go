@@ -91,13 +91,13 @@ func TestPrevResult(t *testing.T) {
 			"none":         `{` + body + `}`,
 			"capital":      `{"CNIVersion":"` + v + `",` + body + `}`,
 		} {
-			res, err := prevResult(envelope{CNIVersion: v, PrevResult: json.RawMessage(raw)})
+			res, _, err := prevResult(envelope{CNIVersion: v, PrevResult: json.RawMessage(raw)})
 			if err != nil || len(res.IPs) != 1 || res.IPs[0].Address.String() != "10.1.0.5/24" || res.CNIVersion != "1.1.0" {
 				t.Errorf("%s, %s: %+v, %v", v, name, res, err)
 			}
 		}
 	}
-	res, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(`{"cniVersion":"0.4.0",` + prevResults()["0.4.0"] + `}`)})
+	res, _, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(`{"cniVersion":"0.4.0",` + prevResults()["0.4.0"] + `}`)})
 	if err != nil || len(res.IPs) != 1 {
 		t.Errorf("of another version than the configuration: %+v, %v", res, err)
 	}
@@ -105,12 +105,12 @@ func TestPrevResult(t *testing.T) {
 
 func TestPrevResultRefused(t *testing.T) {
 	for _, raw := range []string{`[]`, `"x"`, `7`, `{"cniVersion":"9.9.9"}`, `{"cniVersion":7}`, `{"ips":"x"}`, `{"ips":[{"address":"x"}]}`} {
-		if res, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(raw)}); err == nil {
+		if res, _, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(raw)}); err == nil {
 			t.Errorf("%s: accepted as %+v", raw, res)
 		}
 	}
 	for _, raw := range []string{"", "null", " null "} {
-		if res, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(raw)}); res != nil || err != nil {
+		if res, _, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(raw)}); res != nil || err != nil {
 			t.Errorf("%q: %v, %v: want none", raw, res, err)
 		}
 	}

@@ -59,14 +59,6 @@ func (r *Request) logUnknown(path string, data []byte, t reflect.Type) {
 		return
 	}
 	fields := jsonFields(t)
-	known := make([]string, 0, len(fields))
-	for _, f := range fields {
-		known = append(known, f.name)
-	}
-	if path == "" {
-		known = append(known, commonKeys...)
-	}
-	sort.Strings(known)
 	for key, value := range object {
 		if f, ok := fields[strings.ToLower(key)]; ok {
 			if f.of.Kind() == reflect.Struct && key != "args" && key != "runtimeConfig" {
@@ -74,9 +66,17 @@ func (r *Request) logUnknown(path string, data []byte, t reflect.Type) {
 			}
 			continue
 		}
-		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || containsFold(known, key) {
+		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && containsFold(commonKeys, key) {
 			continue
 		}
+		var known []string
+		for _, f := range fields {
+			known = append(known, f.name)
+		}
+		if path == "" {
+			known = append(known, commonKeys...)
+		}
+		sort.Strings(known)
 		r.Log.Warn("unknown key is ignored", "key", quote(path+key), "nearest", Nearest(key, known))
 	}
 }

@@ -78,7 +78,7 @@ func FuzzPrevResult(f *testing.F) {
 		if !json.Valid([]byte(raw)) {
 			return
 		}
-		res, err := prevResult(envelope{CNIVersion: v, PrevResult: json.RawMessage(raw)})
+		res, _, err := prevResult(envelope{CNIVersion: v, PrevResult: json.RawMessage(raw)})
 		if err != nil || res == nil {
 			return
 		}

@@ -60,7 +60,7 @@ func openNetns(path string) (*os.File, error) {
 
 func isOwn(f *os.File) bool {
 	var own, other unix.Stat_t
-	if unix.Stat("/proc/thread-self/ns/net", &own) != nil || unix.Fstat(int(f.Fd()), &other) != nil {
+	if unix.Stat("/proc/self/ns/net", &own) != nil || unix.Fstat(int(f.Fd()), &other) != nil {
 		return false
 	}
 	return own.Dev == other.Dev && own.Ino == other.Ino

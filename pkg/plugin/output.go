@@ -16,6 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// encode renders a result in the version of the configuration, and none as the prevResult that came.
+func (r *Request) encode(result *types100.Result) ([]byte, error) {
+	if result != nil {
+		return encodeResult(result, r.CNIVersion)
+	}
+	if r.prev != nil {
+		return r.prev, nil
+	}
+	if r.Prev == nil {
+		return nil, Errorf(CodeInternal, "neither a result nor a prevResult")
+	}
+	return encodeResult(r.Prev, r.CNIVersion)
+}
+
 // encodeResult renders a result in the shape of a cniVersion.
 func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
@@ -139,11 +153,11 @@ func (r *Request) LogTo(path string, level slog.Level) error {
 }
 
 func (r *Request) logger() *slog.Logger {
-	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level})).With("plugin", r.Plugin, "verb", printable(r.Verb, 20))
+	who := []any{"plugin", r.Plugin, "verb", printable(r.Verb, 20)}
 	if id := r.identity(); id != "" {
-		log = log.With("attachment", id)
+		who = append(who, "attachment", id)
 	}
-	return log
+	return slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level})).With(who...)
 }
 
 func join(versions []string) string { return strings.Join(versions, ", ") }

@@ -77,6 +77,31 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
+// TestPassedOn: a plugin without a result of its own gives what came, as it came, and in the version of the configuration.
+func TestPassedOn(t *testing.T) {
+	pod := kerneltest.NewPod(t)
+	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
+	same := `{"cniVersion":"1.1.0", "ips":[{"address":"10.1.0.5/24"}], "later":7}`
+	for prev, want := range map[string]string{
+		same:                                  same,
+		`{"ips":[{"address":"10.1.0.5/24"}]}`: `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24"}]}`,
+		`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/24"}]}`: `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24"}]}`,
+	} {
+		o := run(p, newEnv("ADD").with("CNI_NETNS", pod.Path), config(`"prevResult":`+prev))
+		if o.exit != 0 || prev == same && o.stdout != same {
+			t.Fatalf("%s: %d, %s", prev, o.exit, o.stdout)
+		}
+		if diff := cmp.Diff(decoded(t, want), decoded(t, o.stdout)); diff != "" {
+			t.Errorf("%s:\n%s", prev, diff)
+		}
+	}
+	deleted := 0
+	p.Del = func(*Request) error { deleted++; return nil }
+	if run(p, newEnv("ADD").with("CNI_NETNS", pod.Path), config("")).refused(t, CodeInternal); deleted != 1 {
+		t.Errorf("without a prevResult: deleted %d times", deleted)
+	}
+}
+
 // TestInexpressibleResult: what the version cannot hold is taken back.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)

@@ -27,7 +27,7 @@ type Plugin struct {
 	NoNetns    bool   // it does nothing in the namespace, so any CNI_NETNS will do
 	Late       bool   // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
 
-	Add    func(*Request) (*types100.Result, error)
+	Add    func(*Request) (*types100.Result, error) // a nil result is prevResult as it came
 	Del    func(*Request) error
 	Check  func(*Request) error
 	GC     func(*Request) error
@@ -43,8 +43,17 @@ var Version = ""
 func (p Plugin) Main() int {
 	// One short-lived process: collecting garbage would only cost.
 	debug.SetGCPercent(-1)
+	growStack()
 	p.listen = listen
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
+}
+
+// growStack gives the goroutine at once the stack that a verb needs. It would double from 8 KiB on, with all frames copied each time.
+//
+//go:noinline
+func growStack() byte {
+	var frame [17 << 10]byte
+	return frame[len(os.Args)]
 }
 
 // Run runs the plugin with the given environment and streams and returns the exit status. All output to stdout is one write
@@ -63,7 +72,6 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if !p.Late {
 		r.Patient()
 	}
-	r.Log = r.logger()
 	defer r.close()
 	output, err := p.serve(r, getenv, stdin)
 	if err != nil {
@@ -75,7 +83,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.takeBack(r, &werr)
-			r.Log.Error("nobody reads the result", "error", werr)
+			r.logger().Error("nobody reads the result", "error", werr)
 			return 1
 		}
 	}
@@ -123,7 +131,6 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
 	}
 	envErr := r.readEnvironment(getenv)
-	r.Log = r.logger()
 	if err := p.readConfig(r, data, envErr); err != nil {
 		return nil, err
 	}
@@ -163,7 +170,7 @@ func (p Plugin) add(r *Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := encodeResult(result, r.CNIVersion)
+	out, err := r.encode(result)
 	if err == nil {
 		err = r.interrupted()
 	}

@@ -45,6 +45,7 @@ type Request struct {
 	CNIVersion string              // version of the configuration, and so of the result
 	Config     []byte              // the configuration as it came on stdin
 	Prev       *types100.Result    // prevResult; nil when there is none
+	prev       []byte              // as it came, if it is in the version of the result
 	Valid      map[Attachment]bool // GC: the attachments to keep
 	Dead       map[Attachment]bool // GC: the only ones to collect; nil when nobody named them
 
@@ -62,8 +63,9 @@ type Request struct {
 	logFile *os.File  // if that is a file, and not stderr
 	level   slog.Level
 
-	listen func() <-chan os.Signal
-	end    <-chan os.Signal // signals that ask the process to end
+	listen    func() <-chan os.Signal
+	listening chan struct{}    // closed when there is an end
+	end       <-chan os.Signal // signals that ask the process to end
 }
 
 // Attachment returns the interface that this request is about.

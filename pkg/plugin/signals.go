@@ -11,8 +11,20 @@ import (
 // Patient lets no signal but SIGKILL end the process in the middle from now on. DEL finishes; ADD does too, in its few milliseconds, and is
 // then taken back. A plugin that is Late calls it before its first change: it costs two threads.
 func (r *Request) Patient() {
-	if r.listen != nil && r.end == nil {
-		r.end = r.listen()
+	r.PatientSoon()
+	if r.listening != nil {
+		<-r.listening
+	}
+}
+
+// PatientSoon begins what Patient waits for: the threads of the runtime need some hundred microseconds to agree on the signals.
+func (r *Request) PatientSoon() {
+	if r.listen != nil && r.listening == nil {
+		r.listening = make(chan struct{})
+		go func() {
+			defer close(r.listening)
+			r.end = r.listen()
+		}()
 	}
 }
 
@@ -26,6 +38,11 @@ func listen() <-chan os.Signal {
 
 // interrupted tells of the signal that asked the process to end.
 func (r *Request) interrupted() error {
+	select {
+	case <-r.listening:
+	default:
+		return nil
+	}
 	select {
 	case s := <-r.end:
 		return Errorf(CodeTryAgain, "%v came meanwhile, so the attachment was taken back", s)

@@ -7,10 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
 )
@@ -25,44 +29,128 @@ type entry struct {
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
+// Note is a device that a container was given, as the checkpoint has it: without the names of the pod, which may have ended.
+type Note struct {
+	allocation.Device
+	UID  string // of the pod
+	Node int    // NUMA node of the device, -1 for none
+}
+
+// Notes returns all that a checkpoint has. isKnown tells whether it has the form in which NoneNoted takes it.
+func Notes(path string) (notes []Note, isKnown bool, err error) {
+	data, _, err := readRegular(path)
+	if err != nil {
+		return nil, false, err
+	}
+	if isKnown = known(data); isKnown && isEmpty(data) {
+		return nil, true, nil
+	}
+	entries, err := entriesOfAny(data)
+	return notesOf(entries), isKnown, err
+}
+
+func notesOf(entries []entry) (notes []Note) {
+	for _, e := range entries {
+		for node, ids := range e.DeviceIDs {
+			n, err := strconv.Atoi(node)
+			if err != nil || n < 0 {
+				n = -1
+			}
+			for _, id := range ids {
+				notes = append(notes, Note{allocation.Device{Container: e.ContainerName, Resource: e.ResourceName, ID: id}, e.PodUID, n})
+			}
+		}
+	}
+	return notes
+}
+
 // readCheckpoint returns what is written down for a UID. An error means that nothing can be said.
-func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
+func readCheckpoint(path, uid string) ([]allocation.Device, error) {
 	if uid == "" {
 		return nil, errors.New("the runtime does not say the pod's UID")
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return nil, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
-	}
-	data, err := os.ReadFile(path)
+	data, _, err := readRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	return parseCheckpoint(data, uid)
 }
 
+// readRegular returns a file, and when it was written.
+func readRegular(path string) (data []byte, written time.Time, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
+	if err != nil {
+		return nil, written, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, written, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
+		return nil, written, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
+	}
+	data = make([]byte, info.Size())
+	_, err = io.ReadFull(f, data)
+	return data, info.ModTime(), err
+}
+
 func parseCheckpoint(data []byte, uid string) (noted []allocation.Device, err error) {
 	entries, err := entriesOf(data, uid)
-	for _, e := range entries {
-		for _, ids := range e.DeviceIDs {
-			for _, id := range ids {
-				noted = append(noted, allocation.Device{Container: e.ContainerName, Resource: e.ResourceName, ID: id})
-			}
+	return devicesOf(entries), err
+}
+
+func devicesOf(entries []entry) (devices []allocation.Device) {
+	for _, n := range notesOf(entries) {
+		devices = append(devices, n.Device)
+	}
+	return devices
+}
+
+// How kubelets write a checkpoint, with or without entries.
+const (
+	listBegins  = `{"Data":{"PodDeviceEntries":[`
+	listIsEmpty = `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{`
+	listEnds    = `}],"RegisteredDevices":{`
+	entryBegins = `{"PodUID":"`
+	lastKey     = `,"Checksum":`
+)
+
+// known tells whether a file is whole, and all entries of it are as kubelets write them: by the keys of entries, which stand nowhere else, for no name
+// in the file has quotes.
+func known(data []byte) bool {
+	data = bytes.TrimSpace(data)
+	sum := data[bytes.LastIndexByte(data, ':')+1:]
+	whole := bytes.HasSuffix(data[:len(data)-len(sum)], []byte(lastKey)) && len(bytes.Trim(sum, "0123456789")) == 1 && bytes.HasSuffix(sum, []byte("}"))
+	if !whole || bytes.IndexByte(data, '\\') >= 0 || bytes.IndexByte(data, 0) >= 0 {
+		return false
+	}
+	count := func(s string) int { return bytes.Count(data, []byte(s)) }
+	if isEmpty(data) {
+		return count("PodUID") == 0 && count("PodDeviceEntries") == 1
+	}
+	entries := count(entryBegins)
+	for _, key := range []string{"PodUID", `","ContainerName":"`, `","ResourceName":"`, `","DeviceIDs":{"`} {
+		if count(key) != entries {
+			return false
 		}
 	}
-	return noted, err
+	return bytes.HasPrefix(data, []byte(listBegins+entryBegins)) && count("},"+entryBegins) == entries-1 && count(listEnds) == 1
 }
+
+func isEmpty(data []byte) bool { return bytes.HasPrefix(data, []byte(listIsEmpty)) }
 
 // entriesOf reads only the entries of one UID, where the file is as kubelets write it: to read all of a hundred pods takes milliseconds.
 func entriesOf(data []byte, uid string) (found []entry, err error) {
-	const first, next = `{"Data":{"PodDeviceEntries":[`, `{"PodUID":"`
-	if !bytes.HasPrefix(data, []byte(first+next)) {
-		return entriesOfAny(data, uid)
+	if !known(data) || isEmpty(data) {
+		entries, err := entriesOfAny(data)
+		return slices.DeleteFunc(entries, func(e entry) bool { return e.PodUID != uid }), err
 	}
-	mark := []byte(next + uid + `"`) // nowhere else, for in strings the quotes are escaped
+	return entriesOfKnown(data, uid)
+}
+
+func entriesOfKnown(data []byte, uid string) (found []entry, err error) {
+	mark := []byte(entryBegins + uid + `"`) // nowhere else, for in strings the quotes are escaped
 	for at := bytes.Index(data, mark); at >= 0; at = bytes.Index(data, mark) {
 		var e entry
 		if err := json.NewDecoder(bytes.NewReader(data[at:])).Decode(&e); err != nil {
@@ -73,7 +161,7 @@ func entriesOf(data []byte, uid string) (found []entry, err error) {
 	return found, nil
 }
 
-func entriesOfAny(data []byte, uid string) ([]entry, error) {
+func entriesOfAny(data []byte) ([]entry, error) {
 	var c struct {
 		Data struct{ PodDeviceEntries []entry }
 	}
@@ -83,14 +171,14 @@ func entriesOfAny(data []byte, uid string) ([]entry, error) {
 	if c.Data.PodDeviceEntries == nil { // nobody has devices, or another format
 		return nil, errors.New("the kubelet's checkpoint has no entries")
 	}
-	return slices.DeleteFunc(c.Data.PodDeviceEntries, func(e entry) bool { return e.PodUID != uid }), nil
+	return c.Data.PodDeviceEntries, nil
 }
 
-// Confirms tells whether devices of a pod, which somebody was told by its name, may be those of the pod with a UID. Without a checkpoint they may.
+// Confirms tells whether devices of a pod, which somebody was told by its name, are those of the pod with a UID.
 func (k Kubelet) Confirms(uid string, devices []allocation.Device) bool {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if err != nil {
-		return true
+		return false
 	}
 	var containers []string
 	for _, d := range devices {

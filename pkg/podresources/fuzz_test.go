@@ -163,7 +163,8 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 		data := marshal(t, []written{fast(first, container, id), fast(second, container, id, "x")})
 		quick, err := entriesOf(data, uid)
-		slow, err2 := entriesOfAny(data, uid)
+		slow, err2 := entriesOfAny(data)
+		slow = slices.DeleteFunc(slow, func(e entry) bool { return e.PodUID != uid })
 		if err != nil || err2 != nil || !slices.EqualFunc(quick, slow, func(a, b entry) bool { return cmp.Equal(a, b) }) {
 			t.Fatalf("%s:\n%v, %v\n%v, %v", data, quick, err, slow, err2)
 		}

@@ -81,7 +81,7 @@ func owner(key attachment.Key, pod string) string {
 func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
 	if err != nil || len(cfg.Mappings) == 0 {
-		return r.Prev, err
+		return nil, err
 	}
 	pod := podAddresses(r.Prev, r.IfName)
 	if len(pod) == 0 {
@@ -93,7 +93,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	st := state{Backend: cfg.Backend, Ports: cfg.hostPorts(pod)}
 	if len(st.Ports) == 0 {
 		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
-		return r.Prev, nil
+		return nil, nil
 	}
 	if err := cfg.checkTools(pod); err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	delFlows(host, slices.Concat(old.Ports, st.Ports, former))
-	return r.Prev, nil
+	return nil, nil
 }
 
 // plan completes the state with what the node tells of the pod.

@@ -77,7 +77,7 @@ func TestDaemonStopped(t *testing.T) {
 	l.fails(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
 }
 
-// TestOtherPod: what the device plugin tells by the pod's name is not believed when the kubelet wrote something else down for its UID.
+// TestOtherPod: what the device plugin tells by the pod's name is not believed when it cannot say that it is of the pod with its UID.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -93,10 +93,12 @@ func TestOtherPod(t *testing.T) {
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	for _, c := range []struct {
 		entries, want string
+		unsure        bool
 	}{
-		{entry("new", vf2) + "," + entry("old", vf1), vf2}, // the device plugin was told before, or tells of the pod that comes
-		{entry("new", vf1) + "," + entry("old", vf2), vf1}, // and here the kubelet would
+		{entry("new", vf2) + "," + entry("old", vf1), vf2, true}, // the device plugin was told before, or tells of the pod that comes
+		{entry("new", vf1) + "," + entry("old", vf2), vf1, false},
 	} {
+		*l.unsure = c.unsure
 		note(`{"Data":{"PodDeviceEntries":[` + c.entries + `],"RegisteredDevices":{}},"Checksum":1}`)
 		a := l.add("a", keys...)
 		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != c.want {

@@ -89,9 +89,7 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeEnvironment, "CNI_ARGS: has no K8S_POD_NAME, so nobody knows which VFs there are for the container"),
 			"name the VF in deviceID, or call the plugin by a Kubernetes runtime")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
-	defer cancel()
-	devices, err = s.ask(ctx, r, cfg)
+	devices, err = s.ask(r, cfg)
 	if err != nil {
 		// Without an answer the pod must not start: it might wait for a VF for ever, or use another interface in its place.
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "which VFs the pod has: %w", err),
@@ -100,31 +98,43 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 	return devices, nil
 }
 
-// ask puts the question to the device plugin, and where that does not run to the kubelet.
-func (s sriov) ask(ctx context.Context, r *plugin.Request, cfg Config) ([]allocation.Device, error) {
+// ask puts the question to the device plugin, and where that does not run to the kubelet. For most pods nobody has to be asked.
+func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
+	began := time.Now()
 	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
 	kubelet := podresources.At(cfg.Kubelet)
 	kubelet.Wanted = want
-	asking, cancel := context.WithTimeout(ctx, daemonTimeout)
-	defer cancel()
-	answer, err := allocation.Ask(asking, s.socket, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, Resources: cfg.Resources})
+	if podresources.NoneNoted(s.socket+podresources.TrustSuffix, kubelet, r.Pod.UID) {
+		return nil, nil
+	}
+	askKubelet := func() ([]allocation.Device, error) {
+		ctx, cancel := context.WithDeadline(context.Background(), began.Add(askTimeout))
+		defer cancel()
+		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	}
+	answer, err := allocation.Ask(s.socket, began.Add(daemonTimeout), allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
 	if err == nil && !slices.Equal(answer.Resources, cfg.Resources) {
 		err = fmt.Errorf("the SR-IOV device plugin tells of %q, and not of %q: it is older than this plugin", answer.Resources, cfg.Resources)
 	}
 	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+		away := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+		if !away {
 			r.Log.Warn("the kubelet is asked instead", "error", err)
 		}
-		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+		devices, err2 := askKubelet()
+		if err2 != nil && !away {
+			err2 = fmt.Errorf("%w; before that, %w", err2, err)
+		}
+		return devices, err2
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !want(d.Resource) {
 			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
 	}
-	if !kubelet.Confirms(r.Pod.UID, answer.Devices) { // the device plugin is told by name
-		r.Log.Info("the device plugin may have told of another pod of the same name: the kubelet is asked")
-		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	if answer.UID != r.Pod.UID {
+		r.Log.Info("the device plugin cannot say that it is the pod with this UID: the kubelet is asked")
+		return askKubelet()
 	}
 	return answer.Devices, nil
 }

@@ -48,6 +48,7 @@ type lab struct {
 	pod     *sandbox.Pod
 	host    *kernel.Node
 	devices *[]allocation.Device
+	unsure  *bool // the device plugin: whether a pod of its name is the one that is meant
 	golden  string
 	card    func() string // describes the card when it is a real one
 }
@@ -59,7 +60,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}}
+	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}, unsure: new(bool)}
 	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
 	l.serve()
 	for i := range 4 {
@@ -100,11 +101,15 @@ func (l *lab) serve() {
 	must(l, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	devices := l.devices
+	devices, unsure := l.devices, l.unsure
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			return allocation.Answer{Devices: *devices, Resources: q.Resources}
+			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID}
+			if *unsure {
+				a.UID = ""
+			}
+			return a
 		}, slog.New(slog.DiscardHandler))
 	}()
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })

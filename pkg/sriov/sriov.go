@@ -84,7 +84,7 @@ type job struct {
 }
 
 func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
-	r.Patient()
+	r.PatientSoon()
 	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
 	defer func() {
 		if err != nil {
@@ -101,6 +101,7 @@ func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
 	if j.pod, err = kernel.Open(r.Netns); err != nil {
 		return nil, err
 	}
+	r.Patient()
 	return j, nil
 }
 
@@ -126,8 +127,12 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	if len(vfs) == 0 {
-		return r.Prev, nil
+		return nil, nil
 	}
+	go func() { // what is written soon: its encoders are made while the kernel opens the pod
+		_, _ = json.Marshal(state{})
+		_, _ = json.Marshal(journal{})
+	}()
 	j, err := s.open(r, cfg)
 	if err != nil {
 		return nil, err
