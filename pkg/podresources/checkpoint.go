@@ -42,7 +42,8 @@ func Notes(path string) (notes []Note, isKnown bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if isKnown = known(data); isKnown && isEmpty(data) {
+	_, isKnown = walk(data, "")
+	if isKnown && isEmpty(data) {
 		return nil, true, nil
 	}
 	entries, err := entriesOfAny(data)
@@ -107,58 +108,18 @@ func devicesOf(entries []entry) (devices []allocation.Device) {
 	return devices
 }
 
-// How kubelets write a checkpoint, with or without entries.
-const (
-	listBegins  = `{"Data":{"PodDeviceEntries":[`
-	listIsEmpty = `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{`
-	listEnds    = `}],"RegisteredDevices":{`
-	entryBegins = `{"PodUID":"`
-	lastKey     = `,"Checksum":`
-)
-
-// known tells whether a file is whole, and all entries of it are as kubelets write them: by the keys of entries, which stand nowhere else, for no name
-// in the file has quotes.
-func known(data []byte) bool {
-	data = bytes.TrimSpace(data)
-	sum := data[bytes.LastIndexByte(data, ':')+1:]
-	whole := bytes.HasSuffix(data[:len(data)-len(sum)], []byte(lastKey)) && len(bytes.Trim(sum, "0123456789")) == 1 && bytes.HasSuffix(sum, []byte("}"))
-	if !whole || bytes.IndexByte(data, '\\') >= 0 || bytes.IndexByte(data, 0) >= 0 {
-		return false
-	}
-	count := func(s string) int { return bytes.Count(data, []byte(s)) }
-	if isEmpty(data) {
-		return count("PodUID") == 0 && count("PodDeviceEntries") == 1
-	}
-	entries := count(entryBegins)
-	for _, key := range []string{"PodUID", `","ContainerName":"`, `","ResourceName":"`, `","DeviceIDs":{"`} {
-		if count(key) != entries {
-			return false
-		}
-	}
-	return bytes.HasPrefix(data, []byte(listBegins+entryBegins)) && count("},"+entryBegins) == entries-1 && count(listEnds) == 1
-}
-
-func isEmpty(data []byte) bool { return bytes.HasPrefix(data, []byte(listIsEmpty)) }
-
 // entriesOf reads only the entries of one UID, where the file is as kubelets write it: to read all of a hundred pods takes milliseconds.
 func entriesOf(data []byte, uid string) (found []entry, err error) {
-	if !known(data) || isEmpty(data) {
-		entries, err := entriesOfAny(data)
-		return slices.DeleteFunc(entries, func(e entry) bool { return e.PodUID != uid }), err
+	if found, isKnown := walk(data, uid); isKnown && !isEmpty(data) {
+		return found, nil
 	}
-	return entriesOfKnown(data, uid)
+	entries, err := entriesOfAny(data)
+	return slices.DeleteFunc(entries, func(e entry) bool { return e.PodUID != uid }), err
 }
 
-func entriesOfKnown(data []byte, uid string) (found []entry, err error) {
-	mark := []byte(entryBegins + uid + `"`) // nowhere else, for in strings the quotes are escaped
-	for at := bytes.Index(data, mark); at >= 0; at = bytes.Index(data, mark) {
-		var e entry
-		if err := json.NewDecoder(bytes.NewReader(data[at:])).Decode(&e); err != nil {
-			return nil, fmt.Errorf("read the kubelet's checkpoint: %w", err)
-		}
-		found, data = append(found, e), data[at+len(mark):]
-	}
-	return found, nil
+// isEmpty tells whether a checkpoint of the known form has no entries.
+func isEmpty(data []byte) bool {
+	return bytes.HasPrefix(data, []byte(`{"Data":{"PodDeviceEntries":null`))
 }
 
 func entriesOfAny(data []byte) ([]entry, error) {

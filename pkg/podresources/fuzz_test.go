@@ -171,14 +171,26 @@ func FuzzCheckpoint(f *testing.F) {
 	})
 }
 
-// FuzzCheckpointText: whatever stands in the file.
+// FuzzCheckpointText: whatever stands in the file, where it is taken for known it says what JSON says.
 func FuzzCheckpointText(f *testing.F) {
 	f.Add(marshal(f, []written{fast(after, "app", "a")}))
+	f.Add(marshal(f, []written{fast(before, "app"), {PodUID: after, DeviceIDs: map[int64][]string{0: nil, 1: {"a", "b"}}, AllocResp: []byte{}}}))
+	f.Add(marshal(f, nil))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":1}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":[]}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		noted, err := parseCheckpoint(data, after)
 		if err != nil && noted != nil {
 			t.Fatalf("%v, %v", noted, err)
+		}
+		quick, isKnown := walk(data, after)
+		if !isKnown {
+			return
+		}
+		slow, err := entriesOfAny(data)
+		slow = slices.DeleteFunc(slow, func(e entry) bool { return e.PodUID != after })
+		if err != nil && !isEmpty(data) || !slices.EqualFunc(quick, slow, func(a, b entry) bool { return cmp.Equal(a, b) }) {
+			t.Fatalf("%s:\n%v\n%v, %v", data, quick, slow, err)
 		}
 	})
 }

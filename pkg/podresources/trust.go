@@ -48,9 +48,9 @@ func NoneNoted(trust string, k Kubelet, uid string) bool {
 		return false
 	}
 	data, written, err := readRegular(k.Checkpoint)
-	if err != nil || written.Before(began) || !known(data) {
+	if err != nil || written.Before(began) {
 		return false
 	}
-	entries, err := entriesOfKnown(data, uid)
-	return err == nil && len(k.wanted(devicesOf(entries))) == 0
+	entries, isKnown := walk(data, uid)
+	return isKnown && len(k.wanted(devicesOf(entries))) == 0
 }

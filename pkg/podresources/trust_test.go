@@ -4,6 +4,7 @@ package podresources
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -84,6 +85,16 @@ func TestTrust(t *testing.T) {
 		note(text)
 		expect("a checkpoint "+what, after, false)
 	}
+	for _, what := range []string{`,"ContainerName":`, `,"ResourceName":`, `,"DeviceIDs":`, `,"AllocResp":`, `:["a"]`, `"}]`, `]`, `,"RegisteredDevices":`, `},"Checksum":`, "2715623478"} {
+		note(strings.Replace(noted, what, "", 1))
+		expect("a checkpoint without "+what, after, false)
+	}
+	for _, what := range []string{"\t", "\xff", "\x7f"} {
+		note(strings.Replace(noted, `"app"`, `"app`+what+`"`, 1))
+		expect(fmt.Sprintf("a checkpoint with %q", what), after, false)
+	}
+	note(noted + "}")
+	expect("a checkpoint with something behind it", after, false)
 	if err := os.Remove(k.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
