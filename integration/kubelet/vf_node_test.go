@@ -189,8 +189,9 @@ func restartContainerd(t *testing.T) {
 
 // sandbox is the sandbox of a pod that runs.
 type sandbox struct {
-	id, netns string
-	pid       int
+	id, netns  string
+	pid        int
+	containers []string
 }
 
 // sandboxOf finds the sandbox of a pod by what containerd gave to runc; ok is false without one.

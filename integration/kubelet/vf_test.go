@@ -168,8 +168,11 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 	if err != nil || len(logs) == 0 {
 		l.t.Errorf("logs of pod %s: %v, %v", name, logs, err)
 	}
-	for _, log := range logs {
-		l.saw(log, strings.Join(names, " "))
+	for n, log := range logs {
+		isLast := n == len(logs)-1 || filepath.Dir(logs[n+1]) != filepath.Dir(log)
+		if data, _ := os.ReadFile(log); isLast || strings.Contains(string(data), started) { // others may have been killed before, or removed
+			l.saw(log, strings.Join(names, " "))
+		}
 	}
 }
 
@@ -230,6 +233,9 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	if !ok {
 		l.t.Fatalf("pod %s has no sandbox", pod)
 	}
+	for _, c := range l.status(pod).Status.ContainerStatuses {
+		former.containers = append(former.containers, c.ContainerID)
+	}
 	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
 		l.t.Fatal(err)
 	}
@@ -247,7 +253,8 @@ func (l *vfLab) anew(pod string, former sandbox) {
 	})
 }
 
-// again waits until the containers of a pod run in another sandbox than the former.
+// again waits until other containers of a pod run in another sandbox than the former. Their restarts say nothing: the kubelet counts anew when
+// it has removed the container before.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
 	l.anew(pod, former)
@@ -257,7 +264,7 @@ func (l *vfLab) again(pod string, former sandbox) {
 			return err
 		}
 		for _, c := range pods[pod].Status.ContainerStatuses {
-			if !c.Ready || c.RestartCount == 0 {
+			if !c.Ready || slices.Contains(former.containers, c.ContainerID) {
 				return fmt.Errorf("%+v", c)
 			}
 		}
