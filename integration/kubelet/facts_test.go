@@ -3,10 +3,8 @@
 package kubelet_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -61,10 +59,8 @@ func TestKubeletAnswers(t *testing.T) {
 	}
 	l.unknownPod()
 
-	// The quick way to read the checkpoint is for files that begin so.
-	data, err := os.ReadFile(podresources.At(kubeletRoot).Checkpoint)
-	if begin := `{"Data":{"PodDeviceEntries":[{"PodUID":"` + one + `"`; err != nil || !bytes.HasPrefix(data, []byte(begin)) {
-		t.Errorf("the checkpoint is %s, %v: want %s at the begin", data, err, begin)
+	if notes, version, err := podresources.Notes(podresources.At(kubeletRoot).Checkpoint); err != nil || version == "" || len(notes) != len(ids) {
+		t.Errorf("the checkpoint, in the version %q, has %v, %v: want the known form and %v", version, notes, err, ids)
 	}
 }
 

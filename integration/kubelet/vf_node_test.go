@@ -191,7 +191,7 @@ func restartContainerd(t *testing.T) {
 type sandbox struct {
 	id, netns  string
 	pid        int
-	containers []string
+	containers []string // their IDs; endSandbox fills them in
 }
 
 // sandboxOf finds the sandbox of a pod by what containerd gave to runc; ok is false without one.

@@ -3,6 +3,7 @@
 package kubelet_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -164,34 +165,36 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 	for n := range ids {
 		names = append(names, fmt.Sprint("net", n+1))
 	}
-	logs, err := filepath.Glob(fmt.Sprintf("%s/shop_%s-node_%s/*/*.log", podLogs, name, uid))
-	if err != nil || len(logs) == 0 {
-		l.t.Errorf("logs of pod %s: %v, %v", name, logs, err)
+	containers, err := filepath.Glob(fmt.Sprintf("%s/shop_%s-node_%s/*", podLogs, name, uid))
+	if err != nil || len(containers) == 0 {
+		l.t.Errorf("logs of pod %s: %v, %v", name, containers, err)
 	}
-	for n, log := range logs {
-		isLast := n == len(logs)-1 || filepath.Dir(logs[n+1]) != filepath.Dir(log)
-		if data, _ := os.ReadFile(log); isLast || strings.Contains(string(data), started) { // others may have been killed before, or removed
-			l.saw(log, strings.Join(names, " "))
-		}
+	for _, c := range containers {
+		l.saw(c, strings.Join(names, " "))
 	}
 }
 
-// saw fails the test unless a container found these interfaces when it started.
-func (l *vfLab) saw(log, want string) {
+// saw fails the test unless a container found these interfaces whenever it started. Starts that left no word are passed over but for the last: the
+// kubelet removes logs, and kills containers that have just begun.
+func (l *vfLab) saw(logs, want string) {
 	l.t.Helper()
-	got := ""
-	within(l.t, 10*time.Second, log+" begins", func() error {
-		data, err := os.ReadFile(log)
-		_, text, ok := strings.Cut(string(data), started+" ")
-		got, _, _ = strings.Cut(text, "\n")
-		if !ok {
-			return fmt.Errorf("%q: %v", data, err)
+	within(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
+		files, err := filepath.Glob(logs + "/*.log")
+		slices.SortFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) // 9.log, 10.log
+		said := false
+		for _, f := range files {
+			data, _ := os.ReadFile(f)
+			_, text, ok := strings.Cut(string(data), started+" ")
+			got, _, isWhole := strings.Cut(text, "\n")
+			if said = ok && isWhole; said && got != want {
+				l.t.Fatalf("%s: the container started with %q: want %q", f, got, want)
+			}
+		}
+		if !said {
+			return fmt.Errorf("%v: the last one says nothing yet: %v", files, err)
 		}
 		return nil
 	})
-	if got != want {
-		l.t.Errorf("%s: the container started with %q: want %q", log, got, want)
-	}
 }
 
 // allocated are the VFs of a container, of a resource, as the kubelet says, sorted.
@@ -233,7 +236,11 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	if !ok {
 		l.t.Fatalf("pod %s has no sandbox", pod)
 	}
-	for _, c := range l.status(pod).Status.ContainerStatuses {
+	pods, err := l.pods()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, c := range pods[pod].Status.ContainerStatuses {
 		former.containers = append(former.containers, c.ContainerID)
 	}
 	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
@@ -263,7 +270,11 @@ func (l *vfLab) again(pod string, former sandbox) {
 		if err != nil {
 			return err
 		}
-		for _, c := range pods[pod].Status.ContainerStatuses {
+		containers := pods[pod].Status.ContainerStatuses
+		if len(containers) == 0 || len(containers) != len(former.containers) {
+			return fmt.Errorf("it has the containers %+v, and had %v", containers, former.containers)
+		}
+		for _, c := range containers {
 			if !c.Ready || slices.Contains(former.containers, c.ContainerID) {
 				return fmt.Errorf("%+v", c)
 			}

@@ -30,10 +30,10 @@ func (d *daemon) checkpoint(want func(resource string) bool) podresources.Kubele
 	return podresources.Kubelet{Checkpoint: filepath.Join(d.Kubelet.Plugins, checkpointName), Wanted: want}
 }
 
-// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it. isKnown tells whether the file is as
-// kubelets write it.
-func (d *daemon) remembered() (held []Holder, isKnown bool) {
-	notes, isKnown, _ := podresources.Notes(d.checkpoint(nil).Checkpoint) // without it the kubelet has given nothing away yet
+// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it. The version is that of the file, if
+// that is as kubelets write it.
+func (d *daemon) remembered() (held []Holder, version string) {
+	notes, version, _ := podresources.Notes(d.checkpoint(nil).Checkpoint) // without it the kubelet has given nothing away yet
 	for _, n := range notes {
 		h := Holder{Pod: "uid " + n.UID, Container: n.Container, Resource: n.Resource, Device: n.ID}
 		if n.Node >= 0 {
@@ -41,7 +41,7 @@ func (d *daemon) remembered() (held []Holder, isKnown bool) {
 		}
 		held = append(held, h)
 	}
-	return held, isKnown
+	return held, version
 }
 
 // among tells whether all holders are among others, by container and not by pod. Where nobody has a device the others have none either.
@@ -55,8 +55,8 @@ func among(others, held []Holder) bool {
 	return (len(held) > 0 || len(others) == 0) && !slices.ContainsFunc(held, func(h Holder) bool { return !all[of(h)] })
 }
 
-// tellTrust lets the sriov plugin believe the checkpoint of the kubelet with a mark, or of none.
-func (d *daemon) tellTrust(mark []byte) {
+// tellTrust lets the sriov plugin believe a checkpoint of a kubelet, or none.
+func (d *daemon) tellTrust(trust string) {
 	if d.Socket == "" {
 		return
 	}
@@ -64,8 +64,8 @@ func (d *daemon) tellTrust(mark []byte) {
 	dir, err := store.Make(filepath.Dir(path), 0o700)
 	if err == nil {
 		defer dir.Close()
-		if mark != nil {
-			err = dir.Write(filepath.Base(path), mark, 0o600)
+		if trust != "" {
+			err = dir.Write(filepath.Base(path), []byte(trust), 0o600)
 		} else {
 			err = dir.Remove(filepath.Base(path))
 		}
@@ -88,11 +88,12 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
-	remembered, isKnown := d.remembered()
-	if err != nil || !isKnown || !among(remembered, held) {
-		mark = nil
+	remembered, version := d.remembered()
+	if err == nil && mark != "" && version != "" && among(remembered, held) {
+		d.tellTrust(mark + version)
+	} else {
+		d.tellTrust("")
 	}
-	d.tellTrust(mark)
 	allocatable, countErr := d.pods.Allocatable(ctx)
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)

@@ -69,9 +69,9 @@ func TestUID(t *testing.T) {
 	l.kubelet.start()
 	counts("another kubelet", "u-9", false)
 	d.askPods(t.Context())
-	counts("another kubelet, which has not written", "u-9", false)
-	note("u-0", vf00, "u-1", vf01)
 	counts("another kubelet, compared", "u-9", true)
+	note("u-0", vf00, "u-1", vf01)
+	counts("written since", "u-9", false)
 	note("u-0", vf01) // not what the kubelet tells
 	d.askPods(t.Context())
 	counts("contradicted", "u-9", false)

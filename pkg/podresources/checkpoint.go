@@ -3,18 +3,17 @@
 package podresources
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
 )
@@ -36,18 +35,17 @@ type Note struct {
 	Node int    // NUMA node of the device, -1 for none
 }
 
-// Notes returns all that a checkpoint has. isKnown tells whether it has the form in which NoneNoted takes it.
-func Notes(path string) (notes []Note, isKnown bool, err error) {
-	data, _, err := readRegular(path)
+// Notes returns all that a checkpoint has, and which version of the file that is; "" for one that has another form than NoneNoted takes.
+func Notes(path string) (notes []Note, version string, err error) {
+	data, info, err := readRegular(path)
 	if err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
-	_, isKnown = walk(data, "")
-	if isKnown && isEmpty(data) {
-		return nil, true, nil
+	if entries, isKnown := walk(data, func([]byte) bool { return true }); isKnown {
+		return notesOf(entries), versionOf(info), nil
 	}
 	entries, err := entriesOfAny(data)
-	return notesOf(entries), isKnown, err
+	return notesOf(entries), "", err
 }
 
 func notesOf(entries []entry) (notes []Note) {
@@ -77,23 +75,23 @@ func readCheckpoint(path, uid string) ([]allocation.Device, error) {
 	return parseCheckpoint(data, uid)
 }
 
-// readRegular returns a file, and when it was written.
-func readRegular(path string) (data []byte, written time.Time, err error) {
+// readRegular returns a file.
+func readRegular(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {
-		return nil, written, err
+		return nil, nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, written, err
+		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return nil, written, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
+		return nil, nil, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
 	}
-	data = make([]byte, info.Size())
+	data := make([]byte, info.Size())
 	_, err = io.ReadFull(f, data)
-	return data, info.ModTime(), err
+	return data, info, err
 }
 
 func parseCheckpoint(data []byte, uid string) (noted []allocation.Device, err error) {
@@ -110,16 +108,12 @@ func devicesOf(entries []entry) (devices []allocation.Device) {
 
 // entriesOf reads only the entries of one UID, where the file is as kubelets write it: to read all of a hundred pods takes milliseconds.
 func entriesOf(data []byte, uid string) (found []entry, err error) {
-	if found, isKnown := walk(data, uid); isKnown && !isEmpty(data) {
+	isIts := func(of []byte) bool { return string(of) == uid }
+	if found, isKnown := walk(data, isIts); isKnown {
 		return found, nil
 	}
 	entries, err := entriesOfAny(data)
 	return slices.DeleteFunc(entries, func(e entry) bool { return e.PodUID != uid }), err
-}
-
-// isEmpty tells whether a checkpoint of the known form has no entries.
-func isEmpty(data []byte) bool {
-	return bytes.HasPrefix(data, []byte(`{"Data":{"PodDeviceEntries":null`))
 }
 
 func entriesOfAny(data []byte) ([]entry, error) {
@@ -129,8 +123,11 @@ func entriesOfAny(data []byte) ([]entry, error) {
 	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
-	if c.Data.PodDeviceEntries == nil { // nobody has devices, or another format
+	if c.Data.PodDeviceEntries == nil { // another format
 		return nil, errors.New("the kubelet's checkpoint has no entries")
+	}
+	if slices.ContainsFunc(c.Data.PodDeviceEntries, func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
+		return nil, errors.New("the kubelet's checkpoint has entries without UID, resource or devices")
 	}
 	return c.Data.PodDeviceEntries, nil
 }

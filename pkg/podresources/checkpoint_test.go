@@ -101,8 +101,10 @@ func TestUnreadable(t *testing.T) {
 	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{web("app", "a"), web("app", "b")}, nil
 	}})
-	for name, data := range map[string]string{"missing": "", "garbage": "{", "text": "hello", "null": `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`,
-		"another format": `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
+	for name, data := range map[string]string{"missing": "", "garbage": "{", "text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
+		"other keys": `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`, "without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
+		"without devices": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
+		"another format":  `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
 		for _, k := range []*kubelet{one, two} {
 			os.Remove(k.Checkpoint)
 			switch data {
@@ -145,6 +147,27 @@ func TestIndented(t *testing.T) {
 		}
 		if got, err := parseCheckpoint(text, after[:8]); err != nil || got != nil {
 			t.Errorf("the beginning of a UID: %v, %v", got, err)
+		}
+	}
+}
+
+// known are checkpoints as kubelets write them.
+func known() map[string][]written {
+	return map[string][]written{
+		"none": nil, "empty": {}, "one": {fast(after, "app", "a")}, "two": {fast(before, "app", "a"), fast(after, "app", "b", "c")},
+		"no NUMA node":              {{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}}, []byte("\n\x0adevice?>")}},
+		"two nodes, nothing to say": {{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b"}}, []byte{}}},
+		"without a device":          {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}}, {before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
+	}
+}
+
+// TestKnown: what kubelets write is read the quick way, and has all that is in it.
+func TestKnown(t *testing.T) {
+	for name, entries := range known() {
+		data := marshal(t, entries)
+		got, isKnown := walk(data, func(uid []byte) bool { return string(uid) == after })
+		if want := inJSON(t, data, after); !isKnown || !sameEntries(got, want) {
+			t.Errorf("%s: %s: %v, %t: want %v", name, data, got, isKnown, want)
 		}
 	}
 }

@@ -3,54 +3,62 @@
 package podresources
 
 import (
-	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
-// TrustSuffix follows the path of the device plugin's socket in that of the file which says of which kubelet the checkpoint is to be believed.
+// TrustSuffix follows the path of the device plugin's socket in that of the file which says which checkpoint of which kubelet is to be believed.
 const TrustSuffix = ".checkpoint"
 
 // maxTrust is how long that is believed, of a device plugin that looks every ten seconds.
 const maxTrust = time.Minute
 
-// Mark names the kubelet that is there now, by its socket, which each one makes anew, and its checkpoint. It is what stands in the file.
-func (k Kubelet) Mark() ([]byte, error) {
-	mark, _, err := k.mark()
-	return mark, err
+// Mark names the kubelet that is there now, by its socket, which each one makes anew, and its checkpoint. With the version of that behind it, it is
+// what stands in the file.
+func (k Kubelet) Mark() (string, error) {
+	info, err := os.Lstat(k.Socket)
+	if err != nil {
+		return "", err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return "", fmt.Errorf("%s is no socket", k.Socket)
+	}
+	return versionOf(info) + "\n" + k.Checkpoint + "\n", nil
 }
 
-func (k Kubelet) mark() (mark []byte, began time.Time, err error) {
-	var st syscall.Stat_t
-	if err := syscall.Lstat(k.Socket, &st); err != nil {
-		return nil, began, &os.PathError{Op: "lstat", Path: k.Socket, Err: err}
-	}
-	if st.Mode&syscall.S_IFMT != syscall.S_IFSOCK {
-		return nil, began, fmt.Errorf("%s is no socket", k.Socket)
-	}
-	return fmt.Appendf(nil, "%d %d %d\n%s", st.Dev, st.Ino, st.Ctim.Nano(), k.Checkpoint), time.Unix(st.Ctim.Unix()), nil
+// versionOf names a file so that one which comes in its place has another name.
+func versionOf(info fs.FileInfo) string {
+	st := info.Sys().(*syscall.Stat_t)
+	return fmt.Sprint(st.Dev, " ", st.Ino, " ", st.Ctim.Nano(), " ", st.Size)
 }
 
 // NoneNoted tells, without asking anybody, that a pod has none of the wanted devices: the kubelet has written down nothing for its UID, which it does
-// before the sandbox of a pod is made. That file is no API, and believed where the device plugin wrote into the file trust, in the last minute, that
-// it has what this kubelet tells; and only if this kubelet, and not one before it, wrote it last.
+// before the sandbox of a pod is made. That file is no API, and an older state of it may be written over a newer one. So it is believed where the
+// device plugin wrote into the file trust, in the last minute, that this very version of it has all that this kubelet told: devices that are given
+// away later make another one.
 func NoneNoted(trust string, k Kubelet, uid string) bool {
-	mark, seen, err := readRegular(trust)
-	if age := time.Since(seen); err != nil || uid == "" || age < 0 || age > maxTrust {
+	seen, info, err := readRegular(trust)
+	if err != nil || uid == "" {
 		return false
 	}
-	_, checkpoint, _ := bytes.Cut(mark, []byte("\n"))
-	k.Checkpoint = string(checkpoint)
-	is, began, err := k.mark()
-	if err != nil || !bytes.Equal(is, mark) {
+	if age := time.Since(info.ModTime()); age < 0 || age > maxTrust {
 		return false
 	}
-	data, written, err := readRegular(k.Checkpoint)
-	if err != nil || written.Before(began) {
+	_, path, _ := strings.Cut(string(seen), "\n")
+	k.Checkpoint, _, _ = strings.Cut(path, "\n")
+	mark, err := k.Mark()
+	if err != nil {
 		return false
 	}
-	entries, isKnown := walk(data, uid)
-	return isKnown && len(k.wanted(devicesOf(entries))) == 0
+	data, info, err := readRegular(k.Checkpoint)
+	if err != nil || mark+versionOf(info) != string(seen) {
+		return false
+	}
+	entries, isKnown := walk(data, func(of []byte) bool { return string(of) == uid })
+	return isKnown && !slices.ContainsFunc(entries, func(e entry) bool { return k.Wanted == nil || k.Wanted(e.ResourceName) })
 }

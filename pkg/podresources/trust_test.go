@@ -45,8 +45,9 @@ func TestTrust(t *testing.T) {
 	trust := func() {
 		t.Helper()
 		mark, err := k.Mark()
-		if err == nil {
-			err = os.WriteFile(path, mark, 0o600)
+		info, err2 := os.Stat(k.Checkpoint)
+		if err = errors.Join(err, err2); err == nil {
+			err = os.WriteFile(path, []byte(mark+versionOf(info)), 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -72,7 +73,16 @@ func TestTrust(t *testing.T) {
 	if !NoneNoted(path, wanted, before) {
 		t.Error("a device of another resource counts")
 	}
+	note(noted)
+	expect("another version of the file", after, false)
+	for _, devices := range []string{`{}`, `{"0":null}`, `{"0":["a"],"0":[]}`} {
+		note(strings.Replace(noted, `{"0":["a"]}`, devices, 1))
+		trust()
+		expect("an entry with "+devices, before, false)
+		expect("another pod's with "+devices, after, true)
+	}
 	note(`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"example.com/fast":["a"]}},"Checksum":7}`)
+	trust()
 	expect("nobody has a device", before, true)
 	first := strings.Index(two, `,{"PodUID"`)
 	for what, text := range map[string]string{"none": "", "half": "{", "empty": `{"Data":{}}`, "without sum": strings.Replace(noted, "Checksum", "Sum", 1), "null": `{"Data":{"PodDeviceEntries":null}}`,
@@ -83,18 +93,26 @@ func TestTrust(t *testing.T) {
 		"glued": two[:first] + `,{"Pod,"Checksum":1}`, "null, and another list": `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{},"PodDeviceEntries":[` + noted[strings.Index(noted, "{\"PodUID"):],
 		"torn at the end": noted[:len(noted)-1], "torn behind an entry": two[:first]} {
 		note(text)
+		trust()
 		expect("a checkpoint "+what, after, false)
 	}
 	for _, what := range []string{`,"ContainerName":`, `,"ResourceName":`, `,"DeviceIDs":`, `,"AllocResp":`, `:["a"]`, `"}]`, `]`, `,"RegisteredDevices":`, `},"Checksum":`, "2715623478"} {
 		note(strings.Replace(noted, what, "", 1))
+		trust()
 		expect("a checkpoint without "+what, after, false)
 	}
 	for _, what := range []string{"\t", "\xff", "\x7f"} {
 		note(strings.Replace(noted, `"app"`, `"app`+what+`"`, 1))
+		trust()
 		expect(fmt.Sprintf("a checkpoint with %q", what), after, false)
 	}
-	note(noted + "}")
-	expect("a checkpoint with something behind it", after, false)
+	for _, sum := range []string{"07", "18446744073709551616", "-1", "7}", "7\n"} {
+		note(strings.Replace(noted, "2715623478", sum, 1))
+		trust()
+		expect("a checkpoint with the sum "+sum, after, false)
+	}
+	note(noted)
+	trust()
 	if err := os.Remove(k.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
@@ -107,6 +125,7 @@ func TestTrust(t *testing.T) {
 		t.Fatal(err)
 	}
 	note(noted)
+	trust()
 	expect("it is there again", after, true)
 
 	old := time.Now().Add(-2 * maxTrust)
@@ -121,8 +140,8 @@ func TestTrust(t *testing.T) {
 	if err := os.Chtimes(k.Checkpoint, old, old); err != nil {
 		t.Fatal(err)
 	}
-	expect("the checkpoint of a kubelet before", after, false)
-	note(noted)
+	expect("the file was touched", after, false)
+	trust()
 
 	if err := os.Rename(k.Socket, k.Socket+".old"); err != nil {
 		t.Fatal(err)
@@ -132,7 +151,6 @@ func TestTrust(t *testing.T) {
 		t.Errorf("no kubelet: %s", mark)
 	}
 	listen()
-	note(noted)
 	expect("another kubelet", after, false)
 	trust()
 	expect("another kubelet, seen", after, true)

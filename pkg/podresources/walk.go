@@ -5,18 +5,19 @@ package podresources
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 )
 
-// walk returns the entries of one UID in a checkpoint. isKnown is false for a file that is not, from its first byte to its last, as kubelets
-// write it; then there may be others.
-func walk(data []byte, uid string) (found []entry, isKnown bool) {
+// walk returns the entries of a checkpoint whose UIDs are to be kept. isKnown is false for a file that is not, from its first byte to its last, as
+// kubelets write it: then nothing is found, which says nothing.
+func walk(data []byte, keep func(uid []byte) bool) (found []entry, isKnown bool) {
 	w := walker{rest: data, ok: true}
 	w.want(`{"Data":{"PodDeviceEntries":`)
 	if !w.has("null") {
 		w.want("[")
 		w.listed("]", func() {
 			at := w.rest
-			if string(w.entry()) != uid || !w.ok {
+			if uid := w.entry(); !w.ok || !keep(uid) {
 				return
 			}
 			var e entry
@@ -27,17 +28,15 @@ func walk(data []byte, uid string) (found []entry, isKnown bool) {
 	w.want(`,"RegisteredDevices":`)
 	w.lists()
 	w.want(`},"Checksum":`)
-	sum := len(w.rest)
-	w.rest = bytes.TrimLeft(w.rest, "0123456789")
-	sum -= len(w.rest)
-	w.want("}")
-	if !w.ok || sum == 0 || len(w.rest) > 0 {
+	sum, isEnd := bytes.CutSuffix(w.rest, []byte("}"))
+	n, err := strconv.ParseUint(string(sum), 10, 64)
+	if !w.ok || !isEnd || err != nil || strconv.FormatUint(n, 10) != string(sum) {
 		return nil, false
 	}
 	return found, true
 }
 
-// walker has what is left of a checkpoint, and whether it was as expected so far.
+// walker has what is left of a checkpoint, and whether it was as expected so far; if not, nothing else counts.
 type walker struct {
 	rest []byte
 	ok   bool
