@@ -3,6 +3,8 @@
 package deviceplugin
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,6 +90,9 @@ func TestUID(t *testing.T) {
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"Entries":[]},"Checksum":1}`)
 	d.askPods(t.Context())
 	counts("another form", "u-9", false)
+	if _, err := os.Stat(l.Socket + podresources.TrustSuffix); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("another form is to be believed: %v", err)
+	}
 	if err := os.Remove(filepath.Join(l.kubelet.dir, checkpointName)); err != nil {
 		t.Fatal(err)
 	}

@@ -73,6 +73,10 @@ func TestTrust(t *testing.T) {
 	if !NoneNoted(path, wanted, before) {
 		t.Error("a device of another resource counts")
 	}
+	wanted.Wanted = func(resource string) bool { return resource == "example.com/fast" }
+	if NoneNoted(path, wanted, before) {
+		t.Error("a device of the resource does not count")
+	}
 	note(noted)
 	expect("another version of the file", after, false)
 	for _, devices := range []string{`{}`, `{"0":null}`, `{"0":["a"],"0":[]}`} {
