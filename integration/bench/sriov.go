@@ -203,7 +203,7 @@ func startDevicePlugin(plugins, temporary, kubelet string) (stop func() error, e
 		return errors.Join(os.Remove(allocation.Socket), os.Remove(allocation.Socket+podresources.TrustSuffix))
 	}
 	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		if podresources.NoneNoted(allocation.Socket+podresources.TrustSuffix, podresources.At(kubelet), podUID) {
+		if podresources.NoneNoted(allocation.Socket+podresources.TrustSuffix, podresources.At(kubelet), "bench", "plain", podUID) {
 			return stop, nil
 		}
 	}

@@ -96,13 +96,13 @@ func TestTrust(t *testing.T) {
 	l := newLab(t, "none")
 	l.runPod("none", vfs(0))
 	none := l.status("none").Metadata.UID
-	noneNoted := func(uid string) bool {
-		return podresources.NoneNoted(l.socket()+podresources.TrustSuffix, podresources.At(kubeletRoot), uid)
+	noneNoted := func(pod, uid string) bool {
+		return podresources.NoneNoted(l.socket()+podresources.TrustSuffix, podresources.At(kubeletRoot), "shop", pod+"-node", uid)
 	}
 	trusted := func() {
 		t.Helper()
 		within(t, 30*time.Second, "the checkpoint is trusted", func() error {
-			if !noneNoted(none) {
+			if !noneNoted("none", none) {
 				return errors.New("it is not")
 			}
 			return nil
@@ -111,13 +111,13 @@ func TestTrust(t *testing.T) {
 	trusted()
 	l.runPod("one", vfs(2))
 	one := l.status("one").Metadata.UID
-	if noneNoted(one) {
+	if noneNoted("one", one) {
 		t.Error("a pod with VFs has none")
 	}
 	l.kubelet.end(syscall.SIGTERM)
 	l.kubelet.run()
 	trusted()
-	if noneNoted(one) {
+	if noneNoted("one", one) {
 		t.Error("a pod with VFs has none, after the kubelet has started again")
 	}
 }

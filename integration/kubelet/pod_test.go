@@ -194,7 +194,7 @@ func (l *lab) variables(name string) map[string]string {
 	return variables
 }
 
-// remove ends a pod and waits until its devices are free.
+// remove ends pods and waits until the kubelet knows nothing of them and they have no sandbox.
 func (l *lab) remove(names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -210,6 +210,9 @@ func (l *lab) remove(names ...string) {
 		for _, name := range names {
 			if p, ok := pods[name]; ok {
 				return fmt.Errorf("pod %s is %s", name, p.Status.Phase)
+			}
+			if s, ok := sandboxOf(name); ok { // the kubelet forgets the pod before, and another test may have one of its name
+				return fmt.Errorf("pod %s has the sandbox %+v", name, s)
 			}
 		}
 		return nil

@@ -243,6 +243,9 @@ func (l *vfLab) endSandbox(pod string) (former sandbox) {
 	for _, c := range pods[pod].Status.ContainerStatuses {
 		former.containers = append(former.containers, c.ContainerID)
 	}
+	if former.containers == nil {
+		l.t.Fatalf("the kubelet knows no container of pod %s", pod)
+	}
 	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
 		l.t.Fatal(err)
 	}

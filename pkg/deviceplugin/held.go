@@ -56,7 +56,7 @@ func among(others, held []Holder) bool {
 }
 
 // tellTrust lets the sriov plugin believe a checkpoint of a kubelet, or none.
-func (d *daemon) tellTrust(trust string) {
+func (d *daemon) tellTrust(trust []byte) {
 	if d.Socket == "" {
 		return
 	}
@@ -64,8 +64,8 @@ func (d *daemon) tellTrust(trust string) {
 	dir, err := store.Make(filepath.Dir(path), 0o700)
 	if err == nil {
 		defer dir.Close()
-		if trust != "" {
-			err = dir.Write(filepath.Base(path), []byte(trust), 0o600)
+		if trust != nil {
+			err = dir.Write(filepath.Base(path), trust, 0o600)
 		} else {
 			err = dir.Remove(filepath.Base(path))
 		}
@@ -83,17 +83,23 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	id, _ := idOf(d.podsSocket())
 	kubelet := d.checkpoint(nil)
 	kubelet.Socket = d.podsSocket()
-	mark, _ := kubelet.Mark() // before it is asked: the answer may be of one that came since
+	// What is believed is read before the kubelet is asked: devices that it gives away in between are told, and those later are in another version.
+	mark, _ := kubelet.Mark()
+	remembered, version := d.remembered()
 	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
-	remembered, version := d.remembered()
+	var trust []byte
 	if err == nil && mark != "" && version != "" && among(remembered, held) {
-		d.tellTrust(mark + version)
-	} else {
-		d.tellTrust("")
+		var pods []string
+		for _, h := range held {
+			pods = append(pods, h.Namespace+"/"+h.Pod)
+		}
+		slices.Sort(pods)
+		trust = podresources.Trust(mark, version, slices.Compact(pods))
 	}
+	d.tellTrust(trust)
 	allocatable, countErr := d.pods.Allocatable(ctx)
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)

@@ -55,7 +55,7 @@ func TestUID(t *testing.T) {
 	kubelet := podresources.Kubelet{Socket: filepath.Join(l.Pods, "kubelet.sock"), Wanted: func(r string) bool { return r == resource }}
 	counts := func(what, uid string, want bool) {
 		t.Helper()
-		if got := podresources.NoneNoted(l.Socket+podresources.TrustSuffix, kubelet, uid); got != want {
+		if got := podresources.NoneNoted(l.Socket+podresources.TrustSuffix, kubelet, "shop", "other", uid); got != want {
 			t.Errorf("%s: %s has no device: %t", what, uid, got)
 		}
 	}
@@ -74,6 +74,12 @@ func TestUID(t *testing.T) {
 	counts("another kubelet, compared", "u-9", true)
 	note("u-0", vf00, "u-1", vf01)
 	counts("written since", "u-9", false)
+	note("u-8", vf00) // of a pod that had the device before
+	d.askPods(t.Context())
+	counts("another pod's, compared", "u-0", true)
+	if podresources.NoneNoted(l.Socket+podresources.TrustSuffix, podresources.Kubelet{Socket: kubelet.Socket}, "shop", "web-0", "u-0") {
+		t.Error("the kubelet tells of a device of web-0, and it has none")
+	}
 	note("u-0", vf01) // not what the kubelet tells
 	d.askPods(t.Context())
 	counts("contradicted", "u-9", false)

@@ -18,8 +18,7 @@ const TrustSuffix = ".checkpoint"
 // maxTrust is how long that is believed, of a device plugin that looks every ten seconds.
 const maxTrust = time.Minute
 
-// Mark names the kubelet that is there now, by its socket, which each one makes anew, and its checkpoint. With the version of that behind it, it is
-// what stands in the file.
+// Mark names the kubelet that is there now, by its socket, which each one makes anew, and its checkpoint.
 func (k Kubelet) Mark() (string, error) {
 	info, err := os.Lstat(k.Socket)
 	if err != nil {
@@ -31,6 +30,12 @@ func (k Kubelet) Mark() (string, error) {
 	return versionOf(info) + "\n" + k.Checkpoint + "\n", nil
 }
 
+// Trust is what stands in the file: a mark, a version of the checkpoint that was read after that, and the pods, as namespace/name, of which the kubelet
+// told after that that they have devices.
+func Trust(mark, version string, pods []string) []byte {
+	return []byte(mark + version + "\n" + strings.Join(pods, "\n") + "\n")
+}
+
 // versionOf names a file so that one which comes in its place has another name.
 func versionOf(info fs.FileInfo) string {
 	st := info.Sys().(*syscall.Stat_t)
@@ -39,9 +44,9 @@ func versionOf(info fs.FileInfo) string {
 
 // NoneNoted tells, without asking anybody, that a pod has none of the wanted devices: the kubelet has written down nothing for its UID, which it does
 // before the sandbox of a pod is made. That file is no API, and an older state of it may be written over a newer one. So it is believed where the
-// device plugin wrote into the file trust, in the last minute, that this very version of it has all that this kubelet told: devices that are given
-// away later make another one.
-func NoneNoted(trust string, k Kubelet, uid string) bool {
+// device plugin wrote into the file trust, in the last minute, that after it had read this very version of it this kubelet told of no device of a pod of that
+// name: devices that are given away later make another version.
+func NoneNoted(trust string, k Kubelet, namespace, name, uid string) bool {
 	seen, info, err := readRegular(trust)
 	if err != nil || uid == "" {
 		return false
@@ -56,7 +61,11 @@ func NoneNoted(trust string, k Kubelet, uid string) bool {
 		return false
 	}
 	data, info, err := readRegular(k.Checkpoint)
-	if err != nil || mark+versionOf(info) != string(seen) {
+	if err != nil {
+		return false
+	}
+	pods, isSeen := strings.CutPrefix(string(seen), mark+versionOf(info))
+	if !isSeen || strings.Contains(pods, "\n"+namespace+"/"+name+"\n") {
 		return false
 	}
 	entries, isKnown := walk(data, func(of []byte) bool { return string(of) == uid })

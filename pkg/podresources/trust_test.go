@@ -42,12 +42,13 @@ func TestTrust(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	told := []string{"shop/web-0", "shop2/web"}
 	trust := func() {
 		t.Helper()
 		mark, err := k.Mark()
 		info, err2 := os.Stat(k.Checkpoint)
 		if err = errors.Join(err, err2); err == nil {
-			err = os.WriteFile(path, []byte(mark+versionOf(info)), 0o600)
+			err = os.WriteFile(path, Trust(mark, versionOf(info), told), 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +56,7 @@ func TestTrust(t *testing.T) {
 	}
 	expect := func(what, uid string, want bool) {
 		t.Helper()
-		if got := NoneNoted(path, k, uid); got != want {
+		if got := NoneNoted(path, k, "shop", "web", uid); got != want {
 			t.Errorf("%s: %t", what, got)
 		}
 	}
@@ -66,15 +67,20 @@ func TestTrust(t *testing.T) {
 	expect("nobody has looked", after, false)
 	trust()
 	expect("nothing is noted", after, true)
+	for _, pod := range []string{"shop/web-0", "shop2/web"} {
+		if namespace, name, _ := strings.Cut(pod, "/"); NoneNoted(path, k, namespace, name, after) {
+			t.Errorf("the kubelet told of devices of %s, and it has none", pod)
+		}
+	}
 	expect("a device is noted", before, false)
 	expect("no UID", "", false)
 	wanted := k
 	wanted.Wanted = func(resource string) bool { return resource == "example.com/slow" }
-	if !NoneNoted(path, wanted, before) {
+	if !NoneNoted(path, wanted, "shop", "web", before) {
 		t.Error("a device of another resource counts")
 	}
 	wanted.Wanted = func(resource string) bool { return resource == "example.com/fast" }
-	if NoneNoted(path, wanted, before) {
+	if NoneNoted(path, wanted, "shop", "web", before) {
 		t.Error("a device of the resource does not count")
 	}
 	note(noted)

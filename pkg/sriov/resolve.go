@@ -104,7 +104,7 @@ func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
 	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
 	kubelet := podresources.At(cfg.Kubelet)
 	kubelet.Wanted = want
-	if podresources.NoneNoted(s.socket+podresources.TrustSuffix, kubelet, r.Pod.UID) {
+	if podresources.NoneNoted(s.socket+podresources.TrustSuffix, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID) {
 		return nil, nil
 	}
 	askKubelet := func() ([]allocation.Device, error) {
