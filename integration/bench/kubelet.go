@@ -73,6 +73,7 @@ func writeCheckpoint(path string) error {
 	type entry struct {
 		PodUID, ContainerName, ResourceName string
 		DeviceIDs                           map[int64][]string
+		AllocResp                           []byte
 	}
 	var data struct {
 		Data struct {
@@ -84,7 +85,7 @@ func writeCheckpoint(path string) error {
 	data.Data.RegisteredDevices = map[string][]string{card.Resource: {notedDevice(0)}}
 	for i := range notedPods {
 		data.Data.PodDeviceEntries = append(data.Data.PodDeviceEntries, entry{fmt.Sprintf("0b2c8a9e-5d0e-4f5e-8d0c-%012d", 1000+i), "app", card.Resource,
-			map[int64][]string{0: {notedDevice(i)}}})
+			map[int64][]string{0: {notedDevice(i)}}, make([]byte, 250)}) // as long as one with three variables and a file
 	}
 	text, err := json.Marshal(data)
 	if err != nil {
