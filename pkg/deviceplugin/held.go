@@ -25,9 +25,9 @@ const (
 // checkpointName is the file in which the kubelet remembers what it gave away, in the folder of its socket.
 const checkpointName = "kubelet_internal_checkpoint"
 
-// checkpoint is the kubelet's file, to be asked about some resources.
+// checkpoint is the kubelet with its file, to be asked about some resources.
 func (d *daemon) checkpoint(want func(resource string) bool) podresources.Kubelet {
-	return podresources.Kubelet{Checkpoint: filepath.Join(d.Kubelet.Plugins, checkpointName), Wanted: want}
+	return podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: filepath.Join(d.Kubelet.Plugins, checkpointName), Wanted: want}
 }
 
 // remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it. The version is that of the file, if
@@ -81,10 +81,8 @@ func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.soc
 // file in which it remembers: then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	id, _ := idOf(d.podsSocket())
-	kubelet := d.checkpoint(nil)
-	kubelet.Socket = d.podsSocket()
 	// What is believed is read before the kubelet is asked: devices that it gives away in between are told, and those later are in another version.
-	mark, _ := kubelet.Mark()
+	mark, _ := d.checkpoint(nil).Mark()
 	remembered, version := d.remembered()
 	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
