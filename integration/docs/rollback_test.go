@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
@@ -187,4 +188,18 @@ func TestRollbackOfTheDead(t *testing.T) {
 	theirs.del(t, "old", pod)
 	theirs.del(t, "live", live)
 	kerneltest.NoLeak(t, before, watched())
+}
+
+// TestTablesNamed: the documents name each nftables table of the registry where a reader looks for all of them.
+func TestTablesNamed(t *testing.T) {
+	for _, table := range kernel.Tables() {
+		for file, text := range map[string]string{
+			"docs/ARCHITECTURE.md": fmt.Sprintf("| `%s` | ", table),
+			"docs/MIGRATING.md":    fmt.Sprintf("sudo nft 'add table %[1]s; delete table %[1]s'\n", table),
+		} {
+			if data, err := os.ReadFile(filepath.Join("..", "..", file)); err != nil || !strings.Contains(string(data), text) {
+				t.Errorf("%s does not have %q (%v)", file, text, err)
+			}
+		}
+	}
 }

@@ -47,7 +47,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-func openGuards() (*nft, error) { return openFamily(unix.NFPROTO_BRIDGE, guardTable) }
+func openGuards() (*nft, error) { return openFamily(byte(tableOf(guardTable).family), guardTable) }
 
 // HasGuards tells whether the rules of guards are there, all of them and in this version.
 func (n *Node) HasGuards() (bool, error) {
@@ -138,14 +138,14 @@ func (n *Node) DelGuard(g Guard) error {
 
 // DelGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
 func (n *Node) DelGuardOf(link string) error {
-	if ok, err := hasTable(guardTable, nftables.TableFamilyBridge); err != nil || !ok {
+	if ok, err := hasTable(guardTable); err != nil || !ok {
 		return err
 	}
 	conn, err := newNFT()
 	if err != nil {
 		return err
 	}
-	sets, err := conn.GetSets(&nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})
+	sets, err := conn.GetSets(tableOf(guardTable).netlink())
 	found := 0
 	for _, set := range sets {
 		elements, e := conn.GetSetElements(set)

@@ -31,7 +31,7 @@ type guards struct {
 // buildGuards writes the rules and returns the sets by name.
 func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	sets = map[string]*nftables.Set{}
-	g := guards{ruleset: newRuleset(c, &nftables.Table{Name: guardTable, Family: nftables.TableFamilyBridge})}
+	g := guards{ruleset: newRuleset(c, tableOf(guardTable).netlink())}
 	var macPorts, ports *nftables.Set
 	for _, s := range []struct {
 		name string

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -237,7 +236,7 @@ func (t *nft) endOwned(owner string, found []element, unprotect bool) error {
 	own := slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(owner) })
 	edits := []edit{{kind: unix.NFT_MSG_DELSETELEM, elements: own}}
 	if unprotect {
-		if has, err := hasTable(loopbackTable, nftables.TableFamilyINet); err != nil {
+		if has, err := hasTable(loopbackTable); err != nil {
 			return err
 		} else if has {
 			edits = append(edits, edit{kind: unix.NFT_MSG_DELTABLE, table: loopbackTable})

@@ -25,7 +25,7 @@ type hostports struct{ ruleset }
 
 // buildHostports writes the rules without their mark, which comes when the ports of all pods are there.
 func buildHostports(c *nftables.Conn) error {
-	h := hostports{newRuleset(c, &nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})}
+	h := hostports{newRuleset(c, tableOf(hostportTable).netlink())}
 	hairpin, err := h.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
 	if err == nil {
 		_, err = h.set("owners", nil, nftables.TypeMark, nftables.TypeMark)

@@ -36,7 +36,7 @@ const foreign = "foreign:"
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
 // needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
 func buildLoopback(c *nftables.Conn) error {
-	r := newRuleset(c, &nftables.Table{Name: loopbackTable, Family: nftables.TableFamilyINet})
+	r := newRuleset(c, tableOf(loopbackTable).netlink())
 	chain := r.chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}}
 	for _, offset := range []uint32{ipv4.source, ipv4.destination} {

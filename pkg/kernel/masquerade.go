@@ -90,7 +90,7 @@ func (n *Node) HasMasquerade(network string) (bool, error) {
 
 // MasqueradeRules tells whether the network's chain has its rules, one for each family.
 func (n *Node) MasqueradeRules(network string) (bool, error) {
-	table := &nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet}
+	table := tableOf(masqueradeTable).netlink()
 	found, err := rulesOf(table, Masquerade{Network: network}.chain(table).Name)
 	return found[0] >= 2, err
 }
@@ -166,11 +166,11 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 
 // EndMasquerade removes the chain and the sets of a network; what is missing is no error.
 func (n *Node) EndMasquerade(m Masquerade) error {
-	if ok, err := hasTable(masqueradeTable, nftables.TableFamilyINet); err != nil || !ok {
+	if ok, err := hasTable(masqueradeTable); err != nil || !ok {
 		return err
 	}
 	return skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
-		table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
+		table := c.AddTable(tableOf(masqueradeTable).netlink())
 		// What is missing would end the transaction, so all is made first.
 		chain := c.AddChain(m.chain(table))
 		c.FlushChain(chain)
@@ -226,7 +226,7 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 }
 
 func (m Masquerade) build(c *nftables.Conn) error {
-	table := c.AddTable(&nftables.Table{Name: masqueradeTable, Family: nftables.TableFamilyINet})
+	table := c.AddTable(tableOf(masqueradeTable).netlink())
 	chain := c.AddChain(m.chain(table))
 	c.FlushChain(chain)
 	m.Local = append(m.multicast(), m.Local...)

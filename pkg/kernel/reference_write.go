@@ -173,48 +173,6 @@ func (h ruleset) commented(chain *nftables.Chain, comment string, exprs []expr.A
 	h.c.AddRule(&nftables.Rule{Table: h.table, Chain: chain, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
 }
 
-// Table is a table of nftables.
-type Table struct {
-	family nftables.TableFamily
-	Name   string
-}
-
-// String returns family and name.
-func (t Table) String() string {
-	if t.family == nftables.TableFamilyBridge {
-		return "bridge " + t.Name
-	}
-	return "inet " + t.Name
-}
-
-// OwnTables returns those of the tables that Podlace makes which are there.
-func (n *Node) OwnTables() (found []Table, err error) {
-	c, err := newNFT()
-	if err != nil {
-		return nil, err
-	}
-	for _, own := range []Table{{nftables.TableFamilyINet, masqueradeTable}, {nftables.TableFamilyINet, hostportTable}, {nftables.TableFamilyINet, loopbackTable},
-		{nftables.TableFamilyBridge, guardTable}} {
-		tables, err := c.ListTablesOfFamily(own.family)
-		if err = ignoreNoNFT(err); err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }) {
-			found = append(found, own)
-		}
-	}
-	return found, nil
-}
-
-// DelTable deletes a table with all that is in it. One that is not there is no error.
-func (n *Node) DelTable(t Table) error {
-	err := skeleton("nft delete table "+t.String(), func(c *nftables.Conn) error {
-		c.DelTable(&nftables.Table{Name: t.Name, Family: t.family})
-		return nil
-	})
-	return ignoreNoNFT(ignore(err, unix.ENOENT))
-}
-
 // ReferenceBackend returns the backend that the reference takes: the one that is named, else iptables where it is installed.
 func ReferenceBackend(named string) string {
 	switch {

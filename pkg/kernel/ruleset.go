@@ -5,7 +5,6 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -151,13 +150,4 @@ func rulesOf(table *nftables.Table, chains ...string) ([]int, error) {
 		found[i] = len(rules)
 	}
 	return found, nil
-}
-
-func hasTable(name string, family nftables.TableFamily) (bool, error) {
-	conn, err := newNFT()
-	if err != nil {
-		return false, err
-	}
-	tables, err := conn.ListTablesOfFamily(family)
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), ignoreNoNFT(err)
 }

@@ -35,7 +35,7 @@ func (g VLANGateway) elements() []element {
 }
 
 func buildVLANs(c *nftables.Conn) error {
-	r := newRuleset(c, &nftables.Table{Name: vlanTable, Family: nftables.TableFamilyINet})
+	r := newRuleset(c, tableOf(vlanTable).netlink())
 	gateways, err := r.set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
 		return err

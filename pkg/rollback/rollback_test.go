@@ -7,15 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -156,4 +159,49 @@ func TestVFs(t *testing.T) {
 	if found, err := os.ReadDir(store.Root); len(found) > 0 {
 		t.Errorf("left: %v, %v", found, err)
 	}
+}
+
+// TestTables (F-44): a rollback deletes each nftables table that Podlace makes, and the registry names them all.
+func TestTables(t *testing.T) {
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	if err := errors.Join(host.ProtectLoopback(), host.RestoreHostPorts(nil), host.SetMasquerade(kernel.Masquerade{Network: "n"}),
+		host.EnsureVLANGateway(kernel.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
+		host.SetGuards([]kernel.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
+		t.Fatal(err)
+	}
+	var registered []string
+	for _, table := range kernel.Tables() {
+		registered = append(registered, "table "+table.String())
+	}
+	slices.Sort(registered)
+	if made := ownTables(t); !slices.Equal(made, registered) {
+		t.Errorf("the kernel has %q, the registry %q", made, registered)
+	}
+	if out, err := dryRun(Options{Act: true}); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if left := ownTables(t); len(left) > 0 {
+		t.Errorf("rollback left %q", left)
+	}
+}
+
+// ownTables lists the tables of the kernel whose names begin with ours.
+func ownTables(t *testing.T) (list []string) {
+	t.Helper()
+	out, err := exec.Command("nft", "list", "tables").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		if strings.Contains(line, "podlace") {
+			list = append(list, line)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
