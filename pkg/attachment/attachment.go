@@ -207,18 +207,7 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 }
 
 // LockNode locks what the pods of all networks share, such as "guards", against others who write it.
-func LockNode(what string) (unlock func(), err error) {
-	dir, err := store.Make(store.Root, 0o700)
-	if err != nil {
-		return nil, err
-	}
-	lock, err := dir.LockWithin(store.NodeLockTimeout, "."+what+".lock", 0o600)
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return func() { _ = lock.Unlock(); dir.Close() }, nil
-}
+func LockNode(what string) (unlock func(), err error) { return Waiting.Node(what) }
 
 // Recorded tells whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {

@@ -34,6 +34,26 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
+// Any reports whether a plugin has a record in any network. It reads names alone.
+func Any(plugin string) (bool, error) {
+	networks, err := Networks()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(networks, func(network string) bool { return AnyIn(network, plugin) }), nil
+}
+
+// AnyIn reports whether a plugin has a record in a network. It reads names alone.
+func AnyIn(network, plugin string) bool {
+	f, err := os.Open(folder(network))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	names, _ := f.Readdirnames(-1)
+	return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, plugin+"-") })
+}
+
 // Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
 	records, unreadable, err := read(network)
@@ -120,18 +140,7 @@ func Sorted[T any](of map[Key]T) []Key {
 }
 
 // LockKey locks an attachment against all plugins. Its folder must exist.
-func LockKey(k Key) (*Attachment, error) {
-	dir, err := store.Open(folder(k.Network))
-	if err != nil {
-		return nil, err
-	}
-	lock, err := dir.LockAt(lockFile, 0o600, k.offset())
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return &Attachment{Key: k, dir: dir, lock: lock}, nil
-}
+func LockKey(k Key) (*Attachment, error) { return Waiting.Key(k) }
 
 // Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is gone.
 func Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {

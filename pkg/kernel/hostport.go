@@ -273,7 +273,7 @@ func (n *Node) HostPortRules() (bool, error) {
 	if ok, err := n.marked(hostportTable, schema); !ok || err != nil {
 		return false, err
 	}
-	return n.loopbackProtected()
+	return n.LoopbackProtected()
 }
 
 // CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else an error with

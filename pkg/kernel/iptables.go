@@ -79,16 +79,23 @@ next:
 // makes a chain or empties it. Two processes, one when there is nothing to change, under a lock of the node: what was read still holds when
 // it is changed, and a process that outlived its killed plugin is waited for.
 func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
-	return editNAT(iptablesName(is4), edit)
+	if n.tries {
+		return editNAT(iptablesName(is4), edit, 0)
+	}
+	return editNAT(iptablesName(is4), edit, store.NodeLockTimeout, "-w", iptablesWait)
 }
 
-func editNAT(program string, edit func(NAT) ([]string, error)) error {
+// TryLocks lets EditNAT fail with code 11 where it would wait for a lock.
+func (n *Node) TryLocks() { n.tries = true }
+
+// editNAT waits for the node's lock as long as most; the arguments wait say how long iptables-restore waits for the lock of xtables.
+func editNAT(program string, edit func(NAT) ([]string, error), most time.Duration, wait ...string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	lock, err := dir.LockWithin(store.NodeLockTimeout, iptablesLock, 0o600)
+	lock, err := dir.LockWithin(most, iptablesLock, 0o600)
 	if err != nil {
 		return err
 	}
@@ -103,7 +110,7 @@ func editNAT(program string, edit func(NAT) ([]string, error)) error {
 	}
 	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 	return change(fmt.Sprintf("%s-restore with %d lines", program, len(lines)), func() error {
-		_, err := iptables(program, "-restore", input, lock.File(), "--noflush", "-w", iptablesWait)
+		_, err := iptables(program, "-restore", input, lock.File(), append([]string{"--noflush"}, wait...)...)
 		return err
 	})
 }
@@ -126,7 +133,7 @@ func removeChain(program, parent, chain string) error {
 			return nil, nil
 		}
 		return append(nat.Deletions(parent, chain), "-F "+chain, "-X "+chain), nil
-	})
+	}, store.NodeLockTimeout, "-w", iptablesWait)
 }
 
 // Comment quotes a text for iptables-restore, cut to what the kernel holds (XT_MAX_COMMENT_LEN, 256 with the final zero).

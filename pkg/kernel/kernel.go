@@ -39,7 +39,8 @@ type NS struct {
 // Node is the namespace of the process itself, with what is done there alone.
 type Node struct {
 	NS
-	nft *nftSocket
+	nft   *nftSocket
+	tries bool // see TryLocks
 }
 
 // Host opens the namespace that the process is in.

@@ -27,7 +27,8 @@ const loopbackSchema = 1
 // protectPriority is that of the raw table: before connection tracking.
 const protectPriority = -300
 
-// loopbackUsers has a folder for each link with route_localnet, and in it a file for each attachment that needs it.
+// loopbackUsers has a folder for each link with route_localnet, and in it a file for each attachment that needs it. It may be lost,
+// so it never decides alone that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
 // foreign begins the folder of a link whose route_localnet is not ours to switch off. No link has a colon in its name.
@@ -59,15 +60,21 @@ func (n *Node) marked(table string, version uint16) (bool, error) {
 	return t.marked(version)
 }
 
-// loopbackProtected tells whether the protection is there, or nobody needs it.
-func (n *Node) loopbackProtected() (bool, error) {
-	if users, err := names(loopbackUsers, 1); err != nil || len(users) == 0 {
-		return true, err
+// LoopbackProtected reports whether the protection is in place, or no hostPort is recorded that needs it.
+func (n *Node) LoopbackProtected() (bool, error) {
+	if !LoopbackUsed() {
+		return true, nil
 	}
 	return n.marked(loopbackTable, loopbackSchema)
 }
 
-// ProtectLoopback drops what comes from elsewhere for 127.0.0.0/8.
+// LoopbackUsed reports whether an attachment is recorded that the node's 127.0.0.1 reaches. It is one look at a folder.
+func LoopbackUsed() bool {
+	users, err := names(loopbackUsers, 1)
+	return err != nil || len(users) > 0
+}
+
+// ProtectLoopback drops packets from the network for 127.0.0.0/8.
 func (n *Node) ProtectLoopback() error {
 	if ok, err := n.marked(loopbackTable, loopbackSchema); ok || err != nil {
 		return err
@@ -75,26 +82,33 @@ func (n *Node) ProtectLoopback() error {
 	return skeleton("nft add table "+loopbackTable, buildLoopback)
 }
 
+// openedByUs is the value of route_localnet that Podlace writes. The kernel takes every value but 0 for on, and other programs write 1. So
+// the kernel itself says which links Podlace opened, also when records and rules are lost.
+const openedByUs = "2"
+
+func routeLocalnet(link, value string) Sysctl {
+	return Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: value}
+}
+
+// LoopbackReaches reports whether route_localnet is on for a link or for all links.
+func (n *Node) LoopbackReaches(link string) bool {
+	for _, name := range []string{link, "all"} {
+		if on, err := n.Get(routeLocalnet(name, "").Path); err != nil || on != "0" {
+			return true
+		}
+	}
+	return false
+}
+
 // OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. The node's own loopback is
 // protected from them first. Callers hold a lock against one another.
 func (n *Node) OpenLoopback(owner, link string) error {
-	setting := Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "1"}
+	on, _ := n.Get(routeLocalnet(link, "").Path)
 	name := link
-	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil {
-		// With the table and without any user it is ours: the records are lost.
-		users, err := names(loopbackUsers, 1)
-		orphaned := false
-		if err == nil && len(users) == 0 {
-			orphaned, err = n.marked(loopbackTable, loopbackSchema)
-		}
-		if err != nil {
-			return err
-		}
-		if on, _ := n.Get(setting.Path); on == setting.Value && !orphaned {
-			name = foreign + link
-		}
+	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
+		name = foreign + link
 	}
-	// The file comes first: by it all is taken back.
+	// The file comes first: DEL finds by it what to close.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -107,14 +121,100 @@ func (n *Node) OpenLoopback(owner, link string) error {
 	if err := n.ProtectLoopback(); err != nil {
 		return err
 	}
-	return n.Set(setting)
+	if name != link {
+		return nil
+	}
+	return n.Set(routeLocalnet(link, openedByUs))
 }
 
-// anyLink is for who does not know which one was opened.
+// LendLoopback leaves a link that Podlace opened to the rules of the reference plugins, which need route_localnet and never switch it off.
+func (n *Node) LendLoopback(link string) error {
+	if on, err := n.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
+		return ignore(err, fs.ErrNotExist)
+	}
+	return n.Set(routeLocalnet(link, "1"))
+}
+
+// opened returns the links for which Podlace switched route_localnet on. It looks at all links of the node. "all" and "default" are no links.
+func (n *Node) opened() (links []string, err error) {
+	folder, err := n.openSysctl("ipv4/conf", os.O_RDONLY)
+	if err != nil {
+		return nil, ignore(err, fs.ErrNotExist)
+	}
+	defer folder.Close()
+	all, err := folder.Readdirnames(-1)
+	for _, link := range all {
+		if link == "all" || link == "default" {
+			continue
+		}
+		if value, err := n.Get(routeLocalnet(link, "").Path); err == nil && value == openedByUs {
+			links = append(links, link)
+		}
+	}
+	return links, err
+}
+
+// CloseLoopback switches route_localnet off for each link for which Podlace switched it on.
+func (n *Node) CloseLoopback() error {
+	links, err := n.opened()
+	for _, link := range links {
+		err = errors.Join(err, n.Set(routeLocalnet(link, "0")))
+	}
+	return err
+}
+
+// MendLoopback protects the node's 127.0.0.0/8 again while a link is open, and closes the links once neither a record nor a hostPort in
+// the kernel can need them. isUser reports whether a recorded attachment, by the hash of its key, needs one. Callers hold the lock of OpenLoopback.
+func (n *Node) MendLoopback(isUser func(owner string) bool) error {
+	links, err := n.opened()
+	if err == nil && len(links) > 0 {
+		err = n.ProtectLoopback()
+	}
+	if err != nil {
+		return err
+	}
+	owners, err := n.HostPortOwners()
+	if err != nil {
+		return err
+	}
+	has := func(owner string) bool {
+		return isUser(owner) || slices.ContainsFunc(owners, func(o HostPortOwner) bool { return o.Hash == owner })
+	}
+	if err := forgetUsers(has); err != nil || len(owners) > 0 || LoopbackUsed() {
+		return err
+	}
+	if err := n.CloseLoopback(); err != nil {
+		return err
+	}
+	if has, err := hasTable(loopbackTable); err != nil || !has {
+		return err
+	}
+	return n.DelTable(tableOf(loopbackTable))
+}
+
+// forgetUsers removes the files of attachments that are gone, and folders without files.
+func forgetUsers(has func(owner string) bool) error {
+	links, err := names(loopbackUsers, -1)
+	for _, link := range links {
+		folder := filepath.Join(loopbackUsers, link)
+		users, e := names(folder, -1)
+		err = errors.Join(err, e)
+		for _, owner := range users {
+			if !has(owner) {
+				err = errors.Join(err, change("forget a user of 127.0.0.1 on "+link, func() error { return os.Remove(filepath.Join(folder, owner)) }))
+			}
+		}
+		_ = os.Remove(folder) // fails while it has files
+	}
+	return err
+}
+
+// anyLink stands for every link: the caller does not know which one was opened.
 const anyLink = "*"
 
-// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last one of a link switches route_localnet off. last
-// tells that no link is left, so that the protection may go; after that finish has to be called. Callers hold the lock of OpenLoopback.
+// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off. last
+// says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller calls finish. Callers
+// hold the lock of OpenLoopback.
 func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error, err error) {
 	finish = func() error { return nil }
 	if link == "" {
@@ -140,7 +240,7 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 		}
 		only := len(few) == 1
 		if only && !strings.HasPrefix(link, foreign) {
-			if err := n.Set(Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: "0"}); err != nil {
+			if err := n.Set(routeLocalnet(link, "0")); err != nil {
 				return false, finish, err
 			}
 		}
@@ -158,8 +258,25 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 			}))
 		}
 	}
-	few, err := names(loopbackUsers, ending+1)
-	return len(few) == ending, finish, err
+	if few, err := names(loopbackUsers, ending+1); err != nil || len(few) > ending {
+		return false, finish, err
+	}
+	last, err = n.closeUnused(owner)
+	return last, finish, err
+}
+
+// closeUnused decides by the kernel when the records name no other user than the owner, because records can be lost: while another
+// attachment has hostPorts, links that are still open stay open and protected.
+func (n *Node) closeUnused(owner string) (closed bool, err error) {
+	links, err := n.opened()
+	if err != nil || len(links) == 0 {
+		return err == nil, err
+	}
+	owners, err := n.HostPortOwners()
+	if err != nil || slices.ContainsFunc(owners, func(o HostPortOwner) bool { return o.Hash != owner }) {
+		return false, err
+	}
+	return true, n.CloseLoopback()
 }
 
 // names returns at most so many names of a folder, which may be missing; all if less than 1 are wanted.

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -41,15 +42,15 @@ func TestLoopbackUsers(t *testing.T) {
 	a, b := strings.Fields(ownerA)[0], strings.Fields(ownerB)[0]
 	state("0 0 0")
 	mustDo(t, h.OpenLoopback(a, "kt0"), h.OpenLoopback(a, "kt0"), h.OpenLoopback(b, "kt0"), h.OpenLoopback(b, "kt1"))
-	state("1 1 2")
+	state("2 2 2")
 	closeFor := func(owner, link string) error { return h.DelHostPorts(HostPorts{Owner: owner, Localhost: link}) }
 	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
-	state("1 1 2")
+	state("2 2 2")
 	_, err := h.DelOwnedHostPorts(ownerB)
 	mustDo(t, err)
-	state("1 0 2")
+	state("2 0 2")
 	mustDo(t, closeFor(ownerB, "kt0"))
-	state("1 0 2")
+	state("2 0 2")
 	mustDo(t, closeFor(ownerA, "kt0"))
 	state("0 0 0")
 	if _, err := os.Stat(loopbackUsers); err == nil {
@@ -67,4 +68,58 @@ func TestLoopbackUsers(t *testing.T) {
 	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
+}
+
+// TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment has
+// hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
+func TestLoopbackUsersLost(t *testing.T) {
+	flush(t)
+	h := host(t)
+	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
+	for _, link := range []string{"kt0", "kt1"} {
+		addBridge(t, h, link)
+	}
+	none := func(string) bool { return false }
+	state := func(want string) {
+		t.Helper()
+		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
+		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+loopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
+		}
+	}
+	open := func(owner, link string, port uint16) {
+		t.Helper()
+		mustDo(t, h.RestoreHostPorts(nil), h.OpenLoopback(OwnerHash(owner), link),
+			h.AddHostPorts(HostPorts{Owner: owner, Ports: []HostPort{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}},
+				func(string, HostPort) (HostPorts, error) { return HostPorts{}, ErrShared }))
+	}
+	lose := func() { t.Helper(); mustDo(t, os.RemoveAll(loopbackUsers)) }
+	del := func(owner string) { t.Helper(); _, err := h.DelOwnedHostPorts(OwnerHash(owner)); mustDo(t, err) }
+
+	open(ownerA, "kt0", 1)
+	open(ownerB, "kt1", 2)
+	lose()
+	mustDo(t, h.MendLoopback(none))
+	state("2 2 2")
+	del(ownerA)
+	state("2 2 2")
+	del(ownerB)
+	state("0 0 0")
+
+	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}))
+	open(ownerA, "kt0", 1)
+	open(ownerB, "kt1", 2)
+	lose()
+	flush(t)
+	state("2 1 0")
+	mustDo(t, h.MendLoopback(func(owner string) bool { return true }))
+	state("0 1 0")
+
+	open(ownerA, "kt0", 1)
+	flush(t)
+	mustDo(t, h.MendLoopback(func(owner string) bool { return owner == OwnerHash(ownerA) }))
+	state("2 1 2")
+	mustDo(t, h.LendLoopback("kt0"), h.MendLoopback(none))
+	state("1 1 0")
 }

@@ -11,6 +11,7 @@ import (
 )
 
 func del(r *plugin.Request) error {
+	protect(r.Log)
 	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
@@ -24,6 +25,12 @@ func gc(r *plugin.Request) error {
 			})
 		}),
 		kernel.WithHost(collectLost),
+		kernel.WithHost(func(host *kernel.Node) error {
+			if err := Restore(host, r.Log); err != nil {
+				r.Log.Warn("hostPorts could not be restored", "error", err)
+			}
+			return nil
+		}),
 	)
 }
 
@@ -85,6 +92,10 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.Host
 func delUnrecorded(r *plugin.Request) error {
 	return kernel.WithHost(func(host *kernel.Node) error {
 		lost, err := endLost(host, attachment.KeyOf(r).Hash())
+		if err == nil && !lost && namesPorts(r) {
+			// Record and rules may both be lost, and 127.0.0.1 still be open for this pod alone.
+			err = mendLost(host)
+		}
 		if err != nil {
 			return err
 		}
@@ -107,4 +118,14 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 		delFlows(host, ports)
 	}
 	return true, err
+}
+
+// mendLost is mendLoopback under the lock of the ports.
+func mendLost(host *kernel.Node) error {
+	unlock, err := attachment.LockNode(portsLock)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return mendLoopback(host)
 }

@@ -58,7 +58,7 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 	if !flushed {
 		return nil
 	}
-	if err := restoreIPTables(host, all, log); err != nil { // also in the family that this pod has not
+	if _, err := restoreIPTables(host, all, log); err != nil { // also in the family that this pod has not
 		log.Warn(notRestored, "error", err)
 	}
 	return nil
@@ -100,8 +100,12 @@ func leadsHere(nat kernel.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// iptablesIntact tells whether what the attachments share is there, in each family that they use. What cannot be read counts as intact.
-func iptablesIntact(host *kernel.Node, all []recorded) bool {
+// iptablesIntact reports whether what the attachments share is in place, in each family that they use. What cannot be read counts as intact.
+func iptablesIntact(host *kernel.Node) bool {
+	all, err := allRecorded()
+	if err != nil {
+		return true
+	}
 	for _, is4 := range []bool{true, false} {
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
@@ -118,28 +122,35 @@ func (rec recorded) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables brings back the rules of attachments that have none.
-func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) error {
+// restoreIPTables restores the rules of attachments that lack some; changed reports whether there were any.
+func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
 		edit := func(these []recorded) error {
-			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) { return missingLines(nat, these, is4, log), nil })
+			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
+				lines := missingLines(nat, these, is4, log)
+				if len(lines) > 0 {
+					changed = true
+					log.Info("the rules of hostPorts were flushed and are restored from the records", "program", "iptables", "lines", len(lines))
+				}
+				return lines, nil
+			})
 		}
 		err := edit(all)
 		if err == nil {
 			continue
 		}
 		if plugin.Code(err) == plugin.CodeTryAgain {
-			return errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
+			return changed, errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
 		}
 		for i := range all { // one rule that is refused would keep all others out
 			errs = append(errs, edit(all[i:i+1]))
 		}
 	}
-	return errors.Join(errs...)
+	return changed, errors.Join(errs...)
 }
 
 func missingLines(nat kernel.NAT, all []recorded, is4 bool, log *slog.Logger) (lines []string) {

@@ -80,8 +80,12 @@ func owner(key attachment.Key, pod string) string {
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
-	if err != nil || len(cfg.Mappings) == 0 {
+	if err != nil {
 		return nil, err
+	}
+	if len(cfg.Mappings) == 0 {
+		protect(r.Log)
+		return nil, nil
 	}
 	pod := podAddresses(r.Prev, r.IfName)
 	if len(pod) == 0 {
@@ -215,7 +219,7 @@ func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, s
 		err = host.AddHostPorts(own, c.yields)
 	}
 	if errors.Is(err, kernel.ErrFlushed) {
-		lost := restore(host, r.Log)
+		lost := restoreFlushed(host, r.Log)
 		err = host.AddHostPorts(own, c.yields)
 		if lost != nil && errors.Is(err, kernel.ErrFlushed) {
 			err = lost
@@ -326,20 +330,15 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	st.Bridge = old.Bridge
-	if old.Localhost == "" {
+	if old.Localhost == "" || host.LoopbackReaches(old.Localhost) {
 		return nil
-	}
-	for _, link := range []string{old.Localhost, "all"} {
-		if on, err := host.Get("ipv4/conf/" + link + "/route_localnet"); err != nil || on == "1" {
-			return nil
-		}
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
 		"'podlace reload' switches it on again")
 }
 
-// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. Rules that somebody flushed are
-// brought back.
+// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. It restores flushed rules without
+// waiting for a lock, and does not fail when it cannot.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -359,7 +358,8 @@ func status(r *plugin.Request) error {
 	if intact(host, cfg) {
 		return nil
 	}
-	if err := Restore(host, r.Log); err != nil {
+	host.TryLocks()
+	if err := restoreAll(host, r.Log, attachment.Trying); err != nil && !attachment.Busy(err) {
 		r.Log.Warn("hostPorts could not be restored", "error", err)
 	}
 	return nil

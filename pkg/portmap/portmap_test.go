@@ -174,11 +174,11 @@ func TestRouteLocalnet(t *testing.T) {
 		keys []any
 		want string
 	}{
-		"plain":         {nil, "1"},
+		"plain":         {nil, "2"},
 		"without snat":  {[]any{"snat", false}, "0"},
 		"IPv6 only":     {[]any{"prevResult", prevResult("fd00:71::5/64")}, "0"},
 		"other address": {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "10.71.0.1"}}}}, "0"},
-		"loopback":      {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "127.0.0.1"}}}}, "1"},
+		"loopback":      {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "127.0.0.1"}}}}, "2"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)

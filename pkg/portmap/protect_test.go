@@ -41,7 +41,7 @@ func TestProtectedThroughout(t *testing.T) {
 				return
 			}
 			open := openTo127(s.String())
-			if flag, err := os.ReadFile("/proc/sys/net/ipv4/conf/pt0/route_localnet"); err != nil || string(flag) == "1\n" && after == "" {
+			if flag, err := os.ReadFile("/proc/sys/net/ipv4/conf/pt0/route_localnet"); err != nil || string(flag) != "0\n" && after == "" {
 				open = append(open, "route_localnet")
 			}
 			opened = append(opened, open...)
@@ -87,7 +87,7 @@ func TestNotOnUplink(t *testing.T) {
 		for link, c := range map[string]struct {
 			pod, gateway string
 			open         string
-		}{"pt0": {"10.71.0.5/24", "10.71.0.7", "1\n"}, "pt1": {"10.72.0.5/24", "10.72.0.7", "0\n"}} {
+		}{"pt0": {"10.71.0.5/24", "10.71.0.7", "2\n"}, "pt1": {"10.72.0.5/24", "10.72.0.7", "0\n"}} {
 			route := &netlink.Route{Gw: netip.MustParseAddr(c.gateway).AsSlice()}
 			if err := netlink.RouteAdd(route); err != nil {
 				t.Fatal(err)

@@ -14,15 +14,20 @@ import (
 // reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
 // runtime names ports, or it is known that there were some.
 func delReference(r *plugin.Request, host *kernel.Node, some bool) error {
+	if !some && !namesPorts(r) {
+		return nil
+	}
+	return host.DelReferencePorts(asReference(r))
+}
+
+// namesPorts reports whether the runtime passes ports to DEL, in whatever form.
+func namesPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`
 		} `json:"runtimeConfig"`
 	}
-	if err := json.Unmarshal(r.Config, &conf); err == nil && len(conf.Runtime.Ports) == 0 && !some {
-		return nil
-	}
-	return host.DelReferencePorts(asReference(r))
+	return json.Unmarshal(r.Config, &conf) != nil || len(conf.Runtime.Ports) > 0
 }
 
 func asReference(r *plugin.Request) kernel.Reference {

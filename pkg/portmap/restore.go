@@ -23,41 +23,65 @@ type recorded struct {
 
 func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
 
-// Restore brings back the hostPorts of all attachments of the node, after somebody flushed the rules. What is there is left alone.
+// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules, and makes the protection of the
+// node's 127.0.0.0/8 agree with them. It changes nothing that is in place.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	unlock, err := attachment.LockNode(portsLock)
+	return restoreAll(host, log, attachment.Waiting)
+}
+
+func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	unlock, err := locks.Node(portsLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return restore(host, log)
-}
-
-// restore is Restore for who holds the lock. One attachment that cannot be restored does not keep the others from it.
-func restore(host *kernel.Node, log *slog.Logger) error {
 	all, err := allRecorded()
 	if err != nil {
 		return err
 	}
 	if len(all) > 0 {
-		log.Info("hostPorts are restored from the records", "attachments", len(all))
+		err = restore(host, all, log)
 	}
+	return errors.Join(err, mendLoopback(host))
+}
+
+// restoreFlushed is restore for an ADD that found the rules missing: it writes them also when no other attachment has ports.
+func restoreFlushed(host *kernel.Node, log *slog.Logger) error {
+	all, err := allRecorded()
+	if err != nil {
+		return err
+	}
+	return restore(host, all, log)
+}
+
+// restore is Restore for a caller that holds the lock. One attachment that cannot be restored does not keep the others from it.
+func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
 	var errs []error
 	var wanted []kernel.HostPorts
 	var flows []kernel.HostPort
-	for _, rec := range all {
-		errs = append(errs, openLoopback(host, rec.Key, &rec.state))
-		ports := rec.hostPorts(rec.owner())
-		ports.Netns = rec.netns(rec.Netns)
+	for i := range all {
+		errs = append(errs, openLoopback(host, all[i].Key, &all[i].state))
+		ports := all[i].hostPorts(all[i].owner())
+		ports.Netns = all[i].netns(all[i].Netns)
 		wanted = append(wanted, ports)
-		flows = append(flows, rec.Ports...)
+		flows = append(flows, all[i].Ports...)
 	}
-	if err := host.RestoreHostPorts(wanted); !kernel.NoNFT(err) {
+	lacks, err := host.LacksHostPorts(wanted)
+	if lacks && len(all) > 0 {
+		log.Info("the rules of hostPorts were flushed and are restored from the records", "attachments", len(all))
+	}
+	if lacks {
+		err = host.RestoreHostPorts(wanted)
+	}
+	if !kernel.NoNFT(err) {
 		errs = append(errs, err)
 	}
-	errs = append(errs, restoreIPTables(host, all, log))
-	// Who sent meanwhile is remembered as talking to the node itself.
-	delFlows(host, flows)
+	changed, err := restoreIPTables(host, all, log)
+	errs = append(errs, err)
+	if lacks || changed {
+		// The kernel remembers clients that sent meanwhile as talking to the node itself.
+		delFlows(host, flows)
+	}
 	return errors.Join(errs...)
 }
 
@@ -112,14 +136,18 @@ func (x *portIndex) overlap(p kernel.HostPort) bool {
 	return slices.ContainsFunc(x.ranges, p.Overlaps)
 }
 
-// intact tells whether the rules that all pods share are there, or nobody needs them.
+// intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads no
+// record unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
 	ok, err := host.HostPortRules()
-	if err != nil || ok && cfg.Backend != "iptables" {
-		return true
+	if kernel.NoNFT(err) || err == nil && ok {
+		return cfg.Backend != "iptables" || iptablesIntact(host)
 	}
-	all, err := allRecorded()
-	return err == nil && (ok || len(all) == 0) && iptablesIntact(host, all)
+	if err != nil || kernel.LoopbackUsed() {
+		return err != nil
+	}
+	some, err := attachment.Any("portmap")
+	return err != nil || !some
 }
 
 // claim is an ADD that asks for ports.

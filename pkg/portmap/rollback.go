@@ -54,6 +54,11 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))
 			own.Localhost = "" // the reference's rules need route_localnet too
+			if st.Localhost != "" {
+				if err := host.LendLoopback(st.Localhost); err != nil {
+					return err
+				}
+			}
 			return endPorts(host, rec.Key, st, own, func() {})
 		}},
 	}, nil

@@ -246,6 +246,10 @@ func (j *job) node() error {
 		if err := j.nobodyNew(); err != nil {
 			return err
 		}
+		// Links that the reference's rules need are lent to them by now. The rest closes before its protection goes.
+		if err := j.host.CloseLoopback(); err != nil {
+			return err
+		}
 	}
 	if err := j.do(steps); err != nil || !j.Act {
 		return err

@@ -182,8 +182,18 @@ func TestTables(t *testing.T) {
 	if made := ownTables(t); !slices.Equal(made, registered) {
 		t.Errorf("the kernel has %q, the registry %q", made, registered)
 	}
+	if out, err := exec.Command("ip", "link", "add", "rb0", "type", "bridge").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rb0").Run() })
+	if err := host.OpenLoopback("0123456789abcdef", "rb0"); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := dryRun(Options{Act: true}); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+	if on, err := host.Get("ipv4/conf/rb0/route_localnet"); err != nil || on != "0" {
+		t.Errorf("route_localnet is %s without its protection, %v", on, err)
 	}
 	if left := ownTables(t); len(left) > 0 {
 		t.Errorf("rollback left %q", left)

@@ -274,3 +274,34 @@ func TestStamp(t *testing.T) {
 		}
 	}
 }
+
+// TestLockWithoutWait: a bound of 0 refuses a held lock and takes a free one.
+func TestLockWithoutWait(t *testing.T) {
+	d, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for name, attempt := range map[string]func() (*Lock, error){
+		"file":  func() (*Lock, error) { return d.LockWithin(0, "lock", 0o600) },
+		"range": func() (*Lock, error) { return d.LockAtWithin(0, "range", 0o600, 7) },
+	} {
+		held, err := attempt()
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if _, err := attempt(); plugin.Code(err) != plugin.CodeTryAgain {
+			t.Errorf("%s: a held lock: %v", name, err)
+		}
+		if err := held.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := attempt()
+		if err != nil {
+			t.Fatalf("%s: a free lock: %v", name, err)
+		}
+		if err := again.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
+}

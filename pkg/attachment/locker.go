@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"time"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Locker takes the locks of a repair.
+type Locker int
+
+const (
+	// Waiting waits for a lock as ADD and DEL do.
+	Waiting Locker = iota
+
+	// Trying never waits, for STATUS: the next STATUS repairs what the holder of the lock does not.
+	Trying
+)
+
+// within returns the bound of a wait.
+func (l Locker) within(most time.Duration) time.Duration {
+	if l == Trying {
+		return 0
+	}
+	return most
+}
+
+// Busy reports whether an error says that another process holds a lock.
+func Busy(err error) bool { return plugin.Code(err) == plugin.CodeTryAgain }
+
+// Node locks what the pods of all networks share, such as "guards".
+func (l Locker) Node(what string) (unlock func(), err error) {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.LockWithin(l.within(store.NodeLockTimeout), "."+what+".lock", 0o600)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return func() { _ = lock.Unlock(); dir.Close() }, nil
+}
+
+// Key locks an attachment against all plugins, or with a key that names a network alone, the network. Its folder must exist.
+func (l Locker) Key(k Key) (*Attachment, error) {
+	dir, err := store.Open(folder(k.Network))
+	if err != nil {
+		return nil, err
+	}
+	lock, err := dir.LockAtWithin(l.within(store.LockTimeout), lockFile, 0o600, k.offset())
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return &Attachment{Key: k, dir: dir, lock: lock}, nil
+}
