@@ -260,8 +260,18 @@ func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error,
 
 // List returns the records that a plugin has in a network.
 func List(network, plugin string) ([]Record, error) {
-	all, _, err := read(network)
+	all, _, err := read(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
+}
+
+// AllOf returns the records that a plugin has in all networks.
+func AllOf(plugin string) (all []Record, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		found, e := List(network, plugin)
+		all, err = append(all, found...), errors.Join(err, e)
+	}
+	return all, err
 }
 
 // All returns the records of all plugins in all networks.
@@ -279,7 +289,7 @@ func Unreadable() (paths []string, err error) {
 func readAll() (records []Record, unreadable []string, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		found, names, e := read(network)
+		found, names, e := read(network, "")
 		records, err = append(records, found...), errors.Join(err, e)
 		for _, name := range names {
 			unreadable = append(unreadable, filepath.Join(folder(network), name))
@@ -288,8 +298,8 @@ func readAll() (records []Record, unreadable []string, err error) {
 	return records, unreadable, err
 }
 
-// read returns the records of a network, and the names of files that are no records of this format.
-func read(network string) (records []Record, unreadable []string, err error) {
+// read returns the records of a network whose names begin with the prefix, and the names of files that are no records of this format.
+func read(network, prefix string) (records []Record, unreadable []string, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
 		return nil, nil, ignoreMissing(err)
@@ -297,7 +307,7 @@ func read(network string) (records []Record, unreadable []string, err error) {
 	defer dir.Close()
 	names, err := dir.List()
 	for _, name := range names {
-		if strings.HasPrefix(name, ".") {
+		if strings.HasPrefix(name, ".") || !strings.HasPrefix(name, prefix) {
 			continue
 		}
 		rec, e := readRecord(dir, name)

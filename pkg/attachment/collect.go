@@ -36,7 +36,7 @@ func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error 
 // CollectUnreadable serves GC for records that cannot be read, such as those of a newer version: remove gets the hash of each key that is
 // of no attachment to keep, and takes away what can be found by it.
 func CollectUnreadable(r *plugin.Request, remove func(hash string) error) error {
-	_, unreadable, err := read(r.Network)
+	_, unreadable, err := read(r.Network, r.Plugin+"-")
 	errs := []error{err}
 	hashes := func(of map[plugin.Attachment]bool) map[string]bool {
 		set := map[string]bool{}

@@ -56,7 +56,7 @@ func AnyIn(network, plugin string) bool {
 
 // Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
-	records, unreadable, err := read(network)
+	records, unreadable, err := read(network, "")
 	found = map[Key]map[string]Record{}
 	for _, rec := range records {
 		if found[rec.Key] == nil {

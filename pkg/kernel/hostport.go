@@ -17,13 +17,10 @@ import (
 // ErrFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: RestoreHostPorts comes first.
 var ErrFlushed = errors.New("the rules of hostPorts are missing")
 
-// ErrShared is for who lets another owner keep a port without being refused.
-var ErrShared = errors.New("the port is shared")
-
-// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: unless that one
-// has to give way it returns an error, which then is the answer, or ErrShared; else what that one loses besides the port. The caller holds the
-// lock of all who call this.
-func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (HostPorts, error)) error {
+// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns what
+// that owner loses besides the port, ErrShared if the owner keeps the port and the caller has to be content with that, or the error that refuses
+// the caller. The caller holds a lock against other callers.
+func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) ([]HostPorts, error)) error {
 	if ok, err := n.HostPortRules(); err != nil {
 		return err
 	} else if !ok {
@@ -39,23 +36,26 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 		return err
 	}
 	var gone []element
+	var shared PortIndex
 	for _, e := range found {
 		if e.forwards() && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
 			loses, err := yields(e.Comment, e.port())
 			if errors.Is(err, ErrShared) {
-				elements = slices.DeleteFunc(elements, func(own element) bool { return own.forwards() && own.port().Overlaps(e.port()) })
+				shared.Add(e.Comment, e.port())
 				continue
 			}
+			for _, lost := range loses {
+				more, e := t.ownedBy(lost)
+				gone, err = append(gone, more...), errors.Join(err, e)
+			}
 			if err != nil {
 				return err
 			}
-			more, err := t.ownedBy(loses)
-			if err != nil {
-				return err
-			}
-			gone = append(gone, more...)
 		}
 		gone = append(gone, e)
+	}
+	if elements, err = withoutShared(elements, shared); err != nil {
+		return err
 	}
 	if err := t.replace(once(gone), elements); err != nil {
 		return err
@@ -68,9 +68,6 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 
 // ownedBy returns the elements of h that are there and still its owner's.
 func (t *nft) ownedBy(h HostPorts) ([]element, error) {
-	if h.Owner == "" {
-		return nil, nil
-	}
 	found, err := t.existing(h.elements())
 	return slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(h.Owner) }), err
 }
@@ -295,6 +292,7 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		return err
 	}
 	owned := false
+	var missing []element
 	for i, e := range want {
 		got := found[i]
 		if e.Set == "owners" {
@@ -302,9 +300,7 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 			continue
 		}
 		if got == nil {
-			if err := t.lost(h, e, other); err != nil {
-				return err
-			}
+			missing = append(missing, e)
 			continue
 		}
 		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
@@ -316,6 +312,9 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", e.port())
 		}
+	}
+	if err := t.lost(h, missing, other); err != nil {
+		return err
 	}
 	if !owned {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
@@ -336,22 +335,35 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 
 const belongsTo = "hostPort %s: now belongs to %s"
 
-// lost is the error about an entry that is missing. Its port may be another's by now, in another form; nil when that one shares it.
-func (t *nft) lost(h HostPorts, e element, other func(owner string) (string, bool)) error {
+// lost returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
+func (t *nft) lost(h HostPorts, missing []element, other func(owner string) (string, bool)) error {
+	if len(missing) == 0 {
+		return nil
+	}
 	found, err := t.clashes(h, nil)
 	if err != nil {
 		return err
 	}
+	found = slices.DeleteFunc(found, func(o element) bool { return !o.forwards() || OwnerHash(o.Comment) == OwnerHash(h.Owner) })
+	var shared PortIndex
 	for _, o := range found {
-		if o.forwards() && e.forwards() && o.port().Overlaps(e.port()) && OwnerHash(o.Comment) != OwnerHash(h.Owner) {
-			who, shares := other(o.Comment)
-			if shares {
-				return nil
-			}
-			return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, o.port(), who)
+		if _, shares := other(o.Comment); shares {
+			shared.Add(o.Comment, o.port())
 		}
 	}
-	return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+	for _, e := range missing {
+		if e.forwards() && shared.Overlap(e.port(), "") {
+			continue
+		}
+		for _, o := range found {
+			if e.forwards() && o.port().Overlaps(e.port()) {
+				who, _ := other(o.Comment)
+				return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, o.port(), who)
+			}
+		}
+		return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+	}
+	return nil
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.

@@ -140,6 +140,8 @@ type HostPorts struct {
 	// Netns is the path of the pod's network namespace: once it is gone, so is the owner. "" is none that one could know of.
 	Netns string
 	Ports []HostPort
+	// Shared are those of the ports that another attachment of the same container forwards.
+	Shared []HostPort
 }
 
 func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), maxComment-1)] }
@@ -156,12 +158,19 @@ func (h HostPorts) elements() []element {
 		who = with
 	}
 	out := []element{ownerElement(who)}
+	shared := map[HostPort]bool{}
+	for _, p := range h.Shared {
+		shared[p] = true
+	}
 	for _, p := range h.Ports {
-		if h.Taken {
-			out = append(out, p.taken(h.comment()))
-		} else {
-			out = append(out, p.elements(h.comment())...)
+		of := []element{p.taken(h.comment())}
+		if !h.Taken {
+			of = p.elements(h.comment())
 		}
+		if shared[p] {
+			of = of[1:] // the first one forwards
+		}
+		out = append(out, of...)
 	}
 	return once(out)
 }

@@ -17,7 +17,7 @@ import (
 func TestFlushed(t *testing.T) {
 	flush(t)
 	h := host(t)
-	never := func(string, HostPort) (HostPorts, error) { return HostPorts{}, errors.New("asked") }
+	never := func(string, HostPort) ([]HostPorts, error) { return nil, errors.New("asked") }
 	a := HostPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}
 	for range 2 {
 		if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(records(t, "nft table inet "+hostportTable)) > 0 {

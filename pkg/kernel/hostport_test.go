@@ -51,8 +51,8 @@ func addPorts(h *Node, owner, bridge string, ports []HostPort) error {
 // addAll makes the rules first where they are missing.
 func addAll(h *Node, ports HostPorts) error {
 	add := func() error {
-		return h.AddHostPorts(ports, func(other string, p HostPort) (HostPorts, error) {
-			return HostPorts{}, plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
+		return h.AddHostPorts(ports, func(other string, p HostPort) ([]HostPorts, error) {
+			return nil, plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, OwnerName(other))
 		})
 	}
 	err := add()

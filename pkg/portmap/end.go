@@ -65,27 +65,33 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
+// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes.
 func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
-	return endPorts(host, key, st, st.hostPorts(owner(key, "")), ended)
-}
-
-func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts, ended func()) error {
 	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	var ending kernel.PortIndex
+	ending.Add(key.Hash(), st.Ports...)
+	if err := passPorts(host, key.Hash(), func(p kernel.HostPort) bool { return ending.Overlap(p, "") }); err != nil {
+		return err
+	}
+	if err := endPorts(host, key, st, st.hostPorts(owner(key, ""))); err != nil {
+		return err
+	}
+	ended()
+	return nil
+}
+
+func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts) error {
 	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
 	if st.Backend == "iptables" {
 		if err := host.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
 		}
 	}
-	if err := host.DelHostPorts(ports); err != nil {
-		return err
-	}
-	ended()
-	return nil
+	return host.DelHostPorts(ports)
 }
 
 // delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
@@ -103,7 +109,7 @@ func delUnrecorded(r *plugin.Request) error {
 	})
 }
 
-// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost tells whether there were any.
+// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.
 func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = host.HostPortOwner(hash); err != nil || !lost {
 		return lost, err
@@ -113,6 +119,9 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 		return true, err
 	}
 	defer unlock()
+	if err := passPorts(host, hash, func(kernel.HostPort) bool { return true }); err != nil {
+		return true, err
+	}
 	ports, err := host.DelOwnedHostPorts(hash)
 	if err == nil {
 		delFlows(host, ports)

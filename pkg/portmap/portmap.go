@@ -216,11 +216,11 @@ func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, s
 	own.Netns = st.netns(r.NetnsPath)
 	err = openLoopback(host, att.Key, st)
 	if err == nil {
-		err = host.AddHostPorts(own, c.yields)
+		err = c.add(att, st, own)
 	}
 	if errors.Is(err, kernel.ErrFlushed) {
 		lost := restoreFlushed(host, r.Log)
-		err = host.AddHostPorts(own, c.yields)
+		err = c.add(att, st, own)
 		if lost != nil && errors.Is(err, kernel.ErrFlushed) {
 			err = lost
 		} else if lost != nil {
@@ -330,6 +330,9 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	st.Bridge = old.Bridge
+	if singles := kernel.Singles(st.Ports); slices.Equal(old.Ports, singles) {
+		st.Ports = singles // ranges that ADD took apart
+	}
 	if old.Localhost == "" || host.LoopbackReaches(old.Localhost) {
 		return nil
 	}

@@ -209,8 +209,8 @@ func TestCheckDetectsNFTables(t *testing.T) {
 	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 	del := func(owner string) error { return h.DelHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(false)}) }
 	add := func(owner string, elsewhere bool) error {
-		return h.AddHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(elsewhere)}, func(string, kernel.HostPort) (none kernel.HostPorts, err error) {
-			return none, errors.New("clash")
+		return h.AddHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(elsewhere)}, func(string, kernel.HostPort) ([]kernel.HostPorts, error) {
+			return nil, errors.New("clash")
 		})
 	}
 	for what, c := range map[string]struct {

@@ -54,12 +54,17 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))
 			own.Localhost = "" // the reference's rules need route_localnet too
+			unlock, err := attachment.LockNode(portsLock)
+			if err != nil {
+				return err
+			}
+			defer unlock()
 			if st.Localhost != "" {
 				if err := host.LendLoopback(st.Localhost); err != nil {
 					return err
 				}
 			}
-			return endPorts(host, rec.Key, st, own, func() {})
+			return endPorts(host, rec.Key, st, own)
 		}},
 	}, nil
 }

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// claim is an ADD that asks for ports.
+type claim struct {
+	r       *plugin.Request
+	host    *kernel.Node
+	gave    []recorded // attachments that gave way
+	decided map[string]decision
+}
+
+// decision is what yields answers about an owner.
+type decision struct {
+	loses []kernel.HostPorts
+	err   error
+}
+
+// add forwards the ports. A range of which another attachment has a part is taken apart: single ports can be passed on one by one.
+func (c *claim) add(att *attachment.Attachment, st *state, own kernel.HostPorts) error {
+	err := c.host.AddHostPorts(own, c.yields)
+	if !errors.Is(err, kernel.ErrShared) {
+		return err
+	}
+	st.Ports = kernel.Singles(st.Ports)
+	own.Ports = st.Ports
+	if err := att.Save(*st); err != nil {
+		return err
+	}
+	return c.host.AddHostPorts(own, c.yields)
+}
+
+// yields decides about another attachment that has a port: it gives way when its pod is gone, and to a newer pod of the same name.
+func (c *claim) yields(other string, p kernel.HostPort) (loses []kernel.HostPorts, err error) {
+	hash := kernel.OwnerHash(other)
+	d, ok := c.decided[hash]
+	if !ok {
+		d.loses, d.err = c.ask(hash, other, p)
+		if c.decided == nil {
+			c.decided = map[string]decision{}
+		}
+		c.decided[hash] = d
+	}
+	return d.loses, d.err
+}
+
+func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostPorts, err error) {
+	rec, found, err := attachment.ByHash("portmap", hash)
+	if err != nil {
+		return nil, err
+	}
+	in := "hostPort %s is in use by %s"
+	if !found {
+		if o, ok, err := c.host.HostPortOwner(hash); err != nil || ok && plugin.NetnsGone(o.Netns) {
+			return nil, err
+		}
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, kernel.OwnerName(other)),
+			"its record is lost; DEL of its container ends it")
+	}
+	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
+		return nil, kernel.ErrShared
+	}
+	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
+	if !same && !gone {
+		return nil, plugin.Errorf(plugin.CodePortConflict, in, p, who(rec, other))
+	}
+	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
+	return c.replace(rec.ContainerID, gone)
+}
+
+// replace notes that a container gives way, in all its networks: those that share the port have rules too. A container that is gone loses all.
+func (c *claim) replace(container string, gone bool) (loses []kernel.HostPorts, err error) {
+	records, err := attachment.AllOf("portmap")
+	for _, rec := range records {
+		of := recorded{Record: rec}
+		if rec.ContainerID != container || json.Unmarshal(rec.State, &of.state) != nil {
+			continue
+		}
+		if !slices.ContainsFunc(c.gave, func(o recorded) bool { return o.Key == rec.Key }) {
+			c.gave = append(c.gave, of)
+		}
+		if gone {
+			loses = append(loses, of.hostPorts(of.owner()))
+		}
+	}
+	return loses, err
+}
+
+// clear removes the iptables rules of the attachments that gave way, which come before all others.
+func (c *claim) clear() error {
+	var errs []error
+	for _, rec := range c.gave {
+		if rec.Backend == "iptables" {
+			errs = append(errs, c.host.RemoveChain(dnatChain, podChain(rec.Key)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// others names the owner of a port, and reports whether the port is shared: with another attachment of the same container.
+func others(r *plugin.Request) func(owner string) (name string, shares bool) {
+	type answer struct {
+		name   string
+		shares bool
+	}
+	known := map[string]answer{}
+	return func(owner string) (string, bool) {
+		a, ok := known[owner]
+		if ok {
+			return a.name, a.shares
+		}
+		a.name = kernel.OwnerName(owner)
+		if rec, found, err := attachment.ByHash("portmap", kernel.OwnerHash(owner)); err == nil && found {
+			a = answer{who(rec, owner), rec.ContainerID == r.ContainerID}
+		}
+		known[owner] = a
+		return a.name, a.shares
+	}
+}
+
+// who names an owner so that it is told from an earlier pod of the same name.
+func who(rec attachment.Record, owner string) string {
+	return fmt.Sprintf("%s, container %s, since %s", kernel.OwnerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
+}
+
+// passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
+// an older pod of the same name that still runs. The caller holds the lock of the ports.
+func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) error {
+	all, err := recordedBut(hash)
+	if err != nil {
+		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
+	}
+	var heirs []recorded
+	var wanted []kernel.HostPorts
+	for _, rec := range all {
+		h := rec.wanted()
+		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p kernel.HostPort) bool { return !ends(p) })
+		if len(h.Ports) > 0 {
+			heirs, wanted = append(heirs, rec), append(wanted, h)
+		}
+	}
+	if len(heirs) == 0 {
+		return nil
+	}
+	if err := host.PassHostPorts(hash, wanted); err != nil {
+		return err
+	}
+	if _, err := restoreIPTables(host, heirs, slog.Default()); err != nil {
+		slog.Warn(notRestored, "error", err)
+	}
+	return nil
+}

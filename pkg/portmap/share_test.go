@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// inOther are keys that put a call into a second network of the same container, with a backend and the address that the pod has there.
+func inOther(backend string, ports ...any) []any {
+	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
+}
+
+// TestPortPassesOn (F-39): of two networks of one container that share a hostPort either may end first, by DEL, with a lost record or by GC. The
+// other one then has the port: its CHECK is clean, and another pod is refused until the last one ends.
+func TestPortPassesOn(t *testing.T) {
+	ends := map[string]func(l lab, first []any){
+		"DEL": func(l lab, first []any) { l.ok(l.call("DEL", "a", first...)) },
+		"DEL without the record": func(l lab, first []any) {
+			if err := os.Remove(l.record("a")); err != nil {
+				l.Fatal(err)
+			}
+			l.ok(l.call("DEL", "a", first...))
+		},
+		"GC": func(l lab, first []any) {
+			if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
+				l.Fatal(err)
+			}
+			l.ok(l.call("GC", "", append(first, "cni.dev/valid-attachments", []any{})...))
+		},
+	}
+	backends(t, func(l lab) {
+		for _, other := range []string{"nftables", "iptables"} {
+			for what, ports := range map[string][]any{"one": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
+				for verb, end := range ends {
+					if verb == "DEL without the record" && l.conf["backend"] == "iptables" {
+						continue // its rules cannot be removed by GC, and DEL is TestLostRecord's
+					}
+					l.Run(other+" "+what+" "+verb, func(t *testing.T) {
+						l := l
+						l.T = t
+						l.passesOn(other, ports, end)
+					})
+				}
+			}
+		}
+	})
+}
+
+func (l lab) passesOn(other string, ports []any, end func(l lab, first []any)) {
+	first, second := asking("10.71.0.5/24", ports...), inOther(other, ports...)
+	l.ok(l.call("ADD", "a", first...))
+	l.ok(l.call("ADD", "a", second...))
+	end(l, first)
+	l.ok(l.call("CHECK", "a", second...))
+	for _, backend := range []string{"nftables", "iptables"} {
+		b, args := l.named("b")
+		ask := append(asking("10.71.0.6/24", ports...), "CNI_ARGS", args, "backend", backend)
+		b.fails(b.call("ADD", "b", ask...), plugin.CodePortConflict, "is in use by shop/a, container a, since 20")
+		l.ok(l.call("CHECK", "a", second...))
+		if backend == other {
+			l.ok(l.call("DEL", "a", second...))
+			b.ok(b.call("ADD", "b", ask...))
+			b.ok(b.call("CHECK", "b", ask...))
+			b.ok(b.call("DEL", "b", ask...))
+			l.ok(l.call("ADD", "a", second...))
+		}
+	}
+	l.ok(l.call("DEL", "a", second...))
+	if left := elements(l.T); len(left) > 1 || l.mapped("a") { // the mark
+		l.Errorf("left %q", left)
+	}
+}
+
+// TestSharedAfterFlush (F-21): both networks of a container that share a port are restored.
+func TestSharedAfterFlush(t *testing.T) {
+	backends(t, func(l lab) {
+		for _, other := range []string{"nftables", "iptables"} {
+			first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther(other, port(8080, 80, "tcp"))
+			l.ok(l.call("ADD", "a", first...))
+			l.ok(l.call("ADD", "a", second...))
+			if err := errors.Join(flushNFT(), Restore(openHost(l.T), slog.Default())); err != nil {
+				l.Error(err)
+			}
+			l.ok(l.call("CHECK", "a", first...))
+			l.ok(l.call("CHECK", "a", second...))
+			l.ok(l.call("DEL", "a", first...))
+			l.ok(l.call("CHECK", "a", second...))
+			l.ok(l.call("DEL", "a", second...))
+		}
+	})
+}
+
+// TestSharedInPart: of a range that another network of the container has in part, the rest is forwarded, and all of it once that network ends.
+func TestSharedInPart(t *testing.T) {
+	backends(t, func(l lab) {
+		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
+			ask, rest := asking("10.71.0.5/24", first...), inOther(l.conf["backend"].(string), sequence(8080, 20)...)
+			l.ok(l.call("ADD", "a", ask...))
+			l.ok(l.call("ADD", "a", rest...))
+			l.ok(l.call("CHECK", "a", rest...))
+			free := func(port int) bool {
+				b, args := l.named("b")
+				o := b.call("ADD", "b", append(asking("10.71.0.6/24", object{"hostPort": port, "containerPort": 80}), "CNI_ARGS", args)...)
+				b.ok(b.call("DEL", "b"))
+				return o.exit == 0
+			}
+			for _, port := range []int{8080, 8085, 8099} {
+				if free(port) {
+					l.Errorf("%s: another pod gets port %d, which the container asked for in its second network", what, port)
+				}
+			}
+			l.ok(l.call("DEL", "a", ask...))
+			l.ok(l.call("CHECK", "a", rest...))
+			for _, port := range []int{8080, 8085, 8099} {
+				if free(port) {
+					l.Errorf("%s: after DEL of the first network another pod gets port %d", what, port)
+				}
+			}
+			l.ok(l.call("DEL", "a", rest...))
+			if left := elements(l.T); len(left) > 1 {
+				l.Errorf("%s: left %q", what, left)
+			}
+		}
+	})
+}
+
+// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container: no rule of the iptables backend
+// stays before it.
+func TestTakeOverOfShared(t *testing.T) {
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	for _, backend := range []string{"nftables", "iptables"} {
+		for _, gone := range []bool{false, true} {
+			if err := flushNFT(); err != nil {
+				t.Fatal(err)
+			}
+			old, args := l.named("web-0")
+			old.ok(old.call("ADD", "old", append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+			old.ok(old.call("ADD", "old", append(inOther("iptables", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+			if gone {
+				if err := old.pod.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			next, _ := l.named("web-0")
+			ask := append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args, "backend", backend)
+			next.ok(next.call("ADD", "next", ask...))
+			next.ok(next.call("CHECK", "next", ask...))
+			nat, err := openHost(t).ReadNAT(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, rule := range nat.Rules(dnatChain, "8080") {
+				if !strings.Contains(rule, l.chain("next")) {
+					t.Errorf("%s, gone %t: %s", backend, gone, rule)
+				}
+			}
+			for _, keys := range [][]any{nil, {"name", "other"}} {
+				old.ok(old.call("DEL", "old", append(keys, "CNI_NETNS", "")...))
+			}
+			next.ok(next.call("CHECK", "next", ask...))
+			next.ok(next.call("DEL", "next", ask...))
+		}
+	}
+}
+
+// TestFailedTakeOver: an ADD that fails after it took a port from an older pod of the same name gives it back.
+func TestFailedTakeOver(t *testing.T) {
+	l := newLab(t)
+	old, args := l.named("web-0")
+	ask := append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)
+	old.ok(old.call("ADD", "old", ask...))
+	next, _ := l.named("web-0")
+	next.ok(next.call("ADD", "next", append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+	next.ok(next.call("DEL", "next")) // as the runtime does when a later plugin of the chain fails
+	old.ok(old.call("CHECK", "old", ask...))
+	old.ok(old.call("DEL", "old"))
+}
