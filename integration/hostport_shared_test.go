@@ -51,8 +51,11 @@ func newShared(t *testing.T, backends [2]string) *shared {
 	s.rt = [2]*libcni.RuntimeConf{b.rtWeb, named(b.web, hostPort())}
 	s.rt[1].IfName = "eth1"
 	t.Cleanup(func() { _, _ = s.networks[1].do("DEL", s.rt[1], nil) })
-	s.networks[1].must(t, "ADD", s.rt[1])
-	s.networks[1].must(t, "DEL", s.rt[1])
+	for _, verb := range []string{"ADD", "DEL"} {
+		for i, n := range s.networks {
+			n.must(t, verb, s.rt[i])
+		}
+	}
 	b.oracle.rebase(t)
 	return s
 }

@@ -92,7 +92,7 @@ func TestLoopbackUsersLost(t *testing.T) {
 		t.Helper()
 		mustDo(t, h.RestoreHostPorts(nil), h.OpenLoopback(OwnerHash(owner), link),
 			h.AddHostPorts(HostPorts{Owner: owner, Ports: []HostPort{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}},
-				func(string, HostPort) (HostPorts, error) { return HostPorts{}, ErrShared }))
+				func(string, HostPort) ([]HostPorts, error) { return nil, ErrShared }))
 	}
 	lose := func() { t.Helper(); mustDo(t, os.RemoveAll(loopbackUsers)) }
 	del := func(owner string) { t.Helper(); _, err := h.DelOwnedHostPorts(OwnerHash(owner)); mustDo(t, err) }

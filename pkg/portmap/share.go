@@ -15,6 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+// sharedPorts marks a node on which an ADD has found one of its ports with another live attachment of its pod. Without the mark, DEL reads no record
+// of other pods.
+const sharedPorts = "shared-hostports"
+
 // claim is an ADD that asks for ports.
 type claim struct {
 	r       *plugin.Request
@@ -71,6 +75,9 @@ func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostP
 			"its record is lost; DEL of its container ends it")
 	}
 	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
+		if err := attachment.NoteNode(sharedPorts, ""); err != nil {
+			return nil, err
+		}
 		return nil, kernel.ErrShared
 	}
 	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
@@ -78,6 +85,11 @@ func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostP
 		return nil, plugin.Errorf(plugin.CodePortConflict, in, p, who(rec, other))
 	}
 	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
+	if !gone {
+		if err := attachment.NoteNode(sharedPorts, ""); err != nil {
+			return nil, err
+		}
+	}
 	return c.replace(rec.ContainerID, gone)
 }
 
@@ -139,6 +151,9 @@ func who(rec attachment.Record, owner string) string {
 // passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
 // an older pod of the same name that still runs. The caller holds the lock of the ports.
 func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) error {
+	if _, noted := attachment.NodeNoted(sharedPorts); !noted {
+		return nil
+	}
 	all, err := recordedBut(hash)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
