@@ -107,6 +107,9 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) string {
 	case d.Driver == "":
 		return "no driver is bound"
 	case driver != "" && d.Driver != driver:
+		if !d.IsVF() {
+			return fmt.Sprintf("its driver is %s, not %s, and only VFs get another", d.Driver, driver)
+		}
 		return fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
 	}
 	pf := d

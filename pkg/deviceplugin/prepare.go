@@ -52,14 +52,14 @@ func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
 var errInUse = errors.New("in use")
 
 // prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice. Until it is known who has devices, only
-// PFs without any VFs get some.
+// PFs without any VFs get some, if their interface is on the node.
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
 	pools := d.assign(d.env())
 	d.mu.Unlock()
 	for _, pf := range slices.SortedFunc(maps.Keys(want), pci.Address.Compare) {
-		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0) {
+		if device, _ := s.Device(pf); device.NumVFs != want[pf] && (known || device.NumVFs == 0 && len(device.Interfaces) > 0) {
 			try(pf, func() error { return d.setNumVFs(ctx, s, pf, want[pf]) })
 		}
 	}
@@ -72,15 +72,18 @@ func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error
 	}
 }
 
-// setNumVFs gives a PF its VFs, unless one of those that it has is in use: all of them would go.
+// setNumVFs gives a PF its VFs, unless a pod has the PF, or one of its VFs is in use: all of them would go.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)
-	var ids []string
+	ids := []string{pf.String()}
 	for _, vf := range vfs {
 		ids = append(ids, vf.Address.String())
 	}
 	err := d.gate.change(ids, func() error {
+		if why := d.withPod(device); why != "" {
+			return fmt.Errorf("PF %s does not get %d VFs, %w: it %s", pf, n, errInUse, why)
+		}
 		for _, vf := range vfs {
 			if why := d.inUse(vf); why != "" {
 				return fmt.Errorf("PF %s keeps its %d VFs and does not get %d, %w: VF %s %s", pf, device.NumVFs, n, errInUse, vf.Address, why)
@@ -107,19 +110,29 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// inUse tells why a device must be left alone, "" if nobody has it.
+// inUse returns why a device must be left alone, "" if nobody has it.
 func (d *daemon) inUse(dev pci.Device) string {
+	if why := d.withPod(dev); why != "" {
+		return why
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range dev.Interfaces {
+		if slices.Contains(d.uplinks, name) {
+			return fmt.Sprintf("is the node's own link %s", name)
+		}
+	}
+	return ""
+}
+
+// withPod returns which pod or namespace has a device, "" if none has.
+func (d *daemon) withPod(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mergeHanded()
 	for _, h := range d.held {
 		if h.Device == dev.Address.String() {
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
-		}
-	}
-	for _, name := range dev.Interfaces {
-		if slices.Contains(d.uplinks, name) {
-			return fmt.Sprintf("is the node's own link %s", name)
 		}
 	}
 	if last, ok := d.last[dev.Address]; ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0 {

@@ -24,11 +24,11 @@ const (
 
 var errSettle = errors.New("the kernel took it, and nothing came of it")
 
-// Bind gives a function to a driver that is loaded, whatever others would match it, and takes it from the one that has it. When the driver
-// has it already nothing happens. When it fails, the former driver gets the function back, and the error says whether that went well. It
-// takes until ctx ends, at most 30 s, and at most as long to put it back. The caller knows that nobody uses the function.
+// Bind gives a VF to a driver that is loaded, whatever others would match it, and takes it from the one that has it. When the driver
+// has it already nothing happens. When it fails, the former driver gets the VF back, and the error says whether that went well. It
+// takes until ctx ends, at most 30 s, and at most as long to put it back. The caller knows that nobody uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
-	return controlled(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
+	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if err := c.known(driver); err != nil {
 			return fmt.Errorf("bind %s to %s: %w", a, driver, err)
 		}
@@ -36,9 +36,9 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind takes a function from its driver. Without one nothing happens. It takes until ctx ends, at most 30 s.
+// Unbind takes a VF from its driver. Without one nothing happens. It takes until ctx ends, at most 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error {
-	return controlled(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.free(ctx) })
+	return controlledVF(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.free(ctx) })
 }
 
 // control changes one function.
@@ -61,6 +61,23 @@ func controlled(ctx context.Context, sysfs string, a Address, limit time.Duratio
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return f(ctx, c)
+}
+
+// controlledVF is controlled for a VF. Every other function keeps its driver: without it, a PF loses its VFs and the node its network.
+func controlledVF(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
+	return controlled(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
+		target, err := readLink(c.root, c.folder+"/physfn", "")
+		if err == nil {
+			var pf Address
+			if pf, err = ParseAddress(target); err == nil && pf == a {
+				err = errLink
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("PCI function %s is no VF, its driver stays: %w", a, err)
+		}
+		return f(ctx, c)
+	})
 }
 
 // known refuses a driver that is not loaded.

@@ -242,3 +242,23 @@ func TestBindBackToNone(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestBindVFsOnly (S-36): a PF and a function of which it is not known whether it is a VF keep their driver, and are not reset.
+func TestBindVFsOnly(t *testing.T) {
+	const pf = "0000:3b:00.0"
+	sysfs := played(t, pcitest.Kernel{})
+	for _, physfn := range []string{"-> ../banana", "-> ../" + byKernel, "a file"} {
+		pcitest.Set(t, sysfs, byKernel, "physfn", physfn)
+		for a, driver := range map[string]string{pf: "ice", byKernel: "iavf"} {
+			for name, err := range map[string]error{"Bind": Bind(t.Context(), sysfs, address(t, a), "vfio-pci"), "Unbind": Unbind(t.Context(), sysfs, address(t, a)),
+				"ResetFunction": ResetFunction(t.Context(), sysfs, address(t, a))} {
+				if err == nil || !strings.Contains(err.Error(), "PCI function "+a+" is no VF, its driver stays: ") {
+					t.Errorf("%s %s, physfn %s: %v", name, a, physfn, err)
+				}
+			}
+			if got := state(t, sysfs, a); got != driver+"," {
+				t.Errorf("%s, physfn %s: %s", a, physfn, got)
+			}
+		}
+	}
+}

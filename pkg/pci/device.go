@@ -43,7 +43,7 @@ type Device struct {
 
 	// Of a PF.
 	TotalVFs int `json:"totalVFs,omitempty"` // how many it can have
-	NumVFs   int `json:"numVFs,omitempty"`   // how many it has
+	NumVFs   int `json:"numVFs,omitempty"`   // how many it has, also while sriov_numvfs does not count them
 
 	// Of a function that has an interface here; for a VF see that of its PF.
 	Carrier  bool   `json:"carrier,omitempty"`

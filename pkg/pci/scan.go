@@ -150,9 +150,12 @@ func (s *scanner) divide(d *Device, f *folder) {
 // join makes one picture of what was read function by function, sorted by address.
 func (s *scanner) join() []Device {
 	physical := map[Address]Device{}
-	for _, d := range s.devices {
-		if !d.IsVF() {
-			physical[d.Address] = d
+	for i := range s.devices {
+		if d := &s.devices[i]; !d.IsVF() {
+			if !s.brief {
+				d.NumVFs = max(d.NumVFs, s.countVFs(d.Address))
+			}
+			physical[d.Address] = *d
 		}
 	}
 	devices := []Device{}
@@ -173,4 +176,20 @@ func (s *scanner) join() []Device {
 	}
 	slices.SortFunc(devices, func(a, b Device) int { return a.Address.Compare(b.Address) })
 	return devices
+}
+
+// countVFs counts the VFs of a PF by its links to them and by theirs to it. The kernel makes VFs before sriov_numvfs says so.
+func (s *scanner) countVFs(pf Address) int {
+	links, vfs := 0, 0
+	for of := range s.indexes {
+		if of.pf == pf {
+			links++
+		}
+	}
+	for _, d := range s.devices {
+		if d.PF == pf {
+			vfs++
+		}
+	}
+	return max(links, vfs)
 }

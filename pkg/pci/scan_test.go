@@ -183,3 +183,30 @@ func BenchmarkScan1024(b *testing.B) {
 		})
 	}
 }
+
+// TestScanUncountedVFs: a PF has the VFs that exist, whatever its files and links say of them.
+func TestScanUncountedVFs(t *testing.T) {
+	for name, change := range map[string]func(sysfs, pf string){
+		"not counted yet": func(sysfs, _ string) { pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0") },
+		"no count":        func(_, pf string) { must(t, os.Remove(filepath.Join(pf, "sriov_numvfs"))) },
+		"no links of the PF": func(sysfs, pf string) {
+			pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0")
+			must(t, os.Remove(filepath.Join(pf, "virtfn0")), os.Remove(filepath.Join(pf, "virtfn1")))
+		},
+		"only links of the PF": func(sysfs, pf string) {
+			pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0")
+			for _, link := range []string{"virtfn0", "virtfn1"} {
+				vf, err := os.Readlink(filepath.Join(pf, link))
+				must(t, err, os.Remove(filepath.Join(sysfs, devicesFolder, filepath.Base(vf))))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2})
+			change(sysfs, pcitest.Folder(t, sysfs, firstPF))
+			if pf, ok := mustScan(t, sysfs).Device(address(t, firstPF)); !ok || pf.NumVFs != 2 {
+				t.Errorf("%+v", pf)
+			}
+		})
+	}
+}

@@ -47,7 +47,7 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, d := range newNode(s, Env{}).subjects {
-		if i := slices.IndexFunc(c.PFs, func(pf PF) bool { return pf.is(d) }); i >= 0 {
+		if i := c.entryOf(d); i >= 0 {
 			out[d.Address] = c.PFs[i].NumVFs
 		}
 	}

@@ -5,6 +5,7 @@ package pool
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ import (
 //	a0-a3, b0-b3  VFs of ens1f0 and ens1f1, node 0
 //	m0, m1        VFs of ib2f0, node 1, RDMA, InfiniBand
 //	u0            VF of ens5f0, node unknown, vfio-pci
-//	p             a PF without VFs, ens3f0, node 1
+//	p             a PF that can have VFs and has none, ens3f0, node 1
 //	n             a card without SR-IOV, eno1, node 1
 //	and the PFs with VFs: A, B, M, U
 func worker() *pci.Snapshot {
@@ -65,15 +66,15 @@ func named(pools []Pool) string {
 // TestSelectors: what each key takes.
 func TestSelectors(t *testing.T) {
 	for selectors, want := range map[string]string{
-		`{}`:                             "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 p n u0",
+		`{}`:                             "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
 		`{"vendors":["15B3","14e4"]}`:    "m0 m1 n",
-		`{"devices":["1592"]}`:           "p n",
+		`{"devices":["1592"]}`:           "n",
 		`{"drivers":["mlx5_core"]}`:      "m0 m1",
-		`{"drivers":["vfio-pci","ice"]}`: "p n u0",
-		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0"]}`: "b3 n", // not A, which has VFs
+		`{"drivers":["vfio-pci","ice"]}`: "n u0",
+		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0","0000:30:00.0"]}`: "b3 n", // no PF, with VFs or without
 		`{"acpiIndexes":["101"]}`:                                 "n",
-		`{"pfNames":["ens1f1","ENS3F0"]}`:                         "b0 b1 b2 b3 p",
-		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                 "a0 a2 a3", // p is no VF
+		`{"pfNames":["ens1f1","ENS3F0"]}`:                         "b0 b1 b2 b3",
+		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                 "a0 a2 a3",
 		`{"pfNames":["ens1f0#0","ens1f0#3"]}`:                     "a0 a3",
 		`{"pfNames":["ens1f"]}`:                                   "",
 		`{"rootDevices":["0000:10:00.1#1-2","0000:40:00.0"]}`:     "b1 b2 n",
@@ -81,12 +82,12 @@ func TestSelectors(t *testing.T) {
 		`{"linkTypes":["infiniband","ether"],"vendors":["15b3"]}`: "m0 m1",
 		`{"isRdma":true}`:                                         "m0 m1",
 		`{"isRdma":false,"vendors":["14e4"]}`:                     "n",
-		`{"numaNodes":[1]}`:                                       "m0 m1 p n",
+		`{"numaNodes":[1]}`:                                       "m0 m1 n",
 		`{"numaNodes":[-1]}`:                                      "u0",
 		`{"needVhostNet":true,"vendors":["14e4"]}`:                "n",
-		`{"vendors":["8086"],"numaNodes":[1]}`:                    "p",
+		`{"vendors":["15b3"],"numaNodes":[1]}`:                    "m0 m1",
 		`[{"vendors":["14e4"]},{"pfNames":["ens1f0#1"]}]`:         "a1 n",
-		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 p n u0",
+		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
 	} {
 		c := mustParse(t, `{"resourceList":[{"resourceName":"r","unknownNuma":"all","selectors":`+selectors+`}]}`)
 		if got := named(Assign(c, worker(), Env{})); got != strings.TrimSuffix("r: "+want, " ") {
@@ -97,21 +98,21 @@ func TestSelectors(t *testing.T) {
 
 // TestAssign: what resources do to each other, and the keys that are no selectors.
 func TestAssign(t *testing.T) {
-	intel := `"selectors":{"vendors":["8086"]}`
+	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
 		{`{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-1"]}},{"resourceName":"y","selectors":{"pfNames":["ens1f0","ib2f0"]}},{"resourceName":"z","selectors":{"linkTypes":["infiniband"]}}`,
 			"x: a0 a1; y: a2 a3 m0 m1; z:"},
-		{`{"resourceName":"x",` + intel + `}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; x_nonuma: u0"},
-		{`{"resourceName":"x",` + intel + `,"unknownNuma":"omit"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; x_nonuma: u0"},
-		{`{"resourceName":"x",` + intel + `,"unknownNuma":"all"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
-		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p; y: m0 m1 n; y_nonuma: u0"},
-		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
+		{`{"resourceName":"x",` + intel + `}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"omit"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"all"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; y: n; y_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
 		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // nothing else is there to keep apart
-		{`{"resourceName":"` + strings.Repeat("x", 57) + `",` + intel + `}`, strings.Repeat("x", 57) + ": a0 a1 a2 a3 b0 b1 b2 b3 p u0"},
-		{`{"resourceName":"x","splitByNuma":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: p; x_nonuma: u0"},
-		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: p; x_nonuma: u0"},
+		{`{"resourceName":"` + strings.Repeat("x", 57) + `",` + intel + `}`, strings.Repeat("x", 57) + ": a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
+		{`{"resourceName":"x","splitByNuma":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"all","selectors":{"drivers":["vfio-pci","iavf"]}}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
-		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: p n"},
+		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"}, // bound already
 	} {
@@ -203,11 +204,15 @@ func TestBusy(t *testing.T) {
 		env    Env
 		want   string
 	}{
-		{`{` + all + `}`, Env{DefaultRoute: []string{"eno0", "ens1f0", "br0"}}, vfs + " p u0"}, // the VFs of ens1f0 are not the node's
-		{`{` + all + `}`, Env{DefaultRoute: []string{"ens3f0"}}, vfs + " n u0"},
+		{`{` + all + `}`, Env{DefaultRoute: []string{"eno0", "ens1f0", "br0"}}, vfs + " u0"}, // the VFs of ens1f0 are not the node's
+		{`{` + all + `}`, Env{DefaultRoute: []string{"eno9"}}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":4}]}`, Env{}, vfs + " n u0"}, // will have VFs soon
 		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4}]}`, Env{}, vfs + " n u0"},
-		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0}]}`, Env{}, vfs + " p n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0}]}`, Env{}, vfs + " n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " p n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{DefaultRoute: []string{"ens3f0"}}, vfs + " n u0"},
+		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4},{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"},
+		{`{` + all + `,"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"}, // it has VFs
 	} {
 		if got := named(Assign(mustParse(t, test.config), worker(), test.env)); got != "x: "+test.want {
 			t.Errorf("%s, %v\n got %s\nwant x: %s", test.config, test.env.DefaultRoute, got, test.want)
@@ -219,7 +224,7 @@ func TestBusy(t *testing.T) {
 			s.Devices[i].Interfaces = []string{"vf"}
 		}
 	}
-	if got := named(Assign(mustParse(t, `{`+all+`}`), s, Env{DefaultRoute: []string{"vf"}})); got != "x: a1 a2 a3 b1 b2 b3 m1 p n" {
+	if got := named(Assign(mustParse(t, `{`+all+`}`), s, Env{DefaultRoute: []string{"vf"}})); got != "x: a1 a2 a3 b1 b2 b3 m1 n" {
 		t.Error(got)
 	}
 }
@@ -227,7 +232,8 @@ func TestBusy(t *testing.T) {
 // TestInterfaceInPod: a device stays in its pool while its interface is in a pod, and also one that is a PF or passed through to a virtual machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := worker()
-	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}]}`)
+	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],
+		"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`)
 	before, last := named(Assign(c, s, Env{})), map[pci.Address]pci.Device{}
 	if before != "x: a0 a1 a2 a3 p; y: m0 m1" {
 		t.Fatal(before)
@@ -278,5 +284,24 @@ func TestAssignIsPure(t *testing.T) {
 	Findings(c, s, env)
 	if again := Assign(c, s, env); !reflect.DeepEqual(first, again) || !reflect.DeepEqual(s, worker()) {
 		t.Error("another answer")
+	}
+}
+
+// TestPFIsNoDevice (S-36): a function that may be a PF is a device of no resource, however little is known of it.
+func TestPFIsNoDevice(t *testing.T) {
+	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
+		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)
+	for name, change := range map[string]func(p *pci.Device){
+		"before its VFs are made":  func(*pci.Device) {},
+		"VFs that are not counted": func(p *pci.Device) { p.TotalVFs, p.NumVFs = 0, 2 },
+		"bound to another driver":  func(p *pci.Device) { p.Driver, p.Interfaces = "vfio-pci", nil },
+		"not readable":             func(p *pci.Device) { p.TotalVFs, p.Unreadable = 0, "sriov_totalvfs: I/O error" },
+	} {
+		s := worker()
+		i := slices.IndexFunc(s.Devices, func(d pci.Device) bool { return names()[d.Address.String()] == "p" })
+		change(&s.Devices[i])
+		if got := named(Assign(c, s, Env{Last: map[pci.Address]pci.Device{s.Devices[i].Address: worker().Devices[i]}})); got != "x: u0" {
+			t.Errorf("%s: %s", name, got)
+		}
 	}
 }

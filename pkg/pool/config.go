@@ -100,6 +100,7 @@ type PF struct {
 	Name    string
 	Address pci.Address
 	NumVFs  int
+	Offer   bool // the PF itself is a device, without VFs
 	hosts   []string
 }
 
@@ -190,9 +191,13 @@ func (r *reader) pf(v value) PF {
 		{"pfName", r.checked(&pf.Name, interfaceName)},
 		{"pciAddress", r.address(&pf.Address)},
 		{"numVfs", func(v value) { pf.NumVFs, _ = r.integer(v, 0, maxVFs) }},
+		{"offerPf", r.flag(&pf.Offer)},
 		{"hosts", r.texts(&pf.hosts, hostPattern)},
 	})
 	r.require(v, keys, "numVfs")
+	if pf.Offer && pf.NumVFs > 0 {
+		r.fail(keys["offerPf"], "a PF with VFs is no device: want \"numVfs\": 0")
+	}
 	_, name := keys["pfName"]
 	if _, address := keys["pciAddress"]; name == address && v.kind == object {
 		r.fail(v.Place, "want either pfName or pciAddress")

@@ -49,7 +49,7 @@ func TestParse(t *testing.T) {
   ],
   "pfs": [
     {"pfName": "ens1f0", "numVfs": 4},
-    {"pciAddress": "0000:3b:00.1", "numVfs": 0, "hosts": ["gpu-7"]},
+    {"pciAddress": "0000:3b:00.1", "numVfs": 0, "offerPf": true, "hosts": ["gpu-7"]},
     {"pfName": "ens1f0", "numVfs": 9, "hosts": ["other"]}
   ]
 }`)
@@ -69,7 +69,7 @@ func TestParse(t *testing.T) {
 		},
 		PFs: []PF{
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
-			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1)},
+			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1), Offer: true},
 		},
 		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"}, "resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
 	}
@@ -184,6 +184,8 @@ func TestParseErrors(t *testing.T) {
 		{pfs(`{"pciAddress":"x","numVfs":1}`), `pfs[0].pciAddress: PCI address "x": want domain:bus:device.function, such as 0000:3b:10.2`},
 		{pfs(`{"pfName":"a","numVfs":-1}`), "pfs[0].numVfs: -1: want a whole number between 0 and 65535"},
 		{pfs(`{"pfName":"a","numVfs":1},{"pfName":"a","numVfs":2}`), "pfs[1]: pfs[0] in line 1 is for the same PF"},
+		{pfs(`{"pfName":"a","numVfs":0,"offerPf":1}`), "pfs[0].offerPf: 1: want a boolean"},
+		{pfs(`{"pfName":"a","numVfs":1,"offerPf":true}`), `pfs[0].offerPf: a PF with VFs is no device: want "numVfs": 0`},
 		{pfs(`{"pfName":"a","numVf":1}`), "pfs[0].numVf: unknown key; did you mean numVfs?\nconfig.json:1: pfs[0]: numVfs is missing"},
 		{pfs(`[]`), "pfs[0]: a list: want an object"},
 	} {

@@ -84,6 +84,10 @@ func TestExplain(t *testing.T) {
 	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that is to get VFs, by pfs[0]" {
 		t.Error(got)
 	}
+	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
+	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that can have 64 VFs, and no entry of pfs offers it by offerPf" {
+		t.Error(got)
+	}
 	if got := explained(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {
 		t.Error(got)
 	}
@@ -128,9 +132,9 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[]}`, "1: resourceList: there is no resource: nothing is offered"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","hosts":["worker-*","b"]}]}`, "1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b, not for this one, gpu-7"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-2"]}}]}`,
-			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it"},
+			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it; 0000:10:01.0: intel.com/q in line 1 took it first"},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:10:00.0"]}}]}`,
-			"1: resourceList[0]: resource intel.com/x: 1 device matches on this node, none of which is left for it"},
+			"1: resourceList[0]: resource intel.com/x: 1 device matches on this node, none of which is left for it; 0000:10:00.0: a PF with VFs"},
 		{`{"resourceList":[],"pfs":[{"pfName":"ens9","numVfs":1},{"pciAddress":"0000:99:00.0","numVfs":1}]}`,
 			"1: pfs[0]: no PF \"ens9\" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0\n" +
 				"1: pfs[1]: no PF 0000:99:00.0 on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0"},

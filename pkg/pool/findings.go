@@ -82,10 +82,12 @@ const mostValues = 20
 // devices reports what became of the devices that a resource matches.
 func (f *findings) devices(i int) {
 	r := &f.c.Resources[i]
-	offered, matched, unknown := 0, 0, 0
+	offered, matched, unknown, why := 0, 0, 0, ""
 	for _, v := range f.verdicts {
 		if v.answers[i].Matches {
-			matched++
+			if matched++; why == "" {
+				why = fmt.Sprintf("%s: %s", f.Devices[v.device].Address, v.answers[i].Reason)
+			}
 		}
 		if v.resource == i {
 			offered++
@@ -98,7 +100,7 @@ func (f *findings) devices(i int) {
 	case matched == 0:
 		f.add(r.Place, "resource %s: no device on this node matches", r.FullName())
 	case offered == 0:
-		f.add(r.Place, "resource %s: %s on this node, none of which is left for it", r.FullName(), plural(matched, "device matches", "devices match"))
+		f.add(r.Place, "resource %s: %s on this node, none of which is left for it; %s", r.FullName(), plural(matched, "device matches", "devices match"), why)
 	case f.several() && unknown > 0 && unknown < offered:
 		f.mixed(r, unknown)
 	}

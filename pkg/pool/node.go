@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
@@ -91,18 +92,37 @@ func (n *node) located(d *pci.Device) bool { return n.online(d.NUMANode) }
 // busy returns why a device can be in no resource, "" if it can.
 func (c *Config) busy(n *node, i int) string {
 	d := &n.Devices[i]
-	if d.IsVF() {
-		return n.defaultRoute(d)
-	}
-	if d.NumVFs > 0 {
-		return "a PF with VFs"
-	}
-	for _, pf := range c.PFs {
-		if pf.NumVFs > 0 && pf.is(n.subjects[i]) {
-			return "a PF that is to get VFs, by " + pf.Key
+	if !d.IsVF() {
+		if why := c.reserved(n.subjects[i]); why != "" {
+			return why
 		}
 	}
 	return n.defaultRoute(d)
+}
+
+// reserved returns why a function that is no VF belongs to the node, "" if a pod may have it. A PF is a device only while it has no VFs and
+// its entry of pfs has offerPf: a PF that a pod has cannot get VFs, and its VFs are lost with it. A function that cannot be read may be a PF.
+func (c *Config) reserved(d subject) string {
+	var entry PF
+	if i := c.entryOf(d); i >= 0 {
+		entry = c.PFs[i]
+	}
+	switch {
+	case d.NumVFs > 0:
+		return "a PF with VFs"
+	case entry.NumVFs > 0:
+		return "a PF that is to get VFs, by " + entry.Key
+	case d.Unreadable != "":
+		return "it cannot be read: " + d.Unreadable
+	case d.TotalVFs > 0 && !entry.Offer:
+		return fmt.Sprintf("a PF that can have %d VFs, and no entry of pfs offers it by offerPf", d.TotalVFs)
+	}
+	return ""
+}
+
+// entryOf returns the entry of pfs that counts for a PF, the first, or -1.
+func (c *Config) entryOf(d subject) int {
+	return slices.IndexFunc(c.PFs, func(pf PF) bool { return pf.is(d) })
 }
 
 func (n *node) defaultRoute(d *pci.Device) string {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// driverOf returns the driver of a function in a tree.
+func driverOf(t *testing.T, sysfs, address string) string {
+	t.Helper()
+	target, err := os.Readlink(filepath.Join(pcitest.Folder(t, sysfs, address), "driver"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Base(target)
+}
+
+// barePF is a machine with a PF that can have 8 VFs and has none.
+func barePF(t *testing.T) (sysfs string) {
+	t.Helper()
+	sysfs = pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1})
+	pcitest.Set(t, sysfs, pf0, "sriov_totalvfs", "8")
+	return sysfs
+}
+
+// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices. So
+// it stays when the VFs go and come.
+func TestPFKeepsItsDriver(t *testing.T) {
+	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
+		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
+		t.Run(name, func(t *testing.T) {
+			sysfs := barePF(t)
+			pcitest.Kernel{VFDriver: "vfio-pci"}.Start(t, sysfs)
+			l := newLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": `+selectors+`}]}`)
+			for range 2 {
+				l.ids("example.com/dpdk")
+				pcitest.Set(t, sysfs, pf0, "sriov_numvfs", "2")
+				l.ids("example.com/dpdk", vf00, vf01)
+				if driver := driverOf(t, sysfs, pf0); driver != "ice" {
+					t.Errorf("driver of the PF: %s", driver)
+				}
+				pcitest.Set(t, sysfs, pf0, "sriov_numvfs", "0")
+			}
+			l.ids("example.com/dpdk")
+			for line := range strings.Lines(l.log.String()) {
+				if strings.Contains(line, "another driver") && strings.Contains(line, pf0) {
+					t.Error(line)
+				}
+			}
+		})
+	}
+}
+
+// TestOfferPF (S-36): a PF is a device where the configuration says so, and keeps its driver all the same. While a pod has it, it gets no VFs.
+func TestOfferPF(t *testing.T) {
+	sysfs := barePF(t)
+	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
+	resource := `"resourceList": [{"resourceName": "whole", "selectors": {"pfNames": ["ens0f0"]}`
+	l := newLab(t, sysfs, `{`+resource+`}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`)
+	l.ids("example.com/whole", pf0)
+	l.kubelet.hold("shop", "web-0", "app", "example.com/whole", pf0)
+	l.hup()
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+pf0)
+	l.configure(`{` + resource + `}], "pfs": [{"pfName": "ens0f0", "numVfs": 2}]}`)
+	l.logged("a device is not as the configuration wants it", pf0+" does not get 2 VFs", "is of pod shop/web-0")
+	l.ids("example.com/whole", pf0+"!")
+	l.configure(`{` + resource + `, "driver": "vfio-pci"}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`)
+	l.kubelet.release()
+	l.hup()
+	l.logged("a device is not as the configuration wants it", pf0, "is no VF")
+	l.ids("example.com/whole", pf0+"!")
+	if driver := driverOf(t, sysfs, pf0); driver != "ice" {
+		t.Errorf("driver of the PF: %s", driver)
+	}
+}
