@@ -43,7 +43,8 @@ the resource now, near which NUMA node, and what the policies of the Topology
 Manager would say. That is why a pod was refused, as long as nothing has changed
 since.
 
-What the configuration asks for and this node lacks comes first.`
+What the configuration asks for and this node lacks comes first, after the
+entries that are not supported. With --strict one of those is an error.`
 
 // askTimeout is how long the device plugin may take to answer.
 const askTimeout = 10 * time.Second
@@ -54,6 +55,7 @@ type sriovFlags struct {
 	sysfs, socket        string
 	output               string
 	count                int
+	strict               bool
 }
 
 func newSRIOV() *cobra.Command {
@@ -92,6 +94,7 @@ func newSRIOVExplain() *cobra.Command {
 			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
 		}}
 	f.add(cmd)
+	cmd.Flags().BoolVar(&f.strict, "strict", false, "refuse a configuration with an entry that is not supported, as sriov-device-plugin --strict")
 	cmd.Flags().IntVar(&f.count, "count", 0, "devices of the resource that a container wants")
 	return cmd
 }
@@ -116,7 +119,7 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	data, err := store.ReadFile(f.config)
 	if err == nil {
 		var config *pool.Config
-		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host}, data); err == nil {
+		if config, err = pool.Parse(pool.Source{File: f.config, Prefix: f.prefix, Host: f.host, Strict: f.strict}, data); err == nil {
 			n.config = config
 		}
 	}

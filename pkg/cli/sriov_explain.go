@@ -25,7 +25,7 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	if n.unread != nil {
 		return n.unread
 	}
-	for _, p := range pool.Findings(n.config, n.snapshot, n.env) {
+	for _, p := range slices.Concat(n.config.Unserved(), pool.Findings(n.config, n.snapshot, n.env)) {
 		tell(stderr, p.Error())
 	}
 	if f.count > 0 {
@@ -42,6 +42,8 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	case len(whole) == 0 && n.held[strings.ToLower(what)].Pod != "":
 		h := n.held[strings.ToLower(what)]
 		return fmt.Errorf("%s is gone; pod %s/%s had it, as %s", plain(what), plain(h.Namespace), plain(h.Pod), plain(h.Resource))
+	case len(whole) == 0 && n.unserved(what):
+		return fmt.Errorf("%s is not served, and no device of this node is one of it", plain(what))
 	case len(whole) == 0 && what != "":
 		return fmt.Errorf("%s is no device, interface or resource of this node: 'podlace sriov ls' lists them", plain(what))
 	case f.output == outputJSON:
@@ -57,6 +59,11 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 		n.tellAll(stdout, e)
 	}
 	return nil
+}
+
+// unserved reports whether the configuration has a resource that is not supported.
+func (n *sriovNode) unserved(resource string) bool {
+	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
 // means tells whether a word on the command line is a device: its address, its interface, that of its PF, or its resource.

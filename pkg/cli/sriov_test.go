@@ -206,6 +206,26 @@ func TestSRIOVMoved(t *testing.T) {
 	}
 }
 
+// TestSRIOVUnserved: an entry that is not supported is named, with the devices that nobody gets because of it; --strict makes it an error.
+func TestSRIOVUnserved(t *testing.T) {
+	flags := sriovLab(t)
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},
+  {"resourceName": "vdpa", "selectors": {"pfNames": ["ens1f0"], "vdpaType": "vhost"}}, {"resourceName": "fast", "selectors": {"drivers": ["iavf"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/vdpa")
+	if status != 0 || !strings.Contains(stdout, "0000:15:02.1: not offered: example.com/vdpa in line 2 takes it, and is not served: unsupported: vdpaType") ||
+		!strings.Contains(stderr, "config.json:1: resourceList[0].deviceType: unsupported: accelerator; want netDevice: nothing of resource example.com/fpga is served") {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+	if status, _, stderr := runSRIOV(t, flags, "explain", "example.com/fpga"); status != exitFailed || !strings.Contains(stderr, "example.com/fpga is not served") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if status, stdout, stderr := runSRIOV(t, flags, "explain", "--strict"); status != exitFailed || stdout != "" || !strings.Contains(stderr, "unsupported: accelerator") {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
 // TestSRIOVReset: a VF that the kubelet has allocated, or may have, stays as it is.
 func TestSRIOVReset(t *testing.T) {
 	if os.Geteuid() != 0 {

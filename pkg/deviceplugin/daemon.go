@@ -263,12 +263,20 @@ func (d *daemon) reload(asked bool) bool {
 	defer d.mu.Unlock()
 	d.config, d.text, d.refusal = c, data, ""
 	d.log.Info("the configuration was read", "file", d.ConfigFile)
+	d.tellUnserved()
 	return true
+}
+
+// tellUnserved logs the entries of the configuration that are not supported.
+func (d *daemon) tellUnserved() {
+	for _, p := range d.config.Unserved() {
+		d.log.Error("an entry of the configuration is not served", "entry", p.Error(), "hint", "--strict refuses such a configuration")
+	}
 }
 
 // source tells Parse what the configuration does not say.
 func (o Options) source() pool.Source {
-	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host}
+	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
 // grant tells how a resource is handed over. CDI is taken by itself where the node has specifications of others: whose runtime reads those

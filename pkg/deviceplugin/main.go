@@ -81,6 +81,7 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "of resources whose pool names none")
 	f.BoolVar(&c.UseCDI, "use-cdi", false, "hand device files over by CDI, in annotations, where the configuration does not say")
 	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node, by which entries of the configuration count here or not")
+	f.BoolVar(&c.Strict, "strict", false, "refuse a configuration with an entry that is not supported, instead of serving the others")
 	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the kubelet's root, with plugins_registry and pod-resources")
 	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")
 	f.StringVar(&c.registration, "registration", "auto", "how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")

@@ -25,6 +25,7 @@ type Options struct {
 	ConfigFile string // config.json
 	Prefix     string // of resources that name none
 	Host       string // name of this node, for entries of the configuration that are for some nodes only
+	Strict     bool   // refuse a configuration of which a part is not supported
 	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
 	Sysfs      string // /sys
 	Kubelet    Kubelet
@@ -89,6 +90,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
 		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
+	d.tellUnserved()
 	return d, nil
 }
 

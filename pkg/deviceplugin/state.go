@@ -24,8 +24,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // described are the metrics that are made when they are asked for.
 type described struct {
-	devices, info, allocated, refused, allocatable *prometheus.Desc
-	traffic                                        []trafficMetric
+	devices, info, allocated, refused, unserved, allocatable *prometheus.Desc
+	traffic                                                  []trafficMetric
 }
 
 // trafficMetric is one that a PF counts of a VF.
@@ -39,6 +39,7 @@ func describedMetrics() described {
 		devices:     desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
 		info:        desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
 		refused:     desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
+		unserved:    desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.", "resource"),
 		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet may give away or gave, by its own count.", "resource"),
 		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
@@ -60,7 +61,7 @@ func describedMetrics() described {
 
 // Describe names the metrics.
 func (s *state) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.allocatable} {
+	for _, d := range []*prometheus.Desc{s.devices, s.info, s.allocated, s.refused, s.unserved, s.allocatable} {
 		to <- d
 	}
 	for _, m := range s.traffic {
@@ -82,6 +83,9 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(s.refused, refused)
+	for _, resource := range s.unservedResources() {
+		gauge(s.unserved, 1, resource)
+	}
 	for _, o := range offers {
 		count := map[[2]string]int{}
 		for _, d := range o.pool.Devices {
@@ -124,6 +128,18 @@ func (s *state) kubeletCount() map[string]int {
 		}
 	}
 	return count
+}
+
+// unservedResources returns the resources of the configuration that are not supported.
+func (s *state) unservedResources() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.config.Resources {
+		if len(r.Unserved) > 0 {
+			names = append(names, r.FullName())
+		}
+	}
+	return names
 }
 
 func (s *state) offers() (offers []*offer, held []Holder, refused float64) {

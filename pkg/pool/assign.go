@@ -38,7 +38,9 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	}
 	var pools []Pool
 	for i := range c.Resources {
-		pools = append(pools, c.Resources[i].pools(n, members[i])...)
+		if len(c.Resources[i].Unserved) == 0 {
+			pools = append(pools, c.Resources[i].pools(n, members[i])...)
+		}
 	}
 	return pools
 }

@@ -65,6 +65,8 @@ type Resource struct {
 	Policy          Policy
 	Driver          string // to bind devices to, "" to leave them as they are
 	CDI             CDI
+	Unserved        []Problem // why nothing of it is offered; all the same, no later resource gets what it takes
+	otherType       bool      // its devices are no network functions, so that it takes none
 	hosts           []string
 }
 
@@ -109,6 +111,7 @@ type Source struct {
 	File   string // its name, for messages
 	Prefix string // of resources without resourcePrefix
 	Host   string // entries with hosts count only where one of the patterns matches this name
+	Strict bool   // an entry that is not supported is an error
 }
 
 // Parse reads a configuration. The error has all that is wrong, one line each, as Problems joined.
@@ -151,6 +154,11 @@ func (r *reader) config(root value, src Source) *Config {
 				r.note(v.Place, "resource %s: only for hosts %s, not for this one, %s", resource.FullName(), strings.Join(resource.hosts, ", "), src.Host)
 				return
 			}
+			for _, p := range resource.Unserved {
+				if src.Strict {
+					r.fail(p.Place, "%s", p.Text)
+				}
+			}
 			c.Resources = append(c.Resources, resource)
 		})(resources)
 		if len(resources.items) == 0 && len(c.PFs) == 0 {
@@ -164,10 +172,11 @@ func (r *reader) config(root value, src Source) *Config {
 
 func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 	res := Resource{Place: v.Place, Prefix: prefix, UnknownNUMA: Omit, Policy: NUMABestFit, CDI: cdi}
+	r.unserved = nil
 	keys := r.object(v, []field{
 		{"resourceName", r.checked(&res.Name, resourceName)},
 		{"resourcePrefix", r.checked(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
-		{"deviceType", r.checked(new(string), deviceType)},
+		{"deviceType", func(v value) { r.deviceType(v, &res) }},
 		{"excludeTopology", r.flag(&res.ExcludeTopology)},
 		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
 		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
@@ -177,7 +186,10 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"driver", r.checked(&res.Driver, driverName)},
 		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
 		{"hosts", r.texts(&res.hosts, hostPattern)},
+		{"SelectorObj", r.nullOnly},
+		{"SelectorObjs", r.nullOnly},
 	})
+	res.Unserved = r.unserved
 	r.require(v, keys, "resourceName")
 	r.checkSplit(&res, keys)
 	r.checkDriver(&res, keys)

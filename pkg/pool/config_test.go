@@ -125,8 +125,6 @@ func TestParseErrors(t *testing.T) {
 		{resource(`"resourcePrefix":"` + strings.Repeat("a.", 122) + `a"`), `resourcePrefix: "` + strings.Repeat("a.", 40) + `": want a DNS subdomain, such as intel.com`},
 		{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": Kubernetes keeps it for itself`},
 		{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": Kubernetes keeps it for itself`},
-		{resource(`"deviceType":"accelerator"`), "deviceType: unsupported: accelerator; want netDevice"},
-		{resource(`"deviceType":"auxNetDevice"`), "deviceType: unsupported: auxNetDevice; want netDevice"},
 		{resource(`"deviceType":"x"`), `deviceType: "x": want netDevice`},
 		{resource(`"excludeTopology":"yes"`), `excludeTopology: "yes": want a boolean`},
 		{resource(`"splitByNuma":1`), `splitByNuma: 1: want a boolean`},
@@ -172,10 +170,6 @@ func TestParseErrors(t *testing.T) {
 		{resource(`"selectors":{"numaNodes":["0"]}`), `selectors.numaNodes[0]: "0": want a number`},
 		{resource(`"selectors":{"numaNodes":[1e0]}`), `selectors.numaNodes[0]: 1e0: want a whole number between -1 and 1023`},
 		{resource(`"selectors":{"numaNodes":[` + strings.Repeat("9", 99) + `]}`), `selectors.numaNodes[0]: ` + strings.Repeat("9", 40) + `: want a whole number between -1 and 1023`},
-		{resource(`"selectors":{"ddpProfiles":["x"]}`), "selectors.ddpProfiles: unsupported: ddpProfiles"},
-		{resource(`"selectors":{"pKeys":["x"]}`), "selectors.pKeys: unsupported: pKeys"},
-		{resource(`"selectors":{"vdpaType":"vhost"}`), "selectors.vdpaType: unsupported: vdpaType"},
-		{resource(`"selectors":{"auxTypes":["sf"]}`), "selectors.auxTypes: unsupported: auxTypes"},
 		// PFs.
 		{pfs(`{"numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
 		{pfs(`{"pfName":"a","pciAddress":"0000:3b:00.0","numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
@@ -255,7 +249,6 @@ func TestParseLenient(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"config.json:1: resourcelist: taken for resourceList",
-		"config.json:1: resourcelist[0].ResourceName: taken for resourceName",
 		"config.json:1: resourcelist[0].selectors.isrdma: taken for isRdma",
 	}, notes); diff != "" {
 		t.Error(diff)
@@ -266,7 +259,7 @@ func TestParseLenient(t *testing.T) {
 func TestHosts(t *testing.T) {
 	config := `{"resourceList":[{"resourceName":"a","policy":"pack","hosts":["gpu-*"]},{"resourceName":"a","hosts":["cpu-*","x"]}]}`
 	for host, want := range map[string]Policy{"gpu-7": Pack, "cpu-1": NUMABestFit, "x": NUMABestFit, "gpu": "", "": ""} {
-		c, err := Parse(Source{"f", "intel.com", host}, []byte(config))
+		c, err := Parse(Source{File: "f", Prefix: "intel.com", Host: host}, []byte(config))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,6 +277,7 @@ func FuzzParse(f *testing.F) {
 	s := machine(2, card{bus: 16, node: 0, ports: 2, vfs: 2, vendor: "8086", name: "ens"}, card{bus: 17, node: -1, ports: 1, vfs: 1})
 	for _, seed := range []string{"", "{}", "[", `{"resourceList":[{"resourceName":"a"}]}`, pfs(`{"pfName":"ens0","numVfs":4}`), resource(`"splitByNuma":true`),
 		resource(`"selectors":[{"pfNames":["ens0#0-1,7"],"numaNodes":[0,-1],"linkTypes":["ether"]},{"rootDevices":["0000:10:00.1"]}]`),
+		`{"resourceList":[{"resourceName":"a","deviceType":"accelerator"},{"resourceName":"b","SelectorObj":null,"selectors":{"vdpaType":"vhost"}}]}`,
 		resource(`"additionalInfo":{"*":{"a":"b"}},"driver":"vfio-pci","cdi":"off","policy":"pack","hosts":["*"]`)} {
 		f.Add([]byte(seed))
 	}

@@ -58,6 +58,9 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			e.Reason = "not offered: " + v.busy
 		case v.resource < 0:
 			e.Reason = "not offered: no resource matches"
+		case len(c.Resources[v.resource].Unserved) > 0:
+			r := &c.Resources[v.resource]
+			e.Reason = fmt.Sprintf("not offered: %s in line %d takes it, and is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
 		default:
 			e.Reason = "offered: " + v.answers[v.resource].Reason
 		}
@@ -101,6 +104,9 @@ func (c *Config) judge(n *node, all bool) []verdict {
 // matches returns the selector that a device meets, -1 if none is needed, and otherwise why it does not match.
 func (r *Resource) matches(n *node, d subject) (int, string) {
 	d.bindTo = r.Driver
+	if r.otherType {
+		return -1, r.Unserved[0].Text
+	}
 	if r.UnknownNUMA == Exclude && n.several() && !n.located(&d.Device) {
 		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
 	}
@@ -149,6 +155,9 @@ func (v *verdict) refusal(c *Config, why string) string {
 // answer writes down what a resource says to a device: why it does not match, and why it does not offer it.
 func (r *Resource) answer(d subject, why, refusal string) Answer {
 	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
+	if a.Reason == "" && len(r.Unserved) > 0 {
+		a.Reason = r.Unserved[0].Text
+	}
 	d.bindTo = r.Driver
 	for _, s := range r.Selectors {
 		answer := SelectorAnswer{Place: s.Place, Met: true}

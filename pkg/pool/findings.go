@@ -16,6 +16,9 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
 	f.verdicts = c.judge(f.node, true)
 	for i := range c.Resources {
+		if len(c.Resources[i].Unserved) > 0 {
+			continue // Unserved tells it
+		}
 		f.selectors(&c.Resources[i])
 		f.devices(i)
 	}

@@ -54,16 +54,6 @@ func resourcePrefix(s string) (string, error) {
 	return s, nil
 }
 
-func deviceType(s string) (string, error) {
-	switch s {
-	case "netDevice":
-		return s, nil
-	case "accelerator", "auxNetDevice":
-		return "", fmt.Errorf("unsupported: %s; want netDevice", s)
-	}
-	return "", fmt.Errorf("%+.80q: want netDevice", s)
-}
-
 func driverName(s string) (string, error) {
 	if !driverForm.MatchString(s) {
 		return "", fmt.Errorf("%+.80q: want the name of a driver, such as vfio-pci", s)

@@ -17,6 +17,7 @@ type reader struct {
 	file     string
 	problems []Problem
 	notes    []Problem
+	unserved []Problem // of the resource that is read
 	more     int
 }
 
@@ -73,7 +74,7 @@ func (r *reader) object(v value, fields []field) map[string]Place {
 			continue
 		}
 		seen[f.key] = m.value.Place
-		if f.key != m.key {
+		if m.key != f.key && m.key != exported(f.key) {
 			r.note(m.value.Place, "taken for %s", f.key)
 		}
 		if m.value.kind != null {
@@ -82,6 +83,9 @@ func (r *reader) object(v value, fields []field) map[string]Place {
 	}
 	return seen
 }
+
+// exported is a key as Go programs such as the SR-IOV network operator write it that have no other name for it.
+func exported(key string) string { return strings.ToUpper(key[:1]) + key[1:] }
 
 // require demands a key of an object.
 func (r *reader) require(v value, keys map[string]Place, key string) {
@@ -213,9 +217,12 @@ func suggestion(key string, fields []field) string {
 		return "; it belongs into selectors"
 	}
 	best, nearest := "", len(key)/3+2
-	names := make([]string, len(fields))
-	for i, f := range fields {
-		names[i] = f.key
+	var names []string
+	for _, f := range fields {
+		if f.key == exported(f.key) {
+			continue // of other programs
+		}
+		names = append(names, f.key)
 		if d := distance(strings.ToLower(key), strings.ToLower(f.key), nearest); d < nearest {
 			best, nearest = f.key, d
 		}

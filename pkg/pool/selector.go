@@ -76,13 +76,6 @@ func (s *Selector) add(v value, t test) {
 	}
 }
 
-// unsupported refuses what nothing here can test: offering such devices untested would be worse. An empty value asks for nothing.
-func (r *reader) unsupported(v value, key string) {
-	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
-		r.fail(v.Place, "unsupported: %s", key)
-	}
-}
-
 func hexID(s string) (string, error) {
 	if !idForm.MatchString(s) {
 		return "", fmt.Errorf("%+.80q: want four hexadecimal digits, such as 8086", s)
