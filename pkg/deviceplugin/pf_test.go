@@ -3,18 +3,25 @@
 package deviceplugin
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
 
-// driverOf returns the driver of a function in a tree.
+// driverOf returns the driver of a function, or "".
 func driverOf(t *testing.T, sysfs, address string) string {
 	t.Helper()
 	target, err := os.Readlink(filepath.Join(pcitest.Folder(t, sysfs, address), "driver"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,5 +84,31 @@ func TestOfferPF(t *testing.T) {
 	l.ids("example.com/whole", pf0+"!")
 	if driver := driverOf(t, sysfs, pf0); driver != "ice" {
 		t.Errorf("driver of the PF: %s", driver)
+	}
+}
+
+// TestNICPFKeepsItsDriver (S-36): so it is with a real card, whose VFs are made after the daemon has started: they get VFIO, the PF does not.
+func TestNICPFKeepsItsDriver(t *testing.T) {
+	pf := kerneltest.RealPF(t)
+	nic := kerneltest.RealNIC(t, 0)
+	driver := driverOf(t, "/sys", pf)
+	l := newLab(t, "/sys", `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["`+nic.PF+`"]}}]}`)
+	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
+	for range 2 {
+		l.ids("example.com/dpdk")
+		kerneltest.SetNumVFs(t, pf, 2)
+		l.kubelet.await("example.com/dpdk", "two VFs", func(p *plugin) bool { return len(p.devices) == 2 && p.devices[pf] == nil })
+		for i := range 2 {
+			target, err := os.Readlink("/sys/bus/pci/devices/" + pf + "/virtfn" + strconv.Itoa(i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			vf := filepath.Base(target)
+			kerneltest.Await(t, vf+" has VFIO", func() bool { return driverOf(t, "/sys", vf) == "vfio-pci" })
+		}
+		if now := driverOf(t, "/sys", pf); now != driver {
+			t.Errorf("the PF had driver %s and has %s", driver, now)
+		}
+		kerneltest.SetNumVFs(t, pf, 0)
 	}
 }
