@@ -34,7 +34,7 @@ func kinds() pool.Pool {
 	d[1].Driver, d[1].IOMMUGroup = "vfio-pci", 42
 	d[2].Driver, d[2].IOMMUGroup, d[2].NoIOMMU = "vfio-pci", 7, true
 	d[3].Driver, d[3].UIO = "uio_pci_generic", []string{"uio3"}
-	d[4].Driver, d[4].Device.RDMA, d[4].RDMAFiles = "mlx5_core", []string{"mlx5_4"}, []string{"infiniband/issm4", "infiniband/umad4", "infiniband/uverbs4"}
+	d[4].Driver, d[4].Device.RDMA, d[4].RDMAFiles = "mlx5_core", []string{"mlx5_4"}, []string{"infiniband/issm4", "infiniband/rdma_cm", "infiniband/umad4", "infiniband/uverbs4"}
 	d[4].RDMA, d[4].VhostNet = true, true
 	d[4].PF, _ = pci.ParseAddress("0000:0f:00.0")
 	return p

@@ -71,7 +71,6 @@ const (
 	vfioControl = "/dev/vfio/vfio"
 	vhostNet    = "/dev/vhost-net"
 	tun         = "/dev/net/tun"
-	rdmaCM      = "/dev/infiniband/rdma_cm"
 )
 
 // describe returns what a container is told of a device, by kind.
@@ -113,13 +112,10 @@ func rdmaValues(d pci.Device) values {
 	return v
 }
 
-// rdmaNodes are the files of a device's RDMA devices, and that of the connection manager, which all share.
+// rdmaNodes are the files of a device's RDMA devices, and that of the connection manager, which all share, where the node has it.
 func rdmaNodes(d pci.Device) (nodes []string) {
 	for _, f := range d.RDMAFiles {
 		nodes = append(nodes, "/dev/"+f)
-	}
-	if len(nodes) > 0 && !slices.Contains(nodes, rdmaCM) {
-		nodes = append(nodes, rdmaCM)
 	}
 	return nodes
 }

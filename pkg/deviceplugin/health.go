@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -22,7 +23,8 @@ const (
 
 // health turns what is wrong with devices at a moment into what the kubelet is told.
 type health struct {
-	of map[pci.Address]*condition
+	files nodeFiles
+	of    map[pci.Address]*condition
 }
 
 // condition is a device's.
@@ -33,7 +35,9 @@ type condition struct {
 	failed time.Time // when it last rose
 }
 
-func newHealth() *health { return &health{of: map[pci.Address]*condition{}} }
+func newHealth(files nodeFiles) *health {
+	return &health{files: files, of: map[pci.Address]*condition{}}
+}
 
 // judge returns what is wrong with the devices of pools, by ID, and when to ask again, zero if nothing is about to change.
 func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool) (faults map[string]string, again time.Time) {
@@ -41,7 +45,7 @@ func (h *health) judge(now time.Time, s *pci.Snapshot, pools []pool.Pool) (fault
 	seen := map[pci.Address]*condition{}
 	for _, p := range pools {
 		for _, d := range p.Devices {
-			found, errors := fault(s, p.Resource.Driver, d.Device), errorsOf(s, d.Device)
+			found, errors := cmp.Or(fault(s, p.Resource.Driver, d.Device), h.files.missing(d)), errorsOf(s, d.Device)
 			c := h.of[d.Address]
 			if c == nil {
 				c = &condition{told: found, errors: errors} // nobody has it yet: the truth, at once

@@ -47,7 +47,7 @@ func TestJudge(t *testing.T) {
 	p := vfs(1)
 	p.Resource = &pool.Resource{}
 	id, start := p.Devices[0].Address.String(), time.Unix(1e9, 0)
-	h := newHealth()
+	h := newHealth(nodeFiles{})
 	at := func(after time.Duration, driver string, errors uint64) (string, time.Duration) {
 		p.Devices[0].Driver, p.Devices[0].Errors = driver, errors
 		faults, again := h.judge(start.Add(after), &pci.Snapshot{}, []pool.Pool{p})

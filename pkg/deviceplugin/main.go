@@ -25,6 +25,7 @@ const (
 	defaultPrefix  = "intel.com"
 	defaultKubelet = "/var/lib/kubelet"
 	defaultPlugins = "/var/lib/kubelet/device-plugins"
+	defaultDev     = "/dev"
 	defaultInfo    = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 	defaultCDI     = "/var/run/cdi"
 	defaultHTTP    = "127.0.0.1:9809"
@@ -86,6 +87,7 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")
 	f.StringVar(&c.registration, "registration", "auto", "how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")
 	f.StringVar(&c.Sysfs, "sysfs", "/sys", "where sysfs is mounted")
+	f.StringVar(&c.Dev, "dev", defaultDev, "where the node's device files are")
 	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "where Multus and others look for device-info files; empty for none")
 	f.StringVar(&c.CDIDir, "cdi-dir", defaultCDI, "where the runtime looks for CDI specifications; empty for none")
 	f.StringVar(&c.Socket, "socket", allocation.Socket, "where the sriov plugin and podlace ask which pod has which devices; empty for nowhere")

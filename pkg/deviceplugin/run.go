@@ -28,6 +28,7 @@ type Options struct {
 	Strict     bool   // refuse a configuration of which a part is not supported
 	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
 	Sysfs      string // /sys
+	Dev        string // /dev
 	Kubelet    Kubelet
 	Pods       string        // the folder of the kubelet's PodResources socket
 	InfoDir    string        // the folder of device-info files
@@ -87,7 +88,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
 		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	d.tellUnserved()
