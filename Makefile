@@ -38,6 +38,10 @@ demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubern
 test: build ## run the tests, each in namespaces of its own; nothing is installed
 	@scripts/test.sh
 
+.PHONY: race
+race: build ## run the tests of the device plugin with Go's race detector (needs gcc)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin pci podresources pool sriov)' scripts/test.sh -race $(ARGS)
+
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)
 	@VM='$(CACHE)/vm' scripts/vm/test.sh $(ARGS)

@@ -31,6 +31,13 @@ make install DESTDIR="$folder" >/dev/null
 ls "$folder/opt/cni/bin" "$folder/usr/local/bin"
 rm -rf "$folder"
 
+step race detector on the device plugin
+if command -v gcc >/dev/null; then
+  make race
+else
+  echo "skipped: gcc is missing, which the race detector needs"
+fi
+
 if root; then
   step test and demo as an ordinary user
   scripts/as-user.sh 'make test && make demo'

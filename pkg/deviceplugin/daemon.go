@@ -263,12 +263,12 @@ func (d *daemon) reload(asked bool) bool {
 	defer d.mu.Unlock()
 	d.config, d.text, d.refusal = c, data, ""
 	d.log.Info("the configuration was read", "file", d.ConfigFile)
-	d.tellUnserved()
+	d.logUnserved()
 	return true
 }
 
-// tellUnserved logs the entries of the configuration that are not supported.
-func (d *daemon) tellUnserved() {
+// logUnserved logs the entries of the configuration that are not supported.
+func (d *daemon) logUnserved() {
 	for _, p := range d.config.Unserved() {
 		d.log.Error("an entry of the configuration is not served", "entry", p.Error(), "hint", "--strict refuses such a configuration")
 	}

@@ -112,7 +112,7 @@ func fault(s *pci.Snapshot, driver string, d pci.Device) string {
 		return "no driver is bound"
 	case driver != "" && d.Driver != driver:
 		if !d.IsVF() {
-			return fmt.Sprintf("its driver is %s, not %s, and only VFs get another", d.Driver, driver)
+			return fmt.Sprintf("its driver is %s, not %s; only VFs are bound to another driver", d.Driver, driver)
 		}
 		return fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
 	}

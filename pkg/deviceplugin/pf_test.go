@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices. So
-// it stays when the VFs go and come.
+// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices. The
+// same holds when the VFs are removed and made again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -64,7 +64,7 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestOfferPF (S-36): a PF is a device where the configuration says so, and keeps its driver all the same. While a pod has it, it gets no VFs.
+// TestOfferPF (S-36): a PF with offerPf is a device and keeps its driver. While a pod has the PF, the PF gets no VFs.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -87,7 +87,7 @@ func TestOfferPF(t *testing.T) {
 	}
 }
 
-// TestNICPFKeepsItsDriver (S-36): so it is with a real card, whose VFs are made after the daemon has started: they get VFIO, the PF does not.
+// TestNICPFKeepsItsDriver (S-36): the VFs of a real card that are made after the daemon has started are bound to vfio-pci, the PF is not.
 func TestNICPFKeepsItsDriver(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	nic := kerneltest.RealNIC(t, 0)

@@ -63,7 +63,7 @@ func controlled(ctx context.Context, sysfs string, a Address, limit time.Duratio
 	return f(ctx, c)
 }
 
-// controlledVF is controlled for a VF. Every other function keeps its driver: without it, a PF loses its VFs and the node its network.
+// controlledVF is controlled for VFs and fails for every other function: without its driver a PF loses its VFs, and the node its network.
 func controlledVF(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return controlled(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")

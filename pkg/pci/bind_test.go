@@ -243,7 +243,7 @@ func TestBindBackToNone(t *testing.T) {
 	}
 }
 
-// TestBindVFsOnly (S-36): a PF and a function of which it is not known whether it is a VF keep their driver, and are not reset.
+// TestBindVFsOnly (S-36): a PF keeps its driver and is not reset; neither is a function whose physfn cannot be read.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	sysfs := played(t, pcitest.Kernel{})

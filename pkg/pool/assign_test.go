@@ -287,7 +287,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36): a function that may be a PF is a device of no resource, however little is known of it.
+// TestPFIsNoDevice (S-36): a function that may be a PF is a device of no resource, whatever sysfs says of its VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

@@ -100,8 +100,8 @@ func (c *Config) busy(n *node, i int) string {
 	return n.defaultRoute(d)
 }
 
-// reserved returns why a function that is no VF belongs to the node, "" if a pod may have it. A PF is a device only while it has no VFs and
-// its entry of pfs has offerPf: a PF that a pod has cannot get VFs, and its VFs are lost with it. A function that cannot be read may be a PF.
+// reserved returns why a function that is no VF stays with the node, "" if a pod may have it. A PF is a device only while it has no VFs and
+// its entry of pfs has offerPf: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable function may be a PF.
 func (c *Config) reserved(d subject) string {
 	var entry PF
 	if i := c.entryOf(d); i >= 0 {
