@@ -203,6 +203,10 @@ func (c *collection) explain(w io.Writer) error {
 	if c.refused() {
 		verb = "refused"
 	}
-	_, err := fmt.Fprintf(w, "%s: %s\nStart the runtime, or look at the list above; --all --yes removes it all the same.\n", verb, c.Doubt)
+	advice := "Look at the list above"
+	if len(c.Asked) == 0 {
+		advice = "Start the runtime, or look at the list above"
+	}
+	_, err := fmt.Fprintf(w, "%s: %s\n%s; --all --yes removes it all the same.\n", verb, c.Doubt, advice)
 	return err
 }

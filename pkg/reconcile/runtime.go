@@ -22,11 +22,13 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders hold a folder for each container that runs: containerd's, by its namespaces, those of containerd in k3s, and CRI-O's.
+// taskFolders hold a folder for each container that runs: containerd's, by its namespaces, and those of containerd in k3s.
 func taskFolders() []string {
-	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task",
-		"/run/containers/storage/overlay-containers"}
+	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
+
+// storageFolder holds a folder for each container of CRI-O and podman, whether it runs or not, until it is removed.
+const storageFolder = "/run/containers/storage/overlay-containers"
 
 // crictlTimeout is enough for a runtime that is busy starting.
 const crictlTimeout = 20 * time.Second
@@ -34,28 +36,47 @@ const crictlTimeout = 20 * time.Second
 // AskRuntimes asks everything on this node that may know what runs. An ID counts as running when any source has it.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
-	for _, folder := range taskFolders() {
-		level := "/*/*"
-		if strings.HasSuffix(folder, "-containers") {
-			level = "/*"
-		}
-		if _, err := os.ReadDir(folder); err != nil {
-			continue
-		}
-		rt.Asked = append(rt.Asked, folder)
-		paths, _ := filepath.Glob(folder + level)
-		for _, path := range paths {
-			rt.Running[filepath.Base(path)] = true
-		}
-	}
+	answered := false
 	if path, err := exec.LookPath("crictl"); err == nil {
 		if err := rt.askCRI(path); err != nil {
 			rt.Notes = append(rt.Notes, fmt.Sprintf("crictl pods: %v", err))
 		} else {
-			rt.Asked = append(rt.Asked, "crictl")
+			rt.Asked, answered = append(rt.Asked, "crictl"), true
 		}
 	}
+	for _, folder := range taskFolders() {
+		rt.look(folder, "/*/*", func(string) bool { return true })
+	}
+	rt.look(storageFolder, "/*", func(path string) bool { return rt.mayRun(path, answered) })
 	return rt
+}
+
+// look asks a folder: a container runs if its folder says so.
+func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
+	if _, err := os.ReadDir(folder); err != nil {
+		return
+	}
+	rt.Asked = append(rt.Asked, folder)
+	paths, _ := filepath.Glob(folder + level)
+	for _, path := range paths {
+		if runs(path) {
+			rt.Running[filepath.Base(path)] = true
+		}
+	}
+}
+
+// mayRun reports whether a container that has a storage folder may run: by crictl, if that answered and knows the pod, else by the process of the
+// container. CRI-O's sandboxes may have none; these run unless crictl answered.
+func (rt *Runtimes) mayRun(path string, answered bool) bool {
+	if _, known := rt.pods[filepath.Base(path)]; known {
+		return rt.Running[filepath.Base(path)]
+	}
+	pid, err := os.ReadFile(filepath.Join(path, "userdata/pidfile"))
+	if err != nil {
+		return !answered
+	}
+	_, err = os.Stat("/proc/" + strings.TrimSpace(string(pid)))
+	return err == nil
 }
 
 // askCRI asks by crictl, which knows where the runtime's socket is.
