@@ -35,6 +35,9 @@ func (j *job) gateway(w wiring, l layer3) error {
 		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
 			return err
 		}
+		if err := j.awaitGateway(bridge, gw); err != nil {
+			j.r.Log.Warn("the gateway address cannot be used; pods reach the node once it can", "gateway", gw, "bridge", bridge.Name, "error", err)
+		}
 	}
 	if !remade {
 		return nil
@@ -45,6 +48,14 @@ func (j *job) gateway(w wiring, l layer3) error {
 		j.reattach(w.bridge, lost)
 	}
 	return err
+}
+
+// awaitGateway waits until the node answers for a new gateway address.
+func (j *job) awaitGateway(link kernel.Link, gw netip.Prefix) error {
+	if gw.Addr().Is4() {
+		return nil
+	}
+	return j.awaitAddresses(&j.host.NS, link, gw)
 }
 
 func (j *job) forward(bridge kernel.Link, is4 bool) error {

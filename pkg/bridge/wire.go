@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// dadTimeout bounds duplicate address detection, which takes one to two seconds (RFC 4862 section 5.4, one probe and its delay).
-const dadTimeout = 10 * time.Second
+// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4, one probe and
+// its delay), and the kernel's work queue less than a millisecond on an idle node.
+const addressTimeout = 10 * time.Second
 
 // wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link that carries the gateway addresses, which is
 // the bridge or that of a VLAN.
@@ -175,13 +177,13 @@ func (j *job) configure(w wiring, l layer3) error {
 			return err
 		}
 	}
+	if j.cfg.LeaveDown {
+		return nil
+	}
 	if err := j.awaitCarrier(w); err != nil {
 		return err
 	}
-	if j.cfg.DAD {
-		return j.pod.WaitForDAD(w.pod, dadTimeout)
-	}
-	return nil
+	return j.awaitAddresses(j.pod, w.pod, l.Addresses...)
 }
 
 // carrierTimeout bounds the wait for the kernel to see a carrier. None in time is no error: it will come, or somebody took a link down.
@@ -189,9 +191,6 @@ const carrierTimeout = 200 * time.Millisecond
 
 // awaitCarrier waits until frames pass between the pod, the port of the bridge and the gateway.
 func (j *job) awaitCarrier(w wiring) error {
-	if j.cfg.LeaveDown {
-		return nil
-	}
 	until := time.Now().Add(carrierTimeout)
 	if err := j.pod.AwaitCarrier(w.pod, until); err != nil {
 		return err
@@ -200,6 +199,21 @@ func (j *job) awaitCarrier(w wiring) error {
 		return err
 	}
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
+}
+
+// awaitAddresses waits until a namespace answers for new addresses of a link.
+func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
+	if j.cfg.DAD {
+		if err := in.WaitForDAD(link, addressTimeout); err != nil {
+			return err
+		}
+	}
+	for _, a := range addresses {
+		if err := in.AwaitAddress(a.Addr(), addressTimeout); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // podSettings are the sysctls of the pod side. A pod of an IPv4 network gets no IPv6 on it: its link-local address would pass by whatever

@@ -66,15 +66,11 @@ func TestAddresses(t *testing.T) {
 func TestHasAddress(t *testing.T) {
 	w := newWire(t)
 	for _, p := range prefixes("10.1.0.1/24", "10.1.0.9/32", "fd00::1/64") {
-		mustDo(t, w.host.AddAddress(w.bridge, p, false))
+		mustDo(t, w.host.AddAddress(w.bridge, p, false), w.host.AwaitAddress(p.Addr(), 10*time.Second))
 	}
 	for s, want := range map[string]bool{"10.1.0.1": true, "10.1.0.9": true, "10.1.0.5": false, "fd00::1": true, "fd00::5": false, "127.0.0.1": false} {
 		addr := netip.MustParseAddr(s)
 		got, err := w.host.HasAddress(w.bridge, addr)
-		for wait := 0; got != want && wait < 100; wait++ { // the kernel makes the local route of an IPv6 address a moment later
-			time.Sleep(10 * time.Millisecond)
-			got, err = w.host.HasAddress(w.bridge, addr)
-		}
 		if got != want || err != nil {
 			t.Errorf("%s is there: %t, %v", s, got, err)
 		}

@@ -109,6 +109,9 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	return n.link(indexed(index))
 }
 
+// pollPause is the pause between two looks at what the kernel does soon, and without a request.
+const pollPause = 200 * time.Microsecond
+
 // AwaitCarrier waits until the link runs or is gone, or the time has come. The kernel sets up the queue of a link, and lets the port of a
 // bridge forward, by a work that it puts off by up to a second (net/core/link_watch.c): until then it drops frames. Since 6.7 it does so at
 // once when somebody looks at the link.
@@ -118,7 +121,7 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 		if err != nil || !ok || now.Runs || time.Now().After(until) {
 			return err
 		}
-		time.Sleep(200 * time.Microsecond)
+		time.Sleep(pollPause)
 	}
 }
 

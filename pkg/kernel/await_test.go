@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestAwaitAddress: after it the kernel is in the solicited-node group of the address and has its local route, however late it does both.
+func TestAwaitAddress(t *testing.T) {
+	w := newWire(t)
+	fill := kerneltest.DelayAddresses(t)
+	late := 0
+	for _, p := range prefixes("fd00::11:1/64", "fd00::11:2/64", "fd00::11:3/64", "fd00::11:4/64", "fd00::11:5/64") {
+		fill()
+		mustDo(t, w.pod.AddAddress(w.podSide, p, false))
+		if !solicited(t, w.pod, p.Addr()) {
+			late++
+		}
+		mustDo(t, w.pod.AwaitAddress(p.Addr(), 10*time.Second))
+		if !solicited(t, w.pod, p.Addr()) {
+			t.Errorf("%s: not in its solicited-node group", p.Addr())
+		}
+		if has, err := w.pod.HasAddress(w.podSide, p.Addr()); !has || err != nil {
+			t.Errorf("%s: local route %t, %v", p.Addr(), has, err)
+		}
+	}
+	t.Logf("%d of 5 addresses were late", late)
+}
+
+// solicited reports whether a namespace is in the solicited-node group of an address (RFC 4291 section 2.7.1).
+func solicited(t *testing.T, n *NS, addr netip.Addr) (is bool) {
+	t.Helper()
+	ip := addr.As16()
+	group := "ff0200000000000000000001ff" + strings.ReplaceAll(netip.AddrFrom16(ip).StringExpanded()[32:], ":", "")
+	mustDo(t, n.within(func() error {
+		groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
+		is = strings.Contains(string(groups), group)
+		return err
+	}))
+	return is
+}
