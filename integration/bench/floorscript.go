@@ -60,8 +60,8 @@ func tokenBucket(index uint32) *message {
 
 // redirect sends all that a link receives out of another one.
 func redirect(from, to uint32) *message {
-	selector := make([]byte, 32) // tc_u32_sel (16) with one tc_u32_key (16) that matches everything
-	selector[0], selector[2] = u32Terminal, 1
+	selector := make([]byte, 16) // tc_u32_sel without keys, which matches everything
+	selector[0] = u32Terminal
 	mirred := make([]byte, 28) // tc_gen (20), eaction, ifindex
 	binary.NativeEndian.PutUint32(mirred[8:], actionStolen)
 	binary.NativeEndian.PutUint32(mirred[20:], redirectEgress)

@@ -38,8 +38,10 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
+const devicePrefix = "bwp"
+
 // ifbName is the reference's, so that the reference plugin removes the device after a rollback.
-func ifbName(key attachment.Key) string { return "bwp" + key.ReferenceHash()[:12] }
+func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
@@ -192,9 +194,6 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 		return ifb, err
 	}
 	if err := host.Shape(ifb, *st.Egress); err != nil {
-		return ifb, err
-	}
-	if ok, err := host.Redirected(link, ifb); ok || err != nil {
 		return ifb, err
 	}
 	return ifb, host.Redirect(link, ifb)

@@ -42,15 +42,16 @@ func check(r *plugin.Request) error {
 	if want.Egress == nil {
 		return nil
 	}
-	ifb, err := redirectedTo(host, link, want.IFB)
+	ifb, err := redirectedTo(host, link, want.IFB, recorded)
 	if err != nil {
 		return err
 	}
 	return checkShaper(host, ifb, *want.Egress, recorded)
 }
 
-// redirectedTo returns the device of an egress limit, to which the link must be redirected.
-func redirectedTo(host *kernel.Node, link kernel.Link, name string) (kernel.Link, error) {
+// redirectedTo returns the device of an egress limit, to which the link must be redirected. Without a record the reference made the redirect,
+// which lets short frames pass until reload replaces it.
+func redirectedTo(host *kernel.Node, link kernel.Link, name string, ours bool) (kernel.Link, error) {
 	ifb, ok, err := device(host, name)
 	if err != nil {
 		return ifb, err
@@ -58,8 +59,14 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (kernel.Link
 	if !ok || !ifb.Up {
 		return ifb, plugin.Errorf(plugin.CodeStateDiffers, "egress: device %s is missing or down", name)
 	}
-	if ok, err = host.Redirected(link, ifb); err == nil && !ok {
+	have, err := host.Redirected(link, ifb)
+	switch {
+	case err != nil:
+	case have == kernel.RedirectsNone:
 		err = plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s is missing", link.Name, ifb.Name)
+	case have == kernel.RedirectsLong && ours:
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s lets frames shorter than 18 bytes pass the limit", link.Name, ifb.Name),
+			"an earlier version made the redirect; podlace reload replaces it")
 	}
 	return ifb, err
 }

@@ -145,7 +145,7 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 	if st.Egress != nil {
 		ifb := kernel.Link{}
 		if err == nil {
-			ifb, err = redirectedTo(host, link, st.IFB)
+			ifb, err = redirectedTo(host, link, st.IFB, true)
 		}
 		return l, l.Egress.fill(s, ifb, err)
 	}

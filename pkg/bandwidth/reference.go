@@ -5,7 +5,9 @@ package bandwidth
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -21,7 +23,7 @@ func delUnrecorded(r *plugin.Request) error {
 	asked := err != nil || !cfg.none()
 	var devices []string
 	for _, hash := range attachment.KeyOf(r).ReferenceHashes(r.Plugin) {
-		name := "bwp" + hash[:12]
+		name := devicePrefix + hash[:12]
 		if asked || r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == name }) {
 			devices = append(devices, name)
 		}
@@ -86,6 +88,29 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 		}
 	}
 	return host.DelLink(name)
+}
+
+// replaceRedirects replaces the redirects that the reference plugin made for attachments without a record: they let short frames pass.
+func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
+	pairs, err := host.RedirectedLong()
+	errs := []error{err}
+	for _, p := range pairs {
+		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
+			continue
+		}
+		if taken, err := claimed(p.To.Name); taken || err != nil { // the record's lock guards it
+			errs = append(errs, err)
+			continue
+		}
+		err := host.Redirect(p.From, p.To)
+		if _, ok, e := device(host, p.To.Name); e == nil && !ok { // a DEL deleted it meanwhile: the redirect would drop all frames
+			err = host.DelRedirect(p.From, kernel.Link{}, true)
+		}
+		if errs = append(errs, err); err == nil {
+			log.Info("an egress limit of the reference plugin now counts frames of all lengths", "link", p.From.Name, "device", p.To.Name)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // claimed tells whether a device is that of an attachment with a record.

@@ -30,6 +30,7 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 			errs = append(errs, fmt.Errorf("limits of container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err))
 		}
 	}
+	errs = append(errs, replaceRedirects(host, log))
 	return errors.Join(errs...)
 }
 
@@ -90,8 +91,8 @@ func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[in
 			return mended, err
 		}
 	}
-	ok, err = host.Redirected(link, ifb)
-	if err == nil && !ok {
+	have, err := host.Redirected(link, ifb)
+	if err == nil && have != kernel.RedirectsAll {
 		mended, err = true, host.Redirect(link, ifb)
 	}
 	return mended, err

@@ -156,7 +156,7 @@ func (l lab) applied(id string) string {
 	if ok {
 		redirected, err := l.host.Redirected(l.hostSide, ifb)
 		l.must(err)
-		ok = redirected
+		ok = redirected == kernel.RedirectsAll
 	}
 	return fmt.Sprintf("%d/%d redirected %t", rate("bwt0"), rate(l.ifb(id)), ok)
 }

@@ -123,7 +123,7 @@ func into(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error
 // out is the link whose bucket limits what a pod sends: the one that the peer of its interface is redirected to.
 func out(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
-		if ok, err := host.Redirected(peer, kernel.Link{Index: index}); ok || err != nil {
+		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
 			return index, err
 		}
 	}

@@ -50,23 +50,46 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all that a link receives through another, with the ingress or clsact qdisc that it may have already. It makes a clsact
-// qdisc: others that come later want one, and none can be made beside an ingress qdisc.
+// qdisc: others that come later want one, and none can be made beside an ingress qdisc. It replaces a filter that redirects only
+// RedirectsLong after the new filter works, so that a live pod keeps its limit; it is a no-op if all frames are redirected.
 func (n *NS) Redirect(from, to Link) error {
+	found := false
 	err := change("qdisc add dev "+from.Name+" clsact", func() error {
 		err := n.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}})
-		if errors.Is(err, unix.EEXIST) {
-			// So may a redirect of ours be, or the reference's to a device that is gone, which drops all that comes.
-			err = n.delRedirects(from, to)
+		if found = errors.Is(err, unix.EEXIST); found {
+			return nil
 		}
 		return lacks(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
 	})
 	if err != nil {
 		return err
 	}
+	if !found {
+		return n.addRedirect(from, to)
+	}
+	have, err := n.Redirected(from, to)
+	if err != nil || have == RedirectsAll {
+		return err
+	}
+	if have == RedirectsNone { // a stale filter may have the priority, or redirect to a link that is gone and so drop all frames
+		if err := n.delRedirects(from, to, nil); err != nil {
+			return err
+		}
+	}
+	if err := n.addRedirect(from, to); err != nil || have == RedirectsNone {
+		return err
+	}
+	return n.delRedirects(from, to, func(f netlink.Filter) bool { return leadsTo(f, to.Index) && redirection(f) == RedirectsAll })
+}
+
+// addRedirect adds the filter. Its selector has no key: a key of u32 reads 4 bytes behind the Ethernet header, and a frame that is shorter
+// does not match, even if the key compares none of them.
+func (n *NS) addRedirect(from, to Link) error {
 	return change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
 		return lacks(n.h.FilterAdd(&netlink.U32{
 			FilterAttrs: redirectAttrs(from),
 			ClassId:     netlink.MakeHandle(1, 1),
+			Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL},
 			Actions:     []netlink.Action{netlink.NewMirredAction(to.Index)},
 		}), "u32 filter or no mirred action (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)")
 	})
@@ -82,17 +105,33 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirected tells whether all that a link receives is sent through another by a u32 filter, of whatever priority: the reference's have
-// another.
-func (n *NS) Redirected(from, to Link) (bool, error) {
+// Redirection is which of the frames that a link receives are sent through another link.
+type Redirection int
+
+// Values of Redirection, from the weakest. The reference's filter makes RedirectsLong.
+const (
+	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
+	RedirectsLong                    // frames with at least 4 bytes behind the Ethernet header and a VLAN tag
+	RedirectsAll
+)
+
+// Redirected returns which frames u32 filters of whatever priority send from one link through another: the reference's filter has another
+// priority than ours.
+func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
-	return slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) && matchesAll(f) }), err
+	return receiver{from, list}.through(to.Index), err
 }
 
-func matchesAll(f netlink.Filter) bool {
+// redirection returns which frames the filter matches.
+func redirection(f netlink.Filter) Redirection {
 	u32, ok := f.(*netlink.U32)
-	return ok && u32.Protocol == unix.ETH_P_ALL && u32.Sel != nil &&
-		!slices.ContainsFunc(u32.Sel.Keys, func(key nl.TcU32Key) bool { return key.Mask != 0 })
+	switch {
+	case !ok || u32.Protocol != unix.ETH_P_ALL || u32.Sel == nil || slices.ContainsFunc(u32.Sel.Keys, func(key nl.TcU32Key) bool { return key.Mask != 0 }):
+		return RedirectsNone
+	case len(u32.Sel.Keys) > 0:
+		return RedirectsLong
+	}
+	return RedirectsAll
 }
 
 // filters returns those of one side of a link: none where it has no qdisc for them, or is gone.
@@ -104,42 +143,96 @@ func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// leadsTo tells whether a filter redirects packets to the link with an ifindex. That of a link that is gone is 0.
-func leadsTo(f netlink.Filter, index int) bool {
+// leadsTo reports whether a filter redirects packets to the link with an ifindex. That of a link that is gone is 0.
+func leadsTo(f netlink.Filter, index int) bool { return redirectsTo(f) == index }
+
+// redirectsTo returns the ifindex of the link to which a filter redirects packets: 0 if the link is gone, -1 if the filter redirects none.
+func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
-	return ok && slices.ContainsFunc(u32.Actions, func(a netlink.Action) bool {
-		m, ok := a.(*netlink.MirredAction)
-		return ok && m.MirredAction == netlink.TCA_EGRESS_REDIR && m.Ifindex == index
-	})
+	if !ok {
+		return -1
+	}
+	for _, a := range u32.Actions {
+		if m, ok := a.(*netlink.MirredAction); ok && m.MirredAction == netlink.TCA_EGRESS_REDIR {
+			return m.Ifindex
+		}
+	}
+	return -1
 }
 
 // RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
 // has an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
+	list, err := n.receivers()
+	for _, r := range list {
+		if slices.ContainsFunc(r.filters, func(f netlink.Filter) bool { return leadsTo(f, to.Index) }) {
+			return r.link, true, nil
+		}
+	}
+	return Link{}, false, err
+}
+
+// RedirectPair are a link and the link through which it sends what it receives.
+type RedirectPair struct{ From, To Link }
+
+// RedirectedLong returns the links whose redirect lets short frames pass (RedirectsLong).
+func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
+	list, err := n.receivers()
+	for _, r := range list {
+		for _, f := range r.filters {
+			index := redirectsTo(f)
+			if index <= 0 || r.through(index) != RedirectsLong {
+				continue
+			}
+			to, ok, e := n.LinkByIndex(index)
+			if err = errors.Join(err, e); ok {
+				pairs = append(pairs, RedirectPair{From: r.link, To: to})
+			}
+		}
+	}
+	return pairs, err
+}
+
+// receiver is a link with the filters of what it receives.
+type receiver struct {
+	link    Link
+	filters []netlink.Filter
+}
+
+// through returns which frames the filters send through the link with an ifindex.
+func (r receiver) through(index int) Redirection {
+	most := RedirectsNone
+	for _, f := range r.filters {
+		if leadsTo(f, index) {
+			most = max(most, redirection(f))
+		}
+	}
+	return most
+}
+
+// receivers returns the links that have an ingress or clsact qdisc, also if some cannot be read.
+func (n *NS) receivers() (found []receiver, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
 		if q.kind != "ingress" && q.kind != "clsact" {
 			continue
 		}
-		link, there, e := n.LinkByIndex(q.link)
-		if e == nil && there {
-			var list []netlink.Filter
-			list, e = n.filters(link, netlink.HANDLE_MIN_INGRESS)
-			there = slices.ContainsFunc(list, func(f netlink.Filter) bool { return leadsTo(f, to.Index) })
-		}
-		if e == nil && there {
-			return link, true, nil
+		link, ok, e := n.LinkByIndex(q.link)
+		if e == nil && ok {
+			var filters []netlink.Filter
+			if filters, e = n.filters(link, netlink.HANDLE_MIN_INGRESS); e == nil {
+				found = append(found, receiver{link, filters})
+			}
 		}
 		err = errors.Join(err, e)
 	}
-	return Link{}, false, err
+	return found, err
 }
 
 // DelRedirect removes what sends all that a link receives through another, also when the reference made it, and the qdisc unless filters of
 // others use it. A clsact qdisc goes only when it is owned: whoever made it may add filters to it later. Nothing to remove is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
-	err := change("filter del dev "+from.Name+" ingress", func() error { return n.delRedirects(from, to) })
-	if err != nil {
+	if err := n.delRedirects(from, to, nil); err != nil {
 		return err
 	}
 	q, ok, err := n.qdiscAt(from, netlink.HANDLE_INGRESS)
@@ -155,30 +248,36 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes the filter of ours, what leads to a link, and what the reference made for one that is gone.
-func (n *NS) delRedirects(from, to Link) error {
-	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
-	if err != nil {
-		return err
-	}
+// delRedirects deletes our filter, filters that redirect to a link, and the reference's filter to a link that is gone; spare, which may be nil,
+// picks filters that stay.
+func (n *NS) delRedirects(from, to Link, spare func(netlink.Filter) bool) error {
 	own := func(f netlink.Filter) bool {
 		priority := f.Attrs().Priority
+		if spare != nil && spare(f) {
+			return false
+		}
 		return priority == redirectPriority || to.Index != 0 && leadsTo(f, to.Index) || priority == referencePriority && leadsTo(f, 0)
 	}
-	for _, f := range list {
-		if !own(f) {
-			continue
-		}
-		attrs := *f.Attrs()
-		attrs.LinkIndex, attrs.Parent = from.Index, netlink.HANDLE_MIN_INGRESS
-		if !slices.ContainsFunc(list, func(o netlink.Filter) bool { return !own(o) && o.Attrs().Priority == attrs.Priority }) {
-			attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
-		}
-		if err := ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
+	return change("filter del dev "+from.Name+" ingress", func() error {
+		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
+		if err != nil {
 			return err
 		}
-	}
-	return nil
+		for _, f := range list {
+			if !own(f) {
+				continue
+			}
+			attrs := *f.Attrs()
+			attrs.LinkIndex, attrs.Parent = from.Index, netlink.HANDLE_MIN_INGRESS
+			if !slices.ContainsFunc(list, func(o netlink.Filter) bool { return !own(o) && o.Attrs().Priority == attrs.Priority }) {
+				attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
+			}
+			if err := ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.

@@ -40,8 +40,8 @@ func TestDelRedirectOfReference(t *testing.T) {
 		if c.gone {
 			mustDo(t, w.host.DelLink(ifb.Name))
 			ifb = Link{}
-		} else if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil {
-			t.Errorf("%+v: the redirect is not seen: %v", c, err)
+		} else if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsLong || err != nil {
+			t.Errorf("%+v: the redirect is not seen: %d, %v", c, have, err)
 		}
 		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
 		left := filterPriorities(t, w)
@@ -75,7 +75,7 @@ func TestRedirectedMirror(t *testing.T) {
 			ClassId:     netlink.MakeHandle(1, 7),
 			Actions:     []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_MIRROR, Ifindex: ifb.Index, ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_PIPE}}},
 		}))
-	if ok, err := w.host.Redirected(w.hostSide, ifb); ok || err != nil {
+	if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
 		t.Errorf("redirected: %v", err)
 	}
 	mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
@@ -98,15 +98,15 @@ func TestRedirectedSome(t *testing.T) {
 	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
 	for _, f := range []*netlink.U32{some(unix.ETH_P_IP, 0), some(unix.ETH_P_ALL, 0xff)} {
 		mustDo(t, w.host.h.FilterAdd(f))
-		if ok, err := w.host.Redirected(w.hostSide, ifb); ok || err != nil {
+		if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
 			t.Errorf("protocol %d: redirected: %v", f.Protocol, err)
 		}
 		if from, ok, err := w.host.RedirectedFrom(ifb); !ok || from.Index != w.hostSide.Index || err != nil {
 			t.Errorf("protocol %d: it is used: %+v, %v", f.Protocol, from, err)
 		}
 		mustDo(t, w.host.Redirect(w.hostSide, ifb))
-		if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil || len(filterPriorities(t, w)) != 1 {
-			t.Errorf("protocol %d: %t, %v, filters %v", f.Protocol, ok, err, filterPriorities(t, w))
+		if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsAll || err != nil || len(filterPriorities(t, w)) != 1 {
+			t.Errorf("protocol %d: %d, %v, filters %v", f.Protocol, have, err, filterPriorities(t, w))
 		}
 		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
 	}

@@ -232,21 +232,21 @@ func TestRedirect(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
 	before := w.qdiscKinds(t)
-	mustRedirect := func(want bool) {
+	mustRedirect := func(want Redirection) {
 		t.Helper()
 		if got, err := w.host.Redirected(w.hostSide, ifb); got != want || err != nil {
-			t.Errorf("redirected: %t, %v", got, err)
+			t.Errorf("redirected: %d, want %d, %v", got, want, err)
 		}
 	}
-	mustRedirect(false)
+	mustRedirect(RedirectsNone)
 	mustDo(t, w.host.Redirect(w.hostSide, ifb))
-	mustRedirect(true)
-	if ok, err := w.host.Redirected(w.hostSide, w.bridge); ok || err != nil {
+	mustRedirect(RedirectsAll)
+	if have, err := w.host.Redirected(w.hostSide, w.bridge); have != RedirectsNone || err != nil {
 		t.Errorf("redirected to another device: %v", err)
 	}
 	for range 2 {
 		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
-		mustRedirect(false)
+		mustRedirect(RedirectsNone)
 	}
 	if got := w.qdiscKinds(t); got != before {
 		t.Errorf("left the qdiscs %q, were %q", got, before)
@@ -291,8 +291,8 @@ func TestRedirectBesideOthers(t *testing.T) {
 			if got := filterPriorities(t, w); got[len(got)-1] != redirectPriority {
 				t.Errorf("the redirect is not the last: %v", got)
 			}
-			if ok, err := w.host.Redirected(w.hostSide, ifb); !ok || err != nil {
-				t.Errorf("not redirected: %v", err)
+			if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsAll || err != nil {
+				t.Errorf("not redirected: %d, %v", have, err)
 			}
 			mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
 			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {

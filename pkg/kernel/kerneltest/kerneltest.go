@@ -175,6 +175,12 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 
 // Flood sends frames of 1,134 bytes by a link of the namespace that the caller is in, and does not care for those that are dropped.
 func Flood(name string, frames int) error {
+	// Ethernet type 0x88b5 is for local experiments (IEEE 802).
+	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
+}
+
+// Send sends copies of a frame by a link of the namespace that the caller is in, and ignores the frames that a full queue drops.
+func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
 		return err
@@ -184,8 +190,7 @@ func Flood(name string, frames int) error {
 		return err
 	}
 	defer unix.Close(fd)
-	frame := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...) // local experiments (IEEE 802)
-	for range frames {
+	for range copies {
 		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return err
 		}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"encoding/binary"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// frame is a broadcast frame of some length, header included; types are Ethernet types, of VLAN tags first.
+func frame(length int, types ...uint16) []byte {
+	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
+	for i, t := range types {
+		if i > 0 {
+			out = append(out, 0, 7) // VLAN 7
+		}
+		out = binary.BigEndian.AppendUint16(out, t)
+	}
+	return append(out, make([]byte, length-len(out))...)
+}
+
+const experiment = 0x88b5 // IEEE 802 local experiments
+
+// TestEveryFrameCounts (S-41): the egress limit counts frames of every length, tag and protocol that a pod may send.
+func TestEveryFrameCounts(t *testing.T) {
+	l := carrying(t)
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
+	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0)) // or the device solicits routers
+	multicast := frame(62, unix.ETH_P_IPV6)
+	copy(multicast, "\x33\x33\x00\x00\x00\x01")
+	for what, c := range map[string]struct {
+		frame []byte
+		tag   int // bytes of the outer VLAN tag, which the kernel keeps beside the frame
+	}{
+		"14 bytes":                    {frame(14, experiment), 0},
+		"15 bytes":                    {frame(15, experiment), 0},
+		"16 bytes":                    {frame(16, experiment), 0},
+		"17 bytes":                    {frame(17, experiment), 0},
+		"18 bytes":                    {frame(18, experiment), 0},
+		"60 bytes":                    {frame(60, experiment), 0},
+		"IPv4, 14 bytes":              {frame(14, unix.ETH_P_IP), 0},
+		"IPv6, 17 bytes":              {frame(17, unix.ETH_P_IPV6), 0},
+		"IPv6 multicast":              {multicast, 0},
+		"ARP, 14 bytes":               {frame(14, unix.ETH_P_ARP), 0},
+		"a length in place of a type": {frame(17, 3), 0},
+		"type 0":                      {frame(17, 0), 0},
+		"VLAN tag, 20 bytes":          {frame(20, unix.ETH_P_8021Q, experiment), 4},
+		"VLAN tag, 21 bytes":          {frame(21, unix.ETH_P_8021Q, experiment), 4},
+		"VLAN tag, 64 bytes":          {frame(64, unix.ETH_P_8021Q, experiment), 4},
+		"802.1ad tag, 21 bytes":       {frame(21, unix.ETH_P_8021AD, experiment), 4},
+		"two tags, 24 bytes":          {frame(24, unix.ETH_P_8021AD, unix.ETH_P_8021Q, experiment), 4},
+		"MTU":                         {frame(1414, experiment), 0},
+		"MTU and a VLAN tag":          {frame(1418, unix.ETH_P_8021Q, experiment), 4},
+	} {
+		const copies = 20
+		counted := func() uint64 {
+			buckets, err := l.host.Buckets()
+			l.must(err)
+			return buckets[l.link(l.ifb("a")).Index].Sent
+		}
+		before, want := counted(), uint64(copies*(len(c.frame)-c.tag))
+		l.must(l.pod.Do(func() error { return kerneltest.Send("eth0", c.frame, copies) }))
+		got := counted() - before
+		for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); got = counted() - before {
+			time.Sleep(time.Millisecond)
+		}
+		if got != want {
+			t.Errorf("%s: the limit counted %d of %d bytes", what, got, want)
+		}
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestShortFramesLimited (S-41) measures what leaves the host side of a pod that sends the shortest frames as fast as it can.
+func TestShortFramesLimited(t *testing.T) {
+	l := carrying(t)
+	out := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bwout0"}, PeerName: "bwout1"}
+	l.must(l.host.AddBridge("bwbr0", nil, 0, false), netlink.LinkAdd(out))
+	t.Cleanup(func() { l.must(l.host.DelLink("bwout0"), l.host.DelLink("bwbr0")) })
+	for _, name := range []string{"bwbr0", "bwout0", "bwout1"} {
+		l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0), l.host.SetUp(l.link(name)))
+	}
+	for _, name := range []string{"bwt0", "bwout0"} {
+		l.must(l.host.SetMaster(l.link(name), l.link("bwbr0")))
+	}
+	passed := func() uint64 {
+		link, err := netlink.LinkByName("bwout0")
+		l.must(err)
+		return link.Attrs().Statistics.TxBytes
+	}
+	probe := func() error { return kerneltest.Send("eth0", frame(14, experiment), 1) }
+	before := passed()
+	for end := time.Now().Add(5 * time.Second); passed() == before; time.Sleep(time.Millisecond) {
+		if l.must(l.pod.Do(probe)); time.Now().After(end) {
+			t.Fatal("the bridge forwards nothing")
+		}
+	}
+	const rate = 1e6
+	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, rate)))
+	bucket, _, err := l.host.Shaped(l.link(l.ifb("a")))
+	before, began := passed(), time.Now()
+	l.must(err, l.pod.Do(func() error { return kerneltest.Send("eth0", frame(14, experiment), 20_000) }))
+	got := passed() - before
+	if most := rate/8*time.Since(began).Seconds() + float64(bucket.Burst) + 14; float64(got) > 1.1*most {
+		t.Errorf("%d bytes passed in %s, %.1f Mbit/s: want at most %.0f bytes", got, time.Since(began), float64(got)*8/1e6/time.Since(began).Seconds(), most)
+	}
+	l.ok(l.call("DEL", "a"))
+}
+
+// byEarlierVersion makes the filter of an attachment the one that earlier versions made, which short frames do not match.
+func (l lab) byEarlierVersion() {
+	l.Helper()
+	ifb := l.link(l.ifb("a"))
+	l.must(l.host.DelRedirect(l.hostSide, ifb, false), netlink.FilterAdd(&netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 65535, Protocol: unix.ETH_P_ALL},
+		ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
+	}))
+}
+
+// redirection is how the host side is redirected to the device.
+func (l lab) redirection() kernel.Redirection {
+	l.Helper()
+	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
+	l.must(err)
+	return have
+}
+
+// TestEarlierRedirectRepaired: CHECK refuses the redirect that an earlier version made for the pod, and reload, ADD and an admin's change
+// replace it.
+func TestEarlierRedirectRepaired(t *testing.T) {
+	for what, repair := range map[string]func(lab){
+		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
+		"ADD":    func(l lab) { l.ok(l.call("ADD", "a")) },
+		"admin":  func(l lab) { l.must(l.set(nil, new(uint64(10e6)))) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.ok(l.call("ADD", "a"))
+			l.byEarlierVersion()
+			o := l.call("CHECK", "a")
+			l.fails(o, plugin.CodeStateDiffers, "lets frames shorter than 18 bytes pass the limit")
+			if !strings.Contains(string(o.stdout), "podlace reload replaces it") {
+				t.Errorf("no hint in %s", o.stdout)
+			}
+			if got := l.look().Egress.Missing; got == "" {
+				t.Error("podlace limits says nothing")
+			}
+			repair(l)
+			l.ok(l.call("CHECK", "a"))
+			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, netlink.HANDLE_MIN_INGRESS)
+			if keys := keysOf(filters); err != nil || len(keys) != 1 || keys[0] != 0 {
+				t.Errorf("keys of the filters: %v, %v", keys, err)
+			}
+			l.ok(l.call("DEL", "a"))
+			if got := l.applied("a"); got != none {
+				t.Errorf("left %s", got)
+			}
+		})
+	}
+}
+
+// keysOf returns the number of keys of each u32 filter that has a selector.
+func keysOf(filters []netlink.Filter) (keys []int) {
+	for _, f := range filters {
+		if u32, ok := f.(*netlink.U32); ok && u32.Sel != nil {
+			keys = append(keys, len(u32.Sel.Keys))
+		}
+	}
+	return keys
+}
+
+// TestReferenceRedirectReplaced: CHECK accepts the reference's redirect of a pod without a record. Reload replaces it, and DEL of either
+// plugin leaves nothing.
+func TestReferenceRedirectReplaced(t *testing.T) {
+	for what, del := range map[string]func(lab){
+		"DEL":                  func(l lab) { l.ok(l.call("DEL", "a")) },
+		"DEL of the reference": func(l lab) { l.must(l.host.DelLink(l.ifb("a")), l.host.DelRedirect(l.hostSide, kernel.Link{}, true)) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.byReference()
+			config := []any{"runtimeConfig", limits(0, 10e6)}
+			l.ok(l.call("CHECK", "a", config...))
+			if got := l.redirection(); got != kernel.RedirectsLong {
+				t.Errorf("before: %d", got)
+			}
+			for range 2 {
+				l.must(Restore(l.host, discard()))
+				if got := l.redirection(); got != kernel.RedirectsAll {
+					t.Errorf("after reload: %d", got)
+				}
+				l.ok(l.call("CHECK", "a", config...))
+			}
+			del(l)
+		})
+	}
+}
+
+// TestOthersRedirectStays: reload leaves a redirect to a device that is not a limit's.
+func TestOthersRedirectStays(t *testing.T) {
+	l := newLab(t)
+	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)
+	l.must(err, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: 0xffff0000, Parent: netlink.HANDLE_CLSACT}}),
+		netlink.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
+			ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
+		}))
+	l.must(Restore(l.host, discard()))
+	if have, err := l.host.Redirected(l.hostSide, ifb); have != kernel.RedirectsLong || err != nil {
+		t.Errorf("%d, %v", have, err)
+	}
+	l.must(l.host.DelRedirect(l.hostSide, ifb, true), l.host.DelLink("mirror0"))
+}
