@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -148,19 +149,17 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24): the kubelet takes ten questions at once, and 100 a second; more pods than that start together.
+// TestBusy (V-24): the kubelet answers ten questions at once and refuses the rest; 80 pods that start together get their devices by asking again.
+// Each refusal allows one more answer, instead of a pause, so that a slow machine meets the same rate limit.
 func TestBusy(t *testing.T) {
 	t.Parallel()
-	var mu sync.Mutex
-	tokens, last := 10.0, time.Now()
+	var answered, refused atomic.Int64
 	limit := func(ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		tokens, last = min(10, tokens+100*time.Since(last).Seconds()), time.Now()
-		if tokens < 1 {
+		if answered.Add(1) > 10+refused.Load() {
+			answered.Add(-1)
+			refused.Add(1)
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
-		tokens--
 		return handle(ctx, r)
 	}
 	k := start(t, &kubelet{get: always(web("app", "a"))}, grpc.UnaryInterceptor(limit))
@@ -245,9 +244,7 @@ func TestTimeUp(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		_, err := Ask(ctx, k, "shop", "web-0", "u")
-		cancel()
+		err := askUntilUp(t, k, says)
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), says) ||
 			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: context deadline exceeded: ") {
 			t.Errorf("%s: got %v", says, err)
@@ -260,25 +257,60 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// late is a context that ends after its deadline; under load they all do.
-type late struct {
-	context.Context
-	deadline time.Time
+// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, while the error lacks the text: a slow machine
+// may need longer for the first question.
+func askUntilUp(t *testing.T, k Kubelet, says string) error {
+	t.Helper()
+	for wait := 300 * time.Millisecond; ; wait *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		_, err := Ask(ctx, k, "shop", "web-0", "u")
+		cancel()
+		if err == nil || strings.Contains(err.Error(), says) || wait > patience {
+			return err
+		}
+	}
 }
 
-func (l late) Deadline() (time.Time, bool) { return l.deadline, true }
+// late is a context whose deadline passes with the first refusal, and which ends after a connection saw that.
+type late struct {
+	context.Context
+	end    context.CancelFunc
+	passed atomic.Bool
+}
 
-// TestLate: a connection that sees the deadline first does not hide what was wrong before.
+// Deadline returns no deadline before the refusal, and a past one after it.
+func (l *late) Deadline() (time.Time, bool) {
+	if !l.passed.Load() {
+		return time.Time{}, false
+	}
+	time.AfterFunc(50*time.Millisecond, l.end)
+	return time.Unix(1, 0), true
+}
+
+// Err returns the error of a deadline.
+func (l *late) Err() error {
+	if l.Context.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// TestLate: a connection that sees the deadline before the context ends does not hide the refusal before it.
 func TestLate(t *testing.T) {
 	t.Parallel()
+	ctx := &late{}
+	ctx.Context, ctx.end = context.WithCancel(t.Context())
+	defer ctx.end()
 	busy := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+		ctx.passed.Store(true)
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}})
-	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-	defer cancel()
-	_, err := Ask(late{ctx, time.Now().Add(500 * time.Millisecond)}, busy.Kubelet, "shop", "web-0", "u")
+	_, err := Ask(ctx, busy.Kubelet, "shop", "web-0", "u")
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "rejected by rate limit") {
 		t.Errorf("got %v", err)
+	}
+	if asked := busy.questions(); len(asked) != 1 {
+		t.Errorf("asked %q: the second connection did not see the deadline", asked)
 	}
 }
 
