@@ -204,9 +204,10 @@ func (l *lab) watched() sandbox.Options {
 }
 
 // leftovers compares the node with what it was. The kernel takes a vanished
-// namespace down in its own time, so the first look need not be the last.
+// namespace down in its own time, longer on a slow machine, so the first look
+// need not be the last.
 func (l *lab) leftovers(ctx context.Context) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {
 		now, err := sandbox.Take(l.watched())

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -38,7 +39,13 @@ func TestMain(m *testing.M) {
 // to ADD.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
+// slowly names the variable with the time that a played plugin takes.
+func slowly(plugin string) string { return "PLAY_SLOWLY_" + plugin }
+
 func playPlugin(name string) int {
+	if pause, err := time.ParseDuration(os.Getenv(slowly(name))); err == nil {
+		time.Sleep(pause)
+	}
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
 	}

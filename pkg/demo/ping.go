@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	pingTimeout = 500 * time.Millisecond
 	pingSpacing = 10 * time.Millisecond
 
 	icmpHeader = 8
@@ -69,7 +68,7 @@ func ping(ctx context.Context, from meter.Place, target netip.Addr, n int) (ping
 func echo(conn *net.IPConn, is4 bool, seq uint16) (time.Duration, error) {
 	start := time.Now()
 	request := echoRequest(is4, uint16(os.Getpid()), seq)
-	if err := conn.SetDeadline(start.Add(pingTimeout)); err != nil {
+	if err := conn.SetDeadline(start.Add(patience)); err != nil {
 		return 0, err
 	}
 	if _, err := conn.Write(request); err != nil {

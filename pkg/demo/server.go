@@ -16,9 +16,9 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is how long a question waits for its answer. It is longer than the
-// time after which TCP sends a lost SYN again.
-const patience = 1500 * time.Millisecond
+// patience is how long a question waits for its answer. A slow machine answers
+// in time, and a packet that was dropped never is.
+const patience = 5 * time.Second
 
 // A server answers every caller over TCP and UDP with its own name and the
 // address that it saw the caller under.

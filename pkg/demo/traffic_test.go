@@ -3,7 +3,10 @@
 package demo
 
 import (
+	"errors"
 	"net/netip"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,11 +68,11 @@ func TestTrafficWithTheClient(t *testing.T) {
 		}
 	}
 	silent := nodeV4().Next().Next()
-	if got, err := ping(t.Context(), client.Do, silent, 1); err == nil && (got.sent != 1 || got.received != 0) {
-		t.Errorf("ping of nobody: %+v", got)
+	if got, err := ping(t.Context(), client.Do, silent, 1); err != nil || got != (pingResult{sent: 1}) {
+		t.Errorf("ping of an address without a host: %+v, %v, want one echo sent and no reply", got, err)
 	}
-	if got, err := ask(t.Context(), client.Do, "tcp", netip.AddrPortFrom(nodeV4(), hostHTTP)); err == nil {
-		t.Errorf("a port without a server answered: %+v", got)
+	if got, err := ask(t.Context(), client.Do, "tcp", netip.AddrPortFrom(nodeV4(), hostHTTP)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a port without a server: %+v, %v, want %v", got, err, syscall.ECONNREFUSED)
 	}
 }
 
@@ -128,19 +131,34 @@ func TestLimitsMissOnAnOpenLink(t *testing.T) {
 	}
 }
 
+// TestJudge: a rate beyond a limit is a miss, unless pauses of the machine explain it.
 func TestJudge(t *testing.T) {
+	const ms = time.Millisecond
 	for _, test := range []struct {
 		first, later float64
+		lead, paused time.Duration
 		want         [2]Verdict
 	}{
-		{24e6, 20e6, [2]Verdict{OK, OK}},
-		{24.1e6, 21.1e6, [2]Verdict{Miss, Miss}},
-		{1e6, 17.9e6, [2]Verdict{OK, Miss}},
+		{24e6, 20e6, 0, 0, [2]Verdict{OK, OK}},
+		{24.1e6, 21.1e6, 0, 0, [2]Verdict{Miss, Miss}},
+		{1e6, 17.9e6, 0, 0, [2]Verdict{OK, Miss}},
+		{24.1e6, 21.1e6, 100 * ms, 0, [2]Verdict{Info, Info}}, // the receiver began late, and read at once what had come
+		{20e6, 16.6e6, 0, 326 * ms, [2]Verdict{OK, Info}},
+		{20e6, 2e6, 0, 150 * ms, [2]Verdict{OK, Miss}}, // pauses of 150 ms in 3 s do not explain a tenth of the rate
+		{4000e6, 4000e6, 100 * ms, time.Second, [2]Verdict{Miss, Miss}},
+		{0, 0, 0, 0, [2]Verdict{OK, Miss}},
 	} {
-		m := measured{Result: meter.Result{FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}}}
-		got := [2]Verdict{m.judge(firstSecond, 0, mostAtFirst).verdict, m.judge(afterwards, leastLater, mostLater).verdict}
-		if got != test.want {
-			t.Errorf("%.1f then %.1f Mbit/s: got %v, want %v", test.first/1e6, test.later/1e6, got, test.want)
+		m := measured{Result: meter.Result{
+			FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}, Duration: 3 * time.Second, Lead: test.lead, Paused: test.paused,
+		}}
+		first, later := m.judge(firstSecond, 0, mostAtFirst), m.judge(afterwards, leastLater, mostLater)
+		if got := [2]Verdict{first.verdict, later.verdict}; got != test.want {
+			t.Errorf("%.1f then %.1f Mbit/s, lead %v, paused %v: got %v, want %v", test.first/1e6, test.later/1e6, test.lead, test.paused, got, test.want)
+		}
+		for _, o := range []outcome{first, later} {
+			if slow := strings.HasPrefix(o.note, "slow machine: "); slow != (o.verdict == Info) {
+				t.Errorf("verdict %s with the note %q", o.verdict, o.note)
+			}
 		}
 	}
 }

@@ -98,7 +98,7 @@ func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 		if err := p.serve(); err != nil {
 			return failed(err)
 		}
-		return milli(took, addTime).withNote("%s, %s", plural(len(calls), "process", "processes"), p.addresses())
+		return timed(took, addTime).withNote("%s, %s", plural(len(calls), "process", "processes"), p.addresses())
 	}
 }
 
@@ -170,7 +170,7 @@ func delPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 		if err != nil {
 			return failed(err)
 		}
-		return milli(took, delTime).withNote("%s", shares(calls))
+		return timed(took, delTime).withNote("%s", shares(calls))
 	}
 }
 

@@ -5,9 +5,11 @@ package demo
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -103,6 +105,22 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	t.Setenv(failsWith("bridge"), `{"code":11,"msg":"busy"}`)
 	if got := addPod(func(l *lab) *pod { return l.a })(t.Context(), l); got.verdict != Miss || !strings.Contains(got.note, "busy") {
 		t.Errorf("failing ADD: %+v", got)
+	}
+}
+
+// TestSlowMachineIsNoMiss: a time is a figure, with a note when it is long.
+func TestSlowMachineIsNoMiss(t *testing.T) {
+	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
+		got := timed(took, addTime).withNote("pod")
+		want := outcome{verdict: OK, measured: fmt.Sprintf("%.1f ms", took.Seconds()*1e3), value: took.Seconds() * 1e3, unit: "ms", note: note}
+		if got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+	l := playedLab(t)
+	t.Setenv(slowly("bridge"), (2 * addTime).String())
+	if got := addPod(func(l *lab) *pod { return l.a })(t.Context(), l); got.verdict != OK || !strings.HasPrefix(got.note, "slow machine: ") {
+		t.Errorf("slow ADD: %+v", got)
 	}
 }
 

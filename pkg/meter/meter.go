@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 )
@@ -71,6 +72,8 @@ type Result struct {
 	Packets     uint64        `json:"packets,omitempty"` // UDP: datagrams received
 	Sent        uint64        `json:"sent"`              // payload handed to the kernel by the sender
 	Duration    time.Duration `json:"duration"`
+	Lead        time.Duration `json:"lead"`    // from before the first byte was sent until it was received
+	Paused      time.Duration `json:"paused"`  // how long the machine did not run the meter
 	Samples     []uint64      `json:"samples"` // payload bytes of each Interval
 	Arrivals    Arrivals      `json:"arrivals"`
 	FirstSecond Rate          `json:"firstSecond"`
@@ -123,6 +126,20 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 		return f.Dial
 	}
 	return listening
+}
+
+// pauseFactor is how often a pause of the machine can count: it can hit the sender, the kernel's queues and the receiver one after the other.
+const pauseFactor = 3
+
+// Range returns the rates that the link can have carried when the meter saw rate during window. On a machine that paused, packets came late and
+// were read late, so the range is wide; a limit is broken only where the whole range is beyond it.
+func (r Result) Range(rate float64, window time.Duration) (low, high float64) {
+	delay := r.Lead + pauseFactor*r.Paused
+	low, high = rate*float64(window)/float64(window+delay), math.Inf(1)
+	if delay < window {
+		high = rate * float64(window) / float64(window-delay)
+	}
+	return low, high
 }
 
 func orHere(p Place) Place {

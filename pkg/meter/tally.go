@@ -27,6 +27,7 @@ func ipHeader(is4 bool) int {
 // A tally counts what arrives by interval. Several receivers may share one.
 type tally struct {
 	window time.Duration
+	opened time.Time     // before the first byte is sent
 	begun  chan struct{} // closed once first is set
 
 	mu      sync.Mutex
@@ -37,7 +38,7 @@ type tally struct {
 
 func newTally(window time.Duration) *tally {
 	n := int((window + Interval - 1) / Interval)
-	return &tally{window: window, begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
+	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
 // add counts n bytes read at now and reports the end of the window; bytes
@@ -104,7 +105,7 @@ func (t *tally) result(wire wireBytes) Result {
 		}
 	}
 	bytes, packets, took := t.span(0, t.window)
-	r := Result{Bytes: bytes, Packets: packets, Duration: took, Samples: t.bytes}
+	r := Result{Bytes: bytes, Packets: packets, Duration: took, Lead: max(0, t.first.Sub(t.opened)), Samples: t.bytes}
 	r.FirstSecond = rate(0, time.Second)
 	r.Mean = rate(0, t.window)
 	r.Steady = r.Mean

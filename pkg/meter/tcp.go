@@ -43,12 +43,14 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	defer stop()
 	var sending, receiving, watching sync.WaitGroup
 	var seen []segments
+	paused := watchPauses()
 	watching.Go(func() { seen = watch(ctx, receivers, counts) })
 	for i := range senders {
 		sending.Go(func() { sendTCP(senders[i], &sent) })
 		receiving.Go(func() { receiveTCP(receivers[i], counts, flow.Patience) })
 	}
 	receiving.Wait()
+	pause := paused()
 	stopped := context.Cause(ctx)
 	if counts.silent() {
 		cancel()
@@ -59,6 +61,7 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	sending.Wait()
 	header := ethernetHeader + ipHeader(is4(flow)) + tcpHeader
 	result, err := finish(counts, perSegment(segment, header), &sent, stopped)
+	result.Paused = pause
 	for _, s := range seen {
 		result.Arrivals = append(result.Arrivals, Arrival{At: s.at, Wire: float64(s.received) * float64(segment+header)})
 	}

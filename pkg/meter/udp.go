@@ -39,14 +39,16 @@ func runUDP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	stop := context.AfterFunc(ctx, func() { closeAll([]*net.UDPConn{sender, receiver}) })
 	defer stop()
 	var sending sync.WaitGroup
+	paused := watchPauses()
 	sending.Go(func() { sendUDP(ctx, sender, flow, mark, &sent) })
 	receiveUDP(receiver, counts, mark, flow.Patience)
+	pause := paused()
 	stopped := context.Cause(ctx)
 	cancel()
 	sending.Wait()
 	wire := perPacket(ethernetHeader + ipHeader(is4(flow)) + udpHeader)
 	result, err := finish(counts, wire, &sent, stopped)
-	result.Arrivals = counts.arrivals(wire)
+	result.Arrivals, result.Paused = counts.arrivals(wire), pause
 	return result, err
 }
 
