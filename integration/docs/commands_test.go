@@ -93,7 +93,7 @@ func command(line, folder string) string {
 			panic(err)
 		}
 		// The binaries are built already.
-		return "make -o build install BIN=" + bin + " DESTDIR=" + folder + strings.TrimPrefix(line, "make install")
+		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line, "make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"):

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// sudoPath is PATH as sudo sets it: Go is not in it.
+const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+
+// A checkout is a source tree with its built binaries, and a folder in place of / to install into.
+type checkout struct{ dir, into string }
+
+func newCheckout(t *testing.T) checkout {
+	t.Helper()
+	c := checkout{dir: t.TempDir(), into: t.TempDir()}
+	for _, dir := range []string{"conf", "pkg", "plugins", "bin"} {
+		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/install-check.sh"} {
+		c.write(t, path, read(t, path))
+	}
+	c.write(t, "pkg/source.go", "package pkg\n")
+	for _, path := range []string{"go.mod", "go.sum", "pkg/source.go"} {
+		c.touch(t, path, -time.Hour)
+	}
+	for _, name := range append(slices.Clone(listed(t, "CNI_PLUGINS")), listed(t, "TOOLS")...) {
+		data, err := os.ReadFile(filepath.Join(binDir(), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.write(t, "bin/"+name, string(data))
+	}
+	return c
+}
+
+// listed returns the names in a variable of the Makefile.
+func listed(t testing.TB, variable string) []string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(read(t, "Makefile"))
+	if m == nil {
+		t.Fatalf("the Makefile has no %s", variable)
+	}
+	return strings.Fields(m[1])
+}
+
+func (c checkout) write(t *testing.T, path, text string) {
+	t.Helper()
+	path = filepath.Join(c.dir, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c checkout) touch(t *testing.T, path string, ago time.Duration) {
+	t.Helper()
+	at := time.Now().Add(ago)
+	if err := os.Chtimes(filepath.Join(c.dir, path), at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// install runs make install as sudo does.
+func (c checkout) install(args ...string) (string, error) {
+	cmd := exec.Command("make", append([]string{"install", "DESTDIR=" + c.into}, args...)...)
+	cmd.Dir, cmd.Env = c.dir, []string{sudoPath}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (c checkout) mustInstall(t *testing.T) string {
+	t.Helper()
+	out, err := c.install("VERSION=" + builtVersion(t))
+	if err != nil {
+		t.Fatalf("make install: %v\n%s", err, out)
+	}
+	return out
+}
+
+func builtVersion(t testing.TB) string {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(binDir(), "podlace"), "version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimPrefix(first, "podlace ")
+}
+
+// installed lists the files below the folder that was installed into.
+func (c checkout) installed(t *testing.T) (files []string) {
+	t.Helper()
+	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			files = append(files, strings.TrimPrefix(path, c.into))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// allInstalled is what installed lists after an installation, and extra.
+func allInstalled(t *testing.T, extra ...string) []string {
+	t.Helper()
+	for _, name := range listed(t, "CNI_PLUGINS") {
+		extra = append(extra, "/opt/cni/bin/"+name)
+	}
+	for _, name := range listed(t, "TOOLS") {
+		extra = append(extra, "/usr/local/bin/"+name)
+	}
+	slices.Sort(extra)
+	return extra
+}
+
+// TestInstallCopiesTheBuild: what make build made is installed, by root's PATH without Go, and again over itself.
+func TestInstallCopiesTheBuild(t *testing.T) {
+	c := newCheckout(t)
+	for range 2 {
+		c.mustInstall(t)
+		if diff := cmp.Diff(allInstalled(t), c.installed(t)); diff != "" {
+			t.Errorf("installed (-want +got):\n%s", diff)
+		}
+	}
+	for _, path := range c.installed(t) {
+		got, err := os.ReadFile(filepath.Join(c.into, path))
+		want, err2 := os.ReadFile(filepath.Join(c.dir, "bin", filepath.Base(path)))
+		info, err3 := os.Stat(filepath.Join(c.into, path))
+		if err != nil || err2 != nil || err3 != nil || !bytes.Equal(got, want) || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s is not bin/%s: %v, %v, %v", path, filepath.Base(path), err, err2, err3)
+		}
+	}
+}
+
+// TestInstallRefuses: stale and missing binaries, and folders that may not be written, are refused with one line before any change.
+func TestInstallRefuses(t *testing.T) {
+	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
+	for name, test := range map[string]struct {
+		spoil func(*testing.T, *checkout)
+		args  []string
+		want  string
+	}{
+		"nothing built": {func(t *testing.T, c *checkout) { os.RemoveAll(c.dir + "/bin") }, nil, "install: bin/bridge is missing" + again},
+		"one missing":   {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/podlace") }, nil, "install: bin/podlace is missing" + again},
+		"stale":         {func(t *testing.T, c *checkout) { c.touch(t, "pkg/source.go", time.Hour) }, nil, "install: bin/bridge is older than pkg/source.go" + again},
+		"one stale":     {func(t *testing.T, c *checkout) { c.touch(t, "bin/sriov", -2*time.Hour) }, nil, "install: bin/sriov is older than go.mod" + again},
+		"other version": {nil, []string{"VERSION=v9"}, "install: bin has version " + builtVersion(t) + ", and the source is v9" + again},
+		"read-only tools": {func(t *testing.T, c *checkout) { readOnly(t, c.into+"/usr") }, nil,
+			"install: user " + userName(t) + " cannot write to INTO/usr: run 'sudo make install', or choose other folders with DESTDIR, CNI_BIN_DIR and PREFIX\n"},
+		"a file in place of a folder": {func(t *testing.T, c *checkout) {
+			if err := os.WriteFile(c.into+"/opt", nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, nil, "install: INTO/opt is not a folder\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCheckout(t)
+			if test.spoil != nil {
+				test.spoil(t, &c)
+			}
+			before := c.installed(t)
+			out, err := c.install(append([]string{"VERSION=" + builtVersion(t)}, test.args...)...)
+			out = strings.ReplaceAll(out, c.into, "INTO")
+			if err == nil || !strings.HasPrefix(out, test.want+"make: ") {
+				t.Errorf("%v, output:\n%swant:\n%s", err, out, test.want)
+			}
+			if diff := cmp.Diff(before, c.installed(t)); diff != "" {
+				t.Errorf("a refused installation changed files:\n%s", diff)
+			}
+		})
+	}
+}
+
+func userName(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("id", "-un").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// readOnly mounts a folder that nothing can be written to, not even by root.
+func readOnly(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", dir, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+}
+
+// TestBuildNamesTheMissingGo: make build says that it found no Go.
+func TestBuildNamesTheMissingGo(t *testing.T) {
+	c := newCheckout(t)
+	cmd := exec.Command("make", "build")
+	cmd.Dir, cmd.Env = c.dir, []string{sudoPath}
+	if _, err := exec.Command("env", "-i", sudoPath, "sh", "-c", "command -v go").Output(); err == nil {
+		t.Skip("SKIPPED: Go is in " + sudoPath)
+	}
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.HasPrefix(string(out), "build: no go in PATH (/usr/sbin:/usr/bin:/sbin:/bin)") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestInstallKeepsForeignFiles: a plugin of another project stays as a copy that nothing overwrites, and the commands of the README
+// bring it back.
+func TestInstallKeepsForeignFiles(t *testing.T) {
+	c := newCheckout(t)
+	dir := filepath.Join(c.into, "opt/cni/bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	foreign := func(name, text string) {
+		t.Helper()
+		os.Remove(filepath.Join(dir, name))
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o751); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign("bridge", "first")
+	foreign("tuning", "not of Podlace")
+	foreign("cni", "all in one")
+	if err := os.Symlink("cni", filepath.Join(dir, "portmap")); err != nil {
+		t.Fatal(err)
+	}
+	c.mustInstall(t)
+	c.mustInstall(t) // Podlace's own files are not kept
+	foreign("bridge", "second")
+	c.mustInstall(t)
+	foreign("bridge", "first") // there is a copy of it already
+	c.mustInstall(t)
+
+	kept := allInstalled(t, "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/bridge.before-podlace-2", "/opt/cni/bin/portmap.before-podlace",
+		"/opt/cni/bin/cni", "/opt/cni/bin/tuning")
+	if diff := cmp.Diff(kept, c.installed(t)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	for name, want := range map[string]string{"bridge.before-podlace": "first", "bridge.before-podlace-2": "second", "tuning": "not of Podlace", "cni": "all in one"} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if got, err2 := os.ReadFile(filepath.Join(dir, name)); err != nil || err2 != nil || string(got) != want || info.Mode().Perm() != 0o751 {
+			t.Errorf("%s: %q, %v, %v, %v", name, got, info, err, err2)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(dir, "portmap.before-podlace")); err != nil || to != "cni" {
+		t.Errorf("a link is kept as %q, %v", to, err)
+	}
+	c.removeAsDocumented(t)
+	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace-2", "/opt/cni/bin/cni", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning"}
+	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
+		t.Errorf("files after the removal (-want +got):\n%s", diff)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "bridge")); string(got) != "first" {
+		t.Errorf("bridge: %q, %v", got, err)
+	}
+}
+
+// removeAsDocumented runs the removal of the README in place of /.
+func (c checkout) removeAsDocumented(t *testing.T) {
+	t.Helper()
+	d := parse(t, "README.md")
+	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Remove" })
+	if i < 0 {
+		t.Fatal("README.md has no commands below Remove")
+	}
+	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""), "${1}"+c.into+"${2}")
+	cmd := exec.Command("sh", "-eu", "-c", script)
+	cmd.Env = []string{sudoPath}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s\n%s", err, script, out)
+	}
+}
+
+// TestReadmeCountsTheBinaries: the README names how many plugins and tools make install installs.
+func TestReadmeCountsTheBinaries(t *testing.T) {
+	words := []string{"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
+	plugins, tools := len(listed(t, "CNI_PLUGINS")), len(listed(t, "TOOLS"))
+	for _, want := range []string{words[plugins] + " plugins into\n`/opt/cni/bin`", words[tools] + " tools into `/usr/local/bin`"} {
+		if text := strings.ReplaceAll(read(t, "README.md"), "\n", " "); !strings.Contains(text, strings.ReplaceAll(want, "\n", " ")) {
+			t.Errorf("README.md lacks %q (%s and %s)", want, strconv.Itoa(plugins), strconv.Itoa(tools))
+		}
+	}
+	for _, name := range listed(t, "TOOLS") {
+		if !strings.Contains(read(t, "README.md"), "`"+name+"`") {
+			t.Errorf("README.md does not name %s", name)
+		}
+	}
+}
