@@ -41,7 +41,7 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	var exit exitError
 	switch {
 	case err == nil:
@@ -49,8 +49,21 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &exit):
 		return int(exit)
 	}
-	tell(stderr, err.Error())
+	tell(stderr, suggest(cmd, err).Error())
 	return exitFailed
+}
+
+// suggest adds the nearest commands to the error about an unknown one. Cobra's own suggestion has several lines.
+func suggest(cmd *cobra.Command, err error) error {
+	var name string
+	if _, scan := fmt.Sscanf(err.Error(), "unknown command %q", &name); scan != nil {
+		return err
+	}
+	near := fmt.Sprintf("'%s --help' lists all", cmd.CommandPath())
+	if names := cmd.SuggestionsFor(name); len(names) > 0 {
+		near = fmt.Sprintf("did you mean '%s'?", strings.Join(names, "' or '"))
+	}
+	return fmt.Errorf("%w: %s", err, near)
 }
 
 // tell prints a message of one line. Parts of it may come from a pod's name, or from what a plugin said of one.
@@ -64,6 +77,9 @@ func newRoot() *cobra.Command {
 		Short:         "Pod networking on one node: look at it, try it",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		DisableSuggestions:         true, // see suggest
+		SuggestionsMinimumDistance: 1,
 	}
 	root.AddCommand(newDemo(), newGC(), newLimits(), newLs(), newReload(), newRollback(), newSRIOV(), newVersion())
 	return root

@@ -102,7 +102,10 @@ func TestRefusedCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		"unknown command":   {[]string{"dance"}, "unknown command"},
+		"unknown command":   {[]string{"dance"}, "podlace: unknown command \"dance\" for \"podlace\": 'podlace --help' lists all\n"},
+		"mistyped command":  {[]string{"lss"}, "podlace: unknown command \"lss\" for \"podlace\": did you mean 'ls'?\n"},
+		"two near commands": {[]string{"l"}, "did you mean 'limits' or 'ls'?\n"},
+		"below sriov":       {[]string{"sriov", "rest"}, "podlace: unknown command \"rest\" for \"podlace sriov\": did you mean 'reset'?\n"},
 		"unknown output":    {[]string{"version", "-o", "xml"}, `--output "xml"`},
 		"demo's output":     {[]string{"demo", "-o", "xml"}, `--output "xml"`},
 		"no plugins":        {[]string{"demo", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap, loopback"},
@@ -143,6 +146,24 @@ func plugins(t *testing.T, files ...string) string {
 		}
 	}
 	return dir
+}
+
+// TestDemoFindsInstalledPlugins: without --plugins the demo takes the first folder that has all plugins, and names every folder that lacks some.
+func TestDemoFindsInstalledPlugins(t *testing.T) {
+	full, tools := plugins(t), t.TempDir()
+	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {
+		if got, err := pluginFolder(dirs, []string{"bridge", "loopback"}); got != full || err != nil {
+			t.Errorf("%s: %s, %v", name, got, err)
+		}
+	}
+	_, err := pluginFolder([]string{tools, full}, []string{"dance"})
+	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
+		t.Errorf("nowhere: %v", err)
+	}
+	// The folder of the test binary has none, so the answer is about the installed ones.
+	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir || err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
+		t.Errorf("by default: %+v, %v", opts.Plugins, err)
+	}
 }
 
 func TestReference(t *testing.T) {

@@ -28,6 +28,9 @@ kernel lets users make namespaces; where it does not, sudo is asked. The exit
 status is 0 when everything is as wanted, 1 when something is not, 2 when the
 demo could not run, 3 when there are no namespaces for it.`
 
+// cniBinDir is where container runtimes look for plugins, and make install puts them.
+const cniBinDir = "/opt/cni/bin"
+
 // demoFlags are the flags of podlace demo.
 type demoFlags struct {
 	plugins   string
@@ -47,7 +50,7 @@ func newDemo() *cobra.Command {
 			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVar(&flags.plugins, "plugins", "", "folder with the plugins (default: where podlace is)")
+	cmd.Flags().StringVar(&flags.plugins, "plugins", "", "folder with the plugins (default: the folder of podlace, else "+cniBinDir+")")
 	cmd.Flags().StringVar(&flags.reference, "reference", "", "folder with other plugins to run the same script on")
 	cmd.Flags().StringVar(&flags.conflist, "conflist", "", "configuration to run (default: the shipped "+conf.Default+")")
 	addOutput(cmd, &flags.output)
@@ -74,17 +77,7 @@ func (f demoFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 
 // options reads everything that may lie where the sandbox hides it.
 func (f demoFlags) options(dir string) (opts demo.Options, err error) {
-	if dir == "" {
-		exe, err := os.Executable()
-		if err != nil {
-			return opts, err
-		}
-		dir = filepath.Dir(exe)
-	}
 	opts = demo.Options{Version: thisBuild().Version, Source: "shipped " + conf.Default}
-	if opts.Plugins, err = filepath.Abs(dir); err != nil {
-		return opts, err
-	}
 	if f.conflist == "" {
 		opts.Conflist, err = conf.Conflist(conf.Default)
 	} else {
@@ -98,7 +91,32 @@ func (f demoFlags) options(dir string) (opts demo.Options, err error) {
 	if err != nil {
 		return opts, err
 	}
-	return opts, demo.CheckPlugins(opts.Plugins, append(names, "loopback"))
+	dirs := []string{dir}
+	if dir == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return opts, err
+		}
+		dirs = []string{filepath.Dir(exe), cniBinDir}
+	}
+	opts.Plugins, err = pluginFolder(dirs, append(names, "loopback"))
+	return opts, err
+}
+
+// pluginFolder returns the first folder that has all plugins.
+func pluginFolder(dirs, names []string) (string, error) {
+	var errs []error
+	for _, dir := range dirs {
+		dir, err := filepath.Abs(dir)
+		if err == nil {
+			err = demo.CheckPlugins(dir, names)
+		}
+		if err == nil {
+			return dir, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
 }
 
 // one runs the script once, in a sandbox that this process moves into.

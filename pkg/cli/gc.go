@@ -45,7 +45,7 @@ func newGC() *cobra.Command {
 		},
 	}
 	flags.add(cmd)
-	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "/opt/cni/bin", "folder with the plugins")
+	cmd.Flags().StringVar(&flags.binDir, "bin-dir", cniBinDir, "folder with the plugins")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "remove what is listed")
 	cmd.Flags().BoolVar(&flags.all, "all", false, "also when no runtime could be asked, or nothing would be left")
 	return cmd

@@ -59,7 +59,7 @@ type sriovFlags struct {
 }
 
 func newSRIOV() *cobra.Command {
-	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
