@@ -5,6 +5,7 @@ package hostlocal
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -144,6 +145,32 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"c","ifname":"eth0"}]`))
 	if files := l.files(); files["10.1.2.2"] != "" || files["10.1.2.3"] != "" || files["10.1.2.4"] == "" {
 		t.Errorf("left %v", files)
+	}
+}
+
+// TestPodCIDRHintWorksOnFreshNode runs the command of the hint on a node that has no /run/podlace yet. Only kubectl is a stand-in.
+func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
+	if err := os.RemoveAll(filepath.Dir(nodeFile)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(nodeFile) })
+	_, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil)
+	_, command, ok := strings.Cut(plugin.Hint(err), ": ")
+	if !ok {
+		t.Fatalf("no command in the hint of %v", err)
+	}
+	bin := t.TempDir()
+	const kubectl = "#!/bin/sh\n" + `[ "$*" = 'get node NODE -o jsonpath={"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' ] && echo '{"podCIDRs":["10.1.2.0/24"]}'` + "\n"
+	if err := os.WriteFile(filepath.Join(bin, "kubectl"), []byte(kubectl), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sh := exec.Command("sh", "-c", command)
+	sh.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+	if cfg, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil); err != nil || cfg.texts()[0] != "10.1.2.1-10.1.2.254" {
+		t.Errorf("after %s: %v, %v", command, cfg.texts(), err)
 	}
 }
 
