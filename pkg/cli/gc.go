@@ -78,8 +78,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.network != "" && !known(f.network, networks, list) {
-		return fmt.Errorf("nothing is known of a network %s: neither by a configuration in %s nor by a record", f.network, f.dir)
+	if err := f.checkNetwork(networks, list); err != nil {
+		return err
 	}
 	rt := reconcile.AskRuntimes()
 	reconcile.Judge(list, rt, f.all)
@@ -98,11 +98,6 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 		}
 	}
 	return c.report(f.output, stdout, stderr)
-}
-
-func known(network string, networks []reconcile.Network, list []*reconcile.Attachment) bool {
-	return slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == network }) ||
-		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == network })
 }
 
 // plans returns what will run, and notes what will not. A network that has no configuration any more is collected by its records.

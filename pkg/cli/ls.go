@@ -26,6 +26,7 @@ network namespace is there: alive, gone, or unknown when no record names it.`
 // confFlags say where the networks are.
 type confFlags struct {
 	dir     string
+	named   bool // --conf-dir is given
 	network string
 	output  string
 }
@@ -44,6 +45,7 @@ func newLs() *cobra.Command {
 		Long:  lsHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.named = cmd.Flags().Changed("conf-dir")
 			return flags.list(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -55,9 +57,12 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	// The folder only tells of lease folders in other places.
+	// The records list the attachments without the default folder, which a k3s node does not have.
 	networks, notes, err := configurations(f.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case err != nil && f.named:
+		return err
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		notes = append(notes, err.Error())
 	}
 	for _, text := range notes {
@@ -65,6 +70,9 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	}
 	list, err := reconcile.List(networks)
 	if err != nil {
+		return err
+	}
+	if err := f.checkNetwork(networks, list); err != nil {
 		return err
 	}
 	if err := unreadable(); err != nil {
@@ -98,6 +106,15 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 		err = fmt.Errorf("%w: --conf-dir names the folder with the network configurations, on k3s /var/lib/rancher/k3s/agent/etc/cni/net.d", err)
 	}
 	return networks, notes, err
+}
+
+// checkNetwork refuses a --network that neither a configuration nor a record nor a lease names.
+func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
+	if f.network == "" || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) ||
+		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
+		return nil
+	}
+	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.dir)
 }
 
 // only returns those of the network that was asked for.

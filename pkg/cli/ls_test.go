@@ -46,11 +46,32 @@ func TestNoFolder(t *testing.T) {
 		t.Skip("SKIPPED: these commands are root's")
 	}
 	missing := filepath.Join(t.TempDir(), "none")
-	for _, name := range []string{"gc", "rollback"} {
+	for _, name := range []string{"gc", "ls", "rollback"} {
 		status, stdout, stderr := run(name, "--conf-dir", missing) // no --yes: this is no sandbox, and a defect must not act on the node
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, missing+": no such file") ||
 			!strings.Contains(stderr, "--conf-dir") || !strings.Contains(stderr, "/var/lib/rancher/k3s/agent/etc/cni/net.d") {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}
+	}
+}
+
+// TestUnknownNetwork: a network that neither a configuration nor a record names is an error, and no empty list.
+func TestUnknownNetwork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: these commands are root's")
+	}
+	dir := t.TempDir()
+	const known = `{"cniVersion":"1.0.0","name":"known","plugins":[{"type":"bridge"}]}`
+	if err := os.WriteFile(filepath.Join(dir, "10-known.conflist"), []byte(known), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"gc", "ls"} {
+		status, stdout, stderr := run(name, "--conf-dir", dir, "--network", "knwon")
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, "knwon") || !strings.Contains(stderr, dir) {
+			t.Errorf("%s of an unknown network: status %d, %q, %q", name, status, stdout, stderr)
+		}
+	}
+	if status, stdout, stderr := run("ls", "--conf-dir", dir, "--network", "known"); status != exitOK || stderr != "" || strings.Count(stdout, "\n") != 1 {
+		t.Errorf("a network without pods: status %d, %q, %q", status, stdout, stderr)
 	}
 }
