@@ -35,7 +35,7 @@ func stateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
 // harmless are files that remember no attachment: locks, and where the search for
 // the next address begins, also when half written, since the next ADD writes it anew.
-const harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel)$|/\.(bridge|made)-[^/]+$`
+const harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel)$|/\.(bridge|made|found)-[^/]+$`
 
 func watch(t testing.TB, pods ...*sandbox.Pod) *oracle {
 	t.Helper()

@@ -4,11 +4,13 @@ package attachment
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -90,4 +92,22 @@ func UnnoteNode(mark string) error {
 	}
 	defer dir.Close()
 	return dir.Remove("." + mark)
+}
+
+// LogOnce logs the findings in the configuration of a chained plugin, which does not see whether its network is new: once, until they change
+// or the node boots.
+func LogOnce(r *plugin.Request, findings []plugin.Finding) {
+	if len(findings) == 0 {
+		return
+	}
+	text := fmt.Sprint(findings)
+	mark := ".found-" + r.Plugin
+	if data, err := os.ReadFile(filepath.Join(folder(r.Network), mark)); err == nil && string(data) == text {
+		return
+	}
+	r.LogFindings(findings)
+	if dir, err := store.Make(folder(r.Network), 0o700); err == nil {
+		defer dir.Close()
+		_ = dir.Overwrite(mark, []byte(text), 0o600) // without the note the next ADD logs them again
+	}
 }

@@ -49,6 +49,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	if cfg.none() {
+		attachment.LogOnce(r, traps(r.Config))
 		if attachment.Recorded(r) { // the limits were lifted
 			_, err = attachment.Drop(r, removeFromNode)
 		}

@@ -55,6 +55,7 @@ type job struct {
 	pod  *kernel.NS
 	// shared: the subnets of the IPAM plugin are known, and masqueraded as a whole
 	shared bool
+	fresh  bool // this ADD made the bridge, or put a gateway address on it
 }
 
 func (b bridge) open(r *plugin.Request) (_ *job, err error) {
@@ -151,6 +152,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.masquerade(layer3); err != nil {
 		return nil, err
 	}
+	j.tellTraps(layer3)
 	st.Unfinished = false
 	if err := j.att.Save(st); err != nil {
 		return nil, err

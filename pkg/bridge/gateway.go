@@ -124,6 +124,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 		if err := j.host.AddAddress(bridge, gw, j.cfg.DAD); err != nil && !isExist(err) {
 			return err
 		}
+		j.fresh = true
 	}
 	j.warnOfFormer(bridge, gw)
 	return j.att.Note(gatewayNote(bridge, gw), "")

@@ -71,6 +71,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		}
 		if err = add(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway && j.cfg.gatewayName() == name); err == nil || isExist(err) {
 			made = err == nil
+			j.fresh = made
 			link, ok, err = j.host.Link(name)
 		}
 	}

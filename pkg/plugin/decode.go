@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
-	"sort"
 	"strings"
 )
 
@@ -19,7 +18,7 @@ func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
 	}
-	r.logUnknown("", r.Config, reflect.TypeOf(raw).Elem())
+	r.logUnknown("", raw)
 	return nil
 }
 
@@ -29,10 +28,7 @@ func (r *Request) DecodeWithin(key string, raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
 	}
-	var object map[string]json.RawMessage
-	if f, ok := jsonFields(reflect.TypeOf(raw).Elem())[key]; ok && json.Unmarshal(r.Config, &object) == nil {
-		r.logUnknown(key+".", object[key], f.of)
-	}
+	r.logUnknown(key, raw)
 	return nil
 }
 
@@ -51,33 +47,10 @@ func decode(data []byte, into any) error {
 var commonKeys = []string{"cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
-// logUnknown walks the keys of a JSON object along the fields of t. Objects below "args" and "runtimeConfig" are shared with
-// others and not looked at.
-func (r *Request) logUnknown(path string, data []byte, t reflect.Type) {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(data, &object) != nil {
-		return
-	}
-	fields := jsonFields(t)
-	for key, value := range object {
-		if f, ok := fields[strings.ToLower(key)]; ok {
-			if f.of.Kind() == reflect.Struct && key != "args" && key != "runtimeConfig" {
-				r.logUnknown(path+key+".", value, f.of)
-			}
-			continue
-		}
-		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && containsFold(commonKeys, key) {
-			continue
-		}
-		var known []string
-		for _, f := range fields {
-			known = append(known, f.name)
-		}
-		if path == "" {
-			known = append(known, commonKeys...)
-		}
-		sort.Strings(known)
-		r.Log.Warn("unknown key is ignored", "key", quote(path+key), "nearest", Nearest(key, known))
+// logUnknown logs keys that no field of raw, a pointer to a struct, has.
+func (r *Request) logUnknown(within string, raw any) {
+	for _, f := range UnknownKeys(r.Config, within, reflect.ValueOf(raw).Elem().Interface()) {
+		r.Log.Warn(f.Text, "key", quote(f.Key))
 	}
 }
 

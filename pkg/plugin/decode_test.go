@@ -63,7 +63,7 @@ func warnings(t *testing.T, decode func(*Request, any) error, config string) (li
 	}
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, "unknown key") {
-			lines = append(lines, line[strings.Index(line, "key="):])
+			lines = append(lines, strings.Replace(line[strings.Index(line, "unknown key"):], ` plugin="" verb=""`, "", 1))
 		}
 	}
 	return lines
@@ -74,10 +74,10 @@ func TestUnknownKeys(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"bridge":"a","rate":1,"BRIDGE":"b","type":"x","dns":{"x":1},"cni.dev/x":1,"prevResult":{"x":1},"runtimeConfig":{"x":1}}`: "",
 		`{"args":{"cni":{"labels":[]},"x":1}}`: "",
-		`{"bridg":"a"}`:                        `key="\"bridg\"" nearest=bridge`,
-		`{"ipam":{"subnett":"x"}}`:             `key="\"ipam.subnett\"" nearest=subnet`,
-		`{"Hidden":"x"}`:                       `key="\"Hidden\"" nearest=""`,
-		"{\"a\\nb\u202e\":1}":                  `key="\"a\\nb\\u202e\"" nearest=""`,
+		`{"bridg":"a"}`:                        `unknown key is ignored; the nearest known key is bridge" key="\"bridg\""`,
+		`{"ipam":{"subnett":"x"}}`:             `unknown key is ignored; the nearest known key is subnet" key="\"ipam.subnett\""`,
+		`{"Hidden":"x"}`:                       `unknown key is ignored" key="\"Hidden\""`,
+		"{\"a\\nb\u202e\":1}":                  `unknown key is ignored" key="\"a\\nb\\u202e\""`,
 	} {
 		got := warnings(t, decode, config)
 		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || strings.TrimSpace(got[0]) != want) {

@@ -85,6 +85,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	if len(cfg.Mappings) == 0 {
 		protect(r.Log)
+		attachment.LogOnce(r, traps(r.Config))
 		return nil, nil
 	}
 	pod := podAddresses(r.Prev, r.IfName)

@@ -122,7 +122,7 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 // leftOnPurpose matches the files of the state folders which stay: locks, the
 // folders of networks, and where the next search for a free address begins.
 func leftOnPurpose() *regexp.Regexp {
-	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
+	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge|found)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
 
 // StateDirs are where records and leases are.

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const trapped = "does not do what it seems to do"
+
+// addLog attaches a container and returns what the plugin logs.
+func (l lab) addLog(id string, keys ...any) string {
+	l.Helper()
+	log := l.ok(l.call("ADD", id, keys...)).stderr
+	l.ok(l.call("DEL", id, keys...))
+	return log
+}
+
+// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems to
+// want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
+func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		keys []any
+		says string
+	}{
+		"none":                     {nil, `key="\"capabilities\"" finding="without {\"bandwidth\": true} the runtime passes no bandwidth, so no pod is limited"`},
+		"misspelt":                 {[]any{"capabilities", object{"bandwith": true}}, `key="\"capabilities.bandwith\""`},
+		"off":                      {[]any{"capabilities", object{"bandwidth": false}}, "no pod is limited"},
+		"a pod that wants nothing": {[]any{"capabilities", object{"bandwidth": true}}, ""},
+		"limits of all pods":       {[]any{"ingressRate", 1000000, "ingressBurst", 80000}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := connected(t)
+			t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(store.Root, "traps")) })
+			keys := append([]any{"name", "traps", "runtimeConfig", nil}, c.keys...)
+			first, next := l.addLog("first", keys...), l.addLog("next", keys...)
+			if strings.Contains(first, trapped) != (c.says != "") || !strings.Contains(first, c.says) {
+				t.Errorf("want %q in:\n%s", c.says, first)
+			}
+			if strings.Contains(next, trapped) {
+				t.Errorf("the next ADD says it again:\n%s", next)
+			}
+			if changed := l.addLog("changed", append(keys, "capabilities", object{"bandwiths": true})...); c.says != "" && !strings.Contains(changed, "capabilities.bandwiths") {
+				t.Errorf("another mistake is not said:\n%s", changed)
+			}
+		})
+	}
+}
+
+// TestFindingsOfConfiguration: for a command that looks at a file.
+func TestFindingsOfConfiguration(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"capabilities":{"bandwidth":true}}`:              "[]",
+		`{"capabilities":{"bandwidth":true},"latencyx":1}`: "[latencyx: unknown key is ignored; the nearest known key is latency]",
+		`{}`: `[capabilities: without {"bandwidth": true} the runtime passes no bandwidth, so no pod is limited]`,
+	} {
+		if got := fmt.Sprint(Findings([]byte(config))); got != want {
+			t.Errorf("%s: %s, want %s", config, got, want)
+		}
+	}
+}

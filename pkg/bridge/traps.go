@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// Findings returns the parts of a configuration that are legal and do not do what they seem to do. pods are the subnets of the pods'
+// addresses, and node is where the links of the node lead to. Pure.
+func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
+}
+
+// traps are the findings that ADD does not log by itself.
+func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
+	found := plugin.Capabilities(config, "", "")
+	var raw rawConfig
+	if json.Unmarshal(config, &raw) != nil {
+		return found
+	}
+	var keys []string
+	for _, k := range []struct {
+		name string
+		on   bool
+	}{{"isGateway", raw.IsGateway}, {"isDefaultGateway", raw.IsDefaultGateway},
+		{"ipMasq", raw.IPMasq != nil && (isTrue(raw.IPMasq.V4) || isTrue(raw.IPMasq.V6))}} {
+		if k.on {
+			keys = append(keys, k.name)
+		}
+	}
+	if ipam.Type(raw.IPAM) == "" {
+		if len(keys) > 0 {
+			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Text: "no effect without ipam: the pod gets no address, the bridge becomes " +
+				"no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
+		}
+		return found
+	}
+	if !raw.IsGateway && !raw.IsDefaultGateway {
+		return found // the subnet is that of a network to which the bridge leads
+	}
+	name := raw.Bridge
+	if name == "" {
+		name = defaultBridge
+	}
+	own := []string{name, fmt.Sprintf("%s.%d", name, raw.Vlan)}
+	return append(found, overlaps(pods, slices.DeleteFunc(slices.Clone(node), func(s kernel.Subnet) bool { return slices.Contains(own, s.Link) }))...)
+}
+
+// overlaps compares the subnets of the pods with those that other links lead to. A larger subnet behind a router is no clash: the route to the
+// pods wins, as it shall where the router knows the pods of all nodes.
+func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
+	for _, pod := range pods {
+		for _, other := range others {
+			if !pod.Overlaps(other.Prefix) || other.Via.IsValid() && other.Prefix.Bits() < pod.Bits() {
+				continue
+			}
+			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: the node sends packets for an address of both "+
+				"to one side only, so connections and hostPorts to the other side time out; choose another subnet", pod, other)})
+		}
+	}
+	return found
+}
+
+// tellTraps logs the findings once for each bridge that is made, and each subnet that comes to it.
+func (j *job) tellTraps(l layer3) {
+	if !j.fresh {
+		return
+	}
+	node, err := j.host.Subnets()
+	if err != nil {
+		j.r.Log.Warn("the subnets of the node cannot be read; no clash with the pods' subnets is looked for", "error", err)
+	}
+	var pods []netip.Prefix
+	for _, a := range l.Addresses {
+		pods = append(pods, a.Masked())
+	}
+	j.r.LogFindings(append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, pods, node)...))
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+const trapped = "does not do what it seems to do"
+
+// node runs a line of shell in the node's namespace, and undo at the end of the test.
+func (l lab) node(script, undo string) {
+	l.Helper()
+	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+		l.Fatalf("%s: %v: %s", script, err, out)
+	}
+	l.Cleanup(func() { _ = exec.Command("sh", "-ec", undo).Run() })
+}
+
+func (l lab) withoutBridge() {
+	l.Cleanup(func() { _ = onHost(l.conf["bridge"].(string), netlink.LinkDel) })
+}
+
+// TestClashOfSubnetsIsLogged: a subnet of the pods that something else on the node has is said when it comes to the bridge, and never again.
+func TestClashOfSubnetsIsLogged(t *testing.T) {
+	for name, c := range map[string]struct {
+		node, undo string
+		ipam       object
+		says       string
+	}{
+		"another bridge": {"ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0; ip link set podman0 up", "ip link del podman0",
+			hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.0.0/16 dev podman0"},
+		"another bridge that is down": {"ip link add docker0 type bridge; ip addr add 10.161.3.1/24 dev docker0", "ip link del docker0",
+			hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.3.0/24 dev docker0"},
+		"LAN of the node": {"ip link add lan9 type veth peer name lan9b; ip addr add 10.0.0.9/8 dev lan9; ip link set lan9 up", "ip link del lan9",
+			hostLocal("10.161.0.0/24"), "10.161.0.0/24 overlaps 10.0.0.0/8 dev lan9"},
+		"route to a part": {"ip link add lan9 type veth peer name lan9b; ip addr add 192.0.2.9/24 dev lan9; ip link set lan9 up; ip link set lan9b up; ip route add 10.161.7.0/24 via 192.0.2.1",
+			"ip link del lan9", hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.7.0/24 via 192.0.2.1 dev lan9"},
+		"IPv6": {"ip link add podman0 type bridge; ip -6 addr add fd00:161::9/48 dev podman0 nodad", "ip link del podman0",
+			hostLocal("fd00:161:0:1::/64"), "fd00:161:0:1::/64 overlaps fd00:161::/48 dev podman0"},
+		"nothing": {"ip link add podman0 type bridge; ip addr add 10.162.0.1/16 dev podman0", "ip link del podman0", hostLocal("10.161.0.0/16"), ""},
+		"route to the pods of all nodes": {"ip link add lan9 type veth peer name lan9b; ip addr add 192.0.2.9/24 dev lan9; ip link set lan9 up; ip link set lan9b up; ip route add 10.161.0.0/16 via 192.0.2.1",
+			"ip link del lan9", hostLocal("10.161.3.0/24"), ""},
+		"own range that is unreachable": {"ip route add unreachable 10.161.0.0/16 metric 32767", "ip route del unreachable 10.161.0.0/16", hostLocal("10.161.0.0/16"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", c.ipam)
+			l.withoutBridge()
+			l.node(c.node, c.undo)
+			first := l.ok(l.call("ADD", "first"))
+			l.Cleanup(func() { l.ok(l.call("DEL", "first")) })
+			if c.says == "" && strings.Contains(first.log, trapped) || !strings.Contains(first.log, c.says) || c.says != "" && !strings.Contains(first.log, `key="\"ipam\""`) {
+				t.Errorf("want %q in the log of the ADD that makes the bridge:\n%s", c.says, first.log)
+			}
+			second := l.other()
+			if log := second.ok(second.call("ADD", "second")).log; strings.Contains(log, trapped) {
+				t.Errorf("the next ADD says it again:\n%s", log)
+			}
+			second.ok(second.call("DEL", "second"))
+		})
+	}
+}
+
+// TestClashOfNewSubnetIsLogged: the bridge is there, and the subnet of the network is changed to one that the node has.
+func TestClashOfNewSubnetIsLogged(t *testing.T) {
+	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
+	l.withoutBridge()
+	l.node("ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0", "ip link del podman0")
+	first := l.ok(l.call("ADD", "first"))
+	l.ok(l.call("DEL", "first"))
+	next := l.ok(l.call("ADD", "next", "ipam", hostLocal("10.161.0.0/16")))
+	l.ok(l.call("DEL", "next"))
+	if strings.Contains(first.log, trapped) || !strings.Contains(next.log, "overlaps 10.161.0.0/16 dev podman0") {
+		t.Errorf("before:\n%sand after the change:\n%s", first.log, next.log)
+	}
+}
+
+// TestKeysWithoutEffectAreLogged: each trap of the configuration alone is said with its key by the ADD that makes the bridge.
+func TestKeysWithoutEffectAreLogged(t *testing.T) {
+	for name, c := range map[string]struct {
+		keys []any
+		says string
+	}{
+		"no ipam":               {[]any{"ipam", nil}, "isGateway, ipMasq"},
+		"no ipam, masquerade":   {[]any{"ipam", nil, "isGateway", nil, "isDefaultGateway", true, "ipMasq", object{"v6": false}}, "isDefaultGateway, ipMasq"},
+		"misspelt capability":   {[]any{"ipam", hostLocal("10.163.0.0/24"), "capabilities", object{"ip": true}}, "capabilities.ip"},
+		"layer 2 only":          {[]any{"ipam", nil, "isGateway", nil, "ipMasq", nil}, ""},
+		"layer 2 only, in full": {[]any{"ipam", object{}, "isGateway", false, "ipMasq", object{"v4": false, "v6": false}}, ""},
+		"nothing":               {[]any{"ipam", hostLocal("10.163.0.0/24"), "capabilities", object{"mac": true, "ips": true, "ipRanges": true}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := bareLab(t, append([]any{"name", "traps", "bridge", "bttrap"}, c.keys...)...)
+			l.withoutBridge()
+			log := l.ok(l.call("ADD", "first")).log
+			next := l.ok(l.call("DEL", "first")).log + l.ok(l.call("ADD", "next")).log
+			l.ok(l.call("DEL", "next"))
+			if strings.Contains(log, trapped) != (c.says != "") || !strings.Contains(log, c.says) {
+				t.Errorf("want %q in:\n%s", c.says, log)
+			}
+			if strings.Contains(next, trapped) {
+				t.Errorf("said twice:\n%s", next)
+			}
+		})
+	}
+}
+
+// TestDuplicateKeyIsLogged: a caller that passes the configuration as it is written, unlike libcni.
+func TestDuplicateKeyIsLogged(t *testing.T) {
+	l := bareLab(t, "name", "traps", "bridge", "bttrap")
+	l.withoutBridge()
+	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "first", "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": l.path}
+	stdin, err := json.Marshal(l.conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice := strings.Replace(string(stdin), `"hairpinMode":true`, `"hairpinMode":false,"hairpinMode":true`, 1)
+	var stdout, stderr strings.Builder
+	if l.plugin.Run(func(name string) string { return env[name] }, strings.NewReader(twice), &stdout, &stderr) != 0 {
+		t.Fatal(stdout.String())
+	}
+	l.ok(l.call("DEL", "first"))
+	if !strings.Contains(stderr.String(), "hairpinMode") || !strings.Contains(stderr.String(), "twice") {
+		t.Errorf("log:\n%s", stderr.String())
+	}
+}
+
+// TestFindingsOfConfiguration: for a command that looks at a file. cni0 is the default bridge.
+func TestFindingsOfConfiguration(t *testing.T) {
+	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
+	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"}}
+	for config, want := range map[string][]string{
+		`{"isGateway":true,"vlan":8,"ipam":{"type":"host-local"}}`:              nil,
+		`{"isGateway":true,"ipam":{"type":"host-local"}}`:                       {"ipam: the pods' subnet 10.7.0.0/16 overlaps 10.7.9.0/24 dev cni0.8"},
+		`{"isDefaultGateway":true,"bridge":"br7","vlan":8,"ipam":{"type":"x"}}`: {"ipam: the pods' subnet 10.7.0.0/16 overlaps 10.7.0.0/16 dev cni0", "ipam: "},
+		`{"bridge":"br7","ipam":{"type":"x"}}`:                                  nil, // the bridge leads to a network that has the subnet
+		`{"isGatewy":true,"ipam":{"type":"host-local"}}`:                        {"isGatewy: unknown key is ignored; the nearest known key is isGateway"},
+		`{"isGateway":true}`:                      {"isGateway: no effect without ipam"},
+		`{"isGateway":"yes","ipam":{"type":"x"}}`: nil, // ADD refuses it
+	} {
+		found := Findings([]byte(config), pods, node)
+		for i, f := range found {
+			if i < len(want) && !strings.HasPrefix(f.String(), want[i]) {
+				t.Errorf("%s: %q, want %q", config, f, want[i])
+			}
+		}
+		if len(found) != len(want) {
+			t.Errorf("%s: %q, want %q", config, found, want)
+		}
+	}
+}

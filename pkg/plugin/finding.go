@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Finding is a part of a configuration that is legal and does not do what it seems to do.
+type Finding struct {
+	Key  string `json:"key"`  // its place, such as plugins[1].capabilities
+	Text string `json:"text"` // what does not work, and the remedy
+}
+
+// String returns both parts in one line.
+func (f Finding) String() string { return f.Key + ": " + f.Text }
+
+// Under returns the findings with their keys below a path.
+func Under(path string, findings []Finding) []Finding {
+	out := slices.Clone(findings)
+	for i := range out {
+		out[i].Key = path + "." + out[i].Key
+	}
+	return out
+}
+
+// LogFindings writes a warning for each finding.
+func (r *Request) LogFindings(findings []Finding) {
+	for _, f := range findings {
+		r.Log.Warn("the configuration does not do what it seems to do", "key", quote(f.Key), "finding", f.Text)
+	}
+}
+
+// UnknownKeys returns a finding for each key of a configuration that raw, a struct that mirrors the JSON, does not have. Not empty, within
+// names the object whose keys alone count.
+func UnknownKeys(config []byte, within string, raw any) []Finding {
+	t := reflect.TypeOf(raw)
+	if within == "" {
+		return unknownKeys("", config, t)
+	}
+	var object map[string]json.RawMessage
+	if f, ok := jsonFields(t)[within]; ok && json.Unmarshal(config, &object) == nil {
+		return unknownKeys(within+".", object[within], f.of)
+	}
+	return nil
+}
+
+// unknownKeys walks the keys of a JSON object along the fields of t. Objects below "args" and "runtimeConfig" are shared with
+// others and not looked at.
+func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(data, &object) != nil {
+		return nil
+	}
+	fields := jsonFields(t)
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		if f, ok := fields[strings.ToLower(key)]; ok {
+			if f.of.Kind() == reflect.Struct && key != "args" && key != "runtimeConfig" {
+				found = append(found, unknownKeys(path+key+".", object[key], f.of)...)
+			}
+			continue
+		}
+		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && containsFold(commonKeys, key) {
+			continue
+		}
+		var known []string
+		for _, f := range fields {
+			known = append(known, f.name)
+		}
+		if path == "" {
+			known = append(known, commonKeys...)
+		}
+		slices.Sort(known)
+		text := "unknown key is ignored"
+		if nearest := Nearest(key, known); nearest != "" {
+			text += "; the nearest known key is " + nearest
+		}
+		found = append(found, Finding{path + key, text})
+	}
+	return found
+}
+
+// DuplicateKeys returns a finding for each key that a JSON object has twice.
+func DuplicateKeys(data []byte) (found []Finding) {
+	if !json.Valid(data) { // and not nested deeper than the walk may go
+		return nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	walkKeys(dec, "", func(path string) {
+		found = append(found, Finding{path, "the object has this key twice, and only the last value counts"})
+	})
+	return found
+}
+
+// walkKeys reads one JSON value and calls duplicate for each repeated key.
+func walkKeys(dec *json.Decoder, path string, duplicate func(path string)) {
+	token, err := dec.Token()
+	if err != nil {
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; (token == json.Delim('{') || token == json.Delim('[')) && dec.More(); i++ {
+		inner := path + "[" + strconv.Itoa(i) + "]"
+		if token == json.Delim('{') {
+			name, _ := dec.Token()
+			key, _ := name.(string)
+			if inner = key; path != "" {
+				inner = path + "." + key
+			}
+			if seen[key] {
+				duplicate(inner)
+			}
+			seen[key] = true
+		}
+		walkKeys(dec, inner, duplicate)
+	}
+	if token == json.Delim('{') || token == json.Delim('[') {
+		_, _ = dec.Token() // its end
+	}
+}
+
+// conventional are the capabilities of CONVENTIONS.md and of containerd and CRI-O.
+var conventional = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases", "cgroupPath",
+	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
+
+// Capabilities returns a finding for each capability that looks like a misspelt one, and one when the capability needed is not asked for:
+// loss says what does not happen then. needed is "" for a plugin that needs none.
+func Capabilities(config []byte, needed, loss string) (found []Finding) {
+	var c struct {
+		Capabilities map[string]json.RawMessage `json:"capabilities"`
+	}
+	if json.Unmarshal(config, &c) != nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Capabilities)) {
+		if nearest := Nearest(name, conventional); !slices.Contains(conventional, name) && nearest != "" {
+			found = append(found, Finding{"capabilities." + name, "no known runtime has a capability of this name; the nearest is " + nearest})
+		}
+	}
+	if needed != "" && string(c.Capabilities[needed]) != "true" {
+		found = append(found, Finding{"capabilities", fmt.Sprintf(`without {"%s": true} the runtime passes no %s, so %s`, needed, needed, loss)})
+	}
+	return found
+}

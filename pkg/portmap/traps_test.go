@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const trapped = "does not do what it seems to do"
+
+// addLog attaches a container and returns what the plugin logs.
+func (l lab) addLog(id string, keys ...any) string {
+	l.Helper()
+	var log strings.Builder
+	l.stderr = &log
+	l.ok(l.call("ADD", id, keys...))
+	return log.String()
+}
+
+// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems to
+// want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
+func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		keys []any
+		says string
+	}{
+		"none":                     {nil, `key="\"capabilities\"" finding="without {\"portMappings\": true} the runtime passes no portMappings, so no hostPort is forwarded"`},
+		"misspelt":                 {[]any{"capabilities", object{"portMapping": true}}, `key="\"capabilities.portMapping\""`},
+		"off":                      {[]any{"capabilities", object{"portMappings": false}}, "no hostPort is forwarded"},
+		"a pod that wants nothing": {[]any{"capabilities", object{"portMappings": true}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(store.Root, "traps")) })
+			keys := append([]any{"name", "traps", "runtimeConfig", nil}, c.keys...)
+			first, next := l.addLog("first", keys...), l.addLog("next", keys...)
+			if strings.Contains(first, trapped) != (c.says != "") || !strings.Contains(first, c.says) {
+				t.Errorf("want %q in:\n%s", c.says, first)
+			}
+			if strings.Contains(next, trapped) {
+				t.Errorf("the next ADD says it again:\n%s", next)
+			}
+			if changed := l.addLog("changed", append(keys, "capabilities", object{"portMaping": true})...); c.says != "" && !strings.Contains(changed, "capabilities.portMaping") {
+				t.Errorf("another mistake is not said:\n%s", changed)
+			}
+		})
+	}
+}
+
+// TestFindingsOfConfiguration: for a command that looks at a file.
+func TestFindingsOfConfiguration(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"capabilities":{"portMappings":true}}`:              "[]",
+		`{"capabilities":{"portMappings":true},"backendx":1}`: "[backendx: unknown key is ignored; the nearest known key is backend]",
+		`{}`: `[capabilities: without {"portMappings": true} the runtime passes no portMappings, so no hostPort is forwarded]`,
+	} {
+		if got := fmt.Sprint(Findings([]byte(config))); got != want {
+			t.Errorf("%s: %s, want %s", config, got, want)
+		}
+	}
+}
