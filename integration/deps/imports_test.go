@@ -27,7 +27,7 @@ func layers() [][]string {
 		{"pkg/attachment", "pkg/kernel"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
-		{"pkg/reconcile", "pkg/pool"},
+		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
 		{"pkg/rollback"}, // reads configurations as the collector does
 		{"pkg/cli", "pkg/deviceplugin"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace", "plugins/sriov-device-plugin"},
@@ -46,7 +46,7 @@ func only() map[string][]string {
 		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
-		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback"}, // ipam runs it without knowing it
+		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
 		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                     // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,

@@ -17,11 +17,14 @@ import (
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/validate"
 )
 
 const lsHelp = `List the attachments that are recorded on this node: by the records of the
 plugins and the leases of host-local. The last column tells whether the pod's
-network namespace is there: alive, gone, or unknown when no record names it.`
+network namespace is there: alive, gone, or unknown when no record names it.
+Standard error names the parts of the configurations that are legal and do not
+do what they seem to do.`
 
 // confFlags say where the networks are.
 type confFlags struct {
@@ -65,7 +68,7 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		notes = append(notes, err.Error())
 	}
-	for _, text := range notes {
+	for _, text := range append(notes, f.findings(networks)...) {
 		tell(stderr, text)
 	}
 	list, err := reconcile.List(networks)
@@ -106,6 +109,23 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 		err = fmt.Errorf("%w: --conf-dir names the folder with the network configurations, on k3s /var/lib/rancher/k3s/agent/etc/cni/net.d", err)
 	}
 	return networks, notes, err
+}
+
+// findings returns what is wrong with the configurations of the networks, a line each.
+func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
+	node, err := validate.ThisNode()
+	if err != nil {
+		lines = append(lines, fmt.Sprintf("the node's subnets cannot be compared with the configurations: %v", err))
+	}
+	for _, n := range networks {
+		if f.network != "" && n.Name != f.network {
+			continue
+		}
+		for _, finding := range validate.Config(n.Text, node) {
+			lines = append(lines, n.File+": "+finding.String())
+		}
+	}
+	return lines
 }
 
 // checkNetwork refuses a --network that neither a configuration nor a record nor a lease names.

@@ -102,13 +102,17 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// parseSets joins the sources of ranges: the runtime's first, then the flat keys as a set of their own, then "ranges".
-func parseSets(raw rawConfig) ([]RangeSet, error) {
+// lists joins the sources of ranges: the runtime's first, then the flat keys as a set of their own, then "ranges".
+func (raw rawConfig) lists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
 		lists = append(lists, []rawRange{raw.IPAM.rawRange})
 	}
-	lists = append(lists, raw.IPAM.Ranges...)
+	return append(lists, raw.IPAM.Ranges...)
+}
+
+func parseSets(raw rawConfig) ([]RangeSet, error) {
+	lists := raw.lists()
 	if len(lists) == 0 {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"), `give "ranges": [[{"subnet": "10.88.0.0/16"}]]`)
 	}

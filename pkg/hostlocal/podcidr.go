@@ -52,16 +52,7 @@ func (m *marked) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
 // resolvePodCIDRs puts the node's CIDRs in the place of the words. The file is read only when a word is there.
 func resolvePodCIDRs(lists [][]rawRange) error {
-	var words []*rawRange
-	both := false
-	for _, list := range lists {
-		for i := range list {
-			is6 := strings.EqualFold(list[i].Subnet, usePodCIDRIPv6)
-			if both = both || is6; is6 || strings.EqualFold(list[i].Subnet, usePodCIDR) {
-				words = append(words, &list[i])
-			}
-		}
-	}
+	words, both := podCIDRWords(lists)
 	if len(words) == 0 {
 		return nil
 	}
@@ -70,19 +61,37 @@ func resolvePodCIDRs(lists [][]rawRange) error {
 		return podCIDRError(err)
 	}
 	for _, word := range words {
-		v4, v6 := first(cidrs, true), first(cidrs, false)
-		cidr, family := v4, "IPv4"
-		if strings.EqualFold(word.Subnet, usePodCIDRIPv6) {
-			cidr, family = v6, "IPv6"
-		} else if !v4.IsValid() && !both {
-			cidr = v6
-		}
+		cidr, family := podCIDR(word.Subnet, both, cidrs)
 		if !cidr.IsValid() {
 			return podCIDRError(fmt.Errorf("%s has no %s CIDR", file, family))
 		}
 		word.Subnet = cidr.String()
 	}
 	return nil
+}
+
+// podCIDRWords returns the ranges whose subnet is a word; both reports whether the word for IPv6 is among them.
+func podCIDRWords(lists [][]rawRange) (words []*rawRange, both bool) {
+	for _, list := range lists {
+		for i := range list {
+			is6 := strings.EqualFold(list[i].Subnet, usePodCIDRIPv6)
+			if both = both || is6; is6 || strings.EqualFold(list[i].Subnet, usePodCIDR) {
+				words = append(words, &list[i])
+			}
+		}
+	}
+	return words, both
+}
+
+// podCIDR returns the CIDR that a word stands for, invalid if the node has none of the family.
+func podCIDR(word string, both bool, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
+	if strings.EqualFold(word, usePodCIDRIPv6) {
+		return first(cidrs, false), "IPv6"
+	}
+	if cidr = first(cidrs, true); !cidr.IsValid() && !both {
+		cidr = first(cidrs, false)
+	}
+	return cidr, "IPv4"
 }
 
 func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {

@@ -22,15 +22,6 @@ type Finding struct {
 // String returns both parts in one line.
 func (f Finding) String() string { return f.Key + ": " + f.Text }
 
-// Under returns the findings with their keys below a path.
-func Under(path string, findings []Finding) []Finding {
-	out := slices.Clone(findings)
-	for i := range out {
-		out[i].Key = path + "." + out[i].Key
-	}
-	return out
-}
-
 // LogFindings writes a warning for each finding.
 func (r *Request) LogFindings(findings []Finding) {
 	for _, f := range findings {

@@ -24,6 +24,7 @@ type Network struct {
 	CNIVersion string
 	DisableGC  bool
 	Plugins    []Plugin
+	Text       []byte // of the file
 }
 
 // Plugin is one plugin of a network.
@@ -86,7 +87,7 @@ func readNetwork(path string) (n Network, err error) {
 		}
 		raw.Plugins = append(raw.Plugins, more...)
 	}
-	n = Network{Name: raw.Name, File: path, CNIVersion: raw.CNIVersion, DisableGC: raw.DisableGC}
+	n = Network{Name: raw.Name, File: path, CNIVersion: raw.CNIVersion, DisableGC: raw.DisableGC, Text: data}
 	for i, data := range raw.Plugins {
 		var p struct {
 			Type string `json:"type"`

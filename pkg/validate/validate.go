@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package validate finds the parts of a network configuration that are legal and do not do what they seem to do.
+package validate
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/sriov"
+)
+
+// Node is what a configuration is compared with. The zero value is a node of which nothing is known.
+type Node struct {
+	Subnets  []kernel.Subnet // where its links lead to
+	PodCIDRs []netip.Prefix
+}
+
+// ThisNode reads the facts about the node that this process is on. A node without podCIDRs is no error.
+func ThisNode() (node Node, err error) {
+	err = kernel.WithHost(func(host *kernel.Node) (err error) {
+		node.Subnets, err = host.Subnets()
+		return err
+	})
+	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
+	return node, err
+}
+
+// Config returns the findings in a list of plugins, or in the configuration of one plugin. Pure.
+func Config(data []byte, node Node) []plugin.Finding {
+	var list struct {
+		Type    string            `json:"type"`
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	if json.Unmarshal(data, &list) != nil {
+		return nil // runtimes refuse it
+	}
+	found := plugin.DuplicateKeys(data)
+	if list.Type != "" {
+		return append(found, findings(data, node)...)
+	}
+	found = append(found, plugin.UnknownKeys(data, "", struct{}{})...)
+	for i, config := range list.Plugins {
+		for _, f := range findings(config, node) {
+			f.Key = fmt.Sprintf("plugins[%d].%s", i, f.Key)
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// findings returns those of one plugin, with its keys.
+func findings(config []byte, node Node) (found []plugin.Finding) {
+	var pods []netip.Prefix
+	if ipam.Type(ipam.Object(config)) == "host-local" {
+		pods = hostlocal.Subnets(config, node.PodCIDRs)
+		found = hostlocal.Findings(config)
+	}
+	switch ipam.Type(config) { // the plugin's own
+	case "bridge":
+		return append(bridge.Findings(config, pods, node.Subnets), found...)
+	case "portmap":
+		return append(portmap.Findings(config), found...)
+	case "bandwidth":
+		return append(bandwidth.Findings(config), found...)
+	case "sriov":
+		return append(sriov.Findings(config), found...)
+	}
+	return append(plugin.Capabilities(config, "", ""), found...)
+}
