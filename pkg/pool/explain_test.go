@@ -85,7 +85,7 @@ func TestExplain(t *testing.T) {
 		t.Error(got)
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
-	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF that can have 64 VFs, and no entry of pfs offers it by offerPf" {
+	if got := explained(c, "p", Env{}); got[0] != "not offered: a PF without VFs, of which it can have 64; only offerPf in its entry of pfs makes the PF itself a device" {
 		t.Error(got)
 	}
 	if got := explained(c, "a0", Env{}); got[0] != "intel.com/x offered: has no selectors" {

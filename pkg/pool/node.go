@@ -115,7 +115,7 @@ func (c *Config) reserved(d subject) string {
 	case d.Unreadable != "":
 		return "it cannot be read: " + d.Unreadable
 	case d.TotalVFs > 0 && !entry.Offer:
-		return fmt.Sprintf("a PF that can have %d VFs, and no entry of pfs offers it by offerPf", d.TotalVFs)
+		return fmt.Sprintf("a PF without VFs, of which it can have %d; only offerPf in its entry of pfs makes the PF itself a device", d.TotalVFs)
 	}
 	return ""
 }
