@@ -41,7 +41,7 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 
 .PHONY: race
 race: build ## run the tests of the device plugin with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin pci podresources pool sriov)' scripts/test.sh -race $(ARGS)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin pci podresources pool)' scripts/test.sh -race $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

@@ -70,13 +70,15 @@ func prepareLab(t *testing.T, sysfs, config string) *lab {
 	k := newFakeKubelet(t)
 	root := filepath.Dir(k.dir)
 	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, Options: Options{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
-		Host: "node-a", Sysfs: sysfs, Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
+		Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
 		CDIDir: filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"), Poll: 20 * time.Millisecond}}
-	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods} {
-		if err := os.Mkdir(d, 0o755); err != nil {
+	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods, filepath.Join(l.Dev, "net")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
+	write(t, filepath.Join(l.Dev, "vhost-net"), "")
+	write(t, filepath.Join(l.Dev, "net", "tun"), "")
 	l.configure(config)
 	return l
 }
