@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"slices"
@@ -169,6 +170,27 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	for _, gw := range l.gateways {
 		if !slices.Contains(has, gw) {
 			return differs("gateway address %s is missing on %s", gw, w.gateway.Name)
+		}
+	}
+	return j.checkGatewayMAC(w, l)
+}
+
+// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. A MAC that changed since ADD is no fault by itself: a pod
+// that remembers none, or the new one, is not cut off.
+func (j *job) checkGatewayMAC(w wiring, l layer3) error {
+	now := w.gateway.MAC.String()
+	if slices.ContainsFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == w.gateway.Name && i.Mac == now }) {
+		return nil
+	}
+	for _, gw := range l.gateways {
+		mac, err := j.pod.Neighbour(w.pod, gw.Addr())
+		if err != nil {
+			return err
+		}
+		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
+			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
+				"another program changed the MAC: 'ip link set %s address %s' sets it back; otherwise the pod asks for the new one within a minute",
+				w.gateway.Name, mac)
 		}
 	}
 	return nil

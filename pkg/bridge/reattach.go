@@ -5,9 +5,9 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
-	"strconv"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
@@ -55,22 +55,39 @@ func formerMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// reattachMoved is reattach with what is known of the bridge: a note of the network has the index of the link, so that a bridge that somebody
-// deleted and made anew is seen, up as it may be.
-func (j *job) reattachMoved(bridge kernel.Link, lost []port) error {
-	note, index := "bridge-"+bridge.Name, strconv.Itoa(bridge.Index)
+// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. A note of the network has the ifindex and the MAC of
+// the bridge: another bridge of that name is new, up as it may be.
+func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
+	note, is := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
-	if noted && last != index && bridge.Up {
+	if noted && last == is {
+		j.reattach(bridge, lost)
+		return nil
+	}
+	if err := j.pinMAC(bridge, made); err != nil {
+		return err
+	}
+	if noted && bridge.Up {
 		var err error
 		if lost, err = j.lostPorts(); err != nil {
 			return err
 		}
 	}
 	j.reattach(bridge, lost)
-	if noted && last == index {
+	return j.att.Note(note, is)
+}
+
+// pinMAC sets the MAC that a bridge has: else it would follow the lowest MAC of the ports, and pods would send to the former one for seconds. A
+// bridge that a network of ours made has had its MAC set since. The reference does the same for each gateway address that it adds.
+func (j *job) pinMAC(bridge kernel.Link, made bool) error {
+	if made {
 		return nil
 	}
-	return j.att.Note(note, index)
+	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
+	if err != nil || ours {
+		return err
+	}
+	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
 // reattach makes lost ports ports of the bridge again, with their settings and their gateway addresses. What fails is logged only: this

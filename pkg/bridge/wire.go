@@ -98,7 +98,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 			return link, err
 		}
 	}
-	if err := j.reattachMoved(link, lost); err != nil {
+	if err := j.adopt(link, made, lost); err != nil {
 		return link, err
 	}
 	if !link.Up {

@@ -13,30 +13,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Neighbour returns the MAC to which the kernel sends packets for an address behind a link, or nil when it would ask first.
+func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
+	known, err := n.neighbour(link, addr)
+	if err != nil || known == nil || len(known.HardwareAddr) == 0 {
+		return nil, err
+	}
+	return known.HardwareAddr, nil
+}
+
+// neighbour returns the entry of an address, or nil: always before Linux 5.0, which cannot look up one entry.
+func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
+	req := n.request(unix.RTM_GETNEIGH, 0)
+	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})
+	req.AddData(nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
+	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	if err := ignore(err, unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP, unix.EINVAL); err != nil {
+		return nil, fmt.Errorf("neigh get %s dev %s: %w", addr, link.Name, err)
+	}
+	if err != nil || len(replies) == 0 {
+		return nil, nil
+	}
+	return netlink.NeighDeserialize(replies[0])
+}
+
 // ForgetNeighbour removes what the kernel remembers of the MAC of an address behind a link, when that is not mac. Else it would send to
 // a MAC that nobody has any more for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit). What an
 // admin entered (NUD_PERMANENT) stays.
 func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) error {
-	entry := &netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}
-	req := n.request(unix.RTM_GETNEIGH, 0)
-	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(entry.IP)), Index: uint32(link.Index)})
-	req.AddData(nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
-	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	if err != nil || len(replies) == 0 {
-		// Kernels before 5.0 cannot tell one entry.
-		if err := ignore(err, unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP, unix.EINVAL); err != nil {
-			return fmt.Errorf("neigh get %s dev %s: %w", addr, link.Name, err)
-		}
-		return nil
-	}
-	known, err := netlink.NeighDeserialize(replies[0])
-	if err != nil {
-		return fmt.Errorf("neigh get %s dev %s: %w", addr, link.Name, err)
-	}
-	if known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {
-		return nil
+	known, err := n.neighbour(link, addr)
+	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {
+		return err
 	}
 	return change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
-		return ignore(n.h.NeighDel(entry), unix.ENOENT, unix.ENODEV)
+		return ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
 	})
 }

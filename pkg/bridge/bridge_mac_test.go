@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// addForeignBridge makes a bridge as 'ip link add' does: its MAC follows the lowest MAC of its ports.
+func addForeignBridge(t *testing.T, name string) {
+	t.Helper()
+	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
+	if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}), onHost(name, netlink.LinkSetUp)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// foreignLab is a node with a network on a bridge that another program made.
+func foreignLab(t *testing.T, name string, keys ...any) lab {
+	t.Helper()
+	l := bareLab(t, append([]any{"name", name, "bridge", name}, keys...)...)
+	addForeignBridge(t, name)
+	return l
+}
+
+// addPort makes a bridge port with the lowest MAC of all, as another program does; the returned function deletes the port.
+func addPort(t *testing.T, bridge string) (del func()) {
+	t.Helper()
+	master, err := netlink.LinkByName(bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MasterIndex: master.Attrs().Index, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+		PeerName: "foreign1"}
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
+	return func() {
+		if err := onHost("foreign0", netlink.LinkDel); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestForeignBridgeKeepsMAC: a bridge that another program made keeps its MAC from the first ADD on, whatever port comes or goes, and each
+// result names that MAC.
+func TestForeignBridgeKeepsMAC(t *testing.T) {
+	for name, keys := range map[string][]any{
+		"btfgw": nil, "btfno": {"isGateway", false, "ipMasq", false}, "btfl2": {"isGateway", false, "ipMasq", false, "ipam", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := foreignLab(t, name, keys...)
+			delPort := addPort(t, name)
+			want := mac(t, name)
+			keeps := func(after string) {
+				t.Helper()
+				if got := mac(t, name); got != want {
+					t.Errorf("after %s the bridge has MAC %s, want %s", after, got, want)
+				}
+			}
+			for i := range 8 {
+				if i == 2 {
+					delPort()
+					keeps("DEL of a foreign port")
+				}
+				id := fmt.Sprint("pod", i)
+				a := l.other().add(id)
+				keeps("ADD")
+				if got := a.result.Interfaces[0].Mac; got != mac(t, name) {
+					t.Errorf("the result names MAC %s, the bridge has %s", got, mac(t, name))
+				}
+				if i%2 == 1 {
+					l.ok(a.call("DEL", id))
+					keeps("DEL")
+				}
+			}
+		})
+	}
+}
+
+// TestVLANGatewayOnForeignBridge: the gateway of a VLAN keeps its MAC, and so does the bridge below.
+func TestVLANGatewayOnForeignBridge(t *testing.T) {
+	l, has := vlanLab(t, "isGateway", true)
+	if !has {
+		return
+	}
+	addForeignBridge(t, "btv")
+	bridge, gateway := mac(t, "btv"), ""
+	for i := range 6 {
+		a := l.other().add(fmt.Sprint("pod", i))
+		if i == 0 {
+			gateway = mac(t, "btv.100")
+		}
+		got := []string{mac(t, "btv"), a.result.Interfaces[0].Mac, mac(t, "btv.100"), a.result.Interfaces[3].Mac}
+		if diff := cmp.Diff([]string{bridge, bridge, gateway, gateway}, got); diff != "" {
+			t.Errorf("MACs of bridge and gateway, and by the result: %s", diff)
+		}
+	}
+}
+
+// echo answers datagrams to an address of the node until the end of the test.
+func echo(t *testing.T, address string) (port string) {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	go func() {
+		buffer := make([]byte, 64)
+		for {
+			n, from, err := conn.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo(buffer[:n], from)
+		}
+	}()
+	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
+}
+
+// exchange sends datagrams from a pod, each after the answer to the last, until stop is closed. It returns how many were answered, and how
+// many never were: an answer may take far longer than a slow machine needs.
+func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
+	var conn net.Conn
+	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	buffer := make([]byte, 64)
+	for {
+		select {
+		case <-stop:
+			return answered, lost, nil
+		default:
+		}
+		if _, err := fmt.Fprint(conn, answered+lost); err != nil {
+			return answered, lost, err
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(4 * time.Second))
+		if _, err := conn.Read(buffer); err != nil {
+			lost++
+			continue
+		}
+		answered++
+		time.Sleep(time.Millisecond) // the machine has other work
+	}
+}
+
+// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost on a bridge that another program made. The gateway of a layer 2
+// network is an address that an admin set.
+func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
+	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
+		t.Run(name, func(t *testing.T) {
+			l := foreignLab(t, name, keys...)
+			delPort := addPort(t, name)
+			stays := l.other()
+			a := stays.add("stays")
+			gateways := []string{"10.60.0.1", "fd00:60::1"}
+			if len(a.result.IPs) == 0 {
+				gateways = []string{"10.68.0.1"}
+				with := func(prefix string) func(netlink.Link) error {
+					return func(link netlink.Link) error { return addAddress(link, prefix) }
+				}
+				if err := errors.Join(onHost(name, with("10.68.0.1/24")), stays.inPod("eth0", with("10.68.0.2/24"))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stop := make(chan struct{})
+			var running sync.WaitGroup
+			for _, gateway := range gateways {
+				port := echo(t, gateway)
+				running.Go(func() {
+					if answered, lost, err := exchange(stays.pod, net.JoinHostPort(gateway, port), stop); lost > 0 || answered == 0 || err != nil {
+						t.Errorf("gateway %s: %d packets answered, %d lost, %v", gateway, answered, lost, err)
+					}
+				})
+			}
+			for i := range 20 {
+				if i == 10 {
+					delPort()
+				}
+				other, id := l.other(), fmt.Sprint("pod", i)
+				other.add(id)
+				if i%2 == 1 {
+					l.ok(other.call("DEL", id))
+				}
+			}
+			close(stop)
+			running.Wait()
+			l.ok(a.check())
+		})
+	}
+}
+
+// TestCheckSeesChangedGatewayMAC (C-61): a pod that sends to the former MAC of its gateway is cut off. One that remembers none, or the new one, is
+// not, whatever prevResult says.
+func TestCheckSeesChangedGatewayMAC(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	former := mac(t, "bt0")
+	l.Cleanup(func() {
+		if err := setMACTo("bt0", former); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, ip := range a.result.IPs {
+		gateway := ip.Gateway.String()
+		l.answers(l.pod, gateway)
+		l.ok(a.check())
+		if err := setMACTo("bt0", "02:00:00:00:00:66"); err != nil {
+			t.Fatal(err)
+		}
+		l.fails(a.check(), plugin.CodeStateDiffers, "bt0 has MAC 02:00:00:00:00:66, but the pod sends packets for gateway "+gateway+" to "+former)
+		if err := a.forgetNeighbour(gateway); err != nil {
+			t.Fatal(err)
+		}
+		l.ok(a.check())
+		l.answers(l.pod, gateway)
+		l.ok(a.check())
+		if err := errors.Join(setMACTo("bt0", former), a.forgetNeighbour(gateway)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stale := strings.ReplaceAll(string(a.prev), former, "02:00:00:00:00:55")
+	l.answers(l.pod, "10.60.0.1")
+	a.prev = []byte(stale)
+	l.ok(a.check())
+}
+
+func setMACTo(name, mac string) error {
+	return onHost(name, func(link netlink.Link) error {
+		to, err := net.ParseMAC(mac)
+		return errors.Join(err, netlink.LinkSetHardwareAddr(link, to))
+	})
+}
+
+func (l lab) forgetNeighbour(addr string) error {
+	return l.inPod("eth0", func(link netlink.Link) error {
+		return netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: net.ParseIP(addr)})
+	})
+}
