@@ -19,6 +19,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -182,9 +183,7 @@ func damages(random *rand.Rand, data []byte) []byte {
 // address, and no other pod is concerned.
 func testDamagedRecords(t *testing.T) {
 	s := newSweep(t, "nftables")
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := kerneltest.Random(t)
 	pod := newPod(t, victim)
 	other := newPod(t, "other")
 	for i := range some(15, 1000) {

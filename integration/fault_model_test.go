@@ -44,17 +44,10 @@ func modelConf() object {
 	return bridgeConf().with("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.197.7.0/29"}}})
 }
 
-// TestFaultInterleaving prints the seed, with which PODLACE_SEED repeats the run.
+// TestFaultInterleaving draws the same verbs, containers and delays in every run; see kerneltest.Random.
 func TestFaultInterleaving(t *testing.T) {
 	t.Run("F-13 ADD, DEL and GC of the same and other containers interleave at random", func(t *testing.T) {
-		seed := uint64(time.Now().UnixNano())
-		if given := os.Getenv("PODLACE_SEED"); given != "" {
-			if _, err := fmt.Sscan(given, &seed); err != nil {
-				t.Fatal(err)
-			}
-		}
-		t.Logf("PODLACE_SEED=%d", seed)
-		m := &model{t: t, random: rand.New(rand.NewPCG(seed, 0)), attached: make([]bool, actors)}
+		m := &model{t: t, random: kerneltest.Random(t), attached: make([]bool, actors)}
 		for i := range actors {
 			m.pods = append(m.pods, newPod(t, fmt.Sprintf("actor-%d", i)))
 		}

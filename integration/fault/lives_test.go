@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/podlace/podlace/integration/card"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -53,7 +52,7 @@ type life struct {
 
 // TestLives (F-31, F-34, F-36, S-30): a hundred pods, with FAULTS=all a thousand, of which every twentieth call fails at some change of the
 // system and every twentieth is killed there. DELs come again, late, without a namespace, after it, or never. Whoever gets a VF finds it
-// as the admin left it, and so does the node at the end. PODLACE_SEED repeats a run.
+// as the admin left it, and so does the node at the end. kerneltest.Random draws.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := 100
@@ -84,19 +83,12 @@ func TestLives(t *testing.T) {
 
 func newLives(t *testing.T) *lives {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if given := os.Getenv("PODLACE_SEED"); given != "" {
-		if _, err := fmt.Sscan(given, &seed); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("PODLACE_SEED=%d", seed)
 	host, err := kernel.Host()
 	if err := errors.Join(err, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
-	l := &lives{T: t, random: rand.New(rand.NewPCG(seed, 0)), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), changes: map[string]int{}}
+	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), changes: map[string]int{}}
 	for i := range vfsOfCard {
 		l.golden = append(l.golden, l.home(i))
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -83,6 +84,24 @@ func unavailable(w io.Writer, err error, required bool) int {
 	fmt.Fprintf(w, "=== RUN   KernelTests\n--- %s: KernelTests (0.00s)\n", verdict)
 	fmt.Fprintf(w, "    %s 1 package, which needs namespaces: %v\n%s\n", verdict, err, end)
 	return code
+}
+
+// Random draws the same numbers in every run, so that a test fails by a change and not by chance; PODLACE_SEED draws others. The log of a
+// failed test names the seed.
+func Random(t testing.TB) *mathrand.Rand {
+	t.Helper()
+	seed := uint64(1)
+	if given := os.Getenv("PODLACE_SEED"); given != "" {
+		if _, err := fmt.Sscan(given, &seed); err != nil {
+			t.Fatalf("PODLACE_SEED=%s: %v", given, err)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("PODLACE_SEED=%d draws the same", seed)
+		}
+	})
+	return mathrand.New(mathrand.NewPCG(seed, 0))
 }
 
 // NewPod makes a pod with a name of its own, closed at the end of the test.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -83,12 +84,23 @@ func TestWithoutSandbox(t *testing.T) {
 }
 
 func TestPodName(t *testing.T) {
+	name := regexp.MustCompile(`^TestX-IPv6-ber-[a-z0-9]{8}$`)
 	a, b := podName("TestX/IPv6_über"), podName("TestX/IPv6_über")
-	if a == b || !strings.HasPrefix(a, "TestX-IPv6-ber-") && !strings.HasPrefix(a, "TestX-IPv6-") {
-		t.Errorf("got %s and %s", a, b)
+	if a == b || !name.MatchString(a) || !name.MatchString(b) {
+		t.Errorf("got %s and %s, want two names that match %s", a, b, name)
 	}
-	if long := podName(strings.Repeat("x", 300)); len(long) > 60 {
-		t.Errorf("%d bytes", len(long))
+	if long := podName(strings.Repeat("x", 300)); !strings.HasPrefix(long, strings.Repeat("x", 40)+"-") || len(long) > 60 {
+		t.Errorf("%s has %d bytes", long, len(long))
+	}
+}
+
+// TestRandom: two runs draw the same, and another seed draws something else.
+func TestRandom(t *testing.T) {
+	t.Setenv("PODLACE_SEED", "")
+	a, b := Random(t).Uint64(), Random(t).Uint64()
+	t.Setenv("PODLACE_SEED", "2")
+	if c := Random(t).Uint64(); a != b || a == c {
+		t.Errorf("drew %d, %d, and with another seed %d", a, b, c)
 	}
 }
 
