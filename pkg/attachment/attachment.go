@@ -141,6 +141,9 @@ func (a *Attachment) Save(state any) error {
 	if a.saved || errors.Is(err, fs.ErrExist) {
 		err = a.dir.Write(a.file(), data, 0o600)
 	}
+	if errors.Is(err, store.ErrTooLarge) {
+		return plugin.Errorf(plugin.CodeConfig, "the attachment has more than a record holds: %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
@@ -170,10 +173,13 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, store.ErrTooLarge) {
 		return false, fmt.Errorf("read record: %w", err)
 	}
-	rec, err := parse(data)
+	var rec Record
+	if err == nil {
+		rec, err = parse(data)
+	}
 	if err == nil && rec.Key != a.Key {
 		err = errors.New("it is of another attachment")
 	}
@@ -262,16 +268,6 @@ func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error,
 func List(network, plugin string) ([]Record, error) {
 	all, _, err := read(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
-}
-
-// AllOf returns the records that a plugin has in all networks.
-func AllOf(plugin string) (all []Record, err error) {
-	networks, err := Networks()
-	for _, network := range networks {
-		found, e := List(network, plugin)
-		all, err = append(all, found...), errors.Join(err, e)
-	}
-	return all, err
 }
 
 // All returns the records of all plugins in all networks.

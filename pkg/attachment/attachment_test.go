@@ -310,6 +310,27 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
+// TestRecordTooLarge: a record that DEL could not read is refused before it is written, and one that another version wrote counts as none.
+func TestRecordTooLarge(t *testing.T) {
+	a, r := attach(t, "large")
+	defer a.Close()
+	if err := a.Save(testState{"small"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Save(testState{strings.Repeat("x", 4<<20)}); plugin.Code(err) != plugin.CodeConfig {
+		t.Errorf("got %v", err)
+	}
+	if st, ok := StateOf[testState](a.Key, r.Plugin); !ok || st.Value != "small" {
+		t.Errorf("the record of before: %+v, %t", st, ok)
+	}
+	if err := os.WriteFile(filepath.Join(a.dir.Path(), a.file()), make([]byte, 5<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := a.Load(&testState{}); ok || err != nil {
+		t.Errorf("a large record of another version: %t, %v", ok, err)
+	}
+}
+
 // TestUnreadableRecordFile: a record that cannot even be opened may name something; DEL must not report that nothing is there.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")

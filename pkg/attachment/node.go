@@ -54,6 +54,16 @@ func AnyIn(network, plugin string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, plugin+"-") })
 }
 
+// AllOf returns the records that a plugin has in all networks.
+func AllOf(plugin string) (all []Record, err error) {
+	networks, err := Networks()
+	for _, network := range networks {
+		found, e := List(network, plugin)
+		all, err = append(all, found...), errors.Join(err, e)
+	}
+	return all, err
+}
+
 // Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
 	records, unreadable, err := read(network, "")

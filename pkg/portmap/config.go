@@ -18,6 +18,13 @@ import (
 // defaultMarkBit is 13, as in the reference: 14 and 15 are kube-proxy's and the kubelet's.
 const defaultMarkBit = 13
 
+// The default of maxHostPorts: a pod with as many holds the lock that all pods with hostPorts share for a fifth of a second. The highest value that
+// maxHostPorts may have keeps the record within what the state folder takes.
+const (
+	defaultHostPorts = 1024
+	mostHostPorts    = 10000
+)
+
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
 	Backend    string // "nftables" or "iptables"
@@ -30,6 +37,7 @@ type Config struct {
 	Mappings   []Mapping
 
 	RefuseListeners bool // refuseHostListeners
+	MaxHostPorts    int
 }
 
 // Mapping is one entry of the portMappings capability.
@@ -57,6 +65,7 @@ type rawConfig struct {
 	ConditionsV4         *[]string `json:"conditionsV4"`
 	ConditionsV6         *[]string `json:"conditionsV6"`
 	RefuseHostListeners  bool      `json:"refuseHostListeners"`
+	MaxHostPorts         *int      `json:"maxHostPorts"`
 	RuntimeConfig        struct {
 		PortMaps []rawMapping `json:"portMappings"`
 	} `json:"runtimeConfig"`
@@ -69,7 +78,7 @@ func Parse(r *plugin.Request) (Config, error) {
 		return Config{}, err
 	}
 	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit, RefuseListeners: raw.RefuseHostListeners}
-	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMappings} {
+	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMost, parseMappings} {
 		if err := step(&c, raw); err != nil {
 			return Config{}, err
 		}
@@ -195,6 +204,28 @@ func isMatch(word string) bool {
 // iptablesCommands are the long options of iptables(8) that are commands, or meant for its user.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain", "rename-chain",
 	"policy", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
+
+func parseMost(c *Config, raw rawConfig) error {
+	c.MaxHostPorts = defaultHostPorts
+	if raw.MaxHostPorts != nil {
+		c.MaxHostPorts = *raw.MaxHostPorts
+	}
+	if c.MaxHostPorts < 1 || c.MaxHostPorts > mostHostPorts {
+		return plugin.Errorf(plugin.CodeConfig, "maxHostPorts %d: want 1-%d", c.MaxHostPorts, mostHostPorts)
+	}
+	return nil
+}
+
+// checkCount refuses more ports than maxHostPorts, in each family. A range counts as one port.
+func (c Config) checkCount(ports []kernel.HostPort) error {
+	four := len(ofFamily(ports, true))
+	n := max(four, len(ports)-four)
+	if n <= c.MaxHostPorts {
+		return nil
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%d hostPorts: want at most %d", n, c.MaxHostPorts),
+		"raise maxHostPorts; with nftables %d or more ports in sequence that lead to the same ports of the pod count as one", minRange)
+}
 
 func parseMappings(c *Config, raw rawConfig) error {
 	seen := map[Mapping]uint16{} // the port of the pod, for each port of the node and family

@@ -30,7 +30,7 @@ func mappings(entries ...string) string {
 }
 
 func TestParse(t *testing.T) {
-	plain := Config{Backend: "nftables", Unset: true, SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}}
+	plain := Config{Backend: "nftables", Unset: true, SNAT: true, MarkBit: 13, Conditions: map[bool][]string{}, MaxHostPorts: 1024}
 	with := func(edit func(*Config)) Config {
 		c := plain
 		c.Conditions = map[bool][]string{}
@@ -45,6 +45,7 @@ func TestParse(t *testing.T) {
 		`"backend":"iptables"`:       with(func(c *Config) { c.Backend = "iptables" }),
 		`"snat":false`:               with(func(c *Config) { c.SNAT = false }),
 		`"refuseHostListeners":true`: with(func(c *Config) { c.RefuseListeners = true }),
+		`"maxHostPorts":10000`:       with(func(c *Config) { c.MaxHostPorts = 10000 }),
 		`"snat":true,"masqAll":true`: with(func(c *Config) { c.MasqAll = true }),
 		`"markMasqBit":5`:            with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 5 }),
 		`"markMasqBit":31`:           with(func(c *Config) { c.Backend, c.MarkBit = "iptables", 31 }),
@@ -129,7 +130,7 @@ var hostile = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`,
 // configuration that is in order.
 func TestParseHostile(t *testing.T) {
 	keys := map[string]string{"backend": "", "snat": "", "masqAll": "", "markMasqBit": "", "externalSetMarkChain": "", "conditionsV4": "", "conditionsV6": "",
-		"refuseHostListeners": "", "runtimeConfig": "", "portMappings": `"runtimeConfig":{"portMappings":%s}`}
+		"refuseHostListeners": "", "maxHostPorts": "", "runtimeConfig": "", "portMappings": `"runtimeConfig":{"portMappings":%s}`}
 	entry := map[string]string{"hostPort": "80", "containerPort": "80", "protocol": `"tcp"`, "hostIP": `"192.0.2.1"`}
 	for key := range entry {
 		fields := []string{}

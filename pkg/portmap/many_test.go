@@ -3,12 +3,16 @@
 package portmap
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestManyPorts: what CHECK takes for a pod with iptables grows with its ports, and not with their square.
@@ -35,5 +39,77 @@ func TestManyPorts(t *testing.T) {
 	nat[chain] = nat[chain][1:]
 	if checkRules(nat, chain, ports) == nil {
 		t.Error("a missing rule is not seen")
+	}
+}
+
+// spread returns ports that no range joins.
+func spread(n int) (list []any) {
+	for i := range n {
+		list = append(list, port(2000+2*i, 80, "udp"))
+	}
+	return list
+}
+
+// TestTooManyPorts (S-15): the ports of one pod are bounded, so that it does not keep other pods from the lock. A pod with more is refused before
+// any change.
+func TestTooManyPorts(t *testing.T) {
+	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
+	for _, c := range []struct {
+		ports []any
+		keys  string
+		says  string
+	}{
+		{spread(1024), "", ""},
+		{spread(1025), "", "1025 hostPorts: want at most 1024"},
+		{sequence(2000, 10000), "", ""}, // one range
+		{sequence(2000, 2000), `"backend":"iptables",`, "2000 hostPorts: want at most 1024"},
+		{spread(1100), `"maxHostPorts":1100,`, ""},
+		{spread(2), `"maxHostPorts":0,`, "maxHostPorts 0: want 1-10000"},
+		{spread(2), `"maxHostPorts":10001,`, "maxHostPorts 10001: want 1-10000"},
+	} {
+		list, err := json.Marshal(c.ports)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := parsed(c.keys + `"runtimeConfig":{"portMappings":` + string(list) + `}`)
+		if err == nil {
+			err = cfg.checkCount(cfg.hostPorts(pod))
+		}
+		if c.says == "" && err != nil || c.says != "" && (plugin.Code(err) != plugin.CodeConfig || err.Error() != c.says) {
+			t.Errorf("%d ports with %q: %v, want %q", len(c.ports), c.keys, err, c.says)
+		}
+	}
+	l := newLab(t)
+	l.conf = l.conf.With("maxHostPorts", 30)
+	l.fails(l.call("ADD", "a", "runtimeConfig", object{"portMappings": spread(31)}), plugin.CodeConfig, "31 hostPorts: want at most 30")
+	if left, err := attachment.All(); err != nil || len(left) > 0 || l.mapped("a") {
+		t.Errorf("left %v, %v", left, err)
+	}
+	// A range that is shared in part becomes single ports.
+	l.ok(l.call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
+	l.fails(l.call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
+	l.ok(l.call("DEL", "a"))
+}
+
+// TestLargestRecord: DEL reads what the longest ports of a pod with the highest bound have in its record.
+func TestLargestRecord(t *testing.T) {
+	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0", NetnsPath: "/run/netns/x"}
+	att, err := attachment.Open(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer att.Close()
+	long := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777")
+	st := state{Backend: "nftables"}
+	for i := range 2 * mostHostPorts {
+		st.Ports = append(st.Ports, kernel.HostPort{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true, MasqAll: true})
+	}
+	var got state
+	err = att.Save(st)
+	if ok, e := att.Load(&got); !ok || err != nil || e != nil || len(got.Ports) != len(st.Ports) {
+		t.Errorf("%t, %v, %v, %d ports", ok, err, e, len(got.Ports))
+	}
+	if err := att.Remove(); err != nil {
+		t.Error(err)
 	}
 }

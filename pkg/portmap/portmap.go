@@ -100,6 +100,9 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
 		return nil, nil
 	}
+	if err := cfg.checkCount(st.Ports); err != nil {
+		return nil, err
+	}
 	if err := cfg.checkTools(pod); err != nil {
 		return nil, err
 	}
@@ -148,7 +151,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if cfg.Backend == "iptables" {
 		warnServices(r.Log, host, pod[0].Addr().Is4())
 	}
-	former, err := forward(r, att, host, &st)
+	former, err := forward(r, cfg, att, host, &st)
 	if err != nil {
 		return nil, err
 	}
@@ -206,13 +209,13 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 
 // forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
 // reaches them.
-func forward(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st *state) (former []kernel.HostPort, err error) {
+func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []kernel.HostPort, err error) {
 	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	c := claim{r: r, host: host}
+	c := claim{r: r, cfg: cfg, host: host}
 	own := st.hostPorts(owner(att.Key, r.Pod.String()))
 	own.Netns = st.netns(r.NetnsPath)
 	err = openLoopback(host, att.Key, st)

@@ -22,6 +22,7 @@ const sharedPorts = "shared-hostports"
 // claim is an ADD that asks for ports.
 type claim struct {
 	r       *plugin.Request
+	cfg     Config
 	host    *kernel.Node
 	gave    []recorded // attachments that gave way
 	decided map[string]decision
@@ -39,8 +40,11 @@ func (c *claim) add(att *attachment.Attachment, st *state, own kernel.HostPorts)
 	if !errors.Is(err, kernel.ErrShared) {
 		return err
 	}
-	st.Ports = kernel.Singles(st.Ports)
-	own.Ports = st.Ports
+	singles := kernel.Singles(st.Ports)
+	if err := c.cfg.checkCount(singles); err != nil {
+		return err
+	}
+	st.Ports, own.Ports = singles, singles
 	if err := att.Save(*st); err != nil {
 		return err
 	}

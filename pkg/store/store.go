@@ -26,8 +26,11 @@ import (
 // tempPrefix begins the names of files that are being written; List leaves them out.
 const tempPrefix = ".tmp-"
 
-// maxFile bounds what is read: a record with some thousand ports has a few hundred kilobytes.
+// maxFile bounds files on reading and on writing: what one version writes, any version can read. A record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
+
+// ErrTooLarge is the error for a file of more than maxFile bytes.
+var ErrTooLarge = fmt.Errorf("larger than %d bytes", maxFile)
 
 // Root is the folder of what must not survive a boot; it is on tmpfs (file-hierarchy(7)).
 const Root = "/run/podlace"
@@ -178,7 +181,7 @@ func ReadFile(path string) ([]byte, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("read %s: larger than %d bytes", path, maxFile)
+		err = fmt.Errorf("read %s: %w", path, ErrTooLarge)
 	}
 	return data, err
 }
@@ -209,7 +212,7 @@ func (d *Dir) open(name string) (*os.File, error) {
 func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("read %s: larger than %d bytes", filepath.Join(d.path, name), maxFile)
+		err = fmt.Errorf("read %s: %w", filepath.Join(d.path, name), ErrTooLarge)
 	}
 	if err != nil {
 		return nil, d.hint(name, err)
@@ -231,7 +234,18 @@ func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	return d.named(d.self.Sync())
 }
 
+// fits refuses what Read would refuse.
+func (d *Dir) fits(name string, data []byte) error {
+	if len(data) > maxFile {
+		return fmt.Errorf("write %s: %w", filepath.Join(d.path, name), ErrTooLarge)
+	}
+	return nil
+}
+
 func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
+	if err := d.fits(name, data); err != nil {
+		return err
+	}
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
@@ -254,6 +268,9 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 
 // Overwrite writes data over the file name. Whoever is killed meanwhile leaves an empty file, or a part.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
+	if err := d.fits(name, data); err != nil {
+		return err
+	}
 	if err := fault.Point("overwrite " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
@@ -268,6 +285,9 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 // Create is Write for a name that must not exist yet (errors.Is fs.ErrExist). Content and exclusiveness come in one step, by link(2)
 // of a file that has no name before: whoever is killed in between leaves nothing.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
+	if err := d.fits(name, data); err != nil {
+		return err
+	}
 	path := filepath.Join(d.path, name)
 	if err := fault.Point("create " + path); err != nil {
 		return err

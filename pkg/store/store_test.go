@@ -301,6 +301,29 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
+// TestWriteIsBounded: what reading refuses is not written, and nothing is left of it.
+func TestWriteIsBounded(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	for name, write := range map[string]func(string, []byte, fs.FileMode) error{
+		"write": d.Write, "sync": d.WriteSync, "overwrite": d.Overwrite, "create": d.Create,
+	} {
+		if err := write(name, make([]byte, maxFile+1), 0o600); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), filepath.Join(path, name)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left := onDisk(t, path); len(left) > 0 {
+			t.Errorf("%s: left %d files", name, len(left))
+		}
+		err := write(name, make([]byte, maxFile), 0o600)
+		if err == nil {
+			_, err = d.Read(name)
+		}
+		if err := errors.Join(err, d.Remove(name)); err != nil {
+			t.Errorf("%s of %d bytes: %v", name, maxFile, err)
+		}
+	}
+}
+
 // TestNoEscape: neither a name nor a symbolic link leads out of the folder.
 func TestNoEscape(t *testing.T) {
 	outside := t.TempDir()
