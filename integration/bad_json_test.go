@@ -116,7 +116,7 @@ func TestBadName(t *testing.T) {
 
 // oldestOf is the oldest version that a plugin serves.
 func oldestOf(plugin string) string {
-	if plugin == "portmap" || plugin == "bandwidth" {
+	if plugin == "bandwidth" {
 		return "0.3.0"
 	}
 	return "0.1.0"
