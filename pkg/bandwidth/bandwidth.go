@@ -35,7 +35,7 @@ type state struct {
 
 // Plugin returns the bandwidth plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
+	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
 const devicePrefix = "bwp"

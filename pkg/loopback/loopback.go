@@ -20,7 +20,7 @@ var addresses = []string{"127.0.0.1/8", "::1/128"}
 
 // Plugin returns the loopback plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "loopback", Add: add, Del: del, Check: check}
+	return plugin.Plugin{Name: "loopback", ForeignArgs: true, Add: add, Del: del, Check: check}
 }
 
 func add(r *plugin.Request) (*types100.Result, error) {

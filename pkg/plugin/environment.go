@@ -50,7 +50,12 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	if err := ValidIfName(r.IfName); err != nil {
 		return Errorf(CodeEnvironment, "CNI_IFNAME %s: %w", quote(r.IfName), err)
 	}
-	if r.Verb == "DEL" {
+	return nil
+}
+
+// checkArgs refuses malformed and unknown arguments of the verbs that act on them.
+func (r *Request) checkArgs(getenv func(string) string) error {
+	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
 	}
 	return checkArgs(getenv("CNI_ARGS"), r.Args)

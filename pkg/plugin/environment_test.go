@@ -124,6 +124,21 @@ func TestBadArgsOnDel(t *testing.T) {
 	}
 }
 
+// TestForeignArgs: a plugin that takes nothing but the pod's name from CNI_ARGS works whatever they hold, and logs what is wrong.
+func TestForeignArgs(t *testing.T) {
+	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`, "X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {
+		for _, verb := range []string{"ADD", "CHECK"} {
+			rec := &recorder{}
+			p := rec.plugin()
+			p.ForeignArgs, p.NoNetns = true, true
+			o := run(p, newEnv(verb).with("CNI_NETNS", "/nowhere", "CNI_ARGS", args), config(`"prevResult":{}`))
+			if o.exit != 0 || len(rec.requests) != 1 || !strings.Contains(o.stderr, says) {
+				t.Errorf("%s %s: %+v", verb, args, o)
+			}
+		}
+	}
+}
+
 func TestSearchPath(t *testing.T) {
 	if diff := cmp.Diff([]string{"/a", "/b c"}, searchPath(":/a::/b c:")); diff != "" {
 		t.Error(diff)

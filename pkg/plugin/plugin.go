@@ -24,8 +24,10 @@ type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest cniVersion that it serves; "" for 0.1.0
 	Chained    bool   // ADD and CHECK need a prevResult
-	NoNetns    bool   // it does nothing in the namespace, so any CNI_NETNS will do
-	Late       bool   // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
+	// ForeignArgs: it takes nothing but the pod's name from CNI_ARGS, so malformed and unknown arguments are no error, as with the reference.
+	ForeignArgs bool
+	NoNetns     bool // it does nothing in the namespace, so any CNI_NETNS will do
+	Late        bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
 
 	Add    func(*Request) (*types100.Result, error) // a nil result is prevResult as it came
 	Del    func(*Request) error
@@ -131,11 +133,18 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
 	}
 	envErr := r.readEnvironment(getenv)
+	argsErr := r.checkArgs(getenv)
+	if envErr == nil && !p.ForeignArgs {
+		envErr = argsErr
+	}
 	if err := p.readConfig(r, data, envErr); err != nil {
 		return nil, err
 	}
 	r.Log = r.logger()
 	slog.SetDefault(r.Log)
+	if argsErr != nil {
+		r.Log.Warn("arguments are ignored", "reason", argsErr)
+	}
 	if !p.NoNetns && (r.Verb == "ADD" || r.Verb == "CHECK" || r.Verb == "DEL") {
 		if err := r.openNetns(getenv); err != nil {
 			return nil, err

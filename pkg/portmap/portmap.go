@@ -60,7 +60,7 @@ func (st state) netns(path string) string {
 
 // Plugin returns the portmap plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: "portmap", Chained: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
+	return plugin.Plugin{Name: "portmap", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
 // owner begins the comment of what belongs to an attachment with its hash, and ends with what an admin knows it by.
