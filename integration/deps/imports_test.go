@@ -47,7 +47,7 @@ func only() map[string][]string {
 		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                     // what changes the system
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                                     // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": nil,
 		module + "pkg/pci/pcitest":       {"integration/card"},

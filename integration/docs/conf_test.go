@@ -56,6 +56,9 @@ func TestConflists(t *testing.T) {
 						skipped = append(skipped, name)
 					}
 				})
+				if strings.Contains(string(data), "usePodCidr") {
+					writeNodeFile(t, `{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}`)
+				}
 				caps := wanted()
 				if name == "10-podlace-sriov-main.conflist" {
 					delete(caps, "bandwidth") // the card of the test has a PF that tells nothing
