@@ -10,6 +10,7 @@ package bandwidth
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -200,8 +201,8 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide finds the host side of the pod's pair of links, by what the kernel says of its peer. Links that are no pairs name another link as
-// well, whose number can be anything.
+// hostSide finds the host side of the pod's pair of links, by what the kernel says of the namespaces of both ends. prevResult must not name
+// another link that leads into the pod: a pod with several interfaces can exchange their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
 	if err != nil {
@@ -215,22 +216,39 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	if !ok {
 		return kernel.Link{}, plugin.Errorf(plugin.CodeDevice, "interface %s is missing in the pod", r.IfName)
 	}
-	var link kernel.Link
-	if ok = inPod.Peer != 0; ok {
-		if link, ok, err = host.LinkByIndex(inPod.Peer); err != nil {
-			return kernel.Link{}, err
-		}
+	link, ok, err := host.PeerOf(inPod, r.Netns)
+	if err != nil {
+		return kernel.Link{}, err
 	}
-	if !ok || !paired(link, inPod) {
+	if !ok {
 		return kernel.Link{}, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "interface %s has no veth or netkit peer on the node", r.IfName),
 			"bandwidth needs a main plugin that makes a pair of links, such as bridge or ptp")
 	}
-	return link, nil
+	other, err := namedInstead(r, host, link)
+	if err == nil && other != "" {
+		err = plugin.Errorf(plugin.CodeDevice, "the host side of interface %s is %s, and prevResult names %s", r.IfName, link.Name, other)
+	}
+	return link, err
 }
 
-// paired tells whether two links, of two namespaces, are the ends of one pair.
-func paired(a, b kernel.Link) bool {
-	return (a.Kind == "veth" || a.Kind == "netkit") && a.Kind == b.Kind && a.Peer == b.Index && b.Peer == a.Index
+// namedInstead returns a link that leads into the pod and that prevResult names, if prevResult does not name the link.
+func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
+	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
+		return "", nil
+	}
+	for _, i := range r.Prev.Interfaces {
+		if i.Sandbox != "" {
+			continue
+		}
+		named, ok, err := host.Link(i.Name)
+		if err == nil && ok {
+			ok, err = host.LeadsInto(named, r.Netns)
+		}
+		if err != nil || ok {
+			return i.Name, err
+		}
+	}
+	return "", nil
 }
 
 func del(r *plugin.Request) error {

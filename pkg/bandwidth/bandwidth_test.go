@@ -285,10 +285,12 @@ func TestSecondInterface(t *testing.T) {
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt1", Pod: "net1", Netns: netns})
 	l.must(err)
 	defer func() { l.must(l.host.DelLink("bwt1")) }()
+	second := []any{"CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6), "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{
+		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.pod.Path}}}}
 	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("ADD", "a", "CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6)))
+	l.ok(l.call("ADD", "a", second...))
 	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("CHECK", "a", "CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6)))
+	l.ok(l.call("CHECK", "a", second...))
 	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1"))
 	l.ok(l.call("CHECK", "a"))
 	l.ok(l.call("DEL", "a"))

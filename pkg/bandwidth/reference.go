@@ -59,6 +59,9 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	if err != nil || !ok {
 		return err
 	}
+	if taken, err := claimed(func(st state) bool { return st.Index == link.Index }); taken || err != nil {
+		return err
+	}
 	_, shaped, err := host.Shaped(link)
 	if err == nil && shaped {
 		err = host.Unshape(link)
@@ -76,11 +79,11 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	if err != nil {
 		return err
 	}
-	if taken, err := claimed(name); taken || err != nil {
+	if taken, err := claimedDevice(name); taken || err != nil {
 		return err
 	}
 	if used {
-		if serves, err := mayServe(r, from, name); !serves || err != nil {
+		if serves, err := mayServe(r, host, from, name); !serves || err != nil {
 			return err
 		}
 		if err := host.DelRedirect(from, ifb, true); err != nil {
@@ -98,7 +101,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
-		if taken, err := claimed(p.To.Name); taken || err != nil { // the record's lock guards it
+		if taken, err := claimedDevice(p.To.Name); taken || err != nil { // the record's lock guards it
 			errs = append(errs, err)
 			continue
 		}
@@ -113,19 +116,24 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// claimed tells whether a device is that of an attachment with a record.
-func claimed(name string) (bool, error) {
+// claimed reports whether an attachment has a record of limits that matches.
+func claimed(matches func(state) bool) (bool, error) {
 	records, err := attachment.All()
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
 		var st state
-		return rec.Plugin == pluginName && json.Unmarshal(rec.State, &st) == nil && st.IFB == name
+		return rec.Plugin == pluginName && json.Unmarshal(rec.State, &st) == nil && matches(st)
 	}), err
+}
+
+// claimedDevice reports whether a device is that of an attachment with a record.
+func claimedDevice(name string) (bool, error) {
+	return claimed(func(st state) bool { return st.IFB == name })
 }
 
 // mayServe tells whether the link that is redirected to a device can be the host side of the pod's interface, under whatever name the pod
 // has it by now. A device that is named by eth0 can be that of the reference for another interface, or eth0's own. Without a namespace
 // the name has to do; a pod that lives all the same keeps its traffic, as the redirect goes first.
-func mayServe(r *plugin.Request, link kernel.Link, device string) (bool, error) {
+func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil
 	}
@@ -135,7 +143,10 @@ func mayServe(r *plugin.Request, link kernel.Link, device string) (bool, error) 
 	}
 	defer pod.Close()
 	inPod, ok, err := pod.LinkByIndex(link.Peer)
-	if !ok || err != nil || !paired(link, inPod) {
+	if err == nil && ok {
+		ok, err = host.Paired(link, inPod, r.Netns)
+	}
+	if !ok || err != nil {
 		return false, err
 	}
 	return device == ifbName(attachment.KeyOf(r)) || inPod.Name == r.IfName, nil

@@ -82,7 +82,7 @@ func (j *job) recordedRoutes(l *layer3) error {
 	return nil
 }
 
-// observe finds the links. The host side is the peer of the pod side, by ifindex, whatever its name.
+// observe finds the links. The host side is the peer of the pod side by the kernel's word, whatever its name.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -95,7 +95,7 @@ func (j *job) observe() (w wiring, err error) {
 	} else if !ok || w.pod.Kind != "veth" {
 		return w, differs("%s is missing in the pod, or is no veth", j.r.IfName)
 	}
-	if w.host, ok, err = j.host.LinkByIndex(w.pod.Peer); err != nil {
+	if w.host, ok, err = j.host.PeerOf(w.pod, j.r.Netns); err != nil {
 		return w, err
 	} else if !ok {
 		return w, differs("the host side of %s is missing", j.r.IfName)

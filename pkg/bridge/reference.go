@@ -87,15 +87,11 @@ func isAnothers(r *plugin.Request, name string) bool {
 // proven tells whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
 // keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration.
 func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error) {
-	var side kernel.Link
-	var ok bool
-	if link.Kind == "veth" && link.Peer != 0 {
-		var err error
-		if side, ok, err = host.LinkByIndex(link.Peer); err != nil {
-			return false, err
-		}
-		ok = ok && side.Kind == "veth" && side.Peer == link.Index
+	side, ok, err := host.PeerOf(link, r.Netns)
+	if err != nil {
+		return false, err
 	}
+	ok = ok && link.Kind == "veth"
 	if ok && isAnothers(r, side.Name) {
 		return false, nil
 	}

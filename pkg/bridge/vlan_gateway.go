@@ -60,11 +60,10 @@ func rulesOf(bridge, link kernel.Link) kernel.VLANGateway {
 
 // portOf returns the other end of a veth pair of the node.
 func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
-	if link.Kind != "veth" || link.Peer == 0 {
+	if link.Kind != "veth" {
 		return port, false, nil
 	}
-	port, ok, err = j.host.LinkByIndex(link.Peer)
-	return port, ok && port.Kind == "veth" && port.Peer == link.Index, err // the index may be that of a link in another namespace
+	return j.host.PeerOf(link, nil)
 }
 
 func (j *job) ensureGatewayPort(bridge, link, port kernel.Link) error {

@@ -97,7 +97,7 @@ func applied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket)
 		if err != nil {
 			return err
 		}
-		peer, _, err := host.LinkByIndex(eth0.Peer)
+		peer, _, err := host.PeerOf(eth0, pod)
 		if err != nil {
 			return err
 		}

@@ -27,8 +27,10 @@ type Link struct {
 	Runs   bool // it is up, and the kernel has seen its carrier, so that frames pass (IF_OPER_UP of RFC 2863)
 	Promis bool
 	Master int // ifindex of the bridge, or 0
-	Peer   int // ifindex of the other end, in whichever namespace that is, or 0
-	Port   BridgePort
+	Peer   int // ifindex of the other end, in whichever namespace that is, or 0: a hint, PeerOf is evidence
+	// PeerNetns is the ID of the other end's namespace (ip-netns(8)), or -1 for the link's own.
+	PeerNetns int
+	Port      BridgePort
 	// AllMulti is what an admin set; Promis is on for a bridge port, too.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
@@ -187,7 +189,7 @@ func parseLink(message []byte) (Link, error) {
 	}
 	a := l.Attrs()
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
-		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex,
+		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0, Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,

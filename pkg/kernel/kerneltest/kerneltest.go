@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -190,6 +191,25 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	for _, line := range diff {
 		t.Errorf("leak: %s", line)
 	}
+}
+
+// ForgePair makes a pair of links of a kind, veth or netkit, with names and indexes of the caller's choice, both in the namespace that the
+// caller is in, as a tenant with CAP_NET_ADMIN there may.
+func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
+	const peerInfo = 1 // VETH_INFO_PEER, IFLA_NETKIT_PEER_INFO
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(index)
+	req.AddData(header)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(kind))
+	end := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(peerInfo, nil)
+	nl.NewIfInfomsgChild(end, unix.AF_UNSPEC).Index = int32(peerIndex)
+	end.AddRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(peer))
+	req.AddData(info)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // Flood sends frames of 1,134 bytes by a link of the namespace that the caller is in, and does not care for those that are dropped.

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bandwidth
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// attack is a victim with limits, and a tenant whose eth0 has the indexes of the victim's pair. The kernel counts the links of each
+// namespace for itself, so a tenant may choose these numbers. The tenant's own pair is bwt1 and real0.
+type attack struct{ victim, tenant lab }
+
+// connectPair connects the pod again, by a pair of a kind. Its end keeps the index that it had on the host, so pods have different ones.
+func (l *lab) connectPair(kind string) {
+	l.Helper()
+	name := l.hostSide.Name
+	l.must(l.host.DelLink(name), kerneltest.ForgePair(kind, name, 0, "kt-moving", 0))
+	netns, err := os.Open(l.pod.Path)
+	l.must(err)
+	defer netns.Close()
+	l.must(l.host.MoveLink(l.link("kt-moving"), netns, "eth0"))
+	l.hostSide = l.link(name)
+	l.must(l.host.SetUp(l.hostSide))
+}
+
+// prepare connects victim and tenant; the victim has limits.
+func prepare(t *testing.T, kind string) (a attack, ok bool) {
+	a = attack{victim: connectedAs(t, "bwt0"), tenant: connectedAs(t, "bwt1")}
+	err := kerneltest.ForgePair(kind, "kt-probe0", 0, "kt-probe1", 0)
+	if !kerneltest.Feature(t, !errors.Is(err, unix.EOPNOTSUPP), kind) {
+		return a, false
+	}
+	a.victim.must(err, a.victim.host.DelLink("kt-probe0"))
+	a.tenant.connectPair(kind)
+	a.victim.connectPair(kind)
+	a.victim.ok(a.victim.call("ADD", "a"))
+	a.unharmed("before")
+	return a, true
+}
+
+// strike replaces the tenant's eth0.
+func (a attack) strike(kind string) {
+	a.tenant.Helper()
+	a.tenant.must(a.tenant.pod.Do(func() error {
+		own, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetName(own, "real0"), kerneltest.ForgePair(kind, "eth0", a.victim.hostSide.Peer, "q", a.victim.hostSide.Index))
+	}))
+}
+
+func (a attack) unharmed(when string) {
+	a.victim.Helper()
+	if got := a.victim.applied("a"); got != "20000000/10000000 redirected true" {
+		a.victim.Errorf("%s: the victim has %s", when, got)
+	}
+	a.victim.ok(a.victim.call("CHECK", "a"))
+}
+
+// TestForgedPeer (C-50): a tenant that gives its interface the indexes of another pod's pair reaches nothing of that pod by any verb.
+func TestForgedPeer(t *testing.T) {
+	own, slow := limits(20e6, 10e6), limits(1000, 1000)
+	reject := func(verb string, config object) func(attack) {
+		return func(a attack) {
+			a.tenant.fails(a.tenant.call(verb, "b", "runtimeConfig", config), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+		}
+	}
+	for what, c := range map[string]struct {
+		recorded bool // the tenant had limits before
+		act      func(attack)
+	}{
+		"ADD":       {false, reject("ADD", slow)},
+		"ADD again": {true, reject("ADD", slow)},
+		"CHECK":     {true, reject("CHECK", own)},
+		"CHECK without a record": {false, func(a attack) {
+			a.tenant.fails(a.tenant.call("CHECK", "b", "runtimeConfig", limits(20e6, 0)), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+		}},
+		"DEL":                                   {true, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b")) }},
+		"DEL without a record":                  {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b")) }},
+		"DEL without a record and a prevResult": {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "prevResult", nil)) }},
+		"DEL, wrong configuration":              {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "runtimeConfig", limits(-1, 0))) }},
+		"DEL, the name of the victim's device":  {false, (attack).delSameName},
+		"reload":                                {true, func(a attack) { a.tenant.must(Restore(a.tenant.host, discard())) }},
+		"reload after the limits were lost":     {true, (attack).restoreLost},
+		"an admin":                              {true, (attack).setByAdmin},
+		"GC":                                    {true, (attack).collect},
+		"DEL without a namespace, without record": {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "CNI_NETNS", "")) }},
+	} {
+		for _, kind := range []string{"veth", "netkit"} {
+			t.Run(what+"/"+kind, func(t *testing.T) {
+				a, ok := prepare(t, kind)
+				if !ok {
+					return
+				}
+				if c.recorded {
+					a.tenant.ok(a.tenant.call("ADD", "b"))
+				}
+				a.strike(kind)
+				c.act(a)
+				if _, ok, err := a.victim.host.Link(a.victim.ifb("a")); what == "DEL, the name of the victim's device" {
+					if !ok || err != nil {
+						t.Errorf("the victim's device is gone: %v", err)
+					}
+				} else {
+					a.unharmed("after")
+				}
+				a.tenant.ok(a.tenant.call("DEL", "b"))
+				a.victim.ok(a.victim.call("DEL", "a"))
+			})
+		}
+	}
+}
+
+// delSameName is DEL of an attachment whose device has the name of the victim's, as network and container ID joined are the same text.
+func (a attack) delSameName() {
+	a.victim.lose(a.victim.key("a"))
+	twin := a.tenant
+	twin.conf = twin.conf.With("name", "ne")
+	twin.ok(twin.call("DEL", "ta", "prevResult", nil))
+}
+
+func (a attack) restoreLost() {
+	host := a.tenant.host
+	a.tenant.must(host.Unshape(a.tenant.hostSide), host.DelRedirect(a.tenant.hostSide, kernel.Link{}, true), host.DelLink(a.tenant.ifb("b")), Restore(host, discard()))
+	if s, ok, err := host.Shaped(a.tenant.hostSide); !ok || s.Rate != 20e6 || err != nil {
+		a.tenant.Errorf("the tenant has %s, %t, %v", s, ok, err)
+	}
+}
+
+func (a attack) setByAdmin() {
+	a.tenant.must(Set(a.tenant.host, a.tenant.key("b"), new(uint64(1000)), new(uint64(1000))))
+	if s, ok, err := a.tenant.host.Shaped(a.tenant.hostSide); !ok || s.Rate != 1000 || err != nil {
+		a.tenant.Errorf("the tenant has %s, %t, %v", s, ok, err)
+	}
+}
+
+func (a attack) collect() {
+	a.tenant.must(kerneltest.Age(kerneltest.StateDirs()...))
+	a.tenant.ok(a.tenant.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	if _, ok, err := a.tenant.host.Shaped(a.tenant.hostSide); ok || err != nil {
+		a.tenant.Errorf("the tenant's limit is left: %v", err)
+	}
+}
+
+// TestExchangedNames (C-50): a tenant with two interfaces that exchanges their names gets neither limit changed by ADD or DEL of the other.
+func TestExchangedNames(t *testing.T) {
+	l := newLab(t)
+	netns, err := os.Open(l.pod.Path)
+	l.must(err)
+	defer netns.Close()
+	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt1", Pod: "net1", MTU: 1400, Netns: netns})
+	l.must(err)
+	defer func() { l.must(l.host.DelLink("bwt1")) }()
+	l.ok(l.call("ADD", "a"))
+	exchange := func() error {
+		var errs []error
+		for _, names := range [][2]string{{"eth0", "x"}, {"net1", "eth0"}, {"x", "net1"}} {
+			link, err := netlink.LinkByName(names[0])
+			if errs = append(errs, err); err == nil {
+				errs = append(errs, netlink.LinkSetName(link, names[1]))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	l.must(l.pod.Do(exchange))
+	second := []any{"CNI_IFNAME", "net1", "runtimeConfig", limits(1e9, 1e9), "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{
+		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.pod.Path}}}}
+	l.fails(l.call("ADD", "a", second...), plugin.CodeDevice, "the host side of interface net1 is bwt0, and prevResult names bwt1")
+	l.ok(l.call("DEL", "a", second...))
+	l.ok(l.call("DEL", "a", append(second, "prevResult", nil)...))
+	if got := l.applied("a"); got != "20000000/10000000 redirected true" {
+		t.Errorf("eth0 has %s", got)
+	}
+	l.ok(l.call("DEL", "a"))
+	l.must(l.pod.Do(exchange))
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+	"net"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// forge replaces the pod's eth0 by one end of a pair inside the pod, with the indexes of the victim's pair, and gives it the MAC, addresses
+// and routes of the result.
+func (a attached) forge(victim attached) error {
+	host, err := netlink.LinkByName(victim.hostVeth())
+	if err != nil {
+		return err
+	}
+	return a.pod.Do(func() error {
+		own, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		mac := own.Attrs().HardwareAddr
+		if err := errors.Join(netlink.LinkDel(own), kerneltest.ForgePair("veth", "eth0", host.Attrs().ParentIndex, "q", host.Attrs().Index)); err != nil {
+			return err
+		}
+		var errs []error
+		for name, mac := range map[string]net.HardwareAddr{"eth0": mac, "q": nil} {
+			link, err := netlink.LinkByName(name)
+			if errs = append(errs, err); err == nil && mac != nil {
+				errs = append(errs, netlink.LinkSetHardwareAddr(link, mac))
+			}
+			errs = append(errs, netlink.LinkSetUp(link))
+		}
+		link, err := netlink.LinkByName("eth0")
+		if err := errors.Join(append(errs, err)...); err != nil {
+			return err
+		}
+		for _, ip := range a.result.IPs {
+			errs = append(errs, netlink.AddrAdd(link, &netlink.Addr{IPNet: &ip.Address, Flags: unix.IFA_F_NODAD}),
+				netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: ip.Gateway}))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// TestForgedPeer (C-50, C-61): a tenant that gives its interface the indexes of another pod's pair is not connected, and CHECK says so. DEL of the
+// tenant, with and without a record, leaves the other pod alone.
+func TestForgedPeer(t *testing.T) {
+	l := newLab(t)
+	victim, tenant := l.add("victim"), l.other().add("tenant")
+	l.ok(tenant.check())
+	if err := tenant.forge(victim); err != nil {
+		t.Fatal(err)
+	}
+	l.fails(tenant.check(), plugin.CodeStateDiffers, "the host side of eth0 is missing")
+	l.ok(victim.check())
+	tenant.loseRecord()
+	l.ok(tenant.call("DEL", "tenant", "prevResult", tenant.prev))
+	l.ok(victim.check())
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"os"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestPeerOf: the other end of a pair is found in its namespace, and a pair that only has the indexes of another is not taken for it.
+func TestPeerOf(t *testing.T) {
+	w := newWire(t)
+	pod, err := w.pod.File()
+	mustDo(t, err)
+	defer pod.Close()
+	other := kerneltest.NewPod(t)
+	elsewhere, err := os.Open(other.Path)
+	mustDo(t, err)
+	defer elsewhere.Close()
+	// Both ends in the other namespace, with the indexes of the pair between host and pod.
+	mustDo(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
+	inOther, err := Open(elsewhere)
+	mustDo(t, err)
+	defer inOther.Close()
+	forged := mustLink(t, inOther, "eth0")
+	mustDo(t, kerneltest.ForgePair("veth", "ktlocal0", 0, "ktlocal1", 0))
+	defer func() { mustDo(t, w.host.DelLink("ktlocal0")) }()
+	for what, c := range map[string]struct {
+		end   Link
+		netns *os.File
+		want  string
+	}{
+		"pod's end":                               {w.podSide, pod, w.hostSide.Name},
+		"pod's end, as if of another namespace":   {w.podSide, elsewhere, ""},
+		"pod's end, as if of the node's":          {w.podSide, nil, ""},
+		"indexes of another pair":                 {forged, elsewhere, ""},
+		"indexes of another pair, and its netns":  {forged, pod, w.hostSide.Name}, // the namespace is the caller's word
+		"pair of the node":                        {mustLink(t, w.host, "ktlocal0"), nil, "ktlocal1"},
+		"pair of the node, as if of a pod":        {mustLink(t, w.host, "ktlocal0"), pod, ""},
+		"host's end, whose peer is elsewhere":     {w.hostSide, nil, ""},
+		"a link without a peer":                   {w.bridge, nil, ""},
+		"a link without a peer, as if of the pod": {w.bridge, pod, ""},
+	} {
+		if link, ok, err := w.host.PeerOf(c.end, c.netns); link.Name != c.want || ok != (c.want != "") || err != nil {
+			t.Errorf("%s: %q, %t, %v, want %q", what, link.Name, ok, err, c.want)
+		}
+	}
+}
