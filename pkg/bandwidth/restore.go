@@ -13,8 +13,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore brings back the limits of all attachments of the node whose pod lives, after another program removed what makes them. What is
-// there is left alone, whatever it says. One attachment that cannot be restored does not keep the others from it.
+// Restore restores the limits of all attachments of the node whose pod lives, after another program removed the token bucket, device or
+// redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored does
+// not stop the restoring of the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	records, err := attachment.All()
 	buckets, e := host.Buckets()
