@@ -93,7 +93,12 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	nic := kerneltest.RealNIC(t, 0)
 	driver := driverOf(t, "/sys", pf)
 	l := newLab(t, "/sys", `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["`+nic.PF+`"]}}]}`)
-	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(l.log)
+		}
+		kerneltest.SetNumVFs(t, pf, 0)
+	})
 	for range 2 {
 		l.ids("example.com/dpdk")
 		kerneltest.SetNumVFs(t, pf, 2)
@@ -111,4 +116,24 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 		}
 		kerneltest.SetNumVFs(t, pf, 0)
 	}
+}
+
+// TestDriverLoadedLater: a VF whose driver is loaded after the first attempt gets it at the next look, not minutes later.
+func TestDriverLoadedLater(t *testing.T) {
+	sysfs := twoPFs(t)
+	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")
+	if err := os.Remove(folder); err != nil {
+		t.Fatal(err)
+	}
+	pcitest.Kernel{}.Start(t, sysfs)
+	l := newLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	l.logged("a device is not as the configuration wants it", vf00, "the driver is not loaded")
+	l.logged("a device is not as the configuration wants it", vf01, "the driver is not loaded")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l.hup()
+	kerneltest.Await(t, "the VFs have VFIO", func() bool {
+		return driverOf(t, sysfs, vf00) == "vfio-pci" && driverOf(t, sysfs, vf01) == "vfio-pci"
+	})
 }

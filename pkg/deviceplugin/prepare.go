@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"time"
@@ -38,7 +39,8 @@ func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
 				delete(told, a)
 				return
 			}
-			if !errors.Is(err, errInUse) { // that may end at any moment
+			// Use may end, a driver be loaded and a VF made again at any moment.
+			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
 			if told[a] != err.Error() {
