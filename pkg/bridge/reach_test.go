@@ -13,34 +13,48 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce: the first IPv6 packets between a new pod and its neighbours pass, however late the kernel does what the request to
-// add an address leaves to its work queue. A lost neighbour solicitation costs a second.
+// TestNeighboursReachAtOnce: a new pod gets neighbour solicitations once its addresses are configured, however late the kernel does what the
+// request to add an address leaves to its work queue. A lost solicitation costs a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
-	other := l.other()
-	stays := other.add("stays")
 	fill := kerneltest.DelayAddresses(t)
-	for i := range 5 {
+	for i := range 10 {
+		address := netip.MustParsePrefix(fmt.Sprintf("fd00:70::5:%d/64", 10+i))
 		l := l.other()
-		fill()
-		a := l.add(fmt.Sprint("in", i))
-		l.answers(other.pod, a.result.IPs[1].Address.IP.String())
-		l = l.other()
-		fill()
-		l.add(fmt.Sprint("out", i))
-		l.answers(l.pod, stays.result.IPs[1].Address.IP.String())
+		l.configures("pod", func(j *job, w wiring) error {
+			fill()
+			err := j.configure(w, layer3{Plan: ipam.Plan{Addresses: []netip.Prefix{address}}})
+			l.solicited(l.pod.Do, address)
+			return err
+		})
 	}
 }
 
-// TestGatewayAnswersAtOnce: so do those between the first pod of a network and its gateway.
+// TestGatewayAnswersAtOnce: so does the node for a new gateway address.
 func TestGatewayAnswersAtOnce(t *testing.T) {
 	l := bareLab(t, "bridge", "btgw")
 	t.Cleanup(func() { _ = onHost("btgw", netlink.LinkDel) })
 	fill := kerneltest.DelayAddresses(t)
+	here := func(f func() error) error { return f() }
+	l.configures("first", func(j *job, w wiring) (err error) {
+		for i := range 10 {
+			gateway := netip.MustParsePrefix(fmt.Sprintf("fd00:70:%d::5:%d/64", i, 10+i))
+			fill()
+			err = errors.Join(err, j.gateway(w, layer3{gateways: []netip.Prefix{gateway}}))
+			l.solicited(here, gateway)
+		}
+		return err
+	})
+}
+
+// configures runs a part of ADD on a pod that is wired, and deletes the pod.
+func (l lab) configures(id string, part func(*job, wiring) error) {
+	l.Helper()
 	l.plugin.Add = func(r *plugin.Request) (*types100.Result, error) {
 		j, err := bridge{}.open(r)
 		if err != nil {
@@ -51,17 +65,24 @@ func TestGatewayAnswersAtOnce(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		for i := range 5 {
-			fill()
-			gateway := netip.MustParsePrefix(fmt.Sprintf("fd00:70:%d::5:%d/64", i, 10+i))
-			err = errors.Join(err, j.gateway(w, layer3{gateways: []netip.Prefix{gateway}}))
-			groups, readErr := os.ReadFile("/proc/thread-self/net/igmp6")
-			if err = errors.Join(err, readErr); !strings.Contains(string(groups), fmt.Sprintf("ff0200000000000000000001ff0500%d", 10+i)) {
-				t.Errorf("the node is not in the solicited-node group of %s", gateway)
-			}
-		}
-		return &types100.Result{CNIVersion: "1.1.0"}, err
+		return &types100.Result{CNIVersion: "1.1.0"}, part(j, w)
 	}
-	l.ok(l.call("ADD", "first"))
-	l.ok(l.call("DEL", "first"))
+	o := l.call("ADD", id)
+	l.ok(l.call("DEL", id))
+	l.ok(o)
+}
+
+// solicited fails the test unless a namespace is in the solicited-node group of an address (RFC 4291 section 2.7.1).
+func (l lab) solicited(within func(func() error) error, address netip.Prefix) {
+	l.Helper()
+	group := "ff0200000000000000000001ff" + strings.ReplaceAll(address.Addr().StringExpanded()[32:], ":", "")
+	if err := within(func() error {
+		groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
+		if !strings.Contains(string(groups), group) {
+			l.Errorf("%s: not in its solicited-node group", address)
+		}
+		return err
+	}); err != nil {
+		l.Error(err)
+	}
 }

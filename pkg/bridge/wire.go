@@ -202,16 +202,18 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers for new addresses of a link.
+// awaitAddresses waits until a namespace answers for new addresses of a link. A node that takes longer has thousands of addresses to add: this one
+// will come, and another try would add to them.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
 			return err
 		}
 	}
+	until := time.Now().Add(addressTimeout)
 	for _, a := range addresses {
-		if err := in.AwaitAddress(a.Addr(), addressTimeout); err != nil {
-			return err
+		if err := in.AwaitAddress(a.Addr(), until); err != nil {
+			j.r.Log.Warn("a new address cannot be reached yet; no action is needed", "interface", link.Name, "error", err)
 		}
 	}
 	return nil
