@@ -211,10 +211,15 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == link.Index, nil
 }
 
-// RouteTo returns the ifindex of the link through which an address is reached.
+// RouteTo returns the ifindex of the link through which an address is reached. NoRoute reports whether an error of it says that no link is.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)
 	return route.LinkIndex, err
+}
+
+// NoRoute reports whether an error of RouteTo says that there is no route, or one that refuses packets (unreachable, prohibit, blackhole).
+func NoRoute(err error) bool {
+	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
 
 func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {

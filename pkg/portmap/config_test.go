@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
@@ -215,29 +214,6 @@ func TestSamePort(t *testing.T) {
 				t.Errorf("%s: %v", list, err)
 			}
 		}
-	}
-}
-
-// TestParseMany (S-15): many mappings cost what they are, not their square.
-func TestParseMany(t *testing.T) {
-	var entries []string
-	for i := range 10000 {
-		entries = append(entries, fmt.Sprintf(`{"hostPort":%d,"containerPort":%d}`, 1+i, 1+i))
-	}
-	start := time.Now()
-	c, err := parsed(mappings(append(entries, entries...)...))
-	if err != nil || len(c.Mappings) != 20000 {
-		t.Fatalf("%d mappings, %v", len(c.Mappings), err)
-	}
-	ports := c.hostPorts([]netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")})
-	if len(kernel.Singles(ports)) != 20000 || len(ports) != 2 {
-		t.Errorf("%d ports", len(ports))
-	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("took %s", took)
-	}
-	if _, err := parsed(mappings(append(entries, `{"hostPort":9999,"containerPort":1}`)...)); err == nil || !strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
-		t.Errorf("got %v", err)
 	}
 }
 

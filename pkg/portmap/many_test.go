@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -39,6 +40,39 @@ func TestManyPorts(t *testing.T) {
 	nat[chain] = nat[chain][1:]
 	if checkRules(nat, chain, ports) == nil {
 		t.Error("a missing rule is not seen")
+	}
+}
+
+// TestParseMany (S-15): many mappings cost what they are, not their square.
+func TestParseMany(t *testing.T) {
+	entries := func(n int) (list []string) {
+		for i := range n {
+			list = append(list, fmt.Sprintf(`{"hostPort":%d,"containerPort":%d}`, 1+i, 1+i))
+		}
+		return list
+	}
+	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
+	took := func(n int) time.Duration {
+		text := mappings(append(entries(n), entries(n)...)...)
+		start := time.Now()
+		c, err := parsed(text)
+		if err != nil || len(c.Mappings) != 2*n {
+			t.Fatalf("%d mappings, %v", len(c.Mappings), err)
+		}
+		if ports := c.hostPorts(pod); len(kernel.Singles(ports)) != 2*n || len(ports) != 2 {
+			t.Errorf("%d ports", len(ports))
+		}
+		return time.Since(start)
+	}
+	few, many := time.Hour, time.Hour
+	for range 5 {
+		few, many = min(few, took(1250)), min(many, took(10000))
+	}
+	if many > 32*few { // 8 times as many: 8 when each costs the same, 64 when each is compared with all
+		t.Errorf("10,000 mappings took %s, 1,250 took %s", many, few)
+	}
+	if _, err := parsed(mappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil || !strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -137,7 +137,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := checkHostIPs(r, host, st.Ports); err != nil {
 		return nil, err
 	}
-	if err := cfg.plan(host, &st, pod); err != nil {
+	if err := cfg.plan(r, host, &st, pod); err != nil {
 		return nil, err
 	}
 	var undo plugin.Undo
@@ -160,10 +160,17 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 }
 
 // plan completes the state with what the node tells of the pod.
-func (c Config) plan(host *kernel.Node, st *state, pod []netip.Prefix) error {
-	link, err := linkTo(host, pod[0].Addr())
+func (c Config) plan(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
+	if c.Backend == "iptables" {
+		st.Rules = c.rules(pod)
+	}
+	link, ok, err := linkTo(host, pod)
 	if err != nil {
 		return err
+	}
+	if !ok {
+		r.Log.Warn("the node has no route to the pod; its hostPorts work once there is one, but not from 127.0.0.1", "addresses", pod)
+		return nil
 	}
 	if link.Kind == "bridge" {
 		st.Bridge = link.Name
@@ -177,9 +184,6 @@ func (c Config) plan(host *kernel.Node, st *state, pod []netip.Prefix) error {
 		} else {
 			st.Localhost = link.Name
 		}
-	}
-	if c.Backend == "iptables" {
-		st.Rules = c.rules(pod)
 	}
 	return nil
 }
@@ -275,17 +279,23 @@ func delFlows(host *kernel.Node, ports []kernel.HostPort) {
 	}
 }
 
-// linkTo returns the interface behind which the pod is.
-func linkTo(host *kernel.Node, addr netip.Addr) (kernel.Link, error) {
-	index, err := host.RouteTo(addr)
-	if err != nil {
-		return kernel.Link{}, err
+// linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
+func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
+	for _, p := range pod {
+		index, err := host.RouteTo(p.Addr())
+		if kernel.NoRoute(err) {
+			continue
+		}
+		if err != nil {
+			return kernel.Link{}, false, err
+		}
+		link, ok, err = host.LinkByIndex(index)
+		if err == nil && !ok {
+			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr())
+		}
+		return link, ok, err
 	}
-	link, ok, err := host.LinkByIndex(index)
-	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", addr)
-	}
-	return link, err
+	return kernel.Link{}, false, nil
 }
 
 func check(r *plugin.Request) error {
