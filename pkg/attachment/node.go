@@ -40,18 +40,33 @@ func Any(plugin string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(networks, func(network string) bool { return AnyIn(network, plugin) }), nil
+	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), nil
 }
 
-// AnyIn reports whether a plugin has a record in a network. It reads names alone.
-func AnyIn(network, plugin string) bool {
+// AnyIn returns one of the records that a plugin has in a network; ok is false when it has none. It reads one file.
+func AnyIn(network, plugin string) (rec Record, ok bool) {
+	dir, err := store.Open(folder(network))
+	if err != nil {
+		return Record{}, false
+	}
+	defer dir.Close()
+	for _, name := range recordFiles(network, plugin) {
+		if rec, err = readRecord(dir, name); err == nil {
+			return rec, true
+		}
+	}
+	return Record{}, false
+}
+
+// recordFiles returns the names of the files of a plugin's records in a network.
+func recordFiles(network, plugin string) []string {
 	f, err := os.Open(folder(network))
 	if err != nil {
-		return false
+		return nil
 	}
 	defer f.Close()
 	names, _ := f.Readdirnames(-1)
-	return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, plugin+"-") })
+	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, plugin+"-") })
 }
 
 // AllOf returns the records that a plugin has in all networks.

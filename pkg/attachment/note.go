@@ -39,6 +39,12 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 // Unnote removes the mark.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
 
+// NotedIn returns the text of a network's mark without its lock; ok is false when it has none.
+func NotedIn(network, mark string) (text string, ok bool) {
+	data, err := os.ReadFile(filepath.Join(folder(network), "."+mark))
+	return string(data), err == nil
+}
+
 // NotedBy returns a network that has a mark.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()

@@ -267,7 +267,14 @@ func del(r *plugin.Request) error {
 	}, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
-func gc(r *plugin.Request) error { return attachment.Collect(r, removeFromNode) }
+// gc also restores the limits of the other attachments. STATUS does not: a look at all qdiscs of a node every few seconds costs too much.
+func gc(r *plugin.Request) error {
+	err := attachment.Collect(r, removeFromNode)
+	if lost := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, r.Log) }); lost != nil {
+		r.Log.Warn("limits could not be restored", "error", lost)
+	}
+	return err
+}
 
 func removeFromNode(att *attachment.Attachment, st state) error {
 	return kernel.WithHost(func(host *kernel.Node) error { return remove(host, att, st) })

@@ -263,7 +263,7 @@ func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
 	return b.ipam.Del(&as, name)
 }
 
-// status fails only when no ADD can work here.
+// status fails only when no ADD can work here. It restores flushed rules without waiting for a lock, and does not fail when it cannot.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -274,6 +274,7 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	defer host.Close()
+	cfg.restoreFlushed(host, r.Network, r.Log)
 	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}

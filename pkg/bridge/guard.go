@@ -4,6 +4,7 @@ package bridge
 
 import (
 	"encoding/json"
+	"log/slog"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -39,12 +40,12 @@ func (j *job) guard(g *kernel.Guard) error {
 	if has {
 		return j.host.EnsureGuard(*g)
 	}
-	return restoreGuards(j.host, *g)
+	return restoreGuards(j.host, j.r.Log, attachment.Waiting, *g)
 }
 
-// restoreGuards writes the rules and the guards of all recorded attachments anew, and those of more.
-func restoreGuards(host *kernel.Node, more ...kernel.Guard) error {
-	unlock, err := attachment.LockNode(guards)
+// restoreGuards writes the rules, the guards of all recorded attachments and those of more, if any of them is missing.
+func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...kernel.Guard) error {
+	unlock, err := locks.Node(guards)
 	if err != nil {
 		return err
 	}
@@ -53,6 +54,7 @@ func restoreGuards(host *kernel.Node, more ...kernel.Guard) error {
 	if err != nil {
 		return err
 	}
+	own := len(more)
 	for _, rec := range records {
 		var st state
 		if rec.Plugin == "bridge" && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
@@ -61,6 +63,12 @@ func restoreGuards(host *kernel.Node, more ...kernel.Guard) error {
 	}
 	if len(more) == 0 {
 		return nil
+	}
+	if lacks, err := host.LacksGuards(more); err != nil || !lacks {
+		return err
+	}
+	if restored := len(more) - own; restored > 0 {
+		log.Info("guards were flushed and are restored from the records", "attachments", restored)
 	}
 	return host.SetGuards(more)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -124,7 +125,13 @@ func allMasquerade(network string, cfg Masquerade) (kernel.Masquerade, error) {
 			all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
 		}
 	}
+	all.Sources, all.Local = once(all.Sources), once(all.Local) // pods share subnets
 	return all, nil
+}
+
+func once(prefixes []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
 }
 
 func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) kernel.Masquerade {

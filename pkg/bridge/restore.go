@@ -6,51 +6,99 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Restore brings back the rules of all attachments of the node, after somebody flushed them: what protects pods from one another first,
-// then masquerade. What is there is left alone.
-func Restore(host *kernel.Node) error {
-	errs := []error{restoreGuards(host)}
+// Restore restores the rules of all attachments of the node from the records, after a flush: guards first, which protect pods from one
+// another, then masquerade and the rules of VLAN gateways. It changes nothing that is in place.
+func Restore(host *kernel.Node, log *slog.Logger) error {
+	return restoreAll(host, log, attachment.Waiting)
+}
+
+func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	if pods, err := attachment.Any("bridge"); err != nil || !pods {
+		return err
+	}
+	errs := []error{restoreGuards(host, log, locks)}
 	networks, err := attachment.Networks()
 	errs = append(errs, err)
 	for _, network := range networks {
-		if err := restoreNetwork(host, network); err != nil {
+		if err := restoreNetwork(host, log, locks, network); err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", network, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func restoreNetwork(host *kernel.Node, network string) error {
+func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
 	// The key without a container is the lock of the network.
-	att, err := attachment.LockKey(attachment.Key{Network: network})
+	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return err
 	}
 	defer att.Close()
-	var errs []error
+	log = log.With("network", network)
+	errs := []error{restoreMasquerade(host, log, att)}
+	records, err := attachment.List(network, "bridge")
+	errs = append(errs, err, restoreVLANGateways(host, log, records))
+	for _, is4 := range []bool{true, false} {
+		errs = append(errs, restoreIPTables(host, log, records, is4))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreMasquerade writes the sets and the chain of a network that has pods, if any of it is missing.
+func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment) error {
 	var m Masquerade
-	if text, noted := att.Noted(masqueraded); noted && json.Unmarshal([]byte(text), &m) == nil {
-		all, err := allMasquerade(network, m)
-		if err == nil {
-			err = host.SetMasquerade(all)
+	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
+		return nil
+	}
+	all, err := allMasquerade(att.Network, m)
+	if err != nil || len(all.Sources) == 0 {
+		return err
+	}
+	missing, err := host.MissingMasquerade(all)
+	if err != nil {
+		return err
+	}
+	if has, err := host.HasMasquerade(att.Network); err != nil || has && missing.Empty() {
+		return err
+	}
+	log.Info("masquerade was flushed and is restored from the records")
+	return host.SetMasquerade(all)
+}
+
+// restoreVLANGateways writes the rules of the gateways that the pods of VLANs have.
+func restoreVLANGateways(host *kernel.Node, log *slog.Logger, records []attachment.Record) error {
+	var errs []error
+	seen := map[string]bool{}
+	for _, rec := range records {
+		var st state
+		if json.Unmarshal(rec.State, &st) != nil || st.VLANs.ID == 0 || len(st.Gateways) == 0 {
+			continue
+		}
+		name := vlanGateway(st.Bridge, st.VLANs.ID)
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		link, ok, err := host.Link(name)
+		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link)) != nil {
+			log.Info("the rules of a VLAN's gateway were flushed and are restored from the records", "gateway", name)
+			err = host.EnsureVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link))
 		}
 		errs = append(errs, err)
-	}
-	records, err := attachment.List(network, "bridge")
-	errs = append(errs, err)
-	for _, is4 := range []bool{true, false} {
-		errs = append(errs, restoreIPTables(host, records, is4))
 	}
 	return errors.Join(errs...)
 }
 
 // restoreIPTables writes the rules of pods that are masqueraded by iptables and have none.
-func restoreIPTables(host *kernel.Node, records []attachment.Record, is4 bool) error {
+func restoreIPTables(host *kernel.Node, log *slog.Logger, records []attachment.Record, is4 bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, rec := range records {
 		var st state
@@ -70,6 +118,52 @@ func restoreIPTables(host *kernel.Node, records []attachment.Record, is4 bool) e
 				lines = append(append(lines, nat.Deletions("POSTROUTING", chain)...), own...)
 			}
 		}
+		if len(lines) > 0 {
+			log.Info("masquerade was flushed and is restored from the records", "program", "iptables", "lines", len(lines))
+		}
 		return lines, nil
+	})
+}
+
+// restoreFlushed is Restore for STATUS: it looks at what a flush of tables removes, waits for no lock, and never fails.
+func (c Config) restoreFlushed(host *kernel.Node, network string, log *slog.Logger) {
+	if c.intact(host, network) {
+		return
+	}
+	host.TryLocks()
+	if err := restoreAll(host, log, attachment.Trying); err != nil && !attachment.Busy(err) {
+		log.Warn("rules of pods could not be restored", "error", err)
+	}
+}
+
+// intact reports whether the kernel has what a pod of the configuration shares with others, or the network has no pod. It reads one record at
+// most. What cannot be read counts as intact.
+func (c Config) intact(host *kernel.Node, network string) bool {
+	pod, ok := attachment.AnyIn(network, "bridge")
+	if !ok {
+		return true
+	}
+	if c.MACSpoofCheck || c.AntiSpoof {
+		if has, err := host.HasGuards(); err == nil && !has {
+			return false
+		}
+	}
+	if name := c.gatewayName(); name != c.Bridge {
+		link, ok, err := host.Link(name)
+		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: c.Bridge}, link)) != nil {
+			return false
+		}
+	}
+	var st state
+	if json.Unmarshal(pod.State, &st) != nil {
+		return true
+	}
+	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
+		if has, err := host.HasMasquerade(network); err == nil && !has {
+			return false
+		}
+	}
+	return st.Masquerade != "iptables" || !slices.ContainsFunc(st.Addresses, func(a netip.Prefix) bool {
+		return host.LacksNATChain(a.Addr().Is4(), masqueradeChain(pod.Key))
 	})
 }

@@ -15,8 +15,11 @@ func (c Config) gatewayName() string {
 	if c.VLANs.ID == 0 || !c.Gateway || c.IPAM == "" {
 		return c.Bridge
 	}
-	return fmt.Sprintf("%s.%d", c.Bridge, c.VLANs.ID)
+	return vlanGateway(c.Bridge, c.VLANs.ID)
 }
+
+// vlanGateway returns the name of the link that carries the gateway addresses of a VLAN.
+func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
 // ensureGatewayLink returns the link for gateway addresses: the bridge itself, or for a VLAN a veth whose other end is a port in that
 // VLAN. All pods of the VLAN share it, so it stays. Each step is done by whoever finds it undone: many first pods come at once.

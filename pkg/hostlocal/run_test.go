@@ -53,6 +53,7 @@ type answer struct {
 	Code   uint   `json:"code"`
 	Msg    string `json:"msg"`
 	Detail string `json:"details"`
+	log    string
 }
 
 // addresses joins the addresses of a result.
@@ -93,6 +94,7 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 	if (exit == 0) != (a.Code == 0) {
 		l.Errorf("%s: exit %d with %s", verb, exit, stdout.String())
 	}
+	a.log = stderr.String()
 	return a
 }
 

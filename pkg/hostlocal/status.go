@@ -4,16 +4,19 @@ package hostlocal
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"slices"
+	"strings"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 // status fails only when no ADD can work: an exhausted pool recovers by itself and must not take the node out of service, unless the
-// configuration says so. It takes no lock and writes nothing.
+// configuration says so. It takes no lock, and writes nothing but a mark when the pool has become exhausted or is so no longer.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -27,36 +30,60 @@ func status(r *plugin.Request) error {
 			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 		}
 	}
-	return cfg.room(r.Log)
+	full, err := cfg.exhausted(r.Log)
+	if err != nil {
+		return err
+	}
+	tellChange(r, full)
+	if len(full) > 0 && cfg.Strict {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s", full[0]), "strictStatus is set")
+	}
+	return nil
 }
 
-// room looks for a range set that has no address left.
-func (c Config) room(log *slog.Logger) error {
-	dir, err := store.Open(c.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// exhaustedMark begins the node's mark of a network whose pool is exhausted. It keeps what STATUS has logged, because each STATUS is a process of
+// its own and comes every few seconds.
+const exhaustedMark = "exhausted-"
+
+// tellChange logs that range sets are exhausted, or no longer, once for each change.
+func tellChange(r *plugin.Request, full []string) {
+	mark, text := exhaustedMark+r.Network, strings.Join(full, "\n")
+	told, noted := attachment.NodeNoted(mark)
+	var err error
+	switch {
+	case len(full) > 0 && told != text:
+		r.Log.Warn("no IP addresses available", "exhausted", full)
+		err = attachment.NoteNode(mark, text)
+	case len(full) == 0 && noted:
+		r.Log.Info("IP addresses are available again")
+		err = attachment.UnnoteNode(mark)
 	}
 	if err != nil {
-		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
+		r.Log.Debug("what was logged of the pool cannot be noted", "error", err)
+	}
+}
+
+// exhausted describes the range sets that have no address left.
+func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
+	dir, err := store.Open(c.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
 	defer dir.Close()
 	l := &leases{dir: dir, log: log}
 	taken, err := l.names()
 	if err != nil {
-		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
+		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	for _, set := range c.Sets {
-		usage, full := set.usage(taken)
-		if !full || l.collectable(set) {
-			continue
-		}
-		log.Warn("a range set is exhausted", "set", set, "usage", usage, "folder", c.Dir)
-		if c.Strict {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s: %s in %s", set, usage, c.Dir),
-				"strictStatus is set")
+		if usage, none := set.usage(taken); none && !l.collectable(set) {
+			full = append(full, fmt.Sprintf("%s: %s in %s", set, usage, c.Dir))
 		}
 	}
-	return nil
+	return full, nil
 }
 
 // collectable tells whether an ADD would find an address of a pod that is gone.

@@ -42,6 +42,35 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
+// TestStatusLogsChanges (F-47): a pool that is exhausted is one line in the log, however often STATUS comes, and one when it is so no longer.
+func TestStatusLogsChanges(t *testing.T) {
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
+	lines := func(says string) (n int) {
+		t.Helper()
+		for range 3 {
+			a := l.call("STATUS", "", "")
+			l.ok(a)
+			n += strings.Count(a.log, says)
+		}
+		return n
+	}
+	for range 2 {
+		l.ok(l.call("ADD", "a", ""))
+		if n := lines("level=WARN"); n != 0 {
+			t.Errorf("%d warnings of a pool with room", n)
+		}
+		l.ok(l.call("ADD", "b", ""))
+		if n := lines("level=WARN"); n != 1 {
+			t.Errorf("%d warnings in three calls, want 1", n)
+		}
+		l.ok(l.call("DEL", "b", ""))
+		if n := lines("available again"); n != 1 {
+			t.Errorf("%d lines when the pool has room again, want 1", n)
+		}
+		l.ok(l.call("DEL", "a", ""))
+	}
+}
+
 // TestC72StatusIsPassive (C-72): STATUS answers while another process holds the lock, and makes nothing.
 func TestC72StatusIsPassive(t *testing.T) {
 	l := newLab(t, one+`,"strictStatus":true`)

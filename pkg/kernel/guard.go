@@ -60,6 +60,28 @@ func (n *Node) HasGuards() (bool, error) {
 	return ok, needBridgeFamily(err)
 }
 
+// LacksGuards reports whether the rules or an entry of the guards is missing.
+func (n *Node) LacksGuards(guards []Guard) (bool, error) {
+	if has, err := n.HasGuards(); err != nil || !has {
+		return !has && err == nil, err
+	}
+	t, err := openGuards()
+	if err != nil {
+		return false, err
+	}
+	defer t.close()
+	for _, g := range guards {
+		want, err := g.elements()
+		if err != nil {
+			return false, err
+		}
+		if has, err := t.existing(want); err != nil || len(has) < len(want) {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
 // SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
 func (n *Node) SetGuards(guards []Guard) error {
 	bySet := map[string][]nftables.SetElement{}

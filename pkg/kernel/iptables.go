@@ -157,6 +157,20 @@ func iptablesName(is4 bool) string {
 	return "ip6tables"
 }
 
+// LacksNATChain reports whether the nat table of iptables certainly lacks a chain. It starts no program. It does not see the rules of
+// iptables-legacy, and so finds nothing missing where those are in use.
+func (n *Node) LacksNATChain(is4 bool, chain string) bool {
+	family := "ip"
+	if !is4 {
+		family = "ip6"
+	}
+	if hasLegacyNAT(is4) {
+		return false
+	}
+	has, err := n.HasChain(Chain{family, "nat", chain})
+	return err == nil && !has
+}
+
 // HasIPTables tells whether the iptables tools of a family are installed.
 func HasIPTables(is4 bool) bool {
 	_, err := iptablesBinary(iptablesName(is4) + "-restore")

@@ -154,6 +154,12 @@ func (n *Node) opened() (links []string, err error) {
 	return links, err
 }
 
+// LoopbackOpen reports whether Podlace left route_localnet on for any link. It looks at all links of the node.
+func (n *Node) LoopbackOpen() (bool, error) {
+	links, err := n.opened()
+	return len(links) > 0, err
+}
+
 // CloseLoopback switches route_localnet off for each link for which Podlace switched it on.
 func (n *Node) CloseLoopback() error {
 	links, err := n.opened()

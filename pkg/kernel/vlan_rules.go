@@ -63,7 +63,7 @@ func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 	}
 	defer t.close()
 	missing, err := t.lacks(g)
-	if err != nil || len(missing) == 0 {
+	if err != nil {
 		return ignoreNoNFT(err)
 	}
 	ok, err := t.marked(vlanSchema)
@@ -87,7 +87,13 @@ func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	if err == nil && len(missing) > 0 {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
 	}
-	return ignoreNoNFT(err)
+	if err != nil {
+		return ignoreNoNFT(err)
+	}
+	if ok, err := t.marked(vlanSchema); err != nil || ok {
+		return err
+	}
+	return plugin.Errorf(plugin.CodeStateDiffers, "nftables rules of table inet %s are missing", vlanTable)
 }
 
 func (t *nft) lacks(g VLANGateway) (missing []element, err error) {

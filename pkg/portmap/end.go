@@ -131,6 +131,9 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 
 // mendLost is mendLoopback under the lock of the ports.
 func mendLost(host *kernel.Node) error {
+	if open, err := host.LoopbackOpen(); err != nil || !open && !kernel.LoopbackUsed() {
+		return err
+	}
 	unlock, err := attachment.LockNode(portsLock)
 	if err != nil {
 		return err

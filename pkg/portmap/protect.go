@@ -24,12 +24,20 @@ func protect(log *slog.Logger) {
 			return err
 		}
 		defer unlock()
-		log.Warn("the protection of the node's 127.0.0.0/8 was flushed and is restored")
-		return host.ProtectLoopback()
+		return protectAgain(host, log)
 	})
 	if err != nil && !attachment.Busy(err) {
 		log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
 	}
+}
+
+// protectAgain writes the protection if a flush removed it. The caller holds the lock of the ports.
+func protectAgain(host *kernel.Node, log *slog.Logger) error {
+	if ok, err := host.LoopbackProtected(); err != nil || ok {
+		return err
+	}
+	log.Warn("the protection of the node's 127.0.0.0/8 was flushed and is restored")
+	return host.ProtectLoopback()
 }
 
 // mendLoopback makes route_localnet and its protection agree with what the node has. The caller holds the lock of the ports.

@@ -36,6 +36,16 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 }
 
 func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	pods, err := attachment.Any("portmap")
+	if err == nil && !pods && !kernel.LoopbackUsed() {
+		open, err := host.LoopbackOpen()
+		if err != nil || !open {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
 	unlock, err := locks.Node(portsLock)
 	if err != nil {
 		return err
@@ -62,7 +72,7 @@ func restoreFlushed(host *kernel.Node, log *slog.Logger) error {
 
 // restore is Restore for a caller that holds the lock. One attachment that cannot be restored does not keep the others from it.
 func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
-	var errs []error
+	errs := []error{ignoreNoNFT(protectAgain(host, log))}
 	var wanted []kernel.HostPorts
 	var flows []kernel.HostPort
 	for i := range all {
@@ -77,9 +87,7 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
 	if lacks {
 		err = host.RestoreHostPorts(wanted)
 	}
-	if !kernel.NoNFT(err) {
-		errs = append(errs, err)
-	}
+	errs = append(errs, ignoreNoNFT(err))
 	changed, err := restoreIPTables(host, all, log)
 	errs = append(errs, err)
 	if lacks || changed {
@@ -87,6 +95,14 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
 		delFlows(host, flows)
 	}
 	return errors.Join(errs...)
+}
+
+// ignoreNoNFT drops the error of a kernel without nftables, which has nothing to restore there.
+func ignoreNoNFT(err error) error {
+	if kernel.NoNFT(err) {
+		return nil
+	}
+	return err
 }
 
 // allRecorded returns the attachments that have ports, the newest first.

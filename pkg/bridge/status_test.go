@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"log/slog"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// TestStatusRestores (F-21): after a flush CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and the rules of VLAN
+// gateways from the records, log it, and need no lock that another process holds.
+func TestStatusRestores(t *testing.T) {
+	tables := func(names ...string) []string {
+		var commands []string
+		for _, name := range names {
+			commands = append(commands, "nft flush table "+name)
+		}
+		return append(commands, "nft flush ruleset")
+	}
+	for what, c := range map[string]struct {
+		keys    []any
+		flushes []string
+	}{
+		"masquerade": {nil, tables("inet podlace_masquerade")},
+		"iptables":   {[]any{"ipMasqBackend", "iptables"}, tables()},
+		"guards":     {[]any{"antiSpoof", true, "ipMasq", false}, tables("bridge podlace_guard")},
+		"VLAN":       {[]any{"vlan", 5, "ipMasq", false}, tables("inet podlace_vlan")},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if what == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+				t.Skip("SKIPPED: iptables is not installed")
+			}
+			bridge := "btst" + what[:2]
+			l := bareLab(t, append([]any{"name", "restores" + what, "bridge", bridge, "ipam", hostLocal("10.73.0.0/24")}, c.keys...)...)
+			if o := l.call("STATUS", ""); what == "VLAN" && o.exit != 0 {
+				t.Skip("SKIPPED: the kernel has no VLAN filtering")
+			}
+			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+			a := l.add("a")
+			l.ok(a.check())
+			gc := func() outcome {
+				return l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
+			}
+			for _, flush := range c.flushes {
+				for verb, restore := range map[string]func() outcome{"STATUS": func() outcome { return l.call("STATUS", "") }, "GC": gc} {
+					if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
+						t.Fatalf("%s: %v %s", flush, err, out)
+					}
+					for range 2 {
+						l.fails(a.check(), plugin.CodeStateDiffers, "")
+					}
+					if o := l.ok(restore()); !strings.Contains(o.log, "restored from the records") {
+						t.Errorf("%s after %s does not log it: %s", verb, flush, o.log)
+					}
+					if o := a.check(); o.exit != 0 {
+						t.Errorf("%s, then %s: CHECK: %s", flush, verb, o.stdout)
+					}
+					if o := l.ok(restore()); strings.Contains(o.log, "restored") {
+						t.Errorf("the next %s restores what is in place: %s", verb, o.log)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS restores nothing, says nothing and succeeds. The next one restores.
+func TestStatusNeverWaits(t *testing.T) {
+	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
+	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
+	a := l.add("a")
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := attachment.LockNode(guards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, err := attachment.LockKey(attachment.Key{Network: "busy"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if o := l.ok(l.call("STATUS", "")); o.log != "" || time.Since(began) >= store.LockTimeout {
+		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.log)
+	}
+	l.fails(a.check(), plugin.CodeStateDiffers, "missing")
+	unlock()
+	network.Close()
+	l.ok(l.call("STATUS", ""))
+	l.ok(a.check())
+}
+
+// TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
+func TestStatusWithoutPods(t *testing.T) {
+	l := bareLab(t, "antiSpoof", true)
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(l.call("STATUS", ""))
+	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))
+	if err := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, slog.Default()) }); err != nil {
+		t.Error(err)
+	}
+	if out, err := exec.Command("nft", "list", "tables").Output(); err != nil || len(out) > 0 {
+		t.Errorf("%s, %v", out, err)
+	}
+}

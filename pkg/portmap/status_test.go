@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"bytes"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// TestStatusNeverWaits (C-72): after a flush and while another process holds the lock of the ports, STATUS restores nothing, says nothing and
+// succeeds. The next one restores, and logs it.
+func TestStatusNeverWaits(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		if err := flushNFT(); err != nil {
+			l.Fatal(err)
+		}
+		var log bytes.Buffer
+		l.stderr = &log
+		status := func() string {
+			l.Helper()
+			log.Reset()
+			l.ok(l.call("STATUS", ""))
+			return log.String()
+		}
+		unlock, err := attachment.LockNode(portsLock)
+		if err != nil {
+			l.Fatal(err)
+		}
+		began := time.Now()
+		if says := status(); says != "" || time.Since(began) >= store.NodeLockTimeout {
+			l.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), says)
+		}
+		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+		unlock()
+		if says := status(); !strings.Contains(says, "restored from the records") {
+			l.Errorf("it does not log what it restores: %s", says)
+		}
+		l.ok(l.call("CHECK", "a"))
+		if says := status(); strings.Contains(says, "restored") {
+			l.Errorf("it restores what is in place: %s", says)
+		}
+		l.ok(l.call("DEL", "a"))
+	})
+}
+
+// TestGCRestores (F-21): GC restores what a flush of any part removed, and logs it once.
+func TestGCRestores(t *testing.T) {
+	backends(t, func(l lab) {
+		l.ok(l.call("ADD", "a"))
+		var log bytes.Buffer
+		l.stderr = &log
+		gc := func() string {
+			l.Helper()
+			log.Reset()
+			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+			return log.String()
+		}
+		flushes := []string{"nft flush ruleset", "nft flush map inet podlace_hostport ports4", "nft delete table inet podlace_loopback"}
+		if l.conf["backend"] == "iptables" {
+			flushes = []string{"nft flush ruleset", "iptables -t nat -F " + dnatChain}
+		}
+		for _, flush := range flushes {
+			words := strings.Fields(flush)
+			if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+				l.Fatalf("%s: %v %s", flush, err, out)
+			}
+			if says := gc(); !strings.Contains(says, "restored") {
+				l.Errorf("%s: GC does not log what it restores: %s", flush, says)
+			}
+			l.ok(l.call("CHECK", "a"))
+			if says := gc(); strings.Contains(says, "restored") {
+				l.Errorf("%s: GC restores what is in place: %s", flush, says)
+			}
+		}
+		l.ok(l.call("DEL", "a"))
+	})
+}
