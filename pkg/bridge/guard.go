@@ -5,6 +5,7 @@ package bridge
 import (
 	"encoding/json"
 	"log/slog"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -54,10 +55,13 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if err != nil {
 		return err
 	}
-	own := len(more)
+	own, restored := more, 0
 	for _, rec := range records {
 		var st state
 		if rec.Plugin == "bridge" && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
+			if !slices.ContainsFunc(own, func(g kernel.Guard) bool { return g.Link == st.Guard.Link }) {
+				restored++
+			}
 			more = append(more, *st.Guard)
 		}
 	}
@@ -67,7 +71,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if lacks, err := host.LacksGuards(more); err != nil || !lacks {
 		return err
 	}
-	if restored := len(more) - own; restored > 0 {
+	if restored > 0 {
 		log.Info("guards were flushed and are restored from the records", "attachments", restored)
 	}
 	return host.SetGuards(more)

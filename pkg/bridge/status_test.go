@@ -46,6 +46,10 @@ func TestStatusRestores(t *testing.T) {
 				t.Skip("SKIPPED: the kernel has no VLAN filtering")
 			}
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+			if o := l.ok(l.call("ADD", "first")); strings.Contains(o.log, "restored") {
+				t.Errorf("the first pod restores something: %s", o.log)
+			}
+			l.ok(l.call("DEL", "first"))
 			a := l.add("a")
 			l.ok(a.check())
 			gc := func() outcome {
