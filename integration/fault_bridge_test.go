@@ -155,14 +155,14 @@ func testMACPolicy(t *testing.T) {
 func testSysctlsReset(t *testing.T) {
 	s := newSweep(t, "nftables")
 	wanted := map[string]string{
-		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/chain0/accept_ra": "0", "ipv4/conf/chain0/route_localnet": "1",
+		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv6/conf/chain0/accept_ra": "0", "ipv4/conf/chain0/route_localnet": "2",
 		"ipv6/conf/chain0/disable_ipv6": "0",
 	}
 	pod := newPod(t, victim)
 	rt := attachment(pod, victim, capabilities())
 	for path, value := range inOrder(wanted) {
 		s.points++
-		shell(t, fmt.Sprintf("echo %s >/proc/sys/net/%s", map[string]string{"0": "1", "1": "0"}[value], path))
+		shell(t, fmt.Sprintf("echo %s >/proc/sys/net/%s", map[string]string{"0": "1", "1": "0", "2": "0"}[value], path))
 		s.must(t, "ADD", rt)
 		s.next++
 		for path, value := range wanted {
