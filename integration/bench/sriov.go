@@ -15,7 +15,6 @@ import (
 
 	"github.com/podlace/podlace/integration/card"
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 	"golang.org/x/sys/unix"
@@ -26,7 +25,7 @@ const (
 	nothingPackage = "github.com/podlace/podlace/integration/bench/nothing"
 
 	// What the plugin may take above one that does nothing, in milliseconds, and an ADD with a VF in units of the bare calls.
-	answeredBar, unansweredBar = 1.0, 6.0
+	answeredBar, unansweredBar = 2.0, 6.0
 	vfBar                      = 1.3
 
 	podWithVF = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" // as package card has it
@@ -184,7 +183,7 @@ func (n nodes) measureWithoutVF(r *report, o options, node *sandbox.Pod, tempora
 	return nil
 }
 
-// startDevicePlugin returns when the device plugin has compared the checkpoint with what the kubelet tells.
+// startDevicePlugin returns when the device plugin answers that the pod has no device.
 func startDevicePlugin(plugins, temporary, kubelet string) (stop func() error, err error) {
 	config := filepath.Join(temporary, "sriov.json")
 	if err := os.WriteFile(config, []byte(`{"resourceList": [{"resourceName": "other", "selectors": {"pfNames": ["none"]}}]}`), 0o600); err != nil {
@@ -200,15 +199,16 @@ func startDevicePlugin(plugins, temporary, kubelet string) (stop func() error, e
 	stop = func() error {
 		_ = cmd.Process.Kill() // it may have ended by itself
 		_ = cmd.Wait()
-		return errors.Join(os.Remove(allocation.Socket), os.Remove(allocation.Socket+podresources.TrustSuffix))
+		return os.Remove(allocation.Socket)
 	}
 	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		if podresources.NoneNoted(allocation.Socket+podresources.TrustSuffix, podresources.At(kubelet), "bench", "plain", podUID) {
+		var a allocation.Answer
+		a, err = allocation.Ask(allocation.Socket, until, allocation.Question{Namespace: "bench", Pod: "plain", UID: podUID, Resources: []string{card.Resource}})
+		if err == nil && a.UID == podUID {
 			return stop, nil
 		}
 	}
-	err = stop()
-	return nil, errors.Join(fmt.Errorf("the device plugin does not trust the checkpoint:\n%s", &said), err)
+	return nil, errors.Join(fmt.Errorf("the device plugin does not answer:\n%s", &said), err, stop())
 }
 
 // measureVF is a pod with one VF without settings and without IPAM.

@@ -4,11 +4,15 @@ package kubelet_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/podlace/podlace/pkg/podresources"
 )
 
 // TestAttach (V-18): pods have their VFs when their first container starts, numbered as documented, and give them back as they were.
@@ -60,5 +64,44 @@ func TestInitContainers(t *testing.T) {
 		t.Errorf("it has the sandbox %+v", s)
 	}
 	l.remove("both", "only")
+	l.allHome()
+}
+
+// TestLostEntry (V-25): a pod of which only an init container has a VF does not start when the kubelet's checkpoint has lost its entry: the device plugin
+// knows that it handed the VF out. Pods without VFs start meanwhile.
+func TestLostEntry(t *testing.T) {
+	l := newVFLab(t)
+	path := podresources.At(kubeletRoot).Checkpoint
+	empty, err := os.ReadFile(path)
+	if notes, err2 := podresources.Notes(path); err != nil || err2 != nil || len(notes) > 0 {
+		t.Fatalf("%v, %v: %v", notes, err, err2)
+	}
+	l.put("only", container{"prepare", vfs(1), true}, container{name: "app"})
+	within(t, 40*time.Second, "an ADD is refused", func() error {
+		if l.refusals() == 0 {
+			return errors.New("none was")
+		}
+		return nil
+	})
+	if err := errors.Join(os.WriteFile(path+".old", empty, 0o600), os.Rename(path+".old", path)); err != nil {
+		t.Fatal(err)
+	}
+	former := l.refusals()
+	l.put("plain", container{name: "app"})
+	plain := l.up("plain", "")
+	l.has("plain", plain)
+	within(t, 60*time.Second, "an ADD is refused without the entry", func() error {
+		if n := l.refusals(); n <= former+1 { // one may have begun before
+			return fmt.Errorf("%d were, and %d before", n, former)
+		}
+		return nil
+	})
+	if notes, err := podresources.Notes(path); err != nil || len(notes) > 0 {
+		t.Errorf("the kubelet wrote the entry again, and this test shows nothing: %v, %v", notes, err)
+	}
+	if s, ok := sandboxOf("only"); ok {
+		t.Errorf("it has the sandbox %+v", s)
+	}
+	l.remove("only", "plain")
 	l.allHome()
 }

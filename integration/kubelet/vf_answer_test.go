@@ -24,7 +24,7 @@ import (
 
 const podSocket = kubeletRoot + "/pod-resources/kubelet.sock"
 
-// hide takes the kubelet's socket away from who has not connected yet, until the function is called.
+// hide takes the kubelet's socket away until the function is called.
 func hide(t *testing.T) (show func()) {
 	t.Helper()
 	aside := podSocket + ".aside"
@@ -44,7 +44,18 @@ func (l *vfLab) refusals() int {
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: which VFs the pod has:`)
 }
 
-// TestWhoAnswers: pods get the same VFs when only the daemon can say which, and when only the kubelet can. When neither can the pod does not
+// TestDaemonAnswers: pods have their VFs, and start without any, when only the daemon can say which.
+func TestDaemonAnswers(t *testing.T) {
+	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
+	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
+	l.has("web", l.up("web", ""), append(l.allocated("web", "app", slow), l.allocated("web", "app", resource)...)...)
+	l.put("plain", container{name: "app"})
+	l.has("plain", l.up("plain", ""))
+	l.remove("web", "plain")
+	l.allHome()
+}
+
+// TestWhoAnswers: pods get the same VFs from the daemon, and when only the kubelet can say which. When neither can the pod does not
 // start, and does when one is back. Without the daemon the kubelet starts no container that has its devices; the sandbox has them all the same.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
@@ -54,25 +65,17 @@ func TestWhoAnswers(t *testing.T) {
 	l.put("plain", container{name: "app"})
 	plain := l.up("plain", "")
 
-	show := hide(t)
-	web := l.endSandbox("web")
-	l.again("plain", l.endSandbox("plain"))
-	l.again("web", web)
-	l.has("web", uid, ids...)
-	l.has("plain", plain)
-	show()
-
 	l.plugin.end(syscall.SIGKILL)
 	if _, err := os.Stat(allocation.Socket); err != nil {
 		t.Error(err) // it refuses connections, as after a crash
 	}
-	web = l.endSandbox("web")
+	web := l.endSandbox("web")
 	l.again("plain", l.endSandbox("plain"))
 	l.anew("web", web)
 	l.attached("web", ids...)
 	l.has("plain", plain)
 
-	show = hide(t)
+	show := hide(t)
 	former := l.refusals()
 	web = l.endSandbox("web")
 	within(t, 40*time.Second, "an ADD is refused", func() error {

@@ -36,14 +36,15 @@ type vfLab struct {
 	ids    []string         // of all VFs, sorted
 }
 
-// newVFLab starts kubelet and device plugin. The conflist has a second resource, in front of the one that it is shipped with.
-func newVFLab(t *testing.T) *vfLab {
+// newVFLab starts kubelet and device plugin. The conflist has a second resource, in front of the one that it is shipped with, and more keys of sriov.
+func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return startVFLab(t, twoPools, strings.Replace(string(shipped), `["`+resource+`"]`, fmt.Sprintf(`[%q, %q]`, slow, resource), 1))
+	two := strings.Join(append([]string{fmt.Sprintf(`[%q, %q]`, slow, resource)}, keys...), ", ")
+	return startVFLab(t, twoPools, strings.Replace(string(shipped), `["`+resource+`"]`, two, 1))
 }
 
 func startVFLab(t *testing.T, pools, network string) *vfLab {

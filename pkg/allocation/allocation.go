@@ -21,6 +21,9 @@ import (
 // Socket is where the device plugin answers.
 const Socket = "/run/podlace-sriov/sriov.sock"
 
+// Within is how long the device plugin takes at most to answer about one pod.
+const Within = 4 * time.Second
+
 const (
 	// maxLine is how long a question or an answer may be, in bytes.
 	maxLine = 8 << 20
@@ -51,10 +54,10 @@ type Device struct {
 	CPUs []int64 `json:"cpus,omitempty"`
 }
 
-// Answer is what the device plugin knows. With an Error the devices are unknown, which is something else than none.
+// Answer is what the device plugin knows. With an Error the devices are unknown: the pod may have some.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID is that of the question, if the kubelet has written down just these devices for it.
+	// UID is that of the question: the devices are those of this pod.
 	UID string `json:"uid,omitempty"`
 	// Resources are those of the question, if all their devices are among these.
 	Resources []string `json:"resources,omitempty"`

@@ -161,11 +161,7 @@ func (d *daemon) lost(p pool.Pool) (lost []Holder) {
 }
 
 // mergeHanded adds what was handed out since the kubelet was asked.
-func (d *daemon) mergeHanded() {
-	for _, s := range d.serving {
-		d.held = merge(d.held, s.handed(time.Now().Add(-handing)))
-	}
-}
+func (d *daemon) mergeHanded() { d.held = merge(d.held, d.gate.handed.holders()) }
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.
 func (d *daemon) offer(ctx context.Context, o *offer) {
@@ -308,24 +304,24 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		a.Resources = q.Resources
 		want = func(resource string) bool { return slices.Contains(q.Resources, resource) }
 	}
-	var held []Holder
-	var err error
 	if q.Pod != "" {
-		held, err = d.pods.Get(ctx, q.Namespace, q.Pod, want)
-	} else {
-		held, err = d.pods.List(ctx, func(string) bool { return true })
-		held = slices.DeleteFunc(held, func(h Holder) bool { return !d.ours(h.Resource) && !d.has(h.Device) })
-		a.Faults = d.faults()
+		devices, err := d.askPod(ctx, q, want)
+		if err != nil {
+			return allocation.Answer{Error: err.Error()}
+		}
+		a.Devices, a.UID = append(a.Devices, devices...), q.UID
+		return a
 	}
+	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}
 	for _, h := range held {
-		a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
+		if d.ours(h.Resource) || d.has(h.Device) {
+			a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
+		}
 	}
-	if q.UID != "" && d.checkpoint(want).Confirms(q.UID, a.Devices) {
-		a.UID = q.UID
-	}
+	a.Faults = d.faults()
 	return a
 }
 

@@ -5,8 +5,6 @@ package deviceplugin
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,13 +27,12 @@ type endpoint struct {
 
 	mu      sync.Mutex
 	offer   *offer
-	changed chan struct{}        // closed as soon as offer is another
-	given   map[string]time.Time // when a device was last handed out
+	changed chan struct{} // closed as soon as offer is another
 	streams int
 }
 
 func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
-	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first, changed: make(chan struct{}), given: map[string]time.Time{}}
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first, changed: make(chan struct{})}
 }
 
 // update replaces the offer. Streams that are still busy with an earlier one skip what came between.
@@ -51,36 +48,6 @@ func (e *endpoint) now() (o *offer, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.offer, e.changed
-}
-
-// hand notes that devices are handed out.
-func (e *endpoint) hand(ids map[string]bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for id := range ids {
-		e.given[id] = time.Now()
-	}
-}
-
-// listed forgets that a device was handed out: the kubelet tells of it by now, and will tell when that ends.
-func (e *endpoint) listed(id string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.given, id)
-}
-
-// handed returns what was handed out since a time; what was before is forgotten.
-func (e *endpoint) handed(since time.Time) (held []Holder) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(e.given)) {
-		if e.given[id].Before(since) {
-			delete(e.given, id)
-			continue
-		}
-		held = append(held, Holder{Pod: "(being admitted)", Resource: e.resource, Device: id, Nodes: e.offer.nodes(id)})
-	}
-	return held
 }
 
 // watched tells how many streams there are.
@@ -168,7 +135,7 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 		e.log.Error("devices were refused", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.hand(seen)
+	e.gate.handed.add(o, seen)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
 		e.count.allocated(o, c.GetDevicesIds())

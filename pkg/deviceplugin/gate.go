@@ -12,9 +12,12 @@ import (
 type gate struct {
 	sync.RWMutex
 	preparing map[string]bool // devices that are being changed, whom nobody gets meanwhile
+	handed    *handed
 }
 
-func newGate() *gate { return &gate{preparing: map[string]bool{}} }
+func newGate(checkpoint string) *gate {
+	return &gate{preparing: map[string]bool{}, handed: newHanded(checkpoint)}
+}
 
 // free is an error if one of the devices is being changed.
 func (g *gate) free(ids map[string]bool) error {

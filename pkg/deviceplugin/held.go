@@ -4,14 +4,14 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
-	"io/fs"
+	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/podresources"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 const (
@@ -25,15 +25,9 @@ const (
 // checkpointName is the file in which the kubelet remembers what it gave away, in the folder of its socket.
 const checkpointName = "kubelet_internal_checkpoint"
 
-// checkpoint is the kubelet with its file, to be asked about some resources.
-func (d *daemon) checkpoint(want func(resource string) bool) podresources.Kubelet {
-	return podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: filepath.Join(d.Kubelet.Plugins, checkpointName), Wanted: want}
-}
-
-// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it. The version is that of the file, if
-// that is as kubelets write it.
-func (d *daemon) remembered() (held []Holder, version string) {
-	notes, version, _ := podresources.Notes(d.checkpoint(nil).Checkpoint) // without it the kubelet has given nothing away yet
+// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it.
+func (d *daemon) remembered() (held []Holder) {
+	notes, _ := podresources.Notes(d.gate.handed.checkpoint) // without it the kubelet has given nothing away yet
 	for _, n := range notes {
 		h := Holder{Pod: "uid " + n.UID, Container: n.Container, Resource: n.Resource, Device: n.ID}
 		if n.Node >= 0 {
@@ -41,38 +35,43 @@ func (d *daemon) remembered() (held []Holder, version string) {
 		}
 		held = append(held, h)
 	}
-	return held, version
+	return held
 }
 
-// among tells whether all holders are among others, by container and not by pod. Where nobody has a device the others have none either.
-func among(others, held []Holder) bool {
-	type grant [3]string
-	of := func(h Holder) grant { return grant{h.Container, h.Resource, h.Device} }
-	all := map[grant]bool{}
-	for _, h := range others {
-		all[of(h)] = true
-	}
-	return (len(held) > 0 || len(others) == 0) && !slices.ContainsFunc(held, func(h Holder) bool { return !all[of(h)] })
-}
-
-// tellTrust lets the sriov plugin believe a checkpoint of a kubelet, or none.
-func (d *daemon) tellTrust(trust []byte) {
-	if d.Socket == "" {
-		return
-	}
-	path := d.Socket + podresources.TrustSuffix
-	dir, err := store.Make(filepath.Dir(path), 0o700)
-	if err == nil {
-		defer dir.Close()
-		if trust != nil {
-			err = dir.Write(filepath.Base(path), trust, 0o600)
-		} else {
-			err = dir.Remove(filepath.Base(path))
+// askPod returns the devices of a pod. That it has none is certain only if each device that was handed out is known to be another pod's; the kubelet tells
+// that as soon as the pod is admitted.
+func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(resource string) bool) ([]allocation.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
+	defer cancel()
+	kubelet := podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: d.gate.handed.checkpoint, Wanted: want}
+	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+		if len(d.gate.handed.candidates(q.UID, want)) > 0 {
+			d.settle(ctx)
+		}
+		devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
+		if err != nil || len(devices) > 0 {
+			return devices, err
+		}
+		ids := d.gate.handed.candidates(q.UID, want)
+		if len(ids) == 0 {
+			return nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("pod %s/%s may have %s: it was handed out, and the kubelet names no container that has it", q.Namespace, q.Pod, strings.Join(ids, ", "))
+		case <-time.After(pause):
 		}
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("the sriov plugin asks for each pod", "error", err)
+}
+
+// settle asks the kubelet which pods have the devices that were handed out.
+func (d *daemon) settle(ctx context.Context) {
+	asked := time.Now()
+	held, err := d.pods.List(ctx, func(string) bool { return true })
+	if err != nil {
+		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
+	d.gate.handed.settle(asked, held)
 }
 
 func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }
@@ -81,23 +80,12 @@ func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.soc
 // file in which it remembers: then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	id, _ := idOf(d.podsSocket())
-	// What is believed is read before the kubelet is asked: devices that it gives away in between are told, and those later are in another version.
-	mark, _ := d.checkpoint(nil).Mark()
-	remembered, version := d.remembered()
+	remembered, now := d.remembered(), time.Now()
 	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
-	var trust []byte
-	if err == nil && mark != "" && version != "" && among(remembered, held) {
-		var pods []string
-		for _, h := range held {
-			pods = append(pods, h.Namespace+"/"+h.Pod)
-		}
-		slices.Sort(pods)
-		trust = podresources.Trust(mark, version, slices.Compact(pods))
-	}
-	d.tellTrust(trust)
+	d.gate.handed.settle(now, held)
 	allocatable, countErr := d.pods.Allocatable(ctx)
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)
@@ -108,15 +96,11 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	for resource, devices := range allocatable {
 		d.counted[resource] = len(devices)
 	}
-	now := time.Now()
 	if id != d.answers {
 		d.answers, d.since, d.told = id, now, map[string]bool{}
 	}
 	for _, h := range held {
 		d.told[h.Device] = true
-		if s := d.serving[h.Resource]; s != nil {
-			s.listed(h.Device)
-		}
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
 		held = merge(held, slices.DeleteFunc(remembered, func(h Holder) bool { return d.told[h.Device] }))

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,20 +85,6 @@ func (p *PodResources) List(ctx context.Context, want func(resource string) bool
 	return held, err
 }
 
-// Get returns the devices of one pod. Kubelets before 1.34 may not know the question, and are asked for all pods instead.
-func (p *PodResources) Get(ctx context.Context, namespace, name string, want func(resource string) bool) (held []Holder, err error) {
-	var answer *podresources.GetPodResourcesResponse
-	err = p.ask(ctx, func(ctx context.Context) (err error) {
-		answer, err = p.client.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
-		return err
-	})
-	if code := status.Code(err); err == nil || code != codes.Unimplemented && !disabled(err) {
-		return holders(answer.GetPodResources(), want), err
-	}
-	all, err := p.List(ctx, want)
-	return slices.DeleteFunc(all, func(h Holder) bool { return h.Namespace != namespace || h.Pod != name }), err
-}
-
 // Allocatable returns the devices that the kubelet may give away, by resource: the healthy ones, whether pods have them or not.
 func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]string, err error) {
 	var answer *podresources.AllocatableResourcesResponse
@@ -141,9 +126,6 @@ func reconnect() grpc.ConnectParams {
 	delays.BaseDelay, delays.MaxDelay = firstAgain, longestAgain
 	return grpc.ConnectParams{Backoff: delays, MinConnectTimeout: longestAgain}
 }
-
-// disabled tells a kubelet that knows the question, and may not answer: the feature gate KubeletPodResourcesGet is off.
-func disabled(err error) bool { return strings.Contains(status.Convert(err).Message(), "disabled") }
 
 func wrapped(err error, socket string) error {
 	if err != nil {

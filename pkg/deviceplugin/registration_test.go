@@ -50,7 +50,7 @@ func offering(p pool.Pool) *offer {
 func run(t *testing.T, k Kubelet, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
-	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate()), k, changed)
+	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("")), k, changed)
 	go watchFolder(ctx, r.folder(), func() { notify(changed) }, quiet())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()
@@ -234,7 +234,7 @@ func TestRefusedVersion(t *testing.T) {
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
-	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate()), k.folder(), make(chan struct{}))
+	r := newRegistrar(newEndpoint(fast, offering(vfs(1)), quiet(), newCounters(), newGate("")), k.folder(), make(chan struct{}))
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(old) }()
 	k.start()

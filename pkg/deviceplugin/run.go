@@ -88,7 +88,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(), config: config, text: data, last: map[pci.Address]pci.Device{},
+	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(filepath.Join(o.Kubelet.Plugins, checkpointName)), config: config, text: data, last: map[pci.Address]pci.Device{},
 		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
 	d.setSnapshot(snapshot)
 	d.logUnserved()

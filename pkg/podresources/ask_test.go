@@ -55,7 +55,8 @@ func TestAsk(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if got, err := Ask(t.Context(), k.Kubelet, "shop", "web-1", ""); len(got) != 0 || err != nil {
+	k.note(t)
+	if got, err := Ask(t.Context(), k.Kubelet, "shop", "web-1", after); len(got) != 0 || err != nil {
 		t.Errorf("a pod without devices: %v, %v", got, err)
 	}
 	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }

@@ -3,11 +3,11 @@
 package podresources
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -35,20 +35,17 @@ type Note struct {
 	Node int    // NUMA node of the device, -1 for none
 }
 
-// Notes returns all that a checkpoint has, and which version of the file that is; "" for one that has another form than NoneNoted takes.
-func Notes(path string) (notes []Note, version string, err error) {
-	data, info, err := readRegular(path)
+// Notes returns all entries of a checkpoint. An error means that nothing can be said.
+func Notes(path string) ([]Note, error) {
+	data, err := readRegular(path)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	if entries, isKnown := walk(data, func([]byte) bool { return true }); isKnown {
-		return notesOf(entries), versionOf(info), nil
-	}
-	entries, err := entriesOfAny(data)
-	return notesOf(entries), "", err
+	return parseNotes(data)
 }
 
-func notesOf(entries []entry) (notes []Note) {
+func parseNotes(data []byte) (notes []Note, err error) {
+	entries, err := parseEntries(data)
 	for _, e := range entries {
 		for node, ids := range e.DeviceIDs {
 			n, err := strconv.Atoi(node)
@@ -60,93 +57,72 @@ func notesOf(entries []entry) (notes []Note) {
 			}
 		}
 	}
-	return notes
+	return notes, err
 }
 
 // readCheckpoint returns what is written down for a UID. An error means that nothing can be said.
-func readCheckpoint(path, uid string) ([]allocation.Device, error) {
+func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
 		return nil, errors.New("the runtime does not say the pod's UID")
 	}
-	data, _, err := readRegular(path)
-	if err != nil {
+	data, err := readRegular(path)
+	if err != nil || hasNone(data, uid) {
 		return nil, err
 	}
-	return parseCheckpoint(data, uid)
+	notes, err := parseNotes(data)
+	for _, n := range notes {
+		if n.UID == uid {
+			noted = append(noted, n.Device)
+		}
+	}
+	return noted, err
+}
+
+// hasNone reports whether a checkpoint in the kubelet's own form does not name a UID at all, which most pods do not have there: to parse all entries of a
+// hundred pods takes longer than the rest of an ADD's question.
+func hasNone(data []byte, uid string) bool {
+	return bytes.HasPrefix(data, []byte(`{"Data":{"PodDeviceEntries":`)) && bytes.Contains(data, []byte(`},"Checksum":`)) &&
+		!bytes.Contains(data, []byte(uid)) && json.Valid(data)
 }
 
 // readRegular returns a file.
-func readRegular(path string) ([]byte, fs.FileInfo, error) {
+func readRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return nil, nil, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
+		return nil, fmt.Errorf("%s: want a file of at most %d bytes", path, maxCheckpoint)
 	}
 	data := make([]byte, info.Size())
 	_, err = io.ReadFull(f, data)
-	return data, info, err
+	return data, err
 }
 
-func parseCheckpoint(data []byte, uid string) (noted []allocation.Device, err error) {
-	entries, err := entriesOf(data, uid)
-	return devicesOf(entries), err
-}
-
-func devicesOf(entries []entry) (devices []allocation.Device) {
-	for _, n := range notesOf(entries) {
-		devices = append(devices, n.Device)
-	}
-	return devices
-}
-
-// entriesOf reads only the entries of one UID, where the file is as kubelets write it: to read all of a hundred pods takes milliseconds.
-func entriesOf(data []byte, uid string) (found []entry, err error) {
-	isIts := func(of []byte) bool { return string(of) == uid }
-	if found, isKnown := walk(data, isIts); isKnown {
-		return found, nil
-	}
-	entries, err := entriesOfAny(data)
-	return slices.DeleteFunc(entries, func(e entry) bool { return e.PodUID != uid }), err
-}
-
-func entriesOfAny(data []byte) ([]entry, error) {
+// parseEntries returns the entries of a checkpoint. A kubelet that has given nothing away writes null for them.
+func parseEntries(data []byte) ([]entry, error) {
 	var c struct {
-		Data struct{ PodDeviceEntries []entry }
+		Data     struct{ PodDeviceEntries []entry }
+		Checksum *uint64
 	}
+	c.Data.PodDeviceEntries = []entry{{}} // an incomplete entry stays where the key is missing
 	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
-	if c.Data.PodDeviceEntries == nil { // another format
-		return nil, errors.New("the kubelet's checkpoint has no entries")
-	}
-	if slices.ContainsFunc(c.Data.PodDeviceEntries, func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
-		return nil, errors.New("the kubelet's checkpoint has entries without UID, resource or devices")
+	incomplete := func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }
+	if c.Checksum == nil || slices.ContainsFunc(c.Data.PodDeviceEntries, incomplete) {
+		return nil, errors.New("the kubelet's checkpoint has no checksum, or no entries with UID, resource and devices")
 	}
 	return c.Data.PodDeviceEntries, nil
 }
 
-// Confirms tells whether devices of a pod, which somebody was told by its name, are those of the pod with a UID.
-func (k Kubelet) Confirms(uid string, devices []allocation.Device) bool {
-	noted, err := readCheckpoint(k.Checkpoint, uid)
-	if err != nil {
-		return false
-	}
-	var containers []string
-	for _, d := range devices {
-		containers = append(containers, d.Container)
-	}
-	return confirmed(devices, containers, k.wanted(noted))
-}
-
-// confirmed tells whether a pod has just what is written down for it. Init containers are written down and not told of, unless they restart;
-// that they are what a name stands for is believed when the pod has another device, for no two pods have the same.
+// confirmed reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also has those of init containers, which
+// PodResources leaves out unless they restart: they are ignored if the pod has another device, since no two pods have the same.
 func confirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {

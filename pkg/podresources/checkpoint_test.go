@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
 )
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
@@ -95,17 +98,18 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// TestUnreadable: without a checkpoint that says anything the name counts, unless two pods have it.
+// TestUnreadable (V-25): without a checkpoint that says anything the name counts for devices, unless two pods have it; that a pod has none is not believed.
 func TestUnreadable(t *testing.T) {
 	one := start(t, &kubelet{get: always(web("app", "a"))})
 	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{web("app", "a"), web("app", "b")}, nil
 	}})
-	for name, data := range map[string]string{"missing": "", "garbage": "{", "text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
-		"other keys": `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`, "without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
+	none := start(t, &kubelet{get: always(web("app"))})
+	for name, data := range map[string]string{"missing": "", "garbage": "{", "no JSON": `{"Data":{"PodDeviceEntries":[x]},"Checksum":1}`, "text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
+		"no checksum": `{"Data":{"PodDeviceEntries":[]}}`, "other keys": `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`, "without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
 		"without devices": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
 		"another format":  `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
-		for _, k := range []*kubelet{one, two} {
+		for _, k := range []*kubelet{one, two, none} {
 			os.Remove(k.Checkpoint)
 			switch data {
 			case "":
@@ -120,6 +124,15 @@ func TestUnreadable(t *testing.T) {
 			}
 		}
 		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a")) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		refused := func(k *kubelet) ([]allocation.Device, error) {
+			if name == "missing" { // the kubelet may write it soon
+				return askTwice(t, k, after)
+			}
+			return ask(t, k.Kubelet, after)
+		}
+		if got, err := refused(none); err == nil || !strings.Contains(err.Error(), "does not confirm that") {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 		if got, err := askTwice(t, two, after); err == nil || !strings.Contains(err.Error(), "2 pods have that name") {
@@ -140,13 +153,48 @@ func TestIndented(t *testing.T) {
 	if err := json.Indent(&indented, data, "", "  "); err != nil {
 		t.Fatal(err)
 	}
+	path := filepath.Join(t.TempDir(), "checkpoint")
 	for _, text := range [][]byte{data, indented.Bytes()} {
-		got, err := parseCheckpoint(text, after)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := readCheckpoint(path, after)
 		if err != nil || len(got) != 1 || got[0].ID != "b" || got[0].Container != "app" || got[0].Resource != "example.com/fast" {
 			t.Errorf("%v, %v", got, err)
 		}
-		if got, err := parseCheckpoint(text, after[:8]); err != nil || got != nil {
+		if got, err := readCheckpoint(path, after[:8]); err != nil || got != nil {
 			t.Errorf("the beginning of a UID: %v, %v", got, err)
+		}
+	}
+}
+
+// TestNoneConfirmed (V-25): that a pod has no devices is believed only if a readable checkpoint has none for its UID.
+func TestNoneConfirmed(t *testing.T) {
+	k := start(t, &kubelet{get: always(web("app"))})
+	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},
+		"without a device": {{before, "app", "example.com/fast", map[int64][]string{0: nil}, nil}}} {
+		k.note(t, entries...)
+		if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "does not confirm that: the runtime does not say the pod's UID") {
+			t.Errorf("%s, without UID: %v, %v", name, got, err)
+		}
+	}
+	if err := os.Remove(k.Checkpoint); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), "does not confirm that: open "+k.Checkpoint) {
+		t.Errorf("missing, and the kubelet may write it soon: %v, %v", got, err)
+	}
+}
+
+// TestParsed: what kubelets write is understood.
+func TestParsed(t *testing.T) {
+	for name, entries := range known() {
+		got, err := parseEntries(marshal(t, entries))
+		if err != nil || len(got) != len(entries) {
+			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 }
@@ -158,16 +206,5 @@ func known() map[string][]written {
 		"no NUMA node":              {{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}}, []byte("\n\x0adevice?>")}},
 		"two nodes, nothing to say": {{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b"}}, []byte{}}},
 		"without a device":          {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}}, {before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
-	}
-}
-
-// TestKnown: what kubelets write is read the quick way, and has all that is in it.
-func TestKnown(t *testing.T) {
-	for name, entries := range known() {
-		data := marshal(t, entries)
-		got, isKnown := walk(data, func(uid []byte) bool { return string(uid) == after })
-		if want := inJSON(t, data, after); !isKnown || !sameEntries(got, want) {
-			t.Errorf("%s: %s: %v, %t: want %v", name, data, got, isKnown, want)
-		}
 	}
 }

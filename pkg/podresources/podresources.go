@@ -50,7 +50,8 @@ func At(dir string) Kubelet {
 }
 
 // Ask returns the devices of a pod in the order of its containers, among which are no init containers but those that restart. While the kubelet
-// is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a checkpoint, the name alone counts.
+// is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a checkpoint, devices are
+// believed by the pod's name alone; that there are none is an error then.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
@@ -125,8 +126,11 @@ func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 			return nil, err2
 		}
 		devices = k.wanted(devices)
-		if err != nil || confirmed(devices, containers, noted) {
+		switch {
+		case err == nil && confirmed(devices, containers, noted), err != nil && len(devices) > 0:
 			return devices, nil
+		case err != nil:
+			return nil, fmt.Errorf("the kubelet tells of no devices, and its checkpoint does not confirm that: %w", err)
 		}
 		told = append(told, list(devices))
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -49,6 +50,22 @@ func (k *kubelet) serve(t testing.TB) (dir string) {
 	return dir
 }
 
+// note writes the checkpoint of a kubelet.
+func note(t *testing.T, dir, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755), os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
+}
+
+// noted is a checkpoint with entries.
+func noted(entries ...string) string {
+	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
+}
+
+// entry is that of a device of the resource fast in a checkpoint.
+func entry(uid, id string) string {
+	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
+}
+
 func container(name string, devices ...string) *api.ContainerResources {
 	c := &api.ContainerResources{Name: name}
 	for i := 0; i < len(devices); i += 2 {
@@ -62,7 +79,8 @@ func TestDaemonStopped(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{busy: 2, containers: []*api.ContainerResources{
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
-	l.conf = l.conf.With("kubeletDir", k.serve(t))
+	dir := k.serve(t)
+	l.conf = l.conf.With("kubeletDir", dir)
 	must(t, os.Remove(l.sriov.socket)) // nobody; what is there after a crash refuses
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
@@ -71,7 +89,8 @@ func TestDaemonStopped(t *testing.T) {
 	l.ok(a.check())
 	l.del("a")
 	k.containers = []*api.ContainerResources{container("a", "example.com/gpu", "GPU-0"), container("b")}
-	if a := l.add("a"); len(a.result.Interfaces) != 1 {
+	note(t, dir, noted())
+	if a := l.add("a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}
 	l.fails(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
@@ -83,23 +102,16 @@ func TestOtherPod(t *testing.T) {
 	l.allocate(vf1)
 	k := &kubelet{containers: []*api.ContainerResources{container("app", fast, vf2)}}
 	dir := k.serve(t)
-	note := func(text string) {
-		t.Helper()
-		must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755), os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
-	}
-	entry := func(uid, id string) string {
-		return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
-	}
 	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"}
 	for _, c := range []struct {
-		entries, want string
-		unsure        bool
+		checkpoint, want string
+		unsure           bool
 	}{
-		{entry("new", vf2) + "," + entry("old", vf1), vf2, true}, // the device plugin was told before, or tells of the pod that comes
-		{entry("new", vf1) + "," + entry("old", vf2), vf1, false},
+		{noted(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin was told before, or tells of the pod that comes
+		{noted(entry("new", vf1), entry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure
-		note(`{"Data":{"PodDeviceEntries":[` + c.entries + `],"RegisteredDevices":{}},"Checksum":1}`)
+		note(t, dir, c.checkpoint)
 		a := l.add("a", keys...)
 		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != c.want {
 			t.Errorf("%s: want %s", a.prev, c.want)

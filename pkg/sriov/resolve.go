@@ -24,7 +24,7 @@ import (
 const askTimeout = 10 * time.Second
 
 // daemonTimeout is how much of that the device plugin has, before the kubelet is asked.
-const daemonTimeout = 2 * time.Second
+const daemonTimeout = allocation.Within + time.Second
 
 // wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
 func (s sriov) wanted(r *plugin.Request, cfg Config) ([]vf, error) {
@@ -98,46 +98,53 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 	return devices, nil
 }
 
-// ask puts the question to the device plugin, and where that does not run to the kubelet. For most pods nobody has to be asked.
+// ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device: a device
+// plugin that runs may have handed out one of which the kubelet tells nothing.
 func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
 	began := time.Now()
-	want := func(resource string) bool { return slices.Contains(cfg.Resources, resource) }
+	devices, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
+	if err == nil {
+		return devices, nil
+	}
+	away := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	if !away {
+		r.Log.Warn("the kubelet is asked instead", "error", err)
+	}
 	kubelet := podresources.At(cfg.Kubelet)
-	kubelet.Wanted = want
-	if podresources.NoneNoted(s.socket+podresources.TrustSuffix, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID) {
-		return nil, nil
-	}
-	askKubelet := func() ([]allocation.Device, error) {
-		ctx, cancel := context.WithDeadline(context.Background(), began.Add(askTimeout))
-		defer cancel()
-		return podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
-	}
-	answer, err := allocation.Ask(s.socket, began.Add(daemonTimeout), allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
-	if err == nil && !slices.Equal(answer.Resources, cfg.Resources) {
-		err = fmt.Errorf("the SR-IOV device plugin tells of %q, and not of %q: it is older than this plugin", answer.Resources, cfg.Resources)
-	}
-	if err != nil {
-		away := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-		if !away {
-			r.Log.Warn("the kubelet is asked instead", "error", err)
-		}
-		devices, err2 := askKubelet()
-		if err2 != nil && !away {
-			err2 = fmt.Errorf("%w; before that, %w", err2, err)
-		}
+	kubelet.Wanted = cfg.wants
+	ctx, cancel := context.WithDeadline(context.Background(), began.Add(askTimeout))
+	defer cancel()
+	devices, err2 := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	switch {
+	case away:
 		return devices, err2
+	case err2 != nil:
+		return nil, fmt.Errorf("%w; before that, %w", err2, err)
+	case len(devices) == 0:
+		return nil, fmt.Errorf("the SR-IOV device plugin does not confirm that the pod has no VF: %w", err)
+	}
+	return devices, nil
+}
+
+// askDaemon returns the devices that the device plugin is certain of.
+func (s sriov) askDaemon(r *plugin.Request, cfg Config, until time.Time) ([]allocation.Device, error) {
+	answer, err := allocation.Ask(s.socket, until, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(answer.Resources, cfg.Resources) || answer.UID != r.Pod.UID {
+		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin", answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
-		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !want(d.Resource) {
+		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !cfg.wants(d.Resource) {
 			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
 	}
-	if answer.UID != r.Pod.UID {
-		r.Log.Info("the device plugin cannot say that it is the pod with this UID: the kubelet is asked")
-		return askKubelet()
-	}
 	return answer.Devices, nil
 }
+
+// wants reports whether devices of a resource are VFs for the plugin.
+func (c Config) wants(resource string) bool { return slices.Contains(c.Resources, resource) }
 
 // order sorts the devices of a pod: by container as in the pod, by resource as in the configuration, by address.
 func order(devices []allocation.Device, resources []string) (addresses []pci.Address, err error) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podlace/podlace/pkg/podresources"
+)
+
+// handed are the devices that were handed out and that PodResources has not listed since. PodResources never lists those of init containers; these are
+// only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
+type handed struct {
+	checkpoint string // of the kubelet
+	mu         sync.Mutex
+	devices    map[string]handOut // by device ID
+}
+
+// handOut is one of them.
+type handOut struct {
+	resource string
+	nodes    []int // NUMA nodes, as the kubelet was told
+	at       time.Time
+	former   []podresources.Note // the device's entries in the checkpoint at that time, of pods that have ended
+	uid      string              // of the pod that has the device by a later entry
+}
+
+func newHanded(checkpoint string) *handed {
+	return &handed{checkpoint: checkpoint, devices: map[string]handOut{}}
+}
+
+// add records devices of a resource before Allocate returns them. The kubelet writes the entry of their pod after that.
+func (h *handed) add(o *offer, ids map[string]bool) {
+	notes, _ := podresources.Notes(h.checkpoint) // one that cannot be read has no former entries
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range ids {
+		out := handOut{resource: o.pool.Name, nodes: o.nodes(id), at: time.Now()}
+		for _, n := range notes {
+			if n.ID == id && n.Resource == out.resource {
+				out.former = append(out.former, n)
+			}
+		}
+		h.devices[id] = out
+	}
+}
+
+// settle learns which pods have the devices: from the checkpoint, and from holders for which PodResources was asked at a time.
+func (h *handed) settle(asked time.Time, held []Holder) {
+	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range notes {
+		former := func(f podresources.Note) bool { return f.UID == n.UID && f.Container == n.Container }
+		if out, ok := h.devices[n.ID]; ok && out.resource == n.Resource && !slices.ContainsFunc(out.former, former) {
+			out.uid = n.UID
+			h.devices[n.ID] = out
+		}
+	}
+	for _, holder := range held {
+		if out, ok := h.devices[holder.Device]; ok && out.resource == holder.Resource && out.at.Before(asked) {
+			delete(h.devices, holder.Device)
+		}
+	}
+}
+
+// candidates returns the devices that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet does not say that
+// the admission of a pod failed and the device is free again.
+func (h *handed) candidates(uid string, want func(resource string) bool) (ids []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, out := range h.devices {
+		if want(out.resource) && (out.uid == uid || out.uid == "" && out.isRecent()) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (o handOut) isRecent() bool { return time.Since(o.at) < handing }
+
+// holders returns those of the last minute as if a container had them.
+func (h *handed) holders() (held []Holder) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, id := range slices.SortedFunc(maps.Keys(h.devices), strings.Compare) {
+		if out := h.devices[id]; out.isRecent() {
+			held = append(held, Holder{Pod: "(being admitted)", Resource: out.resource, Device: id, Nodes: out.nodes})
+		}
+	}
+	return held
+}

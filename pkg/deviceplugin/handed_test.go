@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+const one = "example.com/one"
+
+// noted writes the kubelet's checkpoint: UID, container and device of each entry.
+func (l *lab) noted(entries ...[3]string) {
+	l.Helper()
+	var list []string
+	for _, e := range entries {
+		list = append(list, `{"PodUID":"`+e[0]+`","ContainerName":"`+e[1]+`","ResourceName":"`+one+`","DeviceIDs":{"0":["`+e[2]+`"]},"AllocResp":""}`)
+	}
+	text := "null"
+	if list != nil {
+		text = "[" + strings.Join(list, ",") + "]"
+	}
+	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
+}
+
+// answered asks about a pod until the answer has no error, or one that says so: such an answer takes all of its time, which a slow machine may need.
+func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
+	l.Helper()
+	limit := 50 * time.Millisecond
+	for until := time.Now().Add(patience); time.Now().Before(until); limit *= 2 {
+		ctx, cancel := context.WithTimeout(l.Context(), limit)
+		a = d.answer(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{one}})
+		cancel()
+		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
+			break
+		}
+	}
+	return a
+}
+
+// opened is a daemon that serves nothing but the endpoints of its resources, by hand.
+func (l *lab) opened() *daemon {
+	l.Helper()
+	d, err := open(l.Options, quiet())
+	if err != nil {
+		l.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(l.Context())
+	d.refresh(ctx)
+	l.Cleanup(func() { cancel(); d.running.Wait(); d.pods.Close() })
+	return d
+}
+
+// allocate hands devices out, as the kubelet asks for.
+func (l *lab) allocate(d *daemon, ids ...string) {
+	l.Helper()
+	if _, err := d.serving[one].Allocate(l.Context(), allocating(ids...)); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// TestHandedOut (V-25): that a pod has no device is certain only when each device that was handed out is known to be a container's: one that only an
+// init container has is in the checkpoint alone, and its entry may be lost.
+func TestHandedOut(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	for _, pod := range []string{"web", "plain"} {
+		l.kubelet.hold("shop", pod, "app", one)
+	}
+	d := l.opened()
+	expect := func(what, pod, uid, says string) {
+		t.Helper()
+		a := l.answered(d, pod, uid, says)
+		if certain := a.Error == "" && a.UID == uid; len(a.Devices) > 0 || certain != (says == "") || !strings.Contains(a.Error, says) {
+			t.Errorf("%s: %s: %+v: want %q", what, pod, a, says)
+		}
+	}
+	const mine = "may have " + vf00 + ": it was handed out, and the kubelet names no container that has it"
+	l.noted([3]string{"u-old", "app", vf00})
+	expect("nothing was handed out", "plain", "u-plain", "")
+	l.allocate(d, vf00)
+	expect("no container has it", "web", "u-web", mine)
+	expect("no container has it", "plain", "u-plain", mine)
+	l.noted([3]string{"u-web", "init", vf00})
+	expect("it is noted for the pod", "web", "u-web", "that is another pod of the same name")
+	expect("it is noted for another", "plain", "u-plain", "")
+	l.noted()
+	expect("the entry is lost", "web", "u-web", mine)
+	expect("the entry is lost", "plain", "u-plain", "")
+	l.allocate(d, vf00)
+	expect("it was handed out again", "plain", "u-plain", mine)
+	d.gate.handed.settle(time.Now().Add(-time.Hour), []Holder{{Resource: one, Device: vf00}})
+	expect("an answer of before names the former container", "plain", "u-plain", mine)
+	l.kubelet.hold("shop", "db", "app", one, vf00)
+	expect("the kubelet tells whose it is", "plain", "u-plain", "")
+	expect("the kubelet tells whose it is", "web", "u-web", "")
+	l.allocate(d, vf01)
+	expect("another was handed out", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
+	out := d.gate.handed.devices[vf01]
+	out.at = out.at.Add(-handing)
+	d.gate.handed.devices[vf01] = out
+	expect("no container had it in the minute since", "plain", "u-plain", "")
+}
+
+// TestOtherPod: devices that the kubelet tells by a pod's name are those of the pod with the UID, or an error: another pod may have had the name.
+func TestOtherPod(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-0", "app", one, vf00)
+	d := l.opened()
+	expect := func(what, uid, says string) {
+		t.Helper()
+		a := l.answered(d, "web-0", uid, says)
+		if has := len(a.Devices) == 1 && a.Devices[0].ID == vf00 && a.UID == uid; has != (says == "") || !strings.Contains(a.Error, says) {
+			t.Errorf("%s: %+v", what, a)
+		}
+	}
+	l.noted([3]string{"u-0", "app", vf00})
+	expect("the pod", "u-0", "")
+	expect("a runtime that tells no UID", "", "")
+	expect("another pod of its name, without devices", "u-1", "that is another pod of the same name")
+	l.noted([3]string{"u-0", "app", vf00}, [3]string{"u-1", "app", vf01})
+	expect("another pod of its name, with another device", "u-1", "that is another pod of the same name")
+	if err := os.Remove(filepath.Join(l.kubelet.dir, checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	expect("no checkpoint", "u-0", "")
+}
