@@ -3,8 +3,6 @@
 package integration
 
 import (
-	"fmt"
-	"math"
 	"net/netip"
 	"testing"
 	"time"
@@ -36,23 +34,27 @@ func TestLimitsMeasured(t *testing.T) {
 	before.clean(t, "limits were measured")
 }
 
-// measure wants the rate within 5 % at the receiver, by UDP and by TCP. A machine that has no time for a test can spoil a measurement, so
-// one that is right is enough; a limit that is wrong spoils all.
+// measure wants the rate within 5 % at the receiver, by UDP and by TCP. No run may exceed the limit, and none may stay below it unless pauses
+// of the machine explain it; then the next run is tried.
 func (a *alone) measure(t *testing.T, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
+	const runs, tolerance = 5, 0.05
 	for _, flow.Protocol = range []meter.Protocol{meter.UDP, meter.TCP} {
-		flow.Duration, flow.Rate = 1500*time.Millisecond, 2e6*mbit
-		var seen []string
-		for range 5 {
+		flow.Duration, flow.Rate, flow.Patience = 1500*time.Millisecond, 2e6*mbit, 30*time.Second
+		right := false
+		for run := 0; run < runs && !right; run++ {
 			r, err := meter.Run(t.Context(), flow)
-			if err == nil && math.Abs(r.Mean.Wire/1e6-mbit) <= mbit/20 {
-				seen = nil
-				break
+			if err != nil {
+				t.Fatalf("%s, %s: %v", what, flow.Protocol, err)
 			}
-			seen = append(seen, fmt.Sprintf("%.2f Mbit/s %v", r.Mean.Wire/1e6, err))
+			low, high := r.Range(r.Mean.Wire/1e6/mbit, 0, r.Duration)
+			if low > 1+tolerance || high < 1-tolerance {
+				t.Errorf("%s, %s: measured %.2f Mbit/s with pauses of %v, want %.0f Mbit/s", what, flow.Protocol, r.Mean.Wire/1e6, r.Paused, mbit)
+			}
+			right = low >= 1-tolerance
 		}
-		if seen != nil {
-			t.Errorf("%s, %s: measured %q, want %.0f Mbit/s", what, flow.Protocol, seen, mbit)
+		if !right {
+			t.Logf("slow machine: %s, %s: its pauses explain the low rate of all %d runs", what, flow.Protocol, runs)
 		}
 	}
 }

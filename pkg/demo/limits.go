@@ -145,26 +145,26 @@ func (p path) measure(ctx context.Context, l *lab) measured {
 
 // judge looks at the load of the link, headers included: that is what a limit
 // means. A figure that the pauses of the machine can explain is no miss.
-func (m measured) judge(rate func(meter.Result) (meter.Rate, time.Duration), least, most float64) outcome {
+func (m measured) judge(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)
 	}
-	r, window := rate(m.Result)
+	r, from, to := window(m.Result)
 	o := megabits(r.Wire, least*limit, most*limit).withNote("payload %.1f Mbit/s", r.Payload/1e6)
-	if low, high := m.Range(r.Wire, window); o.verdict == Miss && low <= most*limit && high >= least*limit {
+	if low, high := m.Range(r.Wire, from, to); o.verdict == Miss && low <= most*limit && high >= least*limit {
 		o.verdict = Info
 		o.note = fmt.Sprintf("slow machine: it paused for %.1f of %.1f s", m.Paused.Seconds(), m.Duration.Seconds())
 	}
 	return o
 }
 
-func firstSecond(r meter.Result) (meter.Rate, time.Duration) {
-	return r.FirstSecond, min(r.Duration, time.Second)
+func firstSecond(r meter.Result) (rate meter.Rate, from, to time.Duration) {
+	return r.FirstSecond, 0, min(r.Duration, time.Second)
 }
 
-func afterwards(r meter.Result) (meter.Rate, time.Duration) {
+func afterwards(r meter.Result) (rate meter.Rate, from, to time.Duration) {
 	if r.Duration <= time.Second {
-		return r.Mean, r.Duration
+		return r.Mean, 0, r.Duration
 	}
-	return r.Steady, r.Duration - time.Second
+	return r.Steady, time.Second, r.Duration
 }

@@ -146,6 +146,7 @@ func TestJudge(t *testing.T) {
 		{20e6, 16.6e6, 0, 326 * ms, [2]Verdict{OK, Info}},
 		{20e6, 2e6, 0, 150 * ms, [2]Verdict{OK, Miss}}, // pauses of 150 ms in 3 s do not explain a tenth of the rate
 		{4000e6, 4000e6, 100 * ms, time.Second, [2]Verdict{Miss, Miss}},
+		{24.1e6, 20e6, 0, time.Second, [2]Verdict{Miss, OK}}, // pauses explain no burst at the beginning
 		{0, 0, 0, 0, [2]Verdict{OK, Miss}},
 	} {
 		m := measured{Result: meter.Result{

@@ -131,13 +131,17 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 // pauseFactor is how often a pause of the machine can count: it can hit the sender, the kernel's queues and the receiver one after the other.
 const pauseFactor = 3
 
-// Range returns the rates that the link can have carried when the meter saw rate during window. On a machine that paused, packets came late and
-// were read late, so the range is wide; a limit is broken only where the whole range is beyond it.
-func (r Result) Range(rate float64, window time.Duration) (low, high float64) {
-	delay := r.Lead + pauseFactor*r.Paused
-	low, high = rate*float64(window)/float64(window+delay), math.Inf(1)
-	if delay < window {
-		high = rate * float64(window) / float64(window-delay)
+// Range returns the rates that the link can have carried when the meter saw rate between two times. On a machine that paused, packets came
+// late and were read late, so the range is wide; a limit is broken only where the whole range is beyond it. From the beginning on, nothing
+// can have come late of an earlier time, so low is exact however long the pauses are.
+func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
+	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
+	if from > 0 {
+		late = lost
+	}
+	low, high = rate*float64(window)/float64(window+late), math.Inf(1)
+	if lost < window {
+		high = rate * float64(window) / float64(window-lost)
 	}
 	return low, high
 }

@@ -52,23 +52,28 @@ func within(t *testing.T, what string, got, low, high float64) {
 }
 
 // seen wants a rate between low and high, as far as the pauses of the machine let the meter see it.
-func (r Result) seen(t *testing.T, what string, rate float64, window time.Duration, low, high float64) {
+func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
-	if least, most := r.Range(rate, window); most < low || least > high {
+	if least, most := r.Range(rate, from, to); most < low || least > high {
 		t.Errorf("%s: got %.0f (%.0f to %.0f with pauses of %v), want %.0f to %.0f", what, rate, least, most, r.Paused, low, high)
 	}
 }
 
-// TestRange: the rate of the link is uncertain by the late first byte and by the pauses, on both sides.
+// TestRange: a late first byte and pauses make the rate of the link uncertain, but from the beginning on pauses cannot hide that it was higher.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
-		lead, paused time.Duration
-		low, high    float64
+		lead, paused, from time.Duration
+		low, high          float64
 	}{
-		{0, 0, 1000, 1000}, {1000 * ms, 0, 500, math.Inf(1)}, {50 * ms, 50 * ms, 1000 / 1.2, 1250}, {0, 400 * ms, 1000 / 2.2, math.Inf(1)},
+		{0, 0, 0, 1000, 1000},
+		{1000 * ms, 0, 0, 500, math.Inf(1)},
+		{50 * ms, 50 * ms, 0, 1000 / 1.05, 1250},
+		{50 * ms, 50 * ms, time.Second, 1000 / 1.2, 1250},
+		{0, 400 * ms, 0, 1000, math.Inf(1)},
+		{0, 400 * ms, time.Second, 1000 / 2.2, math.Inf(1)},
 	} {
-		low, high := Result{Lead: c.lead, Paused: c.paused}.Range(1000, time.Second)
+		low, high := Result{Lead: c.lead, Paused: c.paused}.Range(1000, c.from, c.from+time.Second)
 		within(t, "low", low, c.low-.01, c.low+.01)
 		if high != c.high && math.Abs(high-c.high) > .01 {
 			t.Errorf("%+v: high %.2f", c, high)
@@ -97,8 +102,8 @@ func TestUDPArrivesAtTheOfferedRate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got.seen(t, "first second", got.FirstSecond.Payload, time.Second, 0.9*offered, 1.1*offered)
-		got.seen(t, "steady", got.Steady.Payload, got.Duration-time.Second, 0.9*offered, 1.1*offered)
+		got.seen(t, "first second", got.FirstSecond.Payload, 0, time.Second, 0.9*offered, 1.1*offered)
+		got.seen(t, "steady", got.Steady.Payload, time.Second, got.Duration, 0.9*offered, 1.1*offered)
 		header := 14. + 20 + 8
 		if !is4 {
 			header += 20
@@ -120,7 +125,7 @@ func TestTCPFillsTheLink(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got.seen(t, "bit/s over loopback", got.Mean.Payload, got.Duration, 1e8, 1e12)
+		got.seen(t, "bit/s over loopback", got.Mean.Payload, 0, got.Duration, 1e8, 1e12)
 		if got.Mean.Wire <= got.Mean.Payload {
 			t.Errorf("wire %.0f, payload %.0f", got.Mean.Wire, got.Mean.Payload)
 		}
