@@ -56,7 +56,7 @@ func newOracle(pods ...*sandbox.Pod) (*oracle, error) {
 // leaks says what differs from the beginning. The kernel dismantles a namespace
 // in the background, so a difference counts only once it stays.
 func (o *oracle) leaks() ([]string, error) {
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		diff, err := o.diff()
 		if err != nil || len(diff) == 0 || time.Now().After(end) {
 			return diff, err

@@ -66,6 +66,39 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestReadmeShowsTheScript: the run in the README has the steps of the script, in order, and what each wants.
+func TestReadmeShowsTheScript(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	table, err := NewTable(&b, shipped(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newChain("", "", shipped(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range script(c.plugins()) {
+		table.Row(Row{Step: s.name, Wanted: s.want})
+	}
+	_, shown, _ := strings.Cut(string(readme), "\nstep  ")
+	shown, _, _ = strings.Cut("step  "+shown, "\n\n")
+	columns := func(text string) (rows []string) {
+		for line := range strings.Lines(text) {
+			width := min(len(line), table.widths[0]+2+table.widths[1])
+			rows = append(rows, strings.TrimSpace(line[:width]))
+		}
+		return rows
+	}
+	want, got := columns(b.String()), columns(shown)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("README.md (-script +README):\n%s", diff)
+	}
+}
+
 func TestComparison(t *testing.T) {
 	var b strings.Builder
 	PrintComparison(&b, Comparison{

@@ -172,12 +172,12 @@ func Age(dirs ...string) error {
 }
 
 // NoLeak takes a snapshot with opt and reports each difference to before as an
-// error. The kernel tears namespaces down in its own time, so what differs gets
-// five seconds to go.
+// error. The kernel tears namespaces down in its own time, so differences get
+// ten seconds to go.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
-	for wait := 5 * time.Millisecond; wait < 3*time.Second; wait *= 2 {
+	for wait := 5 * time.Millisecond; wait < 6*time.Second; wait *= 2 {
 		after, err := sandbox.Take(opt)
 		if err != nil {
 			t.Error(err)
