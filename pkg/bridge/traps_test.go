@@ -19,6 +19,9 @@ const trapped = "does not do what it seems to do"
 // node runs a line of shell in the node's namespace, and undo at the end of the test.
 func (l lab) node(script, undo string) {
 	l.Helper()
+	if _, err := exec.LookPath("ip"); err != nil {
+		l.Skip("SKIPPED: no program ip")
+	}
 	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
 		l.Fatalf("%s: %v: %s", script, err, out)
 	}
