@@ -112,7 +112,7 @@ func (l vfNode) complete(t *testing.T, result object) {
 		t.Errorf("interfaces of the pod: %s", got)
 	}
 	// CRI-O makes every address of the result one of the pod.
-	if got := addresses(t, result); len(got) != 2 || !strings.HasPrefix(got[0], "10.88.") || !strings.HasPrefix(got[1], "fd00:88::") {
+	if got := addresses(t, result); len(got) != 2 || !strings.HasPrefix(got[0], "10.58.") || !strings.HasPrefix(got[1], "fd00:58::") {
 		t.Errorf("addresses of the pod: %q", got)
 	}
 	for _, name := range []string{"net1", "net2"} {
@@ -191,7 +191,7 @@ func TestVFsByContainerd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, address := range []string{"127.0.0.1", "10.88.0.1", "fd00:88::1"} {
+			for _, address := range []string{"127.0.0.1", "10.58.0.1", "fd00:58::1"} {
 				reach(t, nil, net.JoinHostPort(address, "8080"), l.web)
 			}
 			server.Close()

@@ -45,7 +45,7 @@ type scenario struct {
 
 func scenarios() []scenario {
 	return []scenario{
-		{name: scenarioPlain, subnet: "10.88.0.0/16"},
+		{name: scenarioPlain, subnet: "10.58.0.0/16"},
 		nftables(),
 		{name: scenarioIptables, backend: "iptables", subnet: "10.90.0.0/16", port: 18081},
 	}

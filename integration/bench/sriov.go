@@ -131,7 +131,7 @@ func (a asker) run(verb string, exec runner) error {
 func afterOthers(kind string, pod *sandbox.Pod, kubelet string) pluginConf {
 	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": kubelet, "prevResult": map[string]any{"cniVersion": cniVersion,
 		"interfaces": []any{map[string]string{"name": "veth0"}, map[string]string{"name": podInterface, "sandbox": pod.Path}},
-		"ips":        []any{map[string]any{"address": "10.88.0.2/16", "gateway": "10.88.0.1", "interface": 1}}}}
+		"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
 // measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node. The device plugin is the real one.

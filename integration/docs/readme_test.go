@@ -130,7 +130,7 @@ func TestRefusals(t *testing.T) {
 func merge(t testing.TB, key, plugin string) string {
 	t.Helper()
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": plugin,
-		"prevResult": map[string]any{"cniVersion": "1.1.0", "ips": []any{map[string]any{"address": "10.88.0.2/16"}}}}
+		"prevResult": map[string]any{"cniVersion": "1.1.0", "ips": []any{map[string]any{"address": "10.58.0.2/16"}}}}
 	if err := json.Unmarshal([]byte(key), &conf); err != nil {
 		t.Fatal(err)
 	}

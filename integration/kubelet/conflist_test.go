@@ -100,7 +100,7 @@ func (l *vfLab) unshown(readme, story string) {
 
 var (
 	late   = regexp.MustCompile(` *fe80::[0-9a-f:]+/64`)
-	random = regexp.MustCompile(`cni-[0-9a-f-]{36}|@if\d+|(veth|bwp)[0-9a-f]+|\b[0-9a-f]{13}\b|\b(10\.88\.\d+\.|fd00:88::)[0-9a-f]+`)
+	random = regexp.MustCompile(`cni-[0-9a-f-]{36}|@if\d+|(veth|bwp)[0-9a-f]+|\b[0-9a-f]{13}\b|\b(10\.58\.\d+\.|fd00:58::)[0-9a-f]+`)
 	gap    = regexp.MustCompile(` +`)
 )
 

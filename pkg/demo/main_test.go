@@ -61,7 +61,7 @@ func playPlugin(name string) int {
 	case conf.PrevResult != nil:
 		fmt.Print(string(conf.PrevResult))
 	default:
-		fmt.Print(`{"cniVersion":"1.0.0","ips":[{"address":"10.88.0.9/16"},{"address":"fd00:88::9/64"}]}`)
+		fmt.Print(`{"cniVersion":"1.0.0","ips":[{"address":"10.58.0.9/16"},{"address":"fd00:58::9/64"}]}`)
 	}
 	return 0
 }

@@ -59,7 +59,7 @@ func TestWithoutIPv6(t *testing.T) {
 	}
 	want := map[string]any{
 		"type":   "host-local",
-		"ranges": []any{[]any{map[string]any{"subnet": "10.88.0.0/16"}}},
+		"ranges": []any{[]any{map[string]any{"subnet": "10.58.0.0/16"}}},
 		"routes": []any{map[string]any{"dst": "0.0.0.0/0"}},
 	}
 	if diff := cmp.Diff(want, got.IPAM); diff != "" {
@@ -86,7 +86,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	if got := addPod(func(l *lab) *pod { return l.a })(t.Context(), l); got.unit != "ms" || got.value <= 0 {
 		t.Fatalf("ADD: %+v", got)
 	}
-	if got := l.a.addresses(); got != "10.88.0.9 fd00:88::9" {
+	if got := l.a.addresses(); got != "10.58.0.9 fd00:58::9" {
 		t.Errorf("addresses %q", got)
 	}
 	var plugins []string
@@ -171,10 +171,10 @@ func TestLeftovers(t *testing.T) {
 	if got := leftovers(t.Context(), l); got.verdict != OK || got.measured != "0" {
 		t.Errorf("what may be kept: %+v", got)
 	}
-	write("/var/lib/cni/networks/x/10.88.0.9")
+	write("/var/lib/cni/networks/x/10.58.0.9")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // no need to wait for the kernel here
-	if got := leftovers(ctx, l); got.verdict != Miss || got.value != 1 || !strings.Contains(got.note, "10.88.0.9") {
+	if got := leftovers(ctx, l); got.verdict != Miss || got.value != 1 || !strings.Contains(got.note, "10.58.0.9") {
 		t.Errorf("a lease: %+v", got)
 	}
 }

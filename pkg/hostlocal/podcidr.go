@@ -146,7 +146,7 @@ func parseNodeFile(data []byte) ([]netip.Prefix, error) {
 		PodCIDRs []string `json:"podCIDRs"`
 	}
 	if json.Unmarshal(data, &node) != nil || len(node.PodCIDRs) == 0 {
-		return nil, errors.New(`want {"podCIDRs": ["10.88.1.0/24", "fd00:88:1::/64"]}, with one CIDR at least`)
+		return nil, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with one CIDR at least`)
 	}
 	var cidrs []netip.Prefix
 	for _, s := range node.PodCIDRs {

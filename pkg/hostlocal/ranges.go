@@ -31,7 +31,7 @@ type rawRange struct {
 func parseRange(raw rawRange) (Range, error) {
 	subnet, err := netip.ParsePrefix(raw.Subnet)
 	if err != nil {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %q: want an address and prefix length such as 10.88.0.0/16", raw.Subnet)
+		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %q: want an address and prefix length such as 10.58.0.0/16", raw.Subnet)
 	}
 	if subnet != subnet.Masked() {
 		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has host bits set, want %s", subnet, subnet.Masked())

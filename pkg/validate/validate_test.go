@@ -86,3 +86,46 @@ func shipped(t *testing.T) (names []string) {
 	}
 	return names
 }
+
+// defaults are subnets that other software on a node takes unasked.
+var defaults = map[string]string{
+	"podman":                 "10.88.0.0/16",
+	"podman, more networks":  "10.89.0.0/16",
+	"docker":                 "172.16.0.0/12",
+	"CRI-O":                  "10.85.0.0/16",
+	"nerdctl":                "10.4.0.0/16",
+	"flannel, kubeadm, kind": "10.244.0.0/16",
+	"k3s and RKE2, pods":     "10.42.0.0/16",
+	"k3s and RKE2, Services": "10.43.0.0/16",
+	"kubeadm, Services":      "10.96.0.0/12",
+	"Calico, libvirt":        "192.168.0.0/16",
+	"Weave Net":              "10.32.0.0/12",
+	"MicroK8s":               "10.1.0.0/16",
+	"OpenShift":              "10.128.0.0/14",
+	"Docker Swarm, QEMU":     "10.0.0.0/14",
+	"kind, IPv6":             "fd00:10:244::/56",
+	"k3s, IPv6":              "fd00:42::/56",
+	"kubeadm, Services IPv6": "fd00:10:96::/112",
+	"docker, IPv6":           "fd00:dead:beef::/48",
+}
+
+// TestShippedSubnetsAreFree: the examples that any node may copy as they are use subnets that nothing else takes by default. Those that
+// continue another program's network keep its subnet.
+func TestShippedSubnetsAreFree(t *testing.T) {
+	var node Node
+	for name, subnet := range defaults {
+		node.Subnets = append(node.Subnets, kernel.Subnet{Prefix: netip.MustParsePrefix(subnet), Link: name})
+	}
+	for _, name := range shipped(t) {
+		if name == "10-containerd-net.conflist" || name == "10-podlace-k3s.conflist" {
+			continue
+		}
+		data, err := conf.Conflist(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if keys, all := text(string(data), node); len(keys) > 0 {
+			t.Errorf("%s: %s", name, all)
+		}
+	}
+}
