@@ -96,7 +96,7 @@ func command(line, folder string) string {
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line, "make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
-	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"):
+	case strings.HasPrefix(line, "podlace demo"), strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
 		// The flags are checked here; what they do has tests of its own.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
