@@ -94,9 +94,13 @@ func testExhausted(t *testing.T) {
 	if text := failure.Msg + failure.Details; !strings.Contains(text, "5 of 5") {
 		t.Errorf("the error does not say how many are leased: %s", text)
 	}
-	call("STATUS", "any").run(t).ok(t)
 	before.clean(t, "the ADD that found no address")
+	call("STATUS", "any").run(t).ok(t)
 	call("DEL", "full-2").run(t).ok(t)
+	call("STATUS", "any").run(t).ok(t)
+	if marks, err := filepath.Glob("/run/podlace/.exhausted-*"); err != nil || len(marks) > 0 {
+		t.Errorf("%v of a pool with room are left, %v", marks, err)
+	}
 	call("ADD", "one-more").run(t).ok(t)
 	y.next++
 	for _, id := range []string{"full-0", "full-1", "full-3", "full-4", "one-more"} {
