@@ -147,7 +147,7 @@ func others(r *plugin.Request) func(owner string) (name string, shares bool) {
 	}
 }
 
-// who names an owner so that it is told from an earlier pod of the same name.
+// who names an owner with what distinguishes it from an earlier pod of the same name.
 func who(rec attachment.Record, owner string) string {
 	return fmt.Sprintf("%s, container %s, since %s", kernel.OwnerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
 }
