@@ -22,8 +22,15 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		return nil, err
 	}
 	named := attachment.Key{Network: rec.Network, ContainerID: rec.ContainerID, IfName: "eth0"} // as the reference names any interface
-	if len(st.Ports) == 0 || st.Backend == "iptables" && rec.Key == named {
+	if len(st.Ports) == 0 {
 		return nil, nil
+	}
+	var lend []attachment.Step
+	if st.Localhost != "" {
+		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on", Do: func() error { return host.LendLoopback(st.Localhost) }}}
+	}
+	if st.Backend == "iptables" && rec.Key == named {
+		return lend, nil
 	}
 	if conf == nil {
 		return nil, fmt.Errorf("no configuration of this network names the plugin portmap")
@@ -43,7 +50,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 			return nil, err
 		}
 	}
-	return []attachment.Step{
+	return append(lend, []attachment.Step{
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
 				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
@@ -59,14 +66,9 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 				return err
 			}
 			defer unlock()
-			if st.Localhost != "" {
-				if err := host.LendLoopback(st.Localhost); err != nil {
-					return err
-				}
-			}
 			return endPorts(host, rec.Key, st, own)
 		}},
-	}, nil
+	}...), nil
 }
 
 // Targets returns the addresses that the ports of an attachment lead to.
