@@ -214,9 +214,23 @@ func (l *lab) remove(names ...string) {
 			if s, ok := sandboxOf(name); ok { // the kubelet forgets the pod before, and another test may have one of its name
 				return fmt.Errorf("pod %s has the sandbox %+v", name, s)
 			}
+			if path := recordOf(name); path != "" { // the runtime stops the sandbox before DEL ends, and a test's end would kill DEL
+				return fmt.Errorf("pod %s has the record %s", name, path)
+			}
 		}
 		return nil
 	})
+}
+
+// recordOf returns a record that a plugin has of a pod, "" for none.
+func recordOf(pod string) string {
+	paths, _ := filepath.Glob("/run/podlace/*/*")
+	for _, path := range paths {
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), `"shop/`+pod+`-node"`) {
+			return path
+		}
+	}
+	return ""
 }
 
 // removeAll ends all pods.
