@@ -267,7 +267,7 @@ func del(r *plugin.Request) error {
 	}, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
-// gc also restores the limits of the other attachments. STATUS does not: a look at all qdiscs of a node every few seconds costs too much.
+// gc also restores the limits of the other attachments.
 func gc(r *plugin.Request) error {
 	err := attachment.Collect(r, removeFromNode)
 	if lost := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, r.Log) }); lost != nil {
@@ -327,8 +327,15 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status fails only when the configuration is wrong.
+// status fails only when the configuration is wrong. It restores lost limits without waiting for a lock, and does not fail when it cannot: GC
+// and reload tell of that, which come less often.
 func status(r *plugin.Request) error {
-	_, err := Parse(r)
-	return err
+	if _, err := Parse(r); err != nil {
+		return err
+	}
+	lost := kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, attachment.Trying) })
+	if lost != nil {
+		r.Log.Debug("limits could not be restored", "error", lost)
+	}
+	return nil
 }

@@ -5,38 +5,64 @@ package bandwidth
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestGCRestores (F-21): GC restores the limits of valid attachments whose qdiscs another program removed, and logs it. CHECK changes nothing,
-// and STATUS, which comes every few seconds, looks at no qdisc.
-func TestGCRestores(t *testing.T) {
+// TestRestoredByVerbs (F-21): GC and STATUS restore the limits of attachments whose qdiscs another program removed, and log it. CHECK changes
+// nothing.
+func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.ok(l.call("ADD", "a"))
-	gc := func() outcome {
-		return l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil, "prevResult", nil)
-	}
-	for what, lose := range map[string]func() error{
-		"ingress": func() error { return l.host.Unshape(l.hostSide) },
-		"egress":  func() error { return l.host.DelLink(l.ifb("a")) },
+	for verb, call := range map[string]func() outcome{
+		"GC": func() outcome {
+			return l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil, "prevResult", nil)
+		},
+		"STATUS": func() outcome { return l.call("STATUS", "") },
 	} {
-		l.must(lose())
-		for range 2 {
-			l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+		for what, lose := range map[string]func() error{
+			"ingress": func() error { return l.host.Unshape(l.hostSide) },
+			"egress":  func() error { return l.host.DelLink(l.ifb("a")) },
+		} {
+			l.must(lose())
+			for range 2 {
+				l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+			}
+			if o := l.ok(call()); !strings.Contains(o.stderr, "restored from the record") || !strings.Contains(o.stderr, what) {
+				t.Errorf("%s does not log it: %s", verb, o.stderr)
+			}
+			l.ok(l.call("CHECK", "a"))
+			if got := l.applied("a"); got != "20000000/10000000 redirected true" {
+				t.Errorf("after %s: %s", verb, got)
+			}
 		}
-		l.ok(l.call("STATUS", ""))
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
-		if o := l.ok(gc()); !strings.Contains(o.stderr, "restored from the record") || !strings.Contains(o.stderr, what) {
-			t.Errorf("GC does not log it: %s", o.stderr)
-		}
-		l.ok(l.call("CHECK", "a"))
-		if got := l.applied("a"); got != "20000000/10000000 redirected true" {
-			t.Errorf("after GC: %s", got)
+		if o := l.ok(call()); strings.Contains(o.stderr, "restored") {
+			t.Errorf("%s restores what is in place: %s", verb, o.stderr)
 		}
 	}
-	if o := l.ok(gc()); strings.Contains(o.stderr, "restored") {
-		t.Errorf("GC restores what is in place: %s", o.stderr)
+	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+}
+
+// TestStatusNeverWaits (C-72): while another process holds the lock of the attachment, STATUS restores nothing, says nothing and succeeds. So it
+// does when the pod's link is gone.
+func TestStatusNeverWaits(t *testing.T) {
+	l := connected(t)
+	l.ok(l.call("ADD", "a"))
+	l.must(l.host.Unshape(l.hostSide))
+	holder, err := attachment.LockKey(l.key("a"))
+	l.must(err)
+	began := time.Now()
+	if o := l.ok(l.call("STATUS", "")); o.stderr != "" || time.Since(began) >= store.LockTimeout {
+		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.stderr)
+	}
+	holder.Close()
+	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+	l.must(l.host.DelLink(l.hostSide.Name))
+	if o := l.ok(l.call("STATUS", "")); o.stderr != "" {
+		t.Errorf("it warns of a lost link at each call: %s", o.stderr)
 	}
 	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
 }

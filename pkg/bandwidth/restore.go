@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -17,27 +18,35 @@ import (
 // redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored does
 // not stop the restoring of the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
+	return errors.Join(restoreAll(host, log, attachment.Waiting), replaceRedirects(host, log))
+}
+
+// restoreAll restores the limits of which there are records.
+func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	records, err := attachment.All()
-	buckets, e := host.Buckets()
-	if err := errors.Join(err, e); err != nil {
+	if err != nil {
+		return err
+	}
+	records = slices.DeleteFunc(records, func(rec attachment.Record) bool { return rec.Plugin != pluginName || !plugin.NetnsExists(rec.Netns) })
+	if len(records) == 0 {
+		return nil
+	}
+	buckets, err := host.Buckets()
+	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, rec := range records {
-		if rec.Plugin != pluginName || !plugin.NetnsExists(rec.Netns) {
-			continue
-		}
-		if err := restore(host, rec.Key, buckets, log); err != nil {
+		if err := restore(host, rec.Key, buckets, log, locks); err != nil {
 			errs = append(errs, fmt.Errorf("limits of container %s, %s in network %s: %w", rec.ContainerID, rec.IfName, rec.Network, err))
 		}
 	}
-	errs = append(errs, replaceRedirects(host, log))
 	return errors.Join(errs...)
 }
 
 // restore works from the record as it is under the lock: the pod may have got other limits meanwhile, or be gone.
-func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger) error {
-	att, rec, ok, err := attachment.Reopen(key, pluginName)
+func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
+	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
 		return err
 	}
