@@ -44,7 +44,7 @@ func newShared(t *testing.T, backends [2]string) *shared {
 	t.Helper()
 	// Masquerade of every client: the pod has one default route, by which answers of its other interface would leave.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
-	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.72.", "fd71:", "fd72:", `"isDefaultGateway":true`, `"isDefaultGateway":false`)
+	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:", `"isDefaultGateway":true`, `"isDefaultGateway":false`)
 	b := behindOf(t, all.Replace(string(chainOf(t, "1.1.0", backends[0]))), hostPort())
 	s := &shared{behind: b, backends: backends}
 	s.networks = [2]*network{b.network, openBehind(t, second.Replace(all.Replace(string(chainOf(t, "1.1.0", backends[1])))))}
