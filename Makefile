@@ -28,7 +28,9 @@ help: ## list the targets
 build: ## build static stripped binaries into bin/
 	@command -v go >/dev/null || { echo "build: no go in PATH ($$PATH): build as a user who has Go; the installation needs none" >&2; exit 1; }
 	@mkdir -p $(BIN)
+	@rm -f $(BIN)/.source
 	@for p in $(CNI_PLUGINS) $(TOOLS); do $(GOBUILD) -o $(BIN)/$$p ./plugins/$$p; done
+	@scripts/source-hash.sh >$(BIN)/.source
 	@ls -l $(BIN) | awk 'NR > 1 {printf "%-12s %.1f MB\n", $$9, $$5 / 1e6}'
 
 .PHONY: demo
@@ -98,7 +100,7 @@ ci: ## what .ci/run runs: installs what it needs, then every check, as root and 
 
 .PHONY: install
 install: ## install what `make build` made: plugins into /opt/cni/bin, tools into /usr/local/bin (DESTDIR, CNI_BIN_DIR, PREFIX)
-	@scripts/install-check.sh $(BIN) '$(VERSION)' '$(DESTDIR)$(CNI_BIN_DIR)' '$(DESTDIR)$(PREFIX)/bin' -- $(CNI_PLUGINS) $(TOOLS)
+	@scripts/install-check.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' '$(DESTDIR)$(PREFIX)/bin' -- $(CNI_PLUGINS) $(TOOLS)
 	@scripts/install.sh $(BIN) '$(DESTDIR)$(CNI_BIN_DIR)' $(CNI_PLUGINS)
 	@scripts/install.sh $(BIN) '$(DESTDIR)$(PREFIX)/bin' $(TOOLS)
 

@@ -33,13 +33,12 @@ func newCheckout(t *testing.T) checkout {
 			t.Fatal(err)
 		}
 	}
-	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/install-check.sh"} {
+	for _, path := range []string{"Makefile", "go.mod", "go.sum", "scripts/install.sh", "scripts/install-check.sh", "scripts/source-hash.sh"} {
 		c.write(t, path, read(t, path))
 	}
 	c.write(t, "pkg/source.go", "package pkg\n")
-	for _, path := range []string{"go.mod", "go.sum", "pkg/source.go"} {
-		c.touch(t, path, -time.Hour)
-	}
+	c.write(t, "conf/conf.go", "package conf\n")
+	c.write(t, "conf/10-podlace.conflist", "{}")
 	for _, name := range append(slices.Clone(listed(t, "CNI_PLUGINS")), listed(t, "TOOLS")...) {
 		data, err := os.ReadFile(filepath.Join(binDir(), name))
 		if err != nil {
@@ -47,6 +46,13 @@ func newCheckout(t *testing.T) checkout {
 		}
 		c.write(t, "bin/"+name, string(data))
 	}
+	cmd := exec.Command("scripts/source-hash.sh")
+	cmd.Dir = c.dir
+	hash, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.write(t, "bin/.source", string(hash))
 	return c
 }
 
@@ -71,17 +77,9 @@ func (c checkout) write(t *testing.T, path, text string) {
 	}
 }
 
-func (c checkout) touch(t *testing.T, path string, ago time.Duration) {
-	t.Helper()
-	at := time.Now().Add(ago)
-	if err := os.Chtimes(filepath.Join(c.dir, path), at, at); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // install runs make install as sudo does.
-func (c checkout) install(args ...string) (string, error) {
-	cmd := exec.Command("make", append([]string{"install", "DESTDIR=" + c.into}, args...)...)
+func (c checkout) install() (string, error) {
+	cmd := exec.Command("make", "install", "DESTDIR="+c.into)
 	cmd.Dir, cmd.Env = c.dir, []string{sudoPath}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -89,21 +87,11 @@ func (c checkout) install(args ...string) (string, error) {
 
 func (c checkout) mustInstall(t *testing.T) string {
 	t.Helper()
-	out, err := c.install("VERSION=" + builtVersion(t))
+	out, err := c.install()
 	if err != nil {
 		t.Fatalf("make install: %v\n%s", err, out)
 	}
 	return out
-}
-
-func builtVersion(t testing.TB) string {
-	t.Helper()
-	out, err := exec.Command(filepath.Join(binDir(), "podlace"), "version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, _, _ := strings.Cut(string(out), "\n")
-	return strings.TrimPrefix(first, "podlace ")
 }
 
 // installed lists the files below the folder that was installed into.
@@ -138,6 +126,11 @@ func allInstalled(t *testing.T, extra ...string) []string {
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
+		// As after a copy of the tree, which gives all files the time of the copy, and an edit of what is for the node.
+		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		c.write(t, "conf/10-podlace.conflist", "{ }")
 		c.mustInstall(t)
 		if diff := cmp.Diff(allInstalled(t), c.installed(t)); diff != "" {
 			t.Errorf("installed (-want +got):\n%s", diff)
@@ -156,23 +149,23 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 // TestInstallRefuses: stale and missing binaries, and folders that may not be written, are refused with one line before any change.
 func TestInstallRefuses(t *testing.T) {
 	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
+	stale := "install: the binaries in bin were built from other sources" + again
 	for name, test := range map[string]struct {
 		spoil func(*testing.T, *checkout)
-		args  []string
 		want  string
 	}{
-		"nothing built": {func(t *testing.T, c *checkout) { os.RemoveAll(c.dir + "/bin") }, nil, "install: bin/bridge is missing" + again},
-		"one missing":   {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/podlace") }, nil, "install: bin/podlace is missing" + again},
-		"stale":         {func(t *testing.T, c *checkout) { c.touch(t, "pkg/source.go", time.Hour) }, nil, "install: bin/bridge is older than pkg/source.go" + again},
-		"one stale":     {func(t *testing.T, c *checkout) { c.touch(t, "bin/sriov", -2*time.Hour) }, nil, "install: bin/sriov is older than go.mod" + again},
-		"other version": {nil, []string{"VERSION=v9"}, "install: bin has version " + builtVersion(t) + ", and the source is v9" + again},
-		"read-only tools": {func(t *testing.T, c *checkout) { readOnly(t, c.into+"/usr") }, nil,
+		"nothing built":   {func(t *testing.T, c *checkout) { os.RemoveAll(c.dir + "/bin") }, "install: bin/bridge is missing" + again},
+		"one missing":     {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/podlace") }, "install: bin/podlace is missing" + again},
+		"source changed":  {func(t *testing.T, c *checkout) { c.write(t, "pkg/source.go", "package other\n") }, stale},
+		"source added":    {func(t *testing.T, c *checkout) { c.write(t, "plugins/new/main.go", "package main\n") }, stale},
+		"build cut short": {func(t *testing.T, c *checkout) { os.Remove(c.dir + "/bin/.source") }, stale},
+		"read-only tools": {func(t *testing.T, c *checkout) { readOnly(t, c.into+"/usr") },
 			"install: user " + userName(t) + " cannot write to INTO/usr: run 'sudo make install', or choose other folders with DESTDIR, CNI_BIN_DIR and PREFIX\n"},
 		"a file in place of a folder": {func(t *testing.T, c *checkout) {
 			if err := os.WriteFile(c.into+"/opt", nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
-		}, nil, "install: INTO/opt is not a folder\n"},
+		}, "install: INTO/opt is not a folder\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCheckout(t)
@@ -180,7 +173,7 @@ func TestInstallRefuses(t *testing.T) {
 				test.spoil(t, &c)
 			}
 			before := c.installed(t)
-			out, err := c.install(append([]string{"VERSION=" + builtVersion(t)}, test.args...)...)
+			out, err := c.install()
 			out = strings.ReplaceAll(out, c.into, "INTO")
 			if err == nil || !strings.HasPrefix(out, test.want+"make: ") {
 				t.Errorf("%v, output:\n%swant:\n%s", err, out, test.want)
@@ -270,11 +263,11 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		t.Errorf("a link is kept as %q, %v", to, err)
 	}
 	c.removeAsDocumented(t)
-	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace-2", "/opt/cni/bin/cni", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning"}
+	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning"}
 	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
 	}
-	if got, err := os.ReadFile(filepath.Join(dir, "bridge")); string(got) != "first" {
+	if got, err := os.ReadFile(filepath.Join(dir, "bridge")); string(got) != "second" {
 		t.Errorf("bridge: %q, %v", got, err)
 	}
 }

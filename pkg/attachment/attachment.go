@@ -212,9 +212,6 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	return func() { _ = lock.Unlock() }, nil
 }
 
-// LockNode locks what the pods of all networks share, such as "guards", against others who write it.
-func LockNode(what string) (unlock func(), err error) { return Waiting.Node(what) }
-
 // Recorded tells whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))

@@ -3,22 +3,43 @@
 package attachment
 
 import (
+	"log/slog"
 	"time"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker takes the locks of a repair.
+// Locker takes locks.
 type Locker int
 
 const (
-	// Waiting waits for a lock as ADD and DEL do.
+	// Waiting waits for a lock, for all verbs but STATUS.
 	Waiting Locker = iota
 
 	// Trying never waits, for STATUS: the next STATUS repairs what the holder of the lock does not.
 	Trying
 )
+
+// Repair runs the repair of a plugin in GC, with Waiting, or in STATUS, with Trying. Neither fails because of it: an error is a line in the log.
+// STATUS comes every few seconds, and logs an error once until it changes.
+func Repair(r *plugin.Request, locks Locker, repair func(*kernel.Node, *slog.Logger, Locker) error) {
+	err := kernel.WithHost(func(host *kernel.Node) error {
+		if locks == Trying {
+			host.TryLocks()
+		}
+		return repair(host, r.Log, locks)
+	})
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	changed := Changed("unrepaired-"+r.Plugin+"-"+r.Network, text)
+	if err != nil && (changed || locks == Waiting) {
+		r.Log.Warn("what pods lost could not be restored", "error", err)
+	}
+}
 
 // within returns the bound of a wait.
 func (l Locker) within(most time.Duration) time.Duration {
@@ -28,10 +49,15 @@ func (l Locker) within(most time.Duration) time.Duration {
 	return most
 }
 
-// Busy reports whether an error says that another process holds a lock.
-func Busy(err error) bool { return plugin.Code(err) == plugin.CodeTryAgain }
+// Tolerate returns err, or nil when it says that another process holds a lock for which l does not wait.
+func (l Locker) Tolerate(err error) error {
+	if l == Trying && plugin.Code(err) == plugin.CodeTryAgain {
+		return nil
+	}
+	return err
+}
 
-// Node locks what the pods of all networks share, such as "guards".
+// Node locks what the pods of all networks share, such as "guards", against others who write it.
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {

@@ -164,15 +164,7 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// LockKey locks an attachment against all plugins. Its folder must exist.
-func LockKey(k Key) (*Attachment, error) { return Waiting.Key(k) }
-
 // Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is gone.
-func Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
-	return Waiting.Reopen(k, plugin)
-}
-
-// Reopen is the function Reopen for a repair.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {

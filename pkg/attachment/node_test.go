@@ -11,7 +11,7 @@ import (
 // TestReopen: under the lock the record is read as it is then, and what is saved keeps pod and namespace.
 func TestReopen(t *testing.T) {
 	key := Key{t.Name(), "id", "eth0"}
-	if _, _, ok, err := Reopen(key, "test"); ok || err != nil {
+	if _, _, ok, err := Waiting.Reopen(key, "test"); ok || err != nil {
 		t.Errorf("without a folder: %t, %v", ok, err)
 	}
 	a, r := attach(t, "id")
@@ -20,7 +20,7 @@ func TestReopen(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		b, rec, ok, err := Reopen(key, "test")
+		b, rec, ok, err := Waiting.Reopen(key, "test")
 		if err == nil && (!ok || string(rec.State) != `{"value":"y"}` || rec.Key != key) {
 			err = fmt.Errorf("%t, %+v", ok, rec)
 		}
@@ -47,14 +47,14 @@ func TestReopen(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for i := range 2 { // another plugin's, and none at all
-		if _, _, ok, err := Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
+		if _, _, ok, err := Waiting.Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
 			t.Errorf("%t, %v", ok, err)
 		}
 		if err := a.Remove(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	free, err := LockKey(key)
+	free, err := Waiting.Key(key)
 	if err != nil {
 		t.Fatal(err)
 	}

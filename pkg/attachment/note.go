@@ -100,20 +100,27 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// LogOnce logs the findings in the configuration of a chained plugin, which does not see whether its network is new: once, until they change
-// or the node boots.
+// Changed notes a text under a mark of the node, and reports whether it is another than the one before. No text is the same as no mark. Each
+// verb is a process of its own, and logs by this what lasts: once.
+func Changed(mark, text string) bool {
+	if before, _ := NodeNoted(mark); before == text {
+		return false
+	}
+	if text == "" {
+		_ = UnnoteNode(mark) // while it stays, each call reports the change again
+	} else {
+		_ = NoteNode(mark, text)
+	}
+	return true
+}
+
+// LogOnce logs the findings in the configuration of the plugin of r: once, until they change or the node boots.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
-	if len(findings) == 0 {
-		return
+	text := ""
+	if len(findings) > 0 {
+		text = fmt.Sprint(findings)
 	}
-	text := fmt.Sprint(findings)
-	mark := ".found-" + r.Plugin
-	if data, err := os.ReadFile(filepath.Join(folder(r.Network), mark)); err == nil && string(data) == text {
-		return
-	}
-	r.LogFindings(findings)
-	if dir, err := store.Make(folder(r.Network), 0o700); err == nil {
-		defer dir.Close()
-		_ = dir.Overwrite(mark, []byte(text), 0o600) // without the note the next ADD logs them again
+	if Changed("found-"+r.Plugin+"-"+r.Network, text) {
+		r.LogFindings(findings)
 	}
 }

@@ -49,8 +49,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	attachment.LogOnce(r, traps(r.Config))
 	if cfg.none() {
-		attachment.LogOnce(r, traps(r.Config))
 		if attachment.Recorded(r) { // the limits were lifted
 			_, err = attachment.Drop(r, removeFromNode)
 		}
@@ -270,9 +270,7 @@ func del(r *plugin.Request) error {
 // gc also restores the limits of the other attachments.
 func gc(r *plugin.Request) error {
 	err := attachment.Collect(r, removeFromNode)
-	if lost := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, r.Log) }); lost != nil {
-		r.Log.Warn("limits could not be restored", "error", lost)
-	}
+	attachment.Repair(r, attachment.Waiting, restoreAll)
 	return err
 }
 
@@ -327,15 +325,11 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status fails only when the configuration is wrong. It restores lost limits without waiting for a lock, and does not fail when it cannot: GC
-// and reload tell of that, which come less often.
+// status fails only when the configuration is wrong. It restores lost limits.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err
 	}
-	lost := kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, attachment.Trying) })
-	if lost != nil {
-		r.Log.Debug("limits could not be restored", "error", lost)
-	}
+	attachment.Repair(r, attachment.Trying, restoreRecorded)
 	return nil
 }

@@ -105,7 +105,7 @@ func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool,
 	if l, err = s.limits(host, rec); err != nil || !l.Missing() {
 		return l, err == nil, err
 	}
-	att, rec, ok, err := attachment.Reopen(key, pluginName)
+	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err != nil || !ok {
 		return Limits{}, false, err
 	}
@@ -190,7 +190,7 @@ func Records(of []attachment.Record) (list []attachment.Record) {
 // Set changes the limits of a pod that lives, in place: a rate in bits per second, 0 for none, nil for as it is. It is recorded, so that
 // CHECK and Restore know of it, until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err error) {
-	att, rec, ok, err := attachment.Reopen(key, pluginName)
+	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err == nil && !ok {
 		err = errors.New("the record is gone: the pod was deleted meanwhile")
 	}

@@ -166,7 +166,7 @@ func TestLookWaits(t *testing.T) {
 		l.ok(l.call("ADD", "a"))
 		all, err := attachment.All()
 		l.must(err)
-		working, err := attachment.LockKey(l.key("a"))
+		working, err := attachment.Waiting.Key(l.key("a"))
 		l.must(err, l.host.Unshape(l.hostSide))
 		type answer struct {
 			list []Limits
@@ -291,7 +291,7 @@ func TestSetFails(t *testing.T) {
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
-	att, rec, ok, err := attachment.Reopen(l.key("a"), pluginName)
+	att, rec, ok, err := attachment.Waiting.Reopen(l.key("a"), pluginName)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}

@@ -105,11 +105,14 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 			errs = append(errs, err)
 			continue
 		}
-		err := host.Redirect(p.From, p.To)
-		if _, ok, e := device(host, p.To.Name); e == nil && !ok { // a DEL deleted it meanwhile: the redirect would drop all frames
-			err = host.DelRedirect(p.From, kernel.Link{}, true)
-		}
-		if errs = append(errs, err); err == nil {
+		redirectErr := host.Redirect(p.From, p.To)
+		_, ok, err := device(host, p.To.Name)
+		switch {
+		case err == nil && !ok: // a DEL deleted it meanwhile: the redirect would drop all frames
+			errs = append(errs, host.DelRedirect(p.From, kernel.Link{}, true))
+		case err != nil || redirectErr != nil:
+			errs = append(errs, redirectErr, err)
+		default:
 			log.Info("an egress limit of the reference plugin now counts frames of all lengths", "link", p.From.Name, "device", p.To.Name)
 		}
 	}
@@ -118,10 +121,10 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 
 // claimed reports whether an attachment has a record of limits that matches.
 func claimed(matches func(state) bool) (bool, error) {
-	records, err := attachment.All()
+	records, err := attachment.AllOf(pluginName)
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
 		var st state
-		return rec.Plugin == pluginName && json.Unmarshal(rec.State, &st) == nil && matches(st)
+		return json.Unmarshal(rec.State, &st) == nil && matches(st)
 	}), err
 }
 

@@ -18,16 +18,20 @@ import (
 // redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored does
 // not stop the restoring of the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	return errors.Join(restoreAll(host, log, attachment.Waiting), replaceRedirects(host, log))
+	return restoreAll(host, log, attachment.Waiting)
 }
 
-// restoreAll restores the limits of which there are records.
 func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
-	records, err := attachment.All()
+	return errors.Join(restoreRecorded(host, log, locks), replaceRedirects(host, log))
+}
+
+// restoreRecorded restores the limits of which there are records.
+func restoreRecorded(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	records, err := attachment.AllOf(pluginName)
 	if err != nil {
 		return err
 	}
-	records = slices.DeleteFunc(records, func(rec attachment.Record) bool { return rec.Plugin != pluginName || !plugin.NetnsExists(rec.Netns) })
+	records = slices.DeleteFunc(records, func(rec attachment.Record) bool { return !plugin.NetnsExists(rec.Netns) })
 	if len(records) == 0 {
 		return nil
 	}
@@ -48,7 +52,7 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
-		return err
+		return locks.Tolerate(err)
 	}
 	defer att.Close()
 	var st state
@@ -62,6 +66,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	if !ok {
 		return fmt.Errorf("link %s is missing, or was made anew: the next ADD sets the limits of another", st.Link)
 	}
+	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
 	var lost []string
 	if _, there := buckets[link.Index]; st.Ingress != nil && !there {
 		lost = append(lost, "ingress")
@@ -70,40 +75,45 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		}
 	}
 	if st.Egress != nil {
-		mended, err := restoreEgress(host, link, st, buckets)
+		missed, err := restoreEgress(host, link, st, buckets, log)
 		if err != nil {
 			return err
 		}
-		if mended {
+		if missed {
 			lost = append(lost, "egress")
 		}
 	}
 	if len(lost) > 0 {
-		log.Info("limits were lost and are restored from the record", "pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName, "limits", lost)
+		log.Info("limits were lost and are restored from the record", "limits", lost)
 	}
 	return nil
 }
 
-func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket) (mended bool, err error) {
+// restoreEgress restores what is missing of an egress limit; lost reports whether anything was.
+func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
 	ifb, ok, err := device(host, st.IFB)
 	if err != nil {
 		return false, err
 	}
 	if !ok || !ifb.Up {
-		mended = true
+		lost = true
 		if ifb, err = host.EnsureIFB(st.IFB, link); err != nil {
-			return mended, err
+			return lost, err
 		}
 	}
 	if _, there := buckets[ifb.Index]; !there {
-		mended = true
+		lost = true
 		if err := host.Shape(ifb, *st.Egress); err != nil {
-			return mended, err
+			return lost, err
 		}
 	}
-	have, err := host.Redirected(link, ifb)
-	if err == nil && have != kernel.RedirectsAll {
-		mended, err = true, host.Redirect(link, ifb)
+	switch have, err := host.Redirected(link, ifb); {
+	case err != nil || have == kernel.RedirectsAll:
+		return lost, err
+	case have == kernel.RedirectsLong:
+		log.Info("an egress limit of an earlier version now counts frames of all lengths")
+	default:
+		lost = true
 	}
-	return mended, err
+	return lost, host.Redirect(link, ifb)
 }

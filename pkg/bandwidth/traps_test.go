@@ -4,15 +4,13 @@ package bandwidth
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/attachment"
 )
 
-const trapped = "does not do what it seems to do"
+const trapped = "has not the effect that it seems to have"
 
 // addLog attaches a container and returns what the plugin logs.
 func (l lab) addLog(id string, keys ...any) string {
@@ -33,11 +31,12 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 		"misspelt":                 {[]any{"capabilities", object{"bandwith": true}}, `key="\"capabilities.bandwith\""`},
 		"off":                      {[]any{"capabilities", object{"bandwidth": false}}, "no pod is limited"},
 		"a pod that wants nothing": {[]any{"capabilities", object{"bandwidth": true}}, ""},
+		"misspelt beside limits":   {[]any{"ingressRate", 1000000, "ingressBurst", 80000, "capabilities", object{"bandwith": true}}, `key="\"capabilities.bandwith\""`},
 		"limits of all pods":       {[]any{"ingressRate", 1000000, "ingressBurst", 80000}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := connected(t)
-			t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(store.Root, "traps")) })
+			t.Cleanup(func() { _ = attachment.UnnoteNode("found-bandwidth-traps") })
 			keys := append([]any{"name", "traps", "runtimeConfig", nil}, c.keys...)
 			first, next := l.addLog("first", keys...), l.addLog("next", keys...)
 			if strings.Contains(first, trapped) != (c.says != "") || !strings.Contains(first, c.says) {
@@ -45,6 +44,12 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 			}
 			if strings.Contains(next, trapped) {
 				t.Errorf("the next ADD says it again:\n%s", next)
+			}
+			if c.says != "" {
+				l.addLog("mended", append(keys, "capabilities", object{"bandwidth": true})...)
+				if again := l.addLog("again", keys...); !strings.Contains(again, c.says) {
+					t.Errorf("a mistake that comes back is not said:\n%s", again)
+				}
 			}
 			if changed := l.addLog("changed", append(keys, "capabilities", object{"bandwiths": true})...); c.says != "" && !strings.Contains(changed, "capabilities.bandwiths") {
 				t.Errorf("another mistake is not said:\n%s", changed)

@@ -8,6 +8,7 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/netip"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -152,7 +153,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.masquerade(layer3); err != nil {
 		return nil, err
 	}
-	j.tellTraps(layer3)
+	j.logTraps(layer3)
 	st.Unfinished = false
 	if err := j.att.Save(st); err != nil {
 		return nil, err
@@ -211,7 +212,11 @@ func (b bridge) del(r *plugin.Request) error {
 			if att != nil {
 				as.Hold = att.LockFile()
 			}
-			return b.delUnrecorded(&as)
+			err := b.delUnrecorded(&as)
+			if err == nil && att != nil {
+				err = att.Forget("bandwidth") // the limits went with the link
+			}
+			return err
 		})
 }
 
@@ -263,7 +268,7 @@ func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
 	return b.ipam.Del(&as, name)
 }
 
-// status fails only when no ADD can work here. It restores flushed rules without waiting for a lock, and does not fail when it cannot.
+// status fails only when no ADD can work here. It restores flushed rules.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -274,7 +279,12 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	defer host.Close()
-	cfg.restoreFlushed(host, r.Network, r.Log)
+	attachment.Repair(r, attachment.Trying, func(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+		if cfg.intact(host, r.Network) {
+			return nil
+		}
+		return restoreAll(host, log, locks)
+	})
 	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}

@@ -253,3 +253,37 @@ func (l lab) forgetNeighbour(addr string) error {
 		return netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: net.ParseIP(addr)})
 	})
 }
+
+// TestEntryOfTenant (C-61): an entry that the pod's kernel is about to verify heals by itself. The MAC of a permanent one, which a tenant can write,
+// is none that the hint would have an admin set.
+func TestEntryOfTenant(t *testing.T) {
+	const tenants = "02:de:ad:be:ef:01"
+	l := newLab(t)
+	a := l.add("a")
+	former := mac(t, "bt0")
+	t.Cleanup(func() {
+		if err := setMACTo("bt0", former); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := setMACTo("bt0", "02:00:00:00:00:66"); err != nil {
+		t.Fatal(err)
+	}
+	enter := func(state int, to string) {
+		t.Helper()
+		if err := l.inPod("eth0", func(link netlink.Link) error {
+			hw, err := net.ParseMAC(to)
+			return errors.Join(err, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: a.result.IPs[0].Gateway, HardwareAddr: hw, State: state}))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enter(netlink.NUD_STALE, former)
+	l.ok(a.check())
+	enter(netlink.NUD_PERMANENT, tenants)
+	o := a.check()
+	l.fails(o, plugin.CodeStateDiffers, "sends packets for gateway")
+	if !strings.Contains(o.failure.Details, "at ADD it had MAC "+former) || strings.Contains(o.failure.Details, tenants) {
+		t.Errorf("hint %q", o.failure.Details)
+	}
+}

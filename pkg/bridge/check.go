@@ -4,6 +4,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -175,11 +177,16 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. A MAC that changed since ADD is no fault by itself: a pod
-// that remembers none, or the new one, is not cut off.
+// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. Without an entry, or with one that it is about to verify,
+// the pod learns a new MAC by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
-	now := w.gateway.MAC.String()
-	if slices.ContainsFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == w.gateway.Name && i.Mac == now }) {
+	now, atADD := w.gateway.MAC.String(), ""
+	for _, i := range j.r.Prev.Interfaces {
+		if i.Sandbox == "" && i.Name == w.gateway.Name {
+			atADD = i.Mac
+		}
+	}
+	if atADD == now {
 		return nil
 	}
 	for _, gw := range l.gateways {
@@ -188,15 +195,26 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
+			// The pod's entry is no source for a MAC that an admin sets: a tenant can write it.
 			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
-				"another program changed the MAC: 'ip link set %s address %s' sets it back; otherwise the pod asks for the new one within a minute",
-				w.gateway.Name, mac)
+				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
 		}
 	}
 	return nil
 }
 
+// checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record, and a
+// runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look at all.
 func (j *job) checkMasquerade(l layer3) error {
+	err := j.missingMasquerade(l)
+	if plugin.Code(err) != plugin.CodeStateDiffers || err == nil || attachment.Recorded(j.r) {
+		return err
+	}
+	j.r.Log.Warn("masquerade of a pod without a record of Podlace is missing", "error", err)
+	return nil
+}
+
+func (j *job) missingMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
 		if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {

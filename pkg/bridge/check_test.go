@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -213,5 +215,43 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 	if lines := masqueradeLines(key("podlace", "0123456789abcdef"), false, addresses[:1], except); lines != nil {
 		t.Errorf("for the other family %q", lines)
+	}
+}
+
+// TestCheckWithoutRecord (F-21): nothing can restore the masquerade of an attachment without a record, such as a pod of the reference. A flush
+// costs it no failed CHECK, by which CRI-O would drop its address: the log tells.
+func TestCheckWithoutRecord(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), flushNFT()); err != nil {
+		t.Fatal(err)
+	}
+	if log := l.ok(a.check()).log; !strings.Contains(log, "masquerade of a pod without a record of Podlace is missing") {
+		t.Errorf("log: %s", log)
+	}
+	l.other().add("next") // its ADD masquerades both
+	l.ok(a.check())
+}
+
+// TestDelForgetsLimits: the limits of a pod go with its link, and so does their record when bridge's own is lost or damaged.
+func TestDelForgetsLimits(t *testing.T) {
+	for what, lose := range map[string]func(path string) error{
+		"lost":    os.Remove,
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.add("a")
+			key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+			limits := "/run/podlace/net/bandwidth-" + key.Hash()
+			if err := errors.Join(lose("/run/podlace/net/bridge-"+key.Hash()), os.WriteFile(limits, []byte("{}"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			l.ok(l.call("DEL", "a"))
+			if _, err := os.Lstat(limits); err == nil {
+				t.Errorf("left %s", limits)
+			}
+		})
 	}
 }

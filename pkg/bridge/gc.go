@@ -18,9 +18,7 @@ func (b bridge) gc(r *plugin.Request) error {
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
 		errs = append(errs, b.ipam.GC(r, t))
 	}
-	if err := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, r.Log) }); err != nil {
-		r.Log.Warn("rules of pods could not be restored", "error", err)
-	}
+	attachment.Repair(r, attachment.Waiting, restoreAll)
 	return errors.Join(errs...)
 }
 

@@ -48,33 +48,35 @@ func (j *job) guard(g *kernel.Guard) error {
 func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...kernel.Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
-		return err
+		return locks.Tolerate(err)
 	}
 	defer unlock()
-	records, err := attachment.All()
+	records, err := attachment.AllOf("bridge")
 	if err != nil {
 		return err
 	}
-	own, restored := more, 0
+	var written, unfinished []kernel.Guard // an ADD that runs may not have set its guard yet
 	for _, rec := range records {
 		var st state
-		if rec.Plugin == "bridge" && json.Unmarshal(rec.State, &st) == nil && st.Guard != nil {
-			if !slices.ContainsFunc(own, func(g kernel.Guard) bool { return g.Link == st.Guard.Link }) {
-				restored++
-			}
-			more = append(more, *st.Guard)
+		if json.Unmarshal(rec.State, &st) != nil || st.Guard == nil {
+			continue
+		}
+		if st.Unfinished {
+			unfinished = append(unfinished, *st.Guard)
+		} else {
+			written = append(written, *st.Guard)
 		}
 	}
-	if len(more) == 0 {
+	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if lacks, err := host.LacksGuards(more); err != nil || !lacks {
+	if lacks, err := host.LacksGuards(slices.Concat(written, more)); err != nil || !lacks {
 		return err
 	}
-	if restored > 0 {
-		log.Info("guards were flushed and are restored from the records", "attachments", restored)
+	if len(written) > 0 {
+		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	return host.SetGuards(more)
+	return host.SetGuards(slices.Concat(written, unfinished, more))
 }
 
 // unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.
@@ -82,7 +84,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
 	}
-	unlock, err := attachment.LockNode(guards)
+	unlock, err := attachment.Waiting.Node(guards)
 	if err != nil {
 		return err
 	}

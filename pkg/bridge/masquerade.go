@@ -97,7 +97,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 			return err
 		}
 	}
-	all, err := allMasquerade(j.att.Network, j.cfg.Masquerade)
+	all, _, err := allMasquerade(j.att.Network, j.cfg.Masquerade)
 	if err != nil {
 		return err
 	}
@@ -111,25 +111,34 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return j.att.Note(masqueraded, config)
 }
 
-// allMasquerade returns what all attachments of a network need.
-func allMasquerade(network string, cfg Masquerade) (kernel.Masquerade, error) {
-	all := kernel.Masquerade{Network: network}
+// allMasquerade returns what all attachments of a network need, and what those of them have that are added whole.
+func allMasquerade(network string, cfg Masquerade) (all, written kernel.Masquerade, err error) {
+	all.Network, written.Network = network, network
 	records, err := attachment.List(network, "bridge")
 	if err != nil {
-		return all, err
+		return all, written, err
+	}
+	add := func(to *kernel.Masquerade, m kernel.Masquerade) {
+		to.Sources, to.Local = append(to.Sources, m.Sources...), append(to.Local, m.Local...)
 	}
 	for _, rec := range records {
 		var st state
-		if json.Unmarshal(rec.State, &st) == nil && st.Masquerade == "nftables" {
-			m := nftMasquerade(network, cfg, st.Addresses, st.Shared)
-			all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
+		if json.Unmarshal(rec.State, &st) != nil || st.Masquerade != "nftables" {
+			continue
+		}
+		m := nftMasquerade(network, cfg, st.Addresses, st.Shared)
+		add(&all, m)
+		if !st.Unfinished {
+			add(&written, m)
 		}
 	}
-	all.Sources, all.Local = once(all.Sources), once(all.Local) // pods share subnets
-	return all, nil
+	for _, m := range []*kernel.Masquerade{&all, &written} {
+		m.Sources, m.Local = unique(m.Sources), unique(m.Local) // pods share subnets
+	}
+	return all, written, nil
 }
 
-func once(prefixes []netip.Prefix) []netip.Prefix {
+func unique(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	return slices.Compact(prefixes)
 }

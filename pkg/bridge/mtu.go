@@ -42,7 +42,7 @@ func (j *job) lowers(bridge kernel.Link) bool { return j.cfg.MTU >= minMTU6 && j
 
 // setMTU does so under the lock that all take who change the MTU of a bridge: meanwhile it may be another than it seemed.
 func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
-	unlock, err := attachment.LockNode("mtu")
+	unlock, err := attachment.Waiting.Node("mtu")
 	if err != nil {
 		return err
 	}

@@ -122,7 +122,7 @@ func TestMTUAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	unlock, err := attachment.LockNode("mtu")
+	unlock, err := attachment.Waiting.Node("mtu")
 	if err != nil {
 		t.Fatal(err)
 	}

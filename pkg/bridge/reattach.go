@@ -58,9 +58,9 @@ func formerMAC(lost []port) net.HardwareAddr {
 // adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. A note of the network has the ifindex and the MAC of
 // the bridge: another bridge of that name is new, up as it may be.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
-	note, is := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
+	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
-	if noted && last == is {
+	if noted && last == identity {
 		j.reattach(bridge, lost)
 		return nil
 	}
@@ -74,7 +74,7 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 		}
 	}
 	j.reattach(bridge, lost)
-	return j.att.Note(note, is)
+	return j.att.Note(note, identity)
 }
 
 // pinMAC sets the MAC that a bridge has: else it would follow the lowest MAC of the ports, and pods would send to the former one for seconds. A

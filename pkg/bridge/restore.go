@@ -39,7 +39,7 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	// The key without a container is the lock of the network.
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
-		return err
+		return locks.Tolerate(err)
 	}
 	defer att.Close()
 	log = log.With("network", network)
@@ -47,29 +47,30 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	records, err := attachment.List(network, "bridge")
 	errs = append(errs, err, restoreVLANGateways(host, log, records))
 	for _, is4 := range []bool{true, false} {
-		errs = append(errs, restoreIPTables(host, log, records, is4))
+		errs = append(errs, locks.Tolerate(restoreIPTables(host, log, records, is4)))
 	}
 	return errors.Join(errs...)
 }
 
-// restoreMasquerade writes the sets and the chain of a network that has pods, if any of it is missing.
+// restoreMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is not
+// missing.
 func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
 		return nil
 	}
-	all, err := allMasquerade(att.Network, m)
-	if err != nil || len(all.Sources) == 0 {
+	all, written, err := allMasquerade(att.Network, m)
+	if err != nil || len(written.Sources) == 0 {
 		return err
 	}
-	missing, err := host.MissingMasquerade(all)
+	missing, err := host.MissingMasquerade(written)
 	if err != nil {
 		return err
 	}
 	if has, err := host.HasMasquerade(att.Network); err != nil || has && missing.Empty() {
 		return err
 	}
-	log.Info("masquerade was flushed and is restored from the records")
+	log.Info("masquerade is missing and is restored from the records")
 	return host.SetMasquerade(all)
 }
 
@@ -89,7 +90,7 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, records []attachme
 		seen[name] = true
 		link, ok, err := host.Link(name)
 		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link)) != nil {
-			log.Info("the rules of a VLAN's gateway were flushed and are restored from the records", "gateway", name)
+			log.Info("the rules of a VLAN's gateway are missing and are restored from the records", "gateway", name)
 			err = host.EnsureVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link))
 		}
 		errs = append(errs, err)
@@ -102,7 +103,7 @@ func restoreIPTables(host *kernel.Node, log *slog.Logger, records []attachment.R
 	byKey := map[attachment.Key][]string{}
 	for _, rec := range records {
 		var st state
-		if json.Unmarshal(rec.State, &st) != nil || st.Masquerade != "iptables" {
+		if json.Unmarshal(rec.State, &st) != nil || st.Unfinished || st.Masquerade != "iptables" {
 			continue
 		}
 		if lines := masqueradeLines(rec.Key, is4, st.Addresses, st.Except); len(lines) > 0 {
@@ -119,31 +120,21 @@ func restoreIPTables(host *kernel.Node, log *slog.Logger, records []attachment.R
 			}
 		}
 		if len(lines) > 0 {
-			log.Info("masquerade was flushed and is restored from the records", "program", "iptables", "lines", len(lines))
+			log.Info("masquerade is missing and is restored from the records", "program", "iptables", "lines", len(lines))
 		}
 		return lines, nil
 	})
-}
-
-// restoreFlushed is Restore for STATUS: it looks at what a flush of tables removes, waits for no lock, and never fails.
-func (c Config) restoreFlushed(host *kernel.Node, network string, log *slog.Logger) {
-	if c.intact(host, network) {
-		return
-	}
-	host.TryLocks()
-	if err := restoreAll(host, log, attachment.Trying); err != nil && !attachment.Busy(err) {
-		log.Warn("rules of pods could not be restored", "error", err)
-	}
 }
 
 // intact reports whether the kernel has what a pod of the configuration shares with others, or the network has no pod. It reads one record at
 // most. What cannot be read counts as intact.
 func (c Config) intact(host *kernel.Node, network string) bool {
 	pod, ok := attachment.AnyIn(network, "bridge")
-	if !ok {
+	var st state
+	if !ok || json.Unmarshal(pod.State, &st) != nil || st.Unfinished {
 		return true
 	}
-	if c.MACSpoofCheck || c.AntiSpoof {
+	if st.Guard != nil {
 		if has, err := host.HasGuards(); err == nil && !has {
 			return false
 		}
@@ -153,10 +144,6 @@ func (c Config) intact(host *kernel.Node, network string) bool {
 		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: c.Bridge}, link)) != nil {
 			return false
 		}
-	}
-	var st state
-	if json.Unmarshal(pod.State, &st) != nil {
-		return true
 	}
 	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
 		if has, err := host.HasMasquerade(network); err == nil && !has {

@@ -86,11 +86,11 @@ func TestStatusNeverWaits(t *testing.T) {
 	if err := flushNFT(); err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := attachment.LockNode(guards)
+	unlock, err := attachment.Waiting.Node(guards)
 	if err != nil {
 		t.Fatal(err)
 	}
-	network, err := attachment.LockKey(attachment.Key{Network: "busy"})
+	network, err := attachment.Waiting.Key(attachment.Key{Network: "busy"})
 	if err != nil {
 		t.Fatal(err)
 	}

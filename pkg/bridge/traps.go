@@ -9,13 +9,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Findings returns the parts of a configuration that are legal and do not do what they seem to do. pods are the subnets of the pods'
-// addresses, and node is where the links of the node lead to. Pure.
+// addresses, node those behind the node's links. Pure.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
@@ -63,15 +64,20 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 			if !pod.Overlaps(other.Prefix) || other.Via.IsValid() && other.Prefix.Bits() < pod.Bits() {
 				continue
 			}
-			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: the node sends packets for an address of both "+
-				"to one side only, so connections and hostPorts to the other side time out; choose another subnet", pod, other)})
+			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address reach "+
+				"only one of the two links; connections and hostPorts to the other time out; choose another subnet", pod, other)})
 		}
 	}
 	return found
 }
 
-// tellTraps logs the findings once for each bridge that is made, and each subnet that comes to it.
-func (j *job) tellTraps(l layer3) {
+// logTraps logs the findings once for each bridge that is made, and each subnet that comes to it. Without ipam nothing tells that a bridge of
+// somebody else is new to the network: a note does.
+func (j *job) logTraps(l layer3) {
+	if j.cfg.IPAM == "" {
+		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))
+		return
+	}
 	if !j.fresh {
 		return
 	}

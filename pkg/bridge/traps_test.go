@@ -11,10 +11,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-const trapped = "does not do what it seems to do"
+const trapped = "has not the effect that it seems to have"
 
 // node runs a line of shell in the node's namespace, and undo at the end of the test.
 func (l lab) node(script, undo string) {
@@ -29,6 +30,7 @@ func (l lab) node(script, undo string) {
 }
 
 func (l lab) withoutBridge() {
+	l.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-" + l.conf["name"].(string)) })
 	l.Cleanup(func() { _ = onHost(l.conf["bridge"].(string), netlink.LinkDel) })
 }
 
@@ -157,5 +159,18 @@ func TestFindingsOfConfiguration(t *testing.T) {
 		if len(found) != len(want) {
 			t.Errorf("%s: %q, want %q", config, found, want)
 		}
+	}
+}
+
+// TestForeignBridgeWithoutIPAM: nothing is made on a bridge of somebody else, and the trap is said all the same, once.
+func TestForeignBridgeWithoutIPAM(t *testing.T) {
+	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
+	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })
+	addForeignBridge(t, "bttrap")
+	log := l.ok(l.call("ADD", "first")).log
+	next := l.ok(l.call("DEL", "first")).log + l.ok(l.call("ADD", "next")).log
+	l.ok(l.call("DEL", "next"))
+	if !strings.Contains(log, "isGateway, ipMasq") || strings.Contains(next, trapped) {
+		t.Errorf("first:\n%s\nnext:\n%s", log, next)
 	}
 }

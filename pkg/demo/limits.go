@@ -153,7 +153,7 @@ func (m measured) judge(window func(meter.Result) (r meter.Rate, from, to time.D
 	o := megabits(r.Wire, least*limit, most*limit).withNote("payload %.1f Mbit/s", r.Payload/1e6)
 	if low, high := m.Range(r.Wire, from, to); o.verdict == Miss && low <= most*limit && high >= least*limit {
 		o.verdict = Info
-		o.note = fmt.Sprintf("slow machine: it paused for %.1f of %.1f s", m.Paused.Seconds(), m.Duration.Seconds())
+		o = o.withNote("slow machine: it paused for %.1f of %.1f s", m.Paused.Seconds(), m.Duration.Seconds())
 	}
 	return o
 }

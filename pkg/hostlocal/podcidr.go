@@ -41,8 +41,8 @@ var errNoPodCIDR = errors.New("no podCIDR")
 // podCIDRError is an error about the node's CIDRs: a wrong configuration of the node, not of the network.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
-	return plugin.WithHint(&marked{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s`,
-		store.Root, nodeFile)
+	return plugin.WithHint(&marked{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
+		store.Root, nodeFile, nodeFile, nodeFile)
 }
 
 // marked makes errors.Is find errNoPodCIDR in an error without a word of it in the text.

@@ -5,6 +5,7 @@ package hostlocal
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"log/slog"
 	"slices"
@@ -34,32 +35,24 @@ func status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	tellChange(r, full)
+	cfg.logExhausted(r, full)
 	if len(full) > 0 && cfg.Strict {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s", full[0]), "strictStatus is set")
 	}
 	return nil
 }
 
-// exhaustedMark begins the node's mark of a network whose pool is exhausted. It keeps what STATUS has logged, because each STATUS is a process of
-// its own and comes every few seconds.
-const exhaustedMark = "exhausted-"
-
-// tellChange logs that range sets are exhausted, or no longer, once for each change.
-func tellChange(r *plugin.Request, full []string) {
-	mark, text := exhaustedMark+r.Network, strings.Join(full, "\n")
-	told, noted := attachment.NodeNoted(mark)
-	var err error
-	switch {
-	case len(full) > 0 && told != text:
-		r.Log.Warn("no IP addresses available", "exhausted", full)
-		err = attachment.NoteNode(mark, text)
-	case len(full) == 0 && noted:
-		r.Log.Info("IP addresses are available again")
-		err = attachment.UnnoteNode(mark)
+// logExhausted logs once that range sets have become exhausted, or are no longer. A network may have several pools.
+func (c Config) logExhausted(r *plugin.Request, full []string) {
+	pool := fnv.New64a()
+	fmt.Fprint(pool, c.Dir, c.Sets)
+	if !attachment.Changed(fmt.Sprintf("exhausted-%s-%x", r.Network, pool.Sum64()), strings.Join(full, "\n")) {
+		return
 	}
-	if err != nil {
-		r.Log.Debug("what was logged of the pool cannot be noted", "error", err)
+	if len(full) > 0 {
+		r.Log.Warn("no IP addresses available", "exhausted", full)
+	} else {
+		r.Log.Info("IP addresses are available again")
 	}
 }
 

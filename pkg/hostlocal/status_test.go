@@ -152,3 +152,23 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
+
+// TestPoolsOfOneNetwork: a network whose chain has two pools, one of them exhausted, logs that once.
+func TestPoolsOfOneNetwork(t *testing.T) {
+	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
+	room := full
+	room.ipam = strings.Replace(full.ipam, "10.1.3.0/31", "10.1.4.0/24", 1)
+	full.ok(full.call("ADD", "a", ""))
+	full.ok(full.call("ADD", "b", ""))
+	var log strings.Builder
+	for range 3 {
+		for _, l := range []lab{full, room} {
+			a := l.call("STATUS", "", "")
+			l.ok(a)
+			log.WriteString(a.log)
+		}
+	}
+	if n := strings.Count(log.String(), "level="); n != 1 || !strings.Contains(log.String(), "no IP addresses available") {
+		t.Errorf("%d lines, want 1:\n%s", n, log.String())
+	}
+}

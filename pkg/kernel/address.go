@@ -96,10 +96,10 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers for an address, and returns an error when the time has come before. The kernel acknowledges a new
+// AwaitAddress waits until the namespace answers for an address, and returns an error at the deadline. The kernel acknowledges a new
 // IPv6 address before it joins the solicited-node group of the address and adds its local route: a work queue does both (addrconf_dad_work in
 // net/ipv6/addrconf.c). Until then neighbour solicitations are lost, and a neighbour repeats its own after a second. The local route comes last.
-func (n *NS) AwaitAddress(addr netip.Addr, until time.Time) error {
+func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // it has its route at once, and ARP requests are broadcast
 	}
@@ -107,7 +107,7 @@ func (n *NS) AwaitAddress(addr netip.Addr, until time.Time) error {
 		if own, _ := n.IsOwn(addr); own {
 			return nil
 		}
-		if time.Now().After(until) {
+		if time.Now().After(deadline) {
 			return fmt.Errorf("address %s: the kernel has not added its local route yet", addr)
 		}
 		time.Sleep(pollPause)

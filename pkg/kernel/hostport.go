@@ -270,6 +270,9 @@ func (n *Node) HostPortRules() (bool, error) {
 	if ok, err := n.marked(hostportTable, schema); !ok || err != nil {
 		return false, err
 	}
+	if !LoopbackUsed() {
+		return true, nil
+	}
 	return n.LoopbackProtected()
 }
 

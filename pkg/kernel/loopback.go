@@ -60,11 +60,8 @@ func (n *Node) marked(table string, version uint16) (bool, error) {
 	return t.marked(version)
 }
 
-// LoopbackProtected reports whether the protection is in place, or no hostPort is recorded that needs it.
+// LoopbackProtected reports whether the protection is in place.
 func (n *Node) LoopbackProtected() (bool, error) {
-	if !LoopbackUsed() {
-		return true, nil
-	}
 	return n.marked(loopbackTable, loopbackSchema)
 }
 
@@ -135,8 +132,23 @@ func (n *Node) LendLoopback(link string) error {
 	return n.Set(routeLocalnet(link, "1"))
 }
 
-// opened returns the links for which Podlace switched route_localnet on. It looks at all links of the node. "all" and "default" are no links.
+// opened returns the links for which Podlace switched route_localnet on.
 func (n *Node) opened() (links []string, err error) {
+	return n.routeLocalnets(func(_, value string) bool { return value == openedByUs })
+}
+
+// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1, as other
+// programs do: when records are lost, it may be theirs.
+func (n *Node) openedUnknown() (bool, error) {
+	links, err := n.routeLocalnets(func(link, value string) bool {
+		_, err := os.Lstat(filepath.Join(loopbackUsers, foreign+link))
+		return value == "1" && err != nil
+	})
+	return len(links) > 0, err
+}
+
+// routeLocalnets returns the links whose route_localnet matches. It looks at all links of the node. "all" and "default" are no links.
+func (n *Node) routeLocalnets(matches func(link, value string) bool) (links []string, err error) {
 	folder, err := n.openSysctl("ipv4/conf", os.O_RDONLY)
 	if err != nil {
 		return nil, ignore(err, fs.ErrNotExist)
@@ -147,7 +159,7 @@ func (n *Node) opened() (links []string, err error) {
 		if link == "all" || link == "default" {
 			continue
 		}
-		if value, err := n.Get(routeLocalnet(link, "").Path); err == nil && value == openedByUs {
+		if value, err := n.Get(routeLocalnet(link, "").Path); err == nil && matches(link, value) {
 			links = append(links, link)
 		}
 	}
@@ -158,6 +170,15 @@ func (n *Node) opened() (links []string, err error) {
 func (n *Node) LoopbackOpen() (bool, error) {
 	links, err := n.opened()
 	return len(links) > 0, err
+}
+
+// LoopbackOpenedOn reports whether Podlace switched route_localnet on for a link. It reads one file.
+func LoopbackOpenedOn(link string) bool {
+	if link != filepath.Base(link) {
+		return false
+	}
+	value, err := os.ReadFile(filepath.Join(sysctlRoot, routeLocalnet(link, "").Path))
+	return err == nil && strings.TrimSpace(string(value)) == openedByUs
 }
 
 // CloseLoopback switches route_localnet off for each link for which Podlace switched it on.
@@ -172,6 +193,7 @@ func (n *Node) CloseLoopback() error {
 // MendLoopback protects the node's 127.0.0.0/8 again while a link is open, and closes the links once neither a record nor a hostPort in
 // the kernel can need them. isUser reports whether a recorded attachment, by the hash of its key, needs one. Callers hold the lock of OpenLoopback.
 func (n *Node) MendLoopback(isUser func(owner string) bool) error {
+	lost := !LoopbackUsed()
 	links, err := n.opened()
 	if err == nil && len(links) > 0 {
 		err = n.ProtectLoopback()
@@ -194,6 +216,11 @@ func (n *Node) MendLoopback(isUser func(owner string) bool) error {
 	}
 	if has, err := hasTable(loopbackTable); err != nil || !has {
 		return err
+	}
+	if lost {
+		if unknown, err := n.openedUnknown(); err != nil || unknown {
+			return err
+		}
 	}
 	return n.DelTable(tableOf(loopbackTable))
 }
@@ -234,12 +261,13 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 	}
 	// A folder without users is of somebody who was killed.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
-	ending := 0
+	ending, recorded := 0, false
 	for _, link := range links {
 		users := filepath.Join(loopbackUsers, link)
 		if _, err := os.Lstat(filepath.Join(users, owner)); err != nil {
 			continue
 		}
+		recorded = true
 		few, err := names(users, 2)
 		if err != nil {
 			return false, finish, err
@@ -268,6 +296,10 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 		return false, finish, err
 	}
 	last, err = n.closeUnused(owner)
+	if err == nil && last && !recorded {
+		unknown, e := n.openedUnknown()
+		last, err = !unknown, e
+	}
 	return last, finish, err
 }
 

@@ -62,9 +62,11 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	mustDo(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// What a lost record left of the protection goes with the ports.
+	// A lost record may have told that an earlier version, which wrote 1, opened the link.
 	mustDo(t, h.ProtectLoopback(), closeFor(ownerB, "kt1"))
-	state("0 1 0")
+	state("0 1 2")
+	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "0"}), closeFor(ownerB, "kt1"))
+	state("0 0 0")
 	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
@@ -114,7 +116,7 @@ func TestLoopbackUsersLost(t *testing.T) {
 	flush(t)
 	state("2 1 0")
 	mustDo(t, h.MendLoopback(func(owner string) bool { return true }))
-	state("0 1 0")
+	state("0 1 2") // an earlier version may have written the 1
 
 	open(ownerA, "kt0", 1)
 	flush(t)

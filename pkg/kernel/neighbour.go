@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neighbour returns the MAC to which the kernel sends packets for an address behind a link, or nil when it would ask first.
+// Neighbour returns the MAC on which the kernel relies for an address behind a link, or nil when it asks, at once or with the next packets.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbour(link, addr)
-	if err != nil || known == nil || len(known.HardwareAddr) == 0 {
+	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||
+		known.State&(netlink.NUD_REACHABLE|netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0 {
 		return nil, err
 	}
 	return known.HardwareAddr, nil

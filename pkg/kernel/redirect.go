@@ -50,8 +50,8 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all that a link receives through another, with the ingress or clsact qdisc that it may have already. It makes a clsact
-// qdisc: others that come later want one, and none can be made beside an ingress qdisc. It replaces a filter that redirects only
-// RedirectsLong after the new filter works, so that a live pod keeps its limit; it is a no-op if all frames are redirected.
+// qdisc: others that come later want one, and none can be made beside an ingress qdisc. A filter that redirects
+// only RedirectsLong goes after the new one is in place, so that a live pod keeps its limit. If all frames are redirected it changes nothing.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := change("qdisc add dev "+from.Name+" clsact", func() error {

@@ -46,9 +46,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 		grown = false
 		for _, l := range links {
 			a := l.Attrs()
-			// A veth names its peer as parent, which may be the same number in another namespace.
+			// A parent in another namespace may have the same number. The peer of a veth is none.
 			below := up[a.MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
-				return up[upper.Attrs().Index] && upper.Attrs().ParentIndex == a.Index && upper.Type() != "veth"
+				return up[upper.Attrs().Index] && upper.Attrs().ParentIndex == a.Index && upper.Attrs().NetNsID < 0 && upper.Type() != "veth"
 			})
 			if below && !up[a.Index] {
 				up[a.Index], grown = true, true

@@ -53,8 +53,8 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// checkArgs refuses malformed and unknown arguments of the verbs that act on them.
-func (r *Request) checkArgs(getenv func(string) string) error {
+// refuseArgs refuses malformed and unknown arguments of the verbs that act on them.
+func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
 	}

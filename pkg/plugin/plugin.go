@@ -133,7 +133,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
 	}
 	envErr := r.readEnvironment(getenv)
-	argsErr := r.checkArgs(getenv)
+	argsErr := r.refuseArgs(getenv)
 	if envErr == nil && !p.ForeignArgs {
 		envErr = argsErr
 	}

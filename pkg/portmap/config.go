@@ -21,8 +21,8 @@ const defaultMarkBit = 13
 // The default of maxHostPorts: a pod with as many holds the lock that all pods with hostPorts share for a fifth of a second. The highest value that
 // maxHostPorts may have keeps the record within what the state folder takes.
 const (
-	defaultHostPorts = 1024
-	mostHostPorts    = 10000
+	defaultHostPorts  = 1024
+	maxHostPortsLimit = 10000
 )
 
 // Config is the validated configuration of an ADD or CHECK.
@@ -78,7 +78,7 @@ func Parse(r *plugin.Request) (Config, error) {
 		return Config{}, err
 	}
 	c := Config{SNAT: raw.SNAT == nil || *raw.SNAT, MasqAll: raw.MasqAll, MarkBit: defaultMarkBit, RefuseListeners: raw.RefuseHostListeners}
-	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMost, parseMappings} {
+	for _, step := range []func(*Config, rawConfig) error{parseBackend, parseIPTables, parseConditions, parseMaxHostPorts, parseMappings} {
 		if err := step(&c, raw); err != nil {
 			return Config{}, err
 		}
@@ -205,13 +205,13 @@ func isMatch(word string) bool {
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain", "rename-chain",
 	"policy", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
 
-func parseMost(c *Config, raw rawConfig) error {
+func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	c.MaxHostPorts = defaultHostPorts
 	if raw.MaxHostPorts != nil {
 		c.MaxHostPorts = *raw.MaxHostPorts
 	}
-	if c.MaxHostPorts < 1 || c.MaxHostPorts > mostHostPorts {
-		return plugin.Errorf(plugin.CodeConfig, "maxHostPorts %d: want 1-%d", c.MaxHostPorts, mostHostPorts)
+	if c.MaxHostPorts < 1 || c.MaxHostPorts > maxHostPortsLimit {
+		return plugin.Errorf(plugin.CodeConfig, "maxHostPorts %d: want 1-%d", c.MaxHostPorts, maxHostPortsLimit)
 	}
 	return nil
 }

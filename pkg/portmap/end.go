@@ -11,12 +11,12 @@ import (
 )
 
 func del(r *plugin.Request) error {
-	protect(r.Log)
+	protect(r)
 	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 
 func gc(r *plugin.Request) error {
-	return errors.Join(
+	err := errors.Join(
 		attachment.Collect(r, removeFromNode),
 		attachment.CollectUnreadable(r, func(hash string) error {
 			return kernel.WithHost(func(host *kernel.Node) error {
@@ -25,13 +25,9 @@ func gc(r *plugin.Request) error {
 			})
 		}),
 		kernel.WithHost(collectLost),
-		kernel.WithHost(func(host *kernel.Node) error {
-			if err := Restore(host, r.Log); err != nil {
-				r.Log.Warn("hostPorts could not be restored", "error", err)
-			}
-			return nil
-		}),
 	)
+	attachment.Repair(r, attachment.Waiting, restoreAll)
+	return err
 }
 
 // collectLost ends hostPorts of pods that are gone, and that no record tells of.
@@ -67,7 +63,7 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 
 // end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes.
 func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
-	unlock, err := attachment.LockNode(portsLock)
+	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
 	}
@@ -114,7 +110,7 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = host.HostPortOwner(hash); err != nil || !lost {
 		return lost, err
 	}
-	unlock, err := attachment.LockNode(portsLock)
+	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return true, err
 	}
@@ -134,7 +130,7 @@ func mendLost(host *kernel.Node) error {
 	if open, err := host.LoopbackOpen(); err != nil || !open && !kernel.LoopbackUsed() {
 		return err
 	}
-	unlock, err := attachment.LockNode(portsLock)
+	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,11 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 				}
 				flushed = true
 				all, err = allRecorded()
-				return unique(append(lines, missingLines(nat, all, is4, log)...)), err
+				others, skipped := missingLines(nat, all, is4)
+				if skipped != nil {
+					log.Warn(notRestored, "error", skipped)
+				}
+				return unique(append(lines, others...)), err
 			})
 		}
 		err := edit(false)
@@ -129,31 +133,35 @@ func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) (chang
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
+		var skipped error
 		edit := func(these []recorded) error {
 			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-				lines := missingLines(nat, these, is4, log)
+				lines, err := missingLines(nat, these, is4)
+				skipped = err
 				if len(lines) > 0 {
 					changed = true
-					log.Info("the rules of hostPorts were flushed and are restored from the records", "program", "iptables", "lines", len(lines))
+					log.Info("rules of hostPorts are missing and are restored from the records", "program", "iptables", "lines", len(lines))
 				}
 				return lines, nil
 			})
 		}
 		err := edit(all)
 		if err == nil {
+			errs = append(errs, skipped)
 			continue
 		}
 		if plugin.Code(err) == plugin.CodeTryAgain {
 			return changed, errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
 		}
 		for i := range all { // one rule that is refused would keep all others out
-			errs = append(errs, edit(all[i:i+1]))
+			errs = append(errs, edit(all[i:i+1]), skipped)
 		}
 	}
 	return changed, errors.Join(errs...)
 }
 
-func missingLines(nat kernel.NAT, all []recorded, is4 bool, log *slog.Logger) (lines []string) {
+// missingLines returns the lines that attachments lack, and an error for each that cannot have its own.
+func missingLines(nat kernel.NAT, all []recorded, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
 			continue
@@ -162,13 +170,13 @@ func missingLines(nat kernel.NAT, all []recorded, is4 bool, log *slog.Logger) (l
 		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ofFamily(rec.Ports, is4)) == nil {
 			continue
 		}
-		own, err := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
-		if err != nil {
-			log.Warn("hostPorts could not be restored", "of", kernel.OwnerName(rec.owner()), "error", err)
+		own, e := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("hostPorts of %s: %w", kernel.OwnerName(rec.owner()), e))
 		}
 		lines = append(lines, own...)
 	}
-	return unique(lines)
+	return unique(lines), err
 }
 
 // unique leaves out lines that all pods share and that stand there already.

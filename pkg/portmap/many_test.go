@@ -135,7 +135,7 @@ func TestLargestRecord(t *testing.T) {
 	defer att.Close()
 	long := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777")
 	st := state{Backend: "nftables"}
-	for i := range 2 * mostHostPorts {
+	for i := range 2 * maxHostPortsLimit {
 		st.Ports = append(st.Ports, kernel.HostPort{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true, MasqAll: true})
 	}
 	var got state

@@ -84,7 +84,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	if len(cfg.Mappings) == 0 {
-		protect(r.Log)
+		protect(r)
 		attachment.LogOnce(r, traps(r.Config))
 		return nil, nil
 	}
@@ -214,7 +214,7 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 // forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
 // reaches them.
 func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []kernel.HostPort, err error) {
-	unlock, err := attachment.LockNode(portsLock)
+	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +227,7 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 		err = c.add(att, st, own)
 	}
 	if errors.Is(err, kernel.ErrFlushed) {
-		lost := restoreFlushed(host, r.Log)
+		lost := restoreRecorded(host, r.Log)
 		err = c.add(att, st, own)
 		if lost != nil && errors.Is(err, kernel.ErrFlushed) {
 			err = lost
@@ -354,8 +354,8 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. It restores flushed rules without
-// waiting for a lock, and does not fail when it cannot.
+// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. It restores
+// flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -367,17 +367,11 @@ func status(r *plugin.Request) error {
 	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	host, err := kernel.Host()
-	if err != nil {
-		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
-	}
-	defer host.Close()
-	if intact(host, cfg) {
-		return nil
-	}
-	host.TryLocks()
-	if err := restoreAll(host, r.Log, attachment.Trying); err != nil && !attachment.Busy(err) {
-		r.Log.Warn("hostPorts could not be restored", "error", err)
-	}
+	attachment.Repair(r, attachment.Trying, func(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+		if intact(host, cfg) {
+			return nil
+		}
+		return restoreAll(host, log, locks)
+	})
 	return nil
 }

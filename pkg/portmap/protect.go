@@ -4,15 +4,19 @@ package portmap
 
 import (
 	"log/slog"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // protect restores the protection of the node's 127.0.0.0/8 that a flush removed while hostPorts keep it open. ADD and DEL call it first,
-// also for pods without ports. Without such hostPorts it is one look at a folder.
-func protect(log *slog.Logger) {
-	if !kernel.LoopbackUsed() {
+// also for pods without ports. Where no record names such hostPorts, and Podlace did not open the links of the pod itself, it does nothing.
+func protect(r *plugin.Request) {
+	if !kernel.LoopbackUsed() && !opensLoopback(r) {
 		return
 	}
 	err := kernel.WithHost(func(host *kernel.Node) error {
@@ -21,14 +25,21 @@ func protect(log *slog.Logger) {
 		}
 		unlock, err := attachment.Trying.Node(portsLock)
 		if err != nil {
-			return err
+			return attachment.Trying.Tolerate(err)
 		}
 		defer unlock()
-		return protectAgain(host, log)
+		return protectAgain(host, r.Log)
 	})
-	if err != nil && !attachment.Busy(err) {
-		log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
+	if err != nil {
+		r.Log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
 	}
+}
+
+// opensLoopback reports whether Podlace opened a link on the node's side of the pod.
+func opensLoopback(r *plugin.Request) bool {
+	return r.Prev != nil && slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
+		return i.Sandbox == "" && kernel.LoopbackOpenedOn(i.Name)
+	})
 }
 
 // protectAgain writes the protection if a flush removed it. The caller holds the lock of the ports.
@@ -36,21 +47,19 @@ func protectAgain(host *kernel.Node, log *slog.Logger) error {
 	if ok, err := host.LoopbackProtected(); err != nil || ok {
 		return err
 	}
-	log.Warn("the protection of the node's 127.0.0.0/8 was flushed and is restored")
+	log.Warn("the protection of the node's 127.0.0.0/8 is missing and is restored")
 	return host.ProtectLoopback()
 }
 
 // mendLoopback makes route_localnet and its protection agree with what the node has. The caller holds the lock of the ports.
 func mendLoopback(host *kernel.Node) error {
-	records, err := attachment.All()
+	records, err := attachment.AllOf("portmap")
 	if err != nil {
 		return err
 	}
 	users := map[string]bool{}
 	for _, rec := range records {
-		if rec.Plugin == "portmap" {
-			users[rec.Hash()] = true
-		}
+		users[rec.Hash()] = true
 	}
 	return host.MendLoopback(func(owner string) bool { return users[owner] })
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // changes is a log that calls a function after each change of the system.
@@ -132,5 +134,38 @@ func TestCheckDetectsReach(t *testing.T) {
 		}
 		l.ok(l.call("CHECK", "a"))
 		l.ok(l.call("DEL", "a"))
+	}
+}
+
+// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge protects it, also for a
+// pod without ports.
+func TestProtectedAfterLossAndFlush(t *testing.T) {
+	none := []any{"runtimeConfig", nil, "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},
+		"ips": []any{object{"address": "10.71.0.7/24", "interface": 1}}}}
+	for verb, call := range map[string]func(lab){
+		"STATUS": func(l lab) { l.ok(l.call("STATUS", "")) },
+		"ADD":    func(l lab) { l.ok(l.call("ADD", "b", none...)) },
+		"DEL":    func(l lab) { l.ok(l.call("DEL", "b", none...)) },
+		"GC":     func(l lab) { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) },
+	} {
+		t.Run(verb, func(t *testing.T) {
+			l := newLab(t)
+			l.ok(l.call("ADD", "a"))
+			entries, err := os.ReadDir(store.Root)
+			for _, e := range entries {
+				err = errors.Join(err, os.RemoveAll(filepath.Join(store.Root, e.Name())))
+			}
+			if err := errors.Join(err, flushNFT()); err != nil {
+				t.Fatal(err)
+			}
+			if !kernel.LoopbackOpenedOn("pt0") {
+				t.Fatal("127.0.0.1 is not open: this test shows nothing")
+			}
+			call(l)
+			if ok, err := openHost(t).LoopbackProtected(); err != nil || !ok && kernel.LoopbackOpenedOn("pt0") {
+				t.Errorf("open without protection, %v", err)
+			}
+			l.ok(l.call("DEL", "a"))
+		})
 	}
 }

@@ -36,19 +36,12 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 }
 
 func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
-	pods, err := attachment.Any("portmap")
-	if err == nil && !pods && !kernel.LoopbackUsed() {
-		open, err := host.LoopbackOpen()
-		if err != nil || !open {
-			return err
-		}
-	}
-	if err != nil {
+	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
 	unlock, err := locks.Node(portsLock)
 	if err != nil {
-		return err
+		return locks.Tolerate(err)
 	}
 	defer unlock()
 	all, err := allRecorded()
@@ -56,23 +49,37 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 		return err
 	}
 	if len(all) > 0 {
-		err = restore(host, all, log)
+		err = restore(host, all, log, locks)
 	}
 	return errors.Join(err, mendLoopback(host))
 }
 
-// restoreFlushed is restore for an ADD that found the rules missing: it writes them also when no other attachment has ports.
-func restoreFlushed(host *kernel.Node, log *slog.Logger) error {
+// inUse reports whether the node has what hostPorts need: a record, or a link whose pods 127.0.0.1 reaches.
+func inUse(host *kernel.Node) (bool, error) {
+	if kernel.LoopbackUsed() {
+		return true, nil
+	}
+	if recorded, err := attachment.Any("portmap"); err != nil || recorded {
+		return recorded, err
+	}
+	return host.LoopbackOpen()
+}
+
+// restoreRecorded is restore for an ADD that found the rules missing: it writes them also when no other attachment has ports.
+func restoreRecorded(host *kernel.Node, log *slog.Logger) error {
 	all, err := allRecorded()
 	if err != nil {
 		return err
 	}
-	return restore(host, all, log)
+	return restore(host, all, log, attachment.Waiting)
 }
 
 // restore is Restore for a caller that holds the lock. One attachment that cannot be restored does not keep the others from it.
-func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
-	errs := []error{ignoreNoNFT(protectAgain(host, log))}
+func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
+	var errs []error
+	if kernel.LoopbackUsed() {
+		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
+	}
 	var wanted []kernel.HostPorts
 	var flows []kernel.HostPort
 	for i := range all {
@@ -82,14 +89,14 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger) error {
 	}
 	lacks, err := host.LacksHostPorts(wanted)
 	if lacks && len(all) > 0 {
-		log.Info("the rules of hostPorts were flushed and are restored from the records", "attachments", len(all))
+		log.Info("rules of hostPorts are missing and are restored from the records", "attachments", len(all))
 	}
 	if lacks {
 		err = host.RestoreHostPorts(wanted)
 	}
 	errs = append(errs, ignoreNoNFT(err))
 	changed, err := restoreIPTables(host, all, log)
-	errs = append(errs, err)
+	errs = append(errs, locks.Tolerate(err))
 	if lacks || changed {
 		// The kernel remembers clients that sent meanwhile as talking to the node itself.
 		delFlows(host, flows)
@@ -106,17 +113,17 @@ func ignoreNoNFT(err error) error {
 }
 
 // allRecorded returns the attachments that have ports, the newest first.
-func allRecorded() ([]recorded, error) { return recordedBut("") }
+func allRecorded() ([]recorded, error) { return recordedBut("", "") }
 
 // recordedBut is allRecorded without the attachment whose key has the hash. Of two pods that ask for one port the newer has it; attachments of one
-// container share it. A pod that is gone, or has not got its ports yet, has none.
-func recordedBut(hash string) (all []recorded, err error) {
+// container share it. A pod that is gone has none, unless it is the container, and so has one that has not got its ports yet.
+func recordedBut(hash, container string) (all []recorded, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen kernel.PortIndex
 	for _, rec := range records {
 		of := recorded{Record: rec}
-		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || plugin.NetnsGone(rec.Netns) {
+		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
 		of.Ports = slices.DeleteFunc(of.Ports, func(p kernel.HostPort) bool {
@@ -147,9 +154,9 @@ func intact(host *kernel.Node, cfg Config) bool {
 	if kernel.NoNFT(err) || err == nil && ok {
 		return cfg.Backend != "iptables" || iptablesIntact(host)
 	}
-	if err != nil || kernel.LoopbackUsed() {
-		return err != nil
+	if err != nil {
+		return true
 	}
-	some, err := attachment.Any("portmap")
-	return err != nil || !some
+	used, err := inUse(host)
+	return err != nil || !used
 }

@@ -61,7 +61,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))
 			own.Localhost = "" // the reference's rules need route_localnet too
-			unlock, err := attachment.LockNode(portsLock)
+			unlock, err := attachment.Waiting.Node(portsLock)
 			if err != nil {
 				return err
 			}

@@ -15,9 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// sharedPorts marks a node on which an ADD has found one of its ports with another live attachment of its pod. Without the mark, DEL reads no record
-// of other pods.
-const sharedPorts = "shared-hostports"
+// sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without the mark,
+// as after an earlier version, it looks.
+const (
+	sharedPorts = "shared-hostports"
+	someShared  = "some"
+	noneShared  = "none"
+)
 
 // claim is an ADD that asks for ports.
 type claim struct {
@@ -79,7 +83,7 @@ func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostP
 			"its record is lost; DEL of its container ends it")
 	}
 	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
-		if err := attachment.NoteNode(sharedPorts, ""); err != nil {
+		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
 			return nil, err
 		}
 		return nil, kernel.ErrShared
@@ -90,7 +94,7 @@ func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostP
 	}
 	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
 	if !gone {
-		if err := attachment.NoteNode(sharedPorts, ""); err != nil {
+		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
 			return nil, err
 		}
 	}
@@ -155,10 +159,12 @@ func who(rec attachment.Record, owner string) string {
 // passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
 // an older pod of the same name that still runs. The caller holds the lock of the ports.
 func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) error {
-	if _, noted := attachment.NodeNoted(sharedPorts); !noted {
+	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	all, err := recordedBut(hash)
+	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules too.
+	ending, _, _ := attachment.ByHash("portmap", hash) // an error is told below
+	all, err := recordedBut(hash, ending.ContainerID)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
 	}
@@ -172,7 +178,10 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 		}
 	}
 	if len(heirs) == 0 {
-		return nil
+		if shared, err := sharedBut(hash); err != nil || shared {
+			return nil
+		}
+		return attachment.NoteNode(sharedPorts, noneShared)
 	}
 	if err := host.PassHostPorts(hash, wanted); err != nil {
 		return err
@@ -181,4 +190,22 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 		slog.Warn(notRestored, "error", err)
 	}
 	return nil
+}
+
+// sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its ports yet
+// counts.
+func sharedBut(hash string) (bool, error) {
+	records, err := attachment.AllOf("portmap")
+	var seen kernel.PortIndex
+	for _, rec := range records {
+		var st state
+		if rec.Hash() == hash || json.Unmarshal(rec.State, &st) != nil || st.Ended {
+			continue
+		}
+		if slices.ContainsFunc(st.Ports, func(p kernel.HostPort) bool { return seen.Overlap(p, rec.Hash()) }) {
+			return true, err
+		}
+		seen.Add(rec.Hash(), st.Ports...)
+	}
+	return false, err
 }

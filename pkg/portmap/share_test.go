@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -186,4 +187,63 @@ func TestFailedTakeOver(t *testing.T) {
 	next.ok(next.call("DEL", "next")) // as the runtime does when a later plugin of the chain fails
 	old.ok(old.call("CHECK", "old", ask...))
 	old.ok(old.call("DEL", "old"))
+}
+
+// TestSharedByOlderVersion: a port that attachments share since a version that left no mark is passed on all the same, whoever ends in between.
+func TestSharedByOlderVersion(t *testing.T) {
+	l := newLab(t)
+	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
+	alone, _ := l.named("alone")
+	other := asking("10.71.0.6/24", port(9090, 90, "tcp"))
+	mark := func() string { text, _ := attachment.NodeNoted(sharedPorts); return text }
+	l.ok(l.call("ADD", "a", first...))
+	l.ok(l.call("ADD", "a", second...))
+	if err := attachment.UnnoteNode(sharedPorts); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(alone.call("ADD", "b", other...))
+	l.ok(alone.call("DEL", "b", other...))
+	l.ok(l.call("DEL", "a", first...))
+	l.ok(l.call("CHECK", "a", second...))
+	l.ok(l.call("DEL", "a", second...))
+	if mark() != noneShared {
+		t.Errorf("DEL goes on reading all records: the mark is %q", mark())
+	}
+	l.ok(l.call("ADD", "a", first...))
+	l.ok(l.call("ADD", "a", second...))
+	if mark() != someShared {
+		t.Errorf("shared again: the mark is %q", mark())
+	}
+	l.ok(l.call("DEL", "a", first...))
+	l.ok(l.call("CHECK", "a", second...))
+	l.ok(l.call("DEL", "a", second...))
+}
+
+// TestSharedWithTheDead: the namespace of a container that shares a hostPort between networks is gone. When one network ends, the rules of the
+// other one are not in the way of the next pod that asks for the port.
+func TestSharedWithTheDead(t *testing.T) {
+	backends(t, func(l lab) {
+		second := inOther(l.conf["backend"].(string), port(8080, 80, "tcp"))
+		first := asking("10.71.0.5/24", port(8080, 80, "tcp"))
+		next, _ := l.named("next")
+		l.ok(l.call("ADD", "a", first...))
+		l.ok(l.call("ADD", "a", second...))
+		if err := l.pod.Close(); err != nil {
+			l.Fatal(err)
+		}
+		gone := []any{"CNI_NETNS", ""}
+		l.ok(l.call("DEL", "a", append(first, gone...)...))
+		ask := asking("10.71.0.6/24", port(8080, 80, "tcp"))
+		l.ok(next.call("ADD", "c", ask...))
+		if l.conf["backend"] == "iptables" {
+			nat, err := openHost(l).ReadNAT(true)
+			if err != nil || nat.HasChain(podChain(attachment.Key{Network: "other", ContainerID: "a", IfName: "eth0"})) {
+				l.Errorf("the rules of the dead container come first, %v", err)
+			}
+		}
+		l.ok(next.call("CHECK", "c", ask...))
+		l.ok(l.call("DEL", "a", append(second, gone...)...))
+		l.ok(next.call("CHECK", "c", ask...))
+		l.ok(next.call("DEL", "c", ask...))
+	})
 }

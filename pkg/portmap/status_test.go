@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -30,7 +31,7 @@ func TestStatusNeverWaits(t *testing.T) {
 			l.ok(l.call("STATUS", ""))
 			return log.String()
 		}
-		unlock, err := attachment.LockNode(portsLock)
+		unlock, err := attachment.Waiting.Node(portsLock)
 		if err != nil {
 			l.Fatal(err)
 		}
@@ -82,4 +83,37 @@ func TestGCRestores(t *testing.T) {
 		}
 		l.ok(l.call("DEL", "a"))
 	})
+}
+
+// TestStatusTellsLastingFaultOnce (C-72): rules that cannot be restored, because another program's chain is gone, are logged once, however often
+// STATUS comes. GC, which comes seldom, tells each time.
+func TestStatusTellsLastingFaultOnce(t *testing.T) {
+	l := newLab(t)
+	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	if out, err := exec.Command("sh", "-c", "iptables -t nat -N KUBE-MARK-MASQ && ip6tables -t nat -N KUBE-MARK-MASQ").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	l.conf = l.conf.With("backend", "iptables", "externalSetMarkChain", "KUBE-MARK-MASQ")
+	l.ok(l.call("ADD", "a"))
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	l.stderr = &log
+	warnings := func(verb string, keys ...any) int {
+		log.Reset()
+		for range 3 {
+			l.ok(l.call(verb, "", keys...))
+		}
+		return strings.Count(log.String(), "could not be restored")
+	}
+	if n := warnings("STATUS"); n != 1 {
+		t.Errorf("%d warnings of three STATUS, want 1: %s", n, log.String())
+	}
+	if n := warnings("GC", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}); n != 3 {
+		t.Errorf("%d warnings of three GC, want 3: %s", n, log.String())
+	}
+	l.ok(l.call("DEL", "a"))
 }

@@ -164,7 +164,7 @@ func (j *job) say(format string, parts ...string) {
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
-			lock, err := attachment.LockKey(key)
+			lock, err := attachment.Waiting.Key(key)
 			if err != nil {
 				return err
 			}
@@ -227,6 +227,13 @@ func (j *job) node() error {
 	}
 	fmt.Fprintln(j.Out, "node")
 	var steps []attachment.Step
+	open, err := j.host.LoopbackOpen()
+	if err != nil {
+		return err
+	}
+	if open { // it closes before its protection goes
+		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it", Do: j.host.CloseLoopback})
+	}
 	tables, err := j.host.OwnTables()
 	if err != nil {
 		return err
@@ -244,10 +251,6 @@ func (j *job) node() error {
 	}
 	if j.Act {
 		if err := j.nobodyNew(); err != nil {
-			return err
-		}
-		// Links that the reference's rules need are lent to them by now. The rest closes before its protection goes.
-		if err := j.host.CloseLoopback(); err != nil {
 			return err
 		}
 	}

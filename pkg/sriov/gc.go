@@ -83,7 +83,7 @@ func (s sriov) collectJournals(r *plugin.Request) error {
 }
 
 func (s sriov) collectJournal(r *plugin.Request, j journal) error {
-	att, err := attachment.LockKey(j.Owner)
+	att, err := attachment.Waiting.Key(j.Owner)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
