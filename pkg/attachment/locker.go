@@ -3,10 +3,8 @@
 package attachment
 
 import (
-	"log/slog"
 	"time"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -24,13 +22,8 @@ const (
 
 // Repair runs the repair of a plugin in GC, with Waiting, or in STATUS, with Trying. Neither fails because of it: an error is a line in the log.
 // STATUS comes every few seconds, and logs an error once until it changes.
-func Repair(r *plugin.Request, locks Locker, repair func(*kernel.Node, *slog.Logger, Locker) error) {
-	err := kernel.WithHost(func(host *kernel.Node) error {
-		if locks == Trying {
-			host.TryLocks()
-		}
-		return repair(host, r.Log, locks)
-	})
+func Repair(r *plugin.Request, locks Locker, repair func(Locker) error) {
+	err := repair(locks)
 	text := ""
 	if err != nil {
 		text = err.Error()

@@ -270,7 +270,9 @@ func del(r *plugin.Request) error {
 // gc also restores the limits of the other attachments.
 func gc(r *plugin.Request) error {
 	err := attachment.Collect(r, removeFromNode)
-	attachment.Repair(r, attachment.Waiting, restoreAll)
+	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
+		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
+	})
 	return err
 }
 
@@ -330,6 +332,8 @@ func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err
 	}
-	attachment.Repair(r, attachment.Trying, restoreRecorded)
+	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
+		return kernel.WithHost(func(host *kernel.Node) error { return restoreRecorded(host, r.Log, locks) })
+	})
 	return nil
 }

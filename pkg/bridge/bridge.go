@@ -8,7 +8,6 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"net/netip"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -279,11 +278,11 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	defer host.Close()
-	attachment.Repair(r, attachment.Trying, func(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
 		if cfg.intact(host, r.Network) {
 			return nil
 		}
-		return restoreAll(host, log, locks)
+		return restoreAll(host, r.Log, locks)
 	})
 	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)

@@ -18,7 +18,9 @@ func (b bridge) gc(r *plugin.Request) error {
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
 		errs = append(errs, b.ipam.GC(r, t))
 	}
-	attachment.Repair(r, attachment.Waiting, restoreAll)
+	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
+		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
+	})
 	return errors.Join(errs...)
 }
 

@@ -24,6 +24,9 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
 	}
+	if locks == attachment.Trying {
+		host.TryLocks()
+	}
 	errs := []error{restoreGuards(host, log, locks)}
 	networks, err := attachment.Networks()
 	errs = append(errs, err)

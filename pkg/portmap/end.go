@@ -26,7 +26,9 @@ func gc(r *plugin.Request) error {
 		}),
 		kernel.WithHost(collectLost),
 	)
-	attachment.Repair(r, attachment.Waiting, restoreAll)
+	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
+		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
+	})
 	return err
 }
 

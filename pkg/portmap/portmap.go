@@ -367,11 +367,13 @@ func status(r *plugin.Request) error {
 	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	attachment.Repair(r, attachment.Trying, func(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
-		if intact(host, cfg) {
-			return nil
-		}
-		return restoreAll(host, log, locks)
+	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
+		return kernel.WithHost(func(host *kernel.Node) error {
+			if intact(host, cfg) {
+				return nil
+			}
+			return restoreAll(host, r.Log, locks)
+		})
 	})
 	return nil
 }

@@ -39,6 +39,9 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
+	if locks == attachment.Trying {
+		host.TryLocks()
+	}
 	unlock, err := locks.Node(portsLock)
 	if err != nil {
 		return locks.Tolerate(err)
