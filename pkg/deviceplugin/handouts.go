@@ -72,8 +72,9 @@ func (h *handed) settle(asked time.Time, held []Holder) {
 // the admission of a pod failed and the device is free again.
 func (h *handed) candidates(uid string, want func(resource string) bool) (ids []string) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	for id, out := range h.devices {
+	devices := maps.Clone(h.devices)
+	h.mu.Unlock()
+	for id, out := range devices { // without the lock: want may take that of the daemon, which comes first
 		if want(out.resource) && (out.uid == uid || out.uid == "" && out.isRecent()) {
 			ids = append(ids, id)
 		}

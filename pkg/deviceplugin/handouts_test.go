@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -131,4 +132,44 @@ func TestOtherPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("no checkpoint", "u-0", "")
+}
+
+// TestAskBesideRefresh: questions about all resources of the daemon are answered while the offers are made anew.
+func TestAskBesideRefresh(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web", "app", one, vf00)
+	d := l.opened()
+	l.noted([3]string{"u-web", "app", vf00})
+	l.allocate(d, vf00, vf01)
+	asked := make(chan struct{})
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			for range 10 {
+				d.gate.handed.candidates("u-web", d.ours)
+				time.Sleep(time.Millisecond) // refresh gets its turn
+			}
+			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+	go func() { all.Wait(); close(asked) }()
+	done := time.After(patience)
+	for answered := false; !answered; {
+		refreshed := make(chan struct{})
+		go func() { d.refresh(t.Context()); close(refreshed) }()
+		select {
+		case <-refreshed:
+		case <-done:
+			panic("refresh and the questions wait for each other") // what the test opened could not be closed
+		}
+		select {
+		case <-asked:
+			answered = true
+		default:
+			time.Sleep(time.Millisecond)
+		}
+	}
 }
