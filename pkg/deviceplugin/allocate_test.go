@@ -99,7 +99,7 @@ func TestForget(t *testing.T) {
 	f := files{info: dir}
 	p, other := vfs(2), vfs(1)
 	other.Name = p.Name + "-er"
-	old := time.Now().Add(-2 * handing)
+	old := time.Now().Add(-2 * maxUnlisted)
 	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
 	for _, err := range []error{f.describe(p.Name, p.Devices), f.describe(other.Name, other.Devices), f.forget(p.Name, nil)} {
 		if err != nil {

@@ -64,7 +64,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	defer d.gate.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mergeHanded()
+	d.mergeHandOuts()
 	env := d.env()
 	d.tellFindings(env)
 	pools := d.assign(env)
@@ -160,8 +160,8 @@ func (d *daemon) lost(p pool.Pool) (lost []Holder) {
 	return slices.CompactFunc(lost, func(a, b Holder) bool { return a.Device == b.Device })
 }
 
-// mergeHanded adds what was handed out since the kubelet was asked.
-func (d *daemon) mergeHanded() { d.held = merge(d.held, d.gate.handed.holders()) }
+// mergeHandOuts adds what was handed out since the kubelet was asked.
+func (d *daemon) mergeHandOuts() { d.held = merge(d.held, d.gate.handOuts.holders()) }
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.
 func (d *daemon) offer(ctx context.Context, o *offer) {

@@ -396,7 +396,7 @@ func TestPluginRestarts(t *testing.T) {
 		stop()
 		written, _ := filepath.Glob(filepath.Join(l.InfoDir, "*"))
 		for _, path := range written {
-			if err := os.Chtimes(path, time.Time{}, time.Now().Add(-2*handing)); err != nil {
+			if err := os.Chtimes(path, time.Time{}, time.Now().Add(-2*maxUnlisted)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -135,7 +135,7 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 		e.log.Error("devices were refused", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.gate.handed.add(o, seen)
+	e.gate.handOuts.add(o, seen)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
 		e.count.allocated(o, c.GetDevicesIds())

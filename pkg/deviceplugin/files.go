@@ -60,7 +60,7 @@ func (f files) forget(resource string, allocated []string) error {
 		id, isInfo := strings.CutSuffix(id, "-device.json")
 		_, err := pci.ParseAddress(id) // a resource may be named as the beginning of another
 		// Another instance may have handed it out just now.
-		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > handing
+		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
 	})
 }
 

@@ -12,11 +12,11 @@ import (
 type gate struct {
 	sync.RWMutex
 	preparing map[string]bool // devices that are being changed, whom nobody gets meanwhile
-	handed    *handed
+	handOuts  *handOuts
 }
 
 func newGate(checkpoint string) *gate {
-	return &gate{preparing: map[string]bool{}, handed: newHanded(checkpoint)}
+	return &gate{preparing: map[string]bool{}, handOuts: newHandOuts(checkpoint)}
 }
 
 // free is an error if one of the devices is being changed.

@@ -5,16 +5,15 @@ package deviceplugin
 import (
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// handed are the devices that were handed out and that PodResources has not listed since. PodResources never lists those of init containers; these are
+// handOuts are the devices that were handed out and that PodResources has not listed since. PodResources never lists those of init containers; these are
 // only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
-type handed struct {
+type handOuts struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
 	devices    map[string]handOut // by device ID
@@ -29,12 +28,12 @@ type handOut struct {
 	uid      string              // of the pod that has the device by a later entry
 }
 
-func newHanded(checkpoint string) *handed {
-	return &handed{checkpoint: checkpoint, devices: map[string]handOut{}}
+func newHandOuts(checkpoint string) *handOuts {
+	return &handOuts{checkpoint: checkpoint, devices: map[string]handOut{}}
 }
 
 // add records devices of a resource before Allocate returns them. The kubelet writes the entry of their pod after that.
-func (h *handed) add(o *offer, ids map[string]bool) {
+func (h *handOuts) add(o *offer, ids map[string]bool) {
 	notes, _ := podresources.Notes(h.checkpoint) // one that cannot be read has no former entries
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,8 +48,8 @@ func (h *handed) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// settle learns which pods have the devices: from the checkpoint, and from holders for which PodResources was asked at a time.
-func (h *handed) settle(asked time.Time, held []Holder) {
+// learnOwners learns which pods have the devices: from the checkpoint, and from holders for which PodResources was asked at a time.
+func (h *handOuts) learnOwners(asked time.Time, held []Holder) {
 	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -70,7 +69,7 @@ func (h *handed) settle(asked time.Time, held []Holder) {
 
 // candidates returns the devices that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet does not say that
 // the admission of a pod failed and the device is free again.
-func (h *handed) candidates(uid string, want func(resource string) bool) (ids []string) {
+func (h *handOuts) candidates(uid string, want func(resource string) bool) (ids []string) {
 	h.mu.Lock()
 	devices := maps.Clone(h.devices)
 	h.mu.Unlock()
@@ -83,13 +82,13 @@ func (h *handed) candidates(uid string, want func(resource string) bool) (ids []
 	return ids
 }
 
-func (o handOut) isRecent() bool { return time.Since(o.at) < handing }
+func (o handOut) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
 // holders returns those of the last minute as if a container had them.
-func (h *handed) holders() (held []Holder) {
+func (h *handOuts) holders() (held []Holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, id := range slices.SortedFunc(maps.Keys(h.devices), strings.Compare) {
+	for _, id := range slices.Sorted(maps.Keys(h.devices)) {
 		if out := h.devices[id]; out.isRecent() {
 			held = append(held, Holder{Pod: "(being admitted)", Resource: out.resource, Device: id, Nodes: out.nodes})
 		}

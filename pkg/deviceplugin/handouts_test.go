@@ -14,14 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-const one = "example.com/one"
+const resourceOne = "example.com/one"
 
-// noted writes the kubelet's checkpoint: UID, container and device of each entry.
-func (l *lab) noted(entries ...[3]string) {
+// writeCheckpoint writes the kubelet's checkpoint: UID, container and device of each entry.
+func (l *lab) writeCheckpoint(entries ...[3]string) {
 	l.Helper()
 	var list []string
 	for _, e := range entries {
-		list = append(list, `{"PodUID":"`+e[0]+`","ContainerName":"`+e[1]+`","ResourceName":"`+one+`","DeviceIDs":{"0":["`+e[2]+`"]},"AllocResp":""}`)
+		list = append(list, `{"PodUID":"`+e[0]+`","ContainerName":"`+e[1]+`","ResourceName":"`+resourceOne+`","DeviceIDs":{"0":["`+e[2]+`"]},"AllocResp":""}`)
 	}
 	text := "null"
 	if list != nil {
@@ -36,7 +36,7 @@ func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	limit := 50 * time.Millisecond
 	for until := time.Now().Add(patience); time.Now().Before(until); limit *= 2 {
 		ctx, cancel := context.WithTimeout(l.Context(), limit)
-		a = d.answer(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{one}})
+		a = d.answer(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
 		cancel()
 		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
 			break
@@ -61,7 +61,7 @@ func (l *lab) opened() *daemon {
 // allocate hands devices out, as the kubelet asks for.
 func (l *lab) allocate(d *daemon, ids ...string) {
 	l.Helper()
-	if _, err := d.serving[one].Allocate(l.Context(), allocating(ids...)); err != nil {
+	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
 		l.Fatal(err)
 	}
 }
@@ -72,7 +72,7 @@ func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
 	for _, pod := range []string{"web", "plain"} {
-		l.kubelet.hold("shop", pod, "app", one)
+		l.kubelet.hold("shop", pod, "app", resourceOne)
 	}
 	d := l.opened()
 	expect := func(what, pod, uid, says string) {
@@ -83,29 +83,29 @@ func TestHandedOut(t *testing.T) {
 		}
 	}
 	const mine = "may have " + vf00 + ": it was handed out, and the kubelet names no container that has it"
-	l.noted([3]string{"u-old", "app", vf00})
+	l.writeCheckpoint([3]string{"u-old", "app", vf00})
 	expect("nothing was handed out", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("no container has it", "web", "u-web", mine)
 	expect("no container has it", "plain", "u-plain", mine)
-	l.noted([3]string{"u-web", "init", vf00})
+	l.writeCheckpoint([3]string{"u-web", "init", vf00})
 	expect("it is noted for the pod", "web", "u-web", "that is another pod of the same name")
 	expect("it is noted for another", "plain", "u-plain", "")
-	l.noted()
+	l.writeCheckpoint()
 	expect("the entry is lost", "web", "u-web", mine)
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("it was handed out again", "plain", "u-plain", mine)
-	d.gate.handed.settle(time.Now().Add(-time.Hour), []Holder{{Resource: one, Device: vf00}})
+	d.gate.handOuts.learnOwners(time.Now().Add(-time.Hour), []Holder{{Resource: resourceOne, Device: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
-	l.kubelet.hold("shop", "db", "app", one, vf00)
+	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
 	expect("the kubelet tells whose it is", "web", "u-web", "")
 	l.allocate(d, vf01)
 	expect("another was handed out", "plain", "u-plain", strings.ReplaceAll(mine, vf00, vf01))
-	out := d.gate.handed.devices[vf01]
-	out.at = out.at.Add(-handing)
-	d.gate.handed.devices[vf01] = out
+	out := d.gate.handOuts.devices[vf01]
+	out.at = out.at.Add(-maxUnlisted)
+	d.gate.handOuts.devices[vf01] = out
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
@@ -113,7 +113,7 @@ func TestHandedOut(t *testing.T) {
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web-0", "app", one, vf00)
+	l.kubelet.hold("shop", "web-0", "app", resourceOne, vf00)
 	d := l.opened()
 	expect := func(what, uid, says string) {
 		t.Helper()
@@ -122,11 +122,11 @@ func TestOtherPod(t *testing.T) {
 			t.Errorf("%s: %+v", what, a)
 		}
 	}
-	l.noted([3]string{"u-0", "app", vf00})
+	l.writeCheckpoint([3]string{"u-0", "app", vf00})
 	expect("the pod", "u-0", "")
 	expect("a runtime that tells no UID", "", "")
 	expect("another pod of its name, without devices", "u-1", "that is another pod of the same name")
-	l.noted([3]string{"u-0", "app", vf00}, [3]string{"u-1", "app", vf01})
+	l.writeCheckpoint([3]string{"u-0", "app", vf00}, [3]string{"u-1", "app", vf01})
 	expect("another pod of its name, with another device", "u-1", "that is another pod of the same name")
 	if err := os.Remove(filepath.Join(l.kubelet.dir, checkpointName)); err != nil {
 		t.Fatal(err)
@@ -138,16 +138,16 @@ func TestOtherPod(t *testing.T) {
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
-	l.kubelet.hold("shop", "web", "app", one, vf00)
+	l.kubelet.hold("shop", "web", "app", resourceOne, vf00)
 	d := l.opened()
-	l.noted([3]string{"u-web", "app", vf00})
+	l.writeCheckpoint([3]string{"u-web", "app", vf00})
 	l.allocate(d, vf00, vf01)
 	asked := make(chan struct{})
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.handed.candidates("u-web", d.ours)
+				d.gate.handOuts.candidates("u-web", d.ours)
 				time.Sleep(time.Millisecond) // refresh gets its turn
 			}
 			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {

@@ -18,16 +18,15 @@ const (
 	// settling is how long after a kubelet has started its answer may lack pods that run: it answers before it knows all of them. Meanwhile
 	// a pod that ends before the first answer seems to have its devices.
 	settling = 15 * time.Second
-	// handing is how long a device that was handed out may be missing in that answer.
-	handing = time.Minute
+	// maxUnlisted is how long a device that was handed out may be missing in that answer.
+	maxUnlisted = time.Minute
 )
 
-// checkpointName is the file in which the kubelet remembers what it gave away, in the folder of its socket.
 const checkpointName = "kubelet_internal_checkpoint"
 
 // remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it.
 func (d *daemon) remembered() (held []Holder) {
-	notes, _ := podresources.Notes(d.gate.handed.checkpoint) // without it the kubelet has given nothing away yet
+	notes, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
 	for _, n := range notes {
 		h := Holder{Pod: "uid " + n.UID, Container: n.Container, Resource: n.Resource, Device: n.ID}
 		if n.Node >= 0 {
@@ -43,16 +42,16 @@ func (d *daemon) remembered() (held []Holder) {
 func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(resource string) bool) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
 	defer cancel()
-	kubelet := podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: d.gate.handed.checkpoint, Wanted: want}
+	kubelet := podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: d.checkpoint(), Wanted: want}
 	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
-		if len(d.gate.handed.candidates(q.UID, want)) > 0 {
-			d.settle(ctx)
+		if len(d.gate.handOuts.candidates(q.UID, want)) > 0 {
+			d.learnOwners(ctx)
 		}
 		devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
 		if err != nil || len(devices) > 0 {
 			return devices, err
 		}
-		ids := d.gate.handed.candidates(q.UID, want)
+		ids := d.gate.handOuts.candidates(q.UID, want)
 		if len(ids) == 0 {
 			return nil, nil
 		}
@@ -64,14 +63,14 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(re
 	}
 }
 
-// settle asks the kubelet which pods have the devices that were handed out.
-func (d *daemon) settle(ctx context.Context) {
+// learnOwners asks the kubelet which pods have the devices that were handed out.
+func (d *daemon) learnOwners(ctx context.Context) {
 	asked := time.Now()
 	held, err := d.pods.List(ctx, func(string) bool { return true })
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
-	d.gate.handed.settle(asked, held)
+	d.gate.handOuts.learnOwners(asked, held)
 }
 
 func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }
@@ -85,7 +84,7 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
-	d.gate.handed.settle(now, held)
+	d.gate.handOuts.learnOwners(now, held)
 	allocatable, countErr := d.pods.Allocatable(ctx)
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)

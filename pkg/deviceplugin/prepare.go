@@ -131,7 +131,7 @@ func (d *daemon) inUse(dev pci.Device) string {
 func (d *daemon) withPod(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mergeHanded()
+	d.mergeHandOuts()
 	for _, h := range d.held {
 		if h.Device == dev.Address.String() {
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)

@@ -41,6 +41,9 @@ type Options struct {
 	Return func() error
 }
 
+// checkpoint is the file in which the kubelet remembers what it gave away, in the folder of its socket.
+func (o Options) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
+
 // Run serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
 // configuration again.
 func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logger) error {
@@ -88,8 +91,10 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(filepath.Join(o.Kubelet.Plugins, checkpointName)), config: config, text: data, last: map[pci.Address]pci.Device{},
-		told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{}}
+	d := &daemon{
+		Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(o.checkpoint()), config: config, text: data,
+		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
+	}
 	d.setSnapshot(snapshot)
 	d.logUnserved()
 	return d, nil
