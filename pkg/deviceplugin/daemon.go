@@ -29,7 +29,8 @@ type daemon struct {
 	count  counters
 	health *health
 	pods   *PodResources
-	gate   *gate // before mu
+	gate   *gate  // before mu
+	owners shared // the question who has the devices that were handed out
 
 	mu          sync.Mutex
 	config      *pool.Config

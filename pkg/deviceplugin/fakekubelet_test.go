@@ -43,6 +43,9 @@ type fakeKubelet struct {
 	pods    []*podresources.PodResources
 	getOff  bool // PodResources does not know Get
 	busy    int  // how many questions are turned away
+	limited bool // PodResources answers 100 questions a second and 10 at once
+	began   time.Time
+	told    map[string]int // how many questions were answered, by method of PodResources
 }
 
 // plugin is an endpoint that has registered.
@@ -198,13 +201,34 @@ func (k *fakeKubelet) await(resource, what string, ok func(*plugin) bool) *plugi
 	}
 }
 
+// limit begins to count the answers of PodResources, and to limit their rate as the kubelet does.
+func (k *fakeKubelet) limit() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.limited, k.began, k.told = true, time.Now(), map[string]int{}
+}
+
+// admit is an error for a question that is turned away.
+func (k *fakeKubelet) admit(method string) error {
+	if k.limited && k.told["List"]+k.told["Get"] >= 10+int(time.Since(k.began)/(10*time.Millisecond)) {
+		return status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	if k.busy > 0 && method == "List" {
+		k.busy--
+		return status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	if k.limited {
+		k.told[method]++
+	}
+	return nil
+}
+
 // List tells of the pods.
 func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.busy > 0 {
-		k.busy--
-		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	if err := k.admit("List"); err != nil {
+		return nil, err
 	}
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
 }
@@ -213,6 +237,9 @@ func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesReques
 func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if err := k.admit("Get"); err != nil {
+		return nil, err
+	}
 	if k.getOff {
 		return nil, errors.New("PodResources API Get method disabled")
 	}

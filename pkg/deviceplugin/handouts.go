@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// handOuts are the devices that were handed out and that PodResources has not listed since. PodResources never lists those of init containers; these are
-// only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
+// handOuts are the devices that were handed out and that PodResources has not listed since. Of init containers, PodResources lists only those that restart;
+// devices of the others are only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
 type handOuts struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
@@ -25,6 +25,7 @@ type handOut struct {
 	nodes    []int // NUMA nodes, as the kubelet was told
 	at       time.Time
 	former   []podresources.Note // the device's entries in the checkpoint at that time, of pods that have ended
+	unread   bool                // the checkpoint could not be read at that time: an entry may be of a pod that has ended
 	uid      string              // of the pod that has the device by a later entry
 }
 
@@ -34,11 +35,11 @@ func newHandOuts(checkpoint string) *handOuts {
 
 // add records devices of a resource before Allocate returns them. The kubelet writes the entry of their pod after that.
 func (h *handOuts) add(o *offer, ids map[string]bool) {
-	notes, _ := podresources.Notes(h.checkpoint) // one that cannot be read has no former entries
+	notes, err := podresources.Notes(h.checkpoint)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ids {
-		out := handOut{resource: o.pool.Name, nodes: o.nodes(id), at: time.Now()}
+		out := handOut{resource: o.pool.Name, nodes: o.nodes(id), at: time.Now(), unread: err != nil}
 		for _, n := range notes {
 			if n.ID == id && n.Resource == out.resource {
 				out.former = append(out.former, n)
@@ -48,14 +49,15 @@ func (h *handOuts) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// learnOwners learns which pods have the devices: from the checkpoint, and from holders for which PodResources was asked at a time.
+// learnOwners learns which pods have the devices: from the checkpoint, and from the holders that PodResources lists. Both may be as old as asked, so they
+// say nothing of a device that was handed out later.
 func (h *handOuts) learnOwners(asked time.Time, held []Holder) {
 	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
 		former := func(f podresources.Note) bool { return f.UID == n.UID && f.Container == n.Container }
-		if out, ok := h.devices[n.ID]; ok && out.resource == n.Resource && !slices.ContainsFunc(out.former, former) {
+		if out, ok := h.devices[n.ID]; ok && out.resource == n.Resource && out.at.Before(asked) && !out.unread && !slices.ContainsFunc(out.former, former) {
 			out.uid = n.UID
 			h.devices[n.ID] = out
 		}

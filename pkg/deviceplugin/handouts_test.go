@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,6 +133,93 @@ func TestOtherPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("no checkpoint", "u-0", "")
+}
+
+// TestFailedAdmission: while a device was handed out that no container has, pods without devices do not use up the kubelet's rate limit: they share the
+// list of all pods, and each asks about itself once. Their error names the device.
+func TestFailedAdmission(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	const pods = 40
+	for i := range pods {
+		l.kubelet.hold("shop", fmt.Sprint("plain-", i), "app", resourceOne)
+	}
+	d := l.opened()
+	l.writeCheckpoint()
+	l.allocate(d, vf00)
+	l.kubelet.limit()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range pods {
+		all.Go(func() {
+			a := d.answer(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i), Resources: []string{resourceOne}})
+			if !strings.Contains(a.Error, "may have "+vf00) {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(began)
+	l.kubelet.mu.Lock()
+	defer l.kubelet.mu.Unlock()
+	if lists := l.kubelet.told["List"]; lists > int(took/shareEvery)+2 {
+		t.Errorf("all pods were listed %d times in %s", lists, took)
+	}
+	if gets := l.kubelet.told["Get"]; gets > pods {
+		t.Errorf("%d questions about %d pods", gets, pods)
+	}
+}
+
+// TestRefusedToTheEnd: a pod of which the kubelet says nothing in time, and which may have a device, has an error that names the device.
+func TestRefusedToTheEnd(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	d := l.opened()
+	l.allocate(d, vf00)
+	l.kubelet.mu.Lock()
+	l.kubelet.limited, l.kubelet.told, l.kubelet.began = true, map[string]int{"Get": 10}, time.Now().Add(time.Hour)
+	l.kubelet.mu.Unlock()
+	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) || !strings.Contains(a.Error, "ask the kubelet") {
+		t.Errorf("%+v", a)
+	}
+}
+
+// TestUnreadableAtAllocate (V-25): an entry of the checkpoint that was unreadable at Allocate may be that of an ended pod. Only PodResources tells then whose
+// the device is.
+func TestUnreadableAtAllocate(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.hold("shop", "plain", "app", resourceOne)
+	d := l.opened()
+	write(t, l.checkpoint(), `{"Data":`)
+	l.allocate(d, vf00)
+	l.writeCheckpoint([3]string{"u-old", "app", vf00})
+	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) {
+		t.Errorf("%+v", a)
+	}
+	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
+	if a := l.answered(d, "plain", "u-plain", ""); a.Error != "" || len(a.Devices) > 0 {
+		t.Errorf("the kubelet tells whose it is: %+v", a)
+	}
+}
+
+// TestFormerCheckpoint (V-25): a checkpoint that may have been read before a device was handed out says nothing about the device's owner.
+func TestFormerCheckpoint(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	d := l.opened()
+	l.writeCheckpoint()
+	before := time.Now()
+	l.allocate(d, vf00)
+	l.writeCheckpoint([3]string{"u-other", "app", vf00})
+	all := func(string) bool { return true }
+	if d.gate.handOuts.learnOwners(before, nil); len(d.gate.handOuts.candidates("u-plain", all)) != 1 {
+		t.Error("read before the device was handed out, and it counts")
+	}
+	if d.gate.handOuts.learnOwners(time.Now(), nil); len(d.gate.handOuts.candidates("u-plain", all)) != 0 {
+		t.Error("read after the device was handed out, and it does not count")
+	}
 }
 
 // TestAskBesideRefresh: questions about all resources of the daemon are answered while the offers are made anew.

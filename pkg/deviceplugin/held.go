@@ -37,40 +37,43 @@ func (d *daemon) remembered() (held []Holder) {
 	return held
 }
 
-// askPod returns the devices of a pod. That it has none is certain only if each device that was handed out is known to be another pod's; the kubelet tells
-// that as soon as the pod is admitted.
+// askPod returns the devices of a pod. No device is certain once the owner of each device that was handed out within a minute is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(resource string) bool) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
 	defer cancel()
 	kubelet := podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: d.checkpoint(), Wanted: want}
-	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+	for asked := false; ; asked = true {
 		if len(d.gate.handOuts.candidates(q.UID, want)) > 0 {
 			d.learnOwners(ctx)
 		}
-		devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
-		if err != nil || len(devices) > 0 {
-			return devices, err
-		}
 		ids := d.gate.handOuts.candidates(q.UID, want)
-		if len(ids) == 0 {
-			return nil, nil
+		uncertain := fmt.Errorf("pod %s/%s may have %s: it was handed out, and the kubelet names no container that has it", q.Namespace, q.Pod, strings.Join(ids, ", "))
+		if !asked || len(ids) == 0 {
+			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
+			if err != nil && len(ids) > 0 {
+				err = fmt.Errorf("%w; %w", uncertain, err)
+			}
+			if err != nil || len(devices) > 0 || len(ids) == 0 {
+				return devices, err
+			}
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("pod %s/%s may have %s: it was handed out, and the kubelet names no container that has it", q.Namespace, q.Pod, strings.Join(ids, ", "))
-		case <-time.After(pause):
+		if ctx.Err() != nil {
+			return nil, uncertain
 		}
 	}
 }
 
-// learnOwners asks the kubelet which pods have the devices that were handed out.
+// learnOwners asks the kubelet which pods have the devices that were handed out. Callers that need the answer at the same time share one question, so
+// that they leave the kubelet's rate limit to others.
 func (d *daemon) learnOwners(ctx context.Context) {
-	asked := time.Now()
-	held, err := d.pods.List(ctx, func(string) bool { return true })
-	if err != nil {
-		d.log.Debug("it is not known which pods have devices", "error", err)
-	}
-	d.gate.handOuts.learnOwners(asked, held)
+	d.owners.share(ctx, func() {
+		asked := time.Now()
+		held, err := d.pods.List(ctx, func(string) bool { return true })
+		if err != nil {
+			d.log.Debug("it is not known which pods have devices", "error", err)
+		}
+		d.gate.handOuts.learnOwners(asked, held)
+	})
 }
 
 func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }

@@ -15,7 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/podresources"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	askTimeout = 5 * time.Second
 	// maxAnswer is how many bytes its answer may have; that of a node with hundreds of pods is larger than gRPC takes by default.
 	maxAnswer = 64 << 20
-	// The kubelet answers 100 questions a second and 10 at once (ResourceExhausted else).
-	firstAgain, longestAgain = 20 * time.Millisecond, time.Second
 )
 
 // Holder is the container that a device was allocated to.
@@ -51,7 +51,7 @@ func (h Holder) equal(o Holder) bool {
 type PodResources struct {
 	socket string
 	conn   *grpc.ClientConn
-	client podresources.PodResourcesListerClient
+	client api.PodResourcesListerClient
 }
 
 // OpenPodResources returns a client of the socket in a folder, pod-resources below the kubelet's root. The kubelet may be away, and
@@ -63,7 +63,7 @@ func OpenPodResources(dir string) (*PodResources, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", socket, err)
 	}
-	return &PodResources{socket, conn, podresources.NewPodResourcesListerClient(conn)}, nil
+	return &PodResources{socket, conn, api.NewPodResourcesListerClient(conn)}, nil
 }
 
 // Close ends the connection.
@@ -71,9 +71,9 @@ func (p *PodResources) Close() error { return p.conn.Close() }
 
 // List returns the holders of all devices of resources for which want is true, in the order of pods and containers.
 func (p *PodResources) List(ctx context.Context, want func(resource string) bool) (held []Holder, err error) {
-	var answer *podresources.ListPodResourcesResponse
+	var answer *api.ListPodResourcesResponse
 	err = p.ask(ctx, func(ctx context.Context) (err error) {
-		answer, err = p.client.List(ctx, &podresources.ListPodResourcesRequest{})
+		answer, err = p.client.List(ctx, &api.ListPodResourcesRequest{})
 		return err
 	})
 	for _, pod := range answer.GetPodResources() {
@@ -87,9 +87,9 @@ func (p *PodResources) List(ctx context.Context, want func(resource string) bool
 
 // Allocatable returns the devices that the kubelet may give away, by resource: the healthy ones, whether pods have them or not.
 func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]string, err error) {
-	var answer *podresources.AllocatableResourcesResponse
+	var answer *api.AllocatableResourcesResponse
 	err = p.ask(ctx, func(ctx context.Context) (err error) {
-		answer, err = p.client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		answer, err = p.client.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
 		return err
 	})
 	devices = map[string][]string{}
@@ -103,16 +103,14 @@ func (p *PodResources) Allocatable(ctx context.Context) (devices map[string][]st
 func (p *PodResources) ask(ctx context.Context, question func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+	for pause := podresources.FirstPause; ; pause = min(2*pause, podresources.LongestPause) {
 		err := question(ctx)
 		code := status.Code(err)
 		if _, there := idOf(p.socket); err == nil || !there || code != codes.ResourceExhausted && code != codes.Unavailable {
 			return wrapped(err, p.socket)
 		}
-		select {
-		case <-ctx.Done():
+		if !podresources.Sleep(ctx, pause) {
 			return wrapped(err, p.socket)
-		case <-time.After(pause):
 		}
 	}
 }
@@ -123,8 +121,8 @@ func credentials() grpc.DialOption { return grpc.WithTransportCredentials(insecu
 // reconnect makes a kubelet that was away be found again within a second.
 func reconnect() grpc.ConnectParams {
 	delays := backoff.DefaultConfig
-	delays.BaseDelay, delays.MaxDelay = firstAgain, longestAgain
-	return grpc.ConnectParams{Backoff: delays, MinConnectTimeout: longestAgain}
+	delays.BaseDelay, delays.MaxDelay = podresources.FirstPause, podresources.LongestPause
+	return grpc.ConnectParams{Backoff: delays, MinConnectTimeout: podresources.LongestPause}
 }
 
 func wrapped(err error, socket string) error {
@@ -135,7 +133,7 @@ func wrapped(err error, socket string) error {
 }
 
 // holders reads what one pod has. A container's devices of one resource come in several parts, one for each NUMA node.
-func holders(pod *podresources.PodResources, want func(resource string) bool) (held []Holder) {
+func holders(pod *api.PodResources, want func(resource string) bool) (held []Holder) {
 	for i, c := range pod.GetContainers() {
 		for _, d := range c.GetDevices() {
 			if !want(d.GetResourceName()) {

@@ -175,12 +175,12 @@ func TestBusy(t *testing.T) {
 	all.Wait()
 }
 
-// TestSome: pauses differ, and are not shorter than half.
-func TestSome(t *testing.T) {
+// TestJitter: pauses differ, and are not shorter than half.
+func TestJitter(t *testing.T) {
 	drawn := map[time.Duration]bool{}
 	for range 100 {
-		d := some(longestAgain)
-		if drawn[d] = true; d < longestAgain/2 || d > longestAgain {
+		d := jitter(LongestPause)
+		if drawn[d] = true; d < LongestPause/2 || d > LongestPause {
 			t.Errorf("got %s", d)
 		}
 	}

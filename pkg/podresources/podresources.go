@@ -24,8 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// The kubelet answers 100 questions a second and 10 at once (ResourceExhausted else), and is away for seconds when it restarts.
-const firstAgain, longestAgain = 20 * time.Millisecond, time.Second
+// FirstPause and LongestPause are the pauses before a question is repeated. The kubelet answers 100 questions a second and 10 at once (ResourceExhausted
+// else), and is away for seconds when it restarts.
+const FirstPause, LongestPause = 20 * time.Millisecond, time.Second
 
 var (
 	// ErrNoKubelet is where no kubelet ever was: the socket's folder is missing.
@@ -54,7 +55,7 @@ func At(dir string) Kubelet {
 // believed by the pod's name alone; that there are none is an error then.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
-	for pause := firstAgain; ; pause = min(2*pause, longestAgain) {
+	for pause := FirstPause; ; pause = min(2*pause, LongestPause) {
 		devices, err := k.once(ctx, method, namespace, name, uid)
 		if err == nil {
 			return devices, nil
@@ -69,7 +70,7 @@ func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocat
 		if last == nil || ctx.Err() == nil { // what was wrong before the time was up says more
 			last = fmt.Errorf("%s: %w", method, err)
 		}
-		if !temporary(err) || !sleep(ctx, pause) {
+		if !temporary(err) || !Sleep(ctx, pause) {
 			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, ended(ctx, last))
 		}
 	}
@@ -164,14 +165,14 @@ func temporary(err error) bool {
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-func sleep(ctx context.Context, pause time.Duration) bool {
+// Sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether ctx goes on.
+func Sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(some(pause)):
+	case <-time.After(jitter(pause)):
 		return ctx.Err() == nil
 	}
 }
 
-// some is between half a pause and a whole, so that pods that start together do not ask together again and again.
-func some(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }
+func jitter(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }
