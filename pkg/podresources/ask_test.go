@@ -150,22 +150,26 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24): the kubelet answers ten questions at once and refuses the rest; 80 pods that start together get their devices by asking again.
-// Each refusal allows one more answer, instead of a pause, so that a slow machine meets the same rate limit.
+// TestBusy (V-24): the kubelet answers ten questions at once and then 50 in a second, and refuses the rest; 80 pods that start together get their devices by
+// asking again. The pauses bound how many questions come: a client that asks again at once asks several times as often.
 func TestBusy(t *testing.T) {
 	t.Parallel()
-	var answered, refused atomic.Int64
+	var mu sync.Mutex
+	began, answered, refused := time.Now(), 0, 0
 	limit := func(ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		if answered.Add(1) > 10+refused.Load() {
-			answered.Add(-1)
-			refused.Add(1)
+		mu.Lock()
+		defer mu.Unlock()
+		if answered >= 10+int(time.Since(began)/(20*time.Millisecond)) {
+			refused++
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
+		answered++
 		return handle(ctx, r)
 	}
 	k := start(t, &kubelet{get: always(web("app", "a"))}, grpc.UnaryInterceptor(limit))
+	const pods = 80
 	var all sync.WaitGroup
-	for range 80 {
+	for range pods {
 		all.Go(func() {
 			if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, held("app", "a")) {
 				t.Errorf("%v, %v", got, err)
@@ -173,6 +177,12 @@ func TestBusy(t *testing.T) {
 		})
 	}
 	all.Wait()
+	// Half of the pauses, the shortest there are: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
+	took := time.Since(began)
+	if most := pods * (7 + int(took/(LongestPause/2))); answered+refused > most {
+		t.Errorf("%d questions in %s, want at most %d: there are no pauses between them", answered+refused, took, most)
+	}
+	t.Logf("%d questions, %d refused, in %s", answered+refused, refused, took)
 }
 
 // TestJitter: pauses differ, and are not shorter than half.
