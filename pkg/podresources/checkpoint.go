@@ -3,11 +3,11 @@
 package podresources
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -36,15 +36,11 @@ type Note struct {
 }
 
 // Notes returns all entries of a checkpoint. An error means that nothing can be said.
-func Notes(path string) ([]Note, error) {
+func Notes(path string) (notes []Note, err error) {
 	data, err := readRegular(path)
 	if err != nil {
 		return nil, err
 	}
-	return parseNotes(data)
-}
-
-func parseNotes(data []byte) (notes []Note, err error) {
 	entries, err := parseEntries(data)
 	for _, e := range entries {
 		for node, ids := range e.DeviceIDs {
@@ -63,26 +59,18 @@ func parseNotes(data []byte) (notes []Note, err error) {
 // readCheckpoint returns what is written down for a UID. An error means that nothing can be said.
 func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	if uid == "" {
-		return nil, errors.New("the runtime does not say the pod's UID")
+		return nil, ErrNoUID
 	}
-	data, err := readRegular(path)
-	if err != nil || hasNone(data, uid) {
-		return nil, err
+	notes, err := Notes(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrNoCheckpoint, err)
 	}
-	notes, err := parseNotes(data)
 	for _, n := range notes {
 		if n.UID == uid {
 			noted = append(noted, n.Device)
 		}
 	}
 	return noted, err
-}
-
-// hasNone reports whether a checkpoint in the kubelet's own form does not name a UID at all, which most pods do not have there: to parse all entries of a
-// hundred pods takes longer than the rest of an ADD's question.
-func hasNone(data []byte, uid string) bool {
-	return bytes.HasPrefix(data, []byte(`{"Data":{"PodDeviceEntries":`)) && bytes.Contains(data, []byte(`},"Checksum":`)) &&
-		!bytes.Contains(data, []byte(uid)) && json.Valid(data)
 }
 
 // readRegular returns a file.

@@ -107,8 +107,9 @@ func TestUnreadable(t *testing.T) {
 	none := start(t, &kubelet{get: always(web("app"))})
 	for name, data := range map[string]string{"missing": "", "garbage": "{", "no JSON": `{"Data":{"PodDeviceEntries":[x]},"Checksum":1}`, "text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
 		"no checksum": `{"Data":{"PodDeviceEntries":[]}}`, "other keys": `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`, "without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
-		"without devices": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
-		"another format":  `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
+		"without devices":                        `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
+		"without devices, in the kubelet's form": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`,
+		"another format":                         `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
 		for _, k := range []*kubelet{one, two, none} {
 			os.Remove(k.Checkpoint)
 			switch data {
@@ -184,7 +185,7 @@ func TestNoneConfirmed(t *testing.T) {
 	if err := os.Remove(k.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), "does not confirm that: open "+k.Checkpoint) {
+	if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), "does not confirm that: there is none: open "+k.Checkpoint) {
 		t.Errorf("missing, and the kubelet may write it soon: %v, %v", got, err)
 	}
 }

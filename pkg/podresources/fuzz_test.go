@@ -4,7 +4,10 @@ package podresources
 
 import (
 	"bytes"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -150,14 +153,17 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzCheckpoint: whatever stands in the file, each entry that is returned has what it needs, and an error returns none.
+// FuzzCheckpoint: whatever stands in the file, each entry that is returned has what it needs, an error returns none, and readCheckpoint returns for each UID
+// what Notes returns, errors included.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range known() {
-		f.Add(marshal(f, entries))
+		f.Add(marshal(f, entries), after)
 	}
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":01}`))
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":[]}]}}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":01}`), after)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"`+after+`","DeviceIDs":[]}]}}`), after)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"`+after+`","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`), before)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"2222222\u0032-0000-4000-8000-000000000002","ResourceName":"r","DeviceIDs":{"0":["a"]}}],"RegisteredDevices":{}},"Checksum":1}`), after)
+	f.Fuzz(func(t *testing.T, data []byte, uid string) {
 		entries, err := parseEntries(data)
 		if err != nil && entries != nil {
 			t.Fatalf("%v, %v", entries, err)
@@ -166,6 +172,24 @@ func FuzzCheckpoint(f *testing.F) {
 			if e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil {
 				t.Fatalf("%+v", e)
 			}
+		}
+		if uid == "" {
+			return
+		}
+		path := filepath.Join(t.TempDir(), "checkpoint")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		notes, err := Notes(path)
+		var want []allocation.Device
+		for _, n := range notes {
+			if n.UID == uid {
+				want = append(want, n.Device)
+			}
+		}
+		got, err2 := readCheckpoint(path, uid)
+		if !cmp.Equal(set(want), set(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
+			t.Fatalf("%v, %v; Notes has %v, %v", got, err2, want, err)
 		}
 	})
 }

@@ -33,6 +33,10 @@ var (
 	ErrNoKubelet = errors.New("no kubelet was here")
 	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
+	// ErrNoUID is where a pod has no devices by its name, and the runtime does not say its UID.
+	ErrNoUID = errors.New("the runtime does not say the pod's UID")
+	// ErrNoCheckpoint is where a pod has no devices by its name, and the kubelet has no checkpoint: no device plugin has ever registered.
+	ErrNoCheckpoint = errors.New("there is none")
 
 	errOtherPod = errors.New("that is another pod of the same name, or one of which only init containers have devices")
 )
