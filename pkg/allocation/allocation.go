@@ -57,17 +57,22 @@ type Device struct {
 // Answer is what the device plugin knows. With an Error the devices are unknown: the pod may have some.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID is that of the question: the devices are those of this pod.
+	// UID is that of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable, else of the pod with the name.
 	UID string `json:"uid,omitempty"`
 	// Resources are those of the question, if all their devices are among these.
 	Resources []string `json:"resources,omitempty"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
 	Faults map[string]string `json:"faults,omitempty"`
 	Error  string            `json:"error,omitempty"`
+	// Uncertain goes with an Error: the pod may have a device that no container is known to have.
+	Uncertain bool `json:"uncertain,omitempty"`
 }
 
-// Ask puts a question to the socket, and waits for the answer until a time. The error is the answer's, if that has one; where nobody answers it is
-// fs.ErrNotExist or syscall.ECONNREFUSED by errors.Is, where it takes too long os.ErrDeadlineExceeded.
+// ErrUncertain is for a pod that may have a device that no container is known to have.
+var ErrUncertain = errors.New("it was handed out, and the kubelet names no container that has it")
+
+// Ask puts a question to the socket, and waits for the answer until a time. The error is the answer's, if that has one, and
+// ErrUncertain by errors.Is if the answer says so; where nobody answers it is fs.ErrNotExist or syscall.ECONNREFUSED by errors.Is, where it takes too long os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -78,10 +83,16 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
 	if a.Error != "" {
-		return Answer{}, fmt.Errorf("the SR-IOV device plugin answers: %s", a.Error)
+		return Answer{}, refusal{a}
 	}
 	return a, nil
 }
+
+// refusal is an answer with an error.
+type refusal struct{ answer Answer }
+
+func (r refusal) Error() string        { return "the SR-IOV device plugin answers: " + r.answer.Error }
+func (r refusal) Is(target error) bool { return r.answer.Uncertain && target == ErrUncertain }
 
 // Serve answers questions until ctx is done.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {

@@ -81,6 +81,13 @@ func TestAskFails(t *testing.T) {
 	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
 		t.Errorf("%v, %v", got, err)
 	}
+	uncertain := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "who knows", Uncertain: true} })
+	if _, err := Ask(uncertain, soon(), Question{}); !errors.Is(err, ErrUncertain) || err.Error() != "the SR-IOV device plugin answers: who knows" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Ask(refusing, soon(), Question{}); errors.Is(err, ErrUncertain) {
+		t.Errorf("got %v", err)
+	}
 	if _, err := Ask(refusing+"-none", soon(), Question{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}

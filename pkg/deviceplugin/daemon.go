@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -308,7 +309,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q, want)
 		if err != nil {
-			return allocation.Answer{Error: err.Error()}
+			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
 		}
 		a.Devices, a.UID = append(a.Devices, devices...), q.UID
 		return a

@@ -47,11 +47,11 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(re
 			d.learnOwners(ctx)
 		}
 		ids := d.gate.handOuts.candidates(q.UID, want)
-		uncertain := fmt.Errorf("pod %s/%s may have %s: it was handed out, and the kubelet names no container that has it", q.Namespace, q.Pod, strings.Join(ids, ", "))
+		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
 			if err != nil && len(ids) > 0 {
-				err = fmt.Errorf("%w; %w", uncertain, err)
+				err = fmt.Errorf("%v; %w", uncertain, err) // which says more
 			}
 			if err != nil || len(devices) > 0 || len(ids) == 0 {
 				return devices, err

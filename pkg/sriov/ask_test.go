@@ -50,14 +50,14 @@ func (k *kubelet) serve(t testing.TB) (dir string) {
 	return dir
 }
 
-// note writes the checkpoint of a kubelet.
-func note(t *testing.T, dir, text string) {
+// writeCheckpoint writes the checkpoint of a kubelet.
+func writeCheckpoint(t *testing.T, dir, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755), os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// noted is a checkpoint with entries.
-func noted(entries ...string) string {
+// checkpoint is one with entries.
+func checkpoint(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
@@ -89,7 +89,7 @@ func TestDaemonStopped(t *testing.T) {
 	l.ok(a.check())
 	l.del("a")
 	k.containers = []*api.ContainerResources{container("a", "example.com/gpu", "GPU-0"), container("b")}
-	note(t, dir, noted())
+	writeCheckpoint(t, dir, checkpoint())
 	if a := l.add("a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}
@@ -107,11 +107,11 @@ func TestOtherPod(t *testing.T) {
 		checkpoint, want string
 		unsure           bool
 	}{
-		{noted(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin was told before, or tells of the pod that comes
-		{noted(entry("new", vf1), entry("old", vf2)), vf1, false},
+		{checkpoint(entry("new", vf2), entry("old", vf1)), vf2, true}, // the device plugin was told before, or tells of the pod that comes
+		{checkpoint(entry("new", vf1), entry("old", vf2)), vf1, false},
 	} {
 		*l.unsure = c.unsure
-		note(t, dir, c.checkpoint)
+		writeCheckpoint(t, dir, c.checkpoint)
 		a := l.add("a", keys...)
 		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != c.want {
 			t.Errorf("%s: want %s", a.prev, c.want)

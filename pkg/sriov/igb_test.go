@@ -36,7 +36,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := igb{lab: lab{T: t, host: host, devices: &[]allocation.Device{}, unsure: new(bool)}}
+	l := igb{lab: lab{T: t, host: host, devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}}
 	// When a PF comes up it forgets the MACs of its VFs, until their drivers tell them again.
 	// igb of Linux 6.12 dies when the kernel sets the PF's multicast addresses while VFs go, which IPv6 makes it do at any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))

@@ -4,10 +4,13 @@ package sriov
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -17,28 +20,47 @@ func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
 	dir := k.serve(t)
-	other := noted(entry("old", vf1))
+	other := checkpoint(entry("old", vf1))
 	keys := func(uid string) []any {
 		return []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" + uid}
 	}
 	*l.unsure = true
-	note(t, dir, other)
+	writeCheckpoint(t, dir, other)
 	l.fails(l.call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain, "the SR-IOV device plugin does not confirm that the pod has no VF")
+	*l.unsure = false
+	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
+	o := l.call("ADD", "a", keys(";K8S_POD_UID=new")...)
+	l.fails(o, plugin.CodeTryAgain, "may have "+vf1)
+	l.hints(o, "wait a minute: podlace sriov ls shows the VF")
 	must(t, os.Remove(l.sriov.socket))
-	for what, c := range map[string]struct{ checkpoint, uid, says string }{
-		"torn checkpoint":            {other[:100], "new", "checkpoint"},
-		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID"},
-		"no UID":                     {other, "", "the runtime does not say the pod's UID"},
+	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
+		"torn checkpoint":            {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
+		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID", "is the kubelet running, and its folder " + dir + "?"},
+		"no UID":                     {other, "", "the runtime does not say the pod's UID", "the runtime must pass K8S_POD_UID"},
 	} {
-		note(t, dir, c.checkpoint)
+		writeCheckpoint(t, dir, c.checkpoint)
 		t.Log(what)
-		l.fails(l.call("ADD", "a", keys(";K8S_POD_UID="+c.uid)...), plugin.CodeTryAgain, c.says)
+		o := l.call("ADD", "a", keys(";K8S_POD_UID="+c.uid)...)
+		l.fails(o, plugin.CodeTryAgain, c.says)
+		l.hints(o, c.hint)
 	}
+	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
+	o = l.call("ADD", "a", keys(";K8S_POD_UID=new")...)
+	l.fails(o, plugin.CodeTryAgain, "checkpoint")
+	l.hints(o, "no device plugin has registered with the kubelet: take sriov out of the conflist, or start sriov-device-plugin")
 	for _, text := range []string{other, `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`} {
-		note(t, dir, text)
+		writeCheckpoint(t, dir, text)
 		if a := l.add("a", keys(";K8S_POD_UID=new")...); len(a.result.Interfaces) != 1 {
 			t.Errorf("%s", a.prev)
 		}
 	}
 	l.isGolden()
+}
+
+// hints wants a failure to have one hint.
+func (l lab) hints(o outcome, hint string) {
+	l.Helper()
+	if _, got, _ := strings.Cut(o.failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
+		l.Errorf("%s: want the hint %q", o.failure.Details, hint)
+	}
 }

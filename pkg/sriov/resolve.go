@@ -92,10 +92,22 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 	devices, err = s.ask(r, cfg)
 	if err != nil {
 		// Without an answer the pod must not start: it might wait for a VF for ever, or use another interface in its place.
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "which VFs the pod has: %w", err),
-			"is the kubelet running, and its folder %s? See systemctl status kubelet, podlace sriov", cfg.Kubelet)
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeTryAgain, "which VFs the pod has: %w", err), "%s", cfg.hint(err))
 	}
 	return devices, nil
+}
+
+// hint returns what an admin does when it is not known which VFs a pod has.
+func (c Config) hint(err error) string {
+	switch {
+	case errors.Is(err, podresources.ErrNoUID):
+		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
+	case errors.Is(err, podresources.ErrNoCheckpoint):
+		return "no device plugin has registered with the kubelet: take sriov out of the conflist, or start sriov-device-plugin with a resource for this node"
+	case errors.Is(err, allocation.ErrUncertain):
+		return "wait a minute: podlace sriov ls shows the VF"
+	}
+	return "is the kubelet running, and its folder " + c.Kubelet + "? See systemctl status kubelet, podlace sriov"
 }
 
 // ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device: a device

@@ -48,7 +48,8 @@ type lab struct {
 	pod     *sandbox.Pod
 	host    *kernel.Node
 	devices *[]allocation.Device
-	unsure  *bool // the device plugin: whether a pod of its name is the one that is meant
+	unsure  *bool              // the device plugin: whether a pod of its name is the one that is meant
+	refusal *allocation.Answer // the device plugin's, while it has an error
 	golden  string
 	card    func() string // describes the card when it is a real one
 }
@@ -60,7 +61,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}, unsure: new(bool)}
+	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}
 	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
 	l.serve()
 	for i := range 4 {
@@ -101,11 +102,14 @@ func (l *lab) serve() {
 	must(l, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	devices, unsure := l.devices, l.unsure
+	devices, unsure, refusal := l.devices, l.unsure, l.refusal
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
 			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID}
+			if refusal.Error != "" {
+				return *refusal
+			}
 			if *unsure {
 				a.UID = ""
 			}
