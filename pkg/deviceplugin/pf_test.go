@@ -118,6 +118,26 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
+// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0; the log says so once, and tells of no change.
+func TestNumVFsContradicted(t *testing.T) {
+	sysfs := twoPFs(t)
+	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := newLab(t, sysfs, `{"resourceList": [], "pfs": [{"pfName": "ens0f0", "numVfs": 0}]}`)
+	l.logged("a device is not as the configuration wants it", "give "+pf0+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist")
+	for range 3 {
+		l.hup()
+	}
+	l.await("/healthz", "ok")
+	if n := strings.Count(l.log.String(), "sriov_numvfs is 0"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+	if strings.Contains(l.log.String(), "another number of VFs") {
+		t.Error(l.log)
+	}
+}
+
 // TestDriverLoadedLater: a VF whose driver is loaded after the first attempt gets it at the next look, not minutes later.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)

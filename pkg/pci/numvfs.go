@@ -10,7 +10,7 @@ import (
 )
 
 // SetNumVFs gives a PF n VFs. All that it has go first, as the kernel wants it; the caller knows that nobody uses them. When it has n
-// nothing happens. It takes until ctx ends, at most two minutes.
+// nothing happens; when it has more and sriov_numvfs says n, that is an error. It takes until ctx ends, at most two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 	return controlled(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {
@@ -32,8 +32,11 @@ func (c control) resize(ctx context.Context, n int) error {
 		return err
 	}
 	now, err := c.count("sriov_numvfs")
-	if err != nil || now == n {
+	if err != nil {
 		return err
+	}
+	if now == n {
+		return c.agree(n)
 	}
 	if now > 0 {
 		if err := c.setNumVFs(ctx, 0); err != nil {
@@ -47,6 +50,18 @@ func (c control) resize(ctx context.Context, n int) error {
 		return fmt.Errorf("the %d that it had have gone: %w", now, err)
 	}
 	return err
+}
+
+// agree is an error if more VFs exist than sriov_numvfs says: to write the same number again removes none of them.
+func (c control) agree(n int) error {
+	s, err := Scan(c.root.Name())
+	if err != nil {
+		return err
+	}
+	if d, _ := s.Device(c.address); d.NumVFs > n {
+		return fmt.Errorf("sriov_numvfs is %d and %d VFs exist", n, d.NumVFs)
+	}
+	return nil
 }
 
 // setNumVFs waits until the PF has links to so many VFs.

@@ -68,6 +68,19 @@ func TestSetNumVFsFails(t *testing.T) {
 	}
 }
 
+// TestNumVFsContradicted: a PF that has VFs while sriov_numvfs says that it has the number that is asked for is an error, and nothing changes.
+func TestNumVFsContradicted(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("0\n"), 0o600))
+	before := mustScan(t, sysfs)
+	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 0); err == nil || err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist" {
+		t.Error(err)
+	}
+	if c := Diff(before, mustScan(t, sysfs)); len(c) > 0 {
+		t.Error(changes(c))
+	}
+}
+
 // TestLife makes VFs, gives one to vfio-pci and back, and takes all away: in a tree, and for real with the PF that PODLACE_PF names. That
 // one must be free to be changed, in a virtual machine: PODLACE_PF=0000:21:00.0.
 func TestLife(t *testing.T) {
