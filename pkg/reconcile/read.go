@@ -16,6 +16,8 @@ const (
 	maxConfiguration = 1 << 20
 	// maxCached is what a plugin reads of a configuration, which libcni's cache holds.
 	maxCached = 16 << 20
+	// maxPidfile is more than a process ID and a newline have.
+	maxPidfile = 32
 )
 
 // readRegular reads a regular file of at most most bytes. Links are followed: configurations may be links. An error names the file.

@@ -4,10 +4,13 @@ package reconcile
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -66,17 +69,21 @@ func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
 }
 
 // mayRun reports whether a container that has a storage folder may run: by crictl, if that answered and knows the pod, else by the process of the
-// container. CRI-O's sandboxes may have none; these run unless crictl answered.
+// container. CRI-O's sandboxes may have no pidfile; these run unless crictl answered. A pidfile that cannot be read proves nothing: the container may run.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
 	}
-	pid, err := os.ReadFile(filepath.Join(path, "userdata/pidfile"))
-	if err != nil {
+	text, err := readRegular(filepath.Join(path, "userdata/pidfile"), maxPidfile)
+	if errors.Is(err, fs.ErrNotExist) {
 		return !answered
 	}
-	_, err = os.Stat("/proc/" + strings.TrimSpace(string(pid)))
-	return err == nil
+	pid, err2 := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || err2 != nil {
+		return true
+	}
+	_, err = os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // askCRI asks by crictl, which knows where the runtime's socket is.

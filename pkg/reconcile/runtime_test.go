@@ -3,13 +3,17 @@
 package reconcile
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // TestStoppedContainers: the folders of containers/storage stay until a container is removed. A container of which only that is left does not run.
@@ -41,6 +45,39 @@ func TestStoppedContainers(t *testing.T) {
 		script(t, filepath.Join(bin, "crictl"), c.crictl)
 		if diff := cmp.Diff(c.want, AskRuntimes().Running); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// TestUnreadablePidfile: a container runs unless its pidfile is missing or names a process that has ended; a pidfile that cannot be read proves neither.
+func TestUnreadablePidfile(t *testing.T) {
+	rt := Runtimes{}
+	for name, c := range map[string]struct {
+		make func(path string) error
+		runs bool
+	}{
+		"missing":   {func(string) error { return nil }, false},
+		"folder":    {func(path string) error { return os.Mkdir(path, 0o755) }, true},
+		"FIFO":      {func(path string) error { return unix.Mkfifo(path, 0o644) }, true},
+		"loop":      {func(path string) error { return os.Symlink("pidfile", path) }, true},
+		"empty":     {func(path string) error { return os.WriteFile(path, nil, 0o644) }, true},
+		"no number": {func(path string) error { return os.WriteFile(path, []byte("none\n"), 0o644) }, true},
+		"too long":  {func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("1"), 1<<20), 0o644) }, true},
+		"own":       {func(path string) error { return os.WriteFile(path, []byte(fmt.Sprintln(os.Getpid())), 0o644) }, true},
+	} {
+		dir := t.TempDir()
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, "userdata"), 0o755), c.make(filepath.Join(dir, "userdata/pidfile"))); err != nil {
+			t.Fatal(err)
+		}
+		runs := make(chan bool, 1)
+		go func() { runs <- rt.mayRun(dir, true) }()
+		select {
+		case got := <-runs:
+			if got != c.runs {
+				t.Errorf("%s: may run: %t", name, got)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: it is waited for", name)
 		}
 	}
 }
