@@ -91,6 +91,9 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	for _, p := range pools {
 		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, lost[p.Name]))
 	}
+	if !d.begun && len(pools) == 0 {
+		d.log.Warn("no resource is for this node", "hint", "until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
+	}
 	d.begun = true
 	return again
 }

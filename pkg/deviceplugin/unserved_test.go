@@ -21,3 +21,14 @@ func TestUnserved(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestNothingHere: a daemon without a resource for its node says at its start what that means for the pods.
+func TestNothingHere(t *testing.T) {
+	l := newLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "one", "hosts": ["other-*"], "selectors": {"pfNames": ["ens0f0"]}}]}`)
+	l.logged("level=WARN", "no resource is for this node", "until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
+	l.hup()
+	l.await("/readyz", "ok")
+	if n := strings.Count(l.log.String(), "no resource is for this node"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+}
