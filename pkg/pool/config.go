@@ -186,9 +186,7 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"driver", r.checked(&res.Driver, driverName)},
 		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
 		{"hosts", r.texts(&res.hosts, hostPattern)},
-		{"SelectorObj", r.nullOnly},
-		{"SelectorObjs", r.nullOnly},
-	})
+	}, field{"SelectorObj", r.nullOnly}, field{"SelectorObjs", r.nullOnly})
 	res.Unserved = r.unserved
 	r.require(v, keys, "resourceName")
 	r.checkSplit(&res, keys)

@@ -57,14 +57,14 @@ type field struct {
 }
 
 // object hands the members of an object to its fields. A null is as good as nothing, as everywhere in Go's JSON; so is the case of a key,
-// which files for the SR-IOV network device plugin may rely on. It returns where the keys stand.
-func (r *reader) object(v value, fields []field) map[string]Place {
+// which files for the SR-IOV network device plugin may rely on. Foreign fields are read too and never suggested. It returns where the keys stand.
+func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.is(v, object) {
 		return seen
 	}
 	for _, m := range v.members {
-		f, ok := find(fields, m.key)
+		f, ok := find(slices.Concat(fields, foreign), m.key)
 		if !ok {
 			r.fail(m.value.Place, "unknown key%s", suggestion(m.key, fields))
 			continue
@@ -219,9 +219,6 @@ func suggestion(key string, fields []field) string {
 	best, nearest := "", len(key)/3+2
 	var names []string
 	for _, f := range fields {
-		if f.key == exported(f.key) {
-			continue // of other programs
-		}
 		names = append(names, f.key)
 		if d := distance(strings.ToLower(key), strings.ToLower(f.key), nearest); d < nearest {
 			best, nearest = f.key, d

@@ -4,8 +4,8 @@ package pool
 
 import "fmt"
 
-// lack notes what nothing here can test: offering such devices untested would be worse. The entry is well-formed, and the rest is served.
-func (r *reader) lack(at Place, format string, args ...any) {
+// noteUnsupported notes a key of which no device could be tested here. The entry is well-formed; it is not served, and the others are.
+func (r *reader) noteUnsupported(at Place, format string, args ...any) {
 	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
 }
 
@@ -18,7 +18,7 @@ func (r *reader) deviceType(v value, res *Resource) {
 	case "netDevice":
 	case "accelerator", "auxNetDevice":
 		res.otherType = true
-		r.lack(v.Place, "unsupported: %s; want netDevice", v.text)
+		r.noteUnsupported(v.Place, "unsupported: %s; want netDevice", v.text)
 	default:
 		r.fail(v.Place, "%+.80q: want netDevice", v.text)
 	}
@@ -27,7 +27,7 @@ func (r *reader) deviceType(v value, res *Resource) {
 // unsupported reads a selector that nothing here can test. An empty value asks for nothing.
 func (r *reader) unsupported(v value, key string) {
 	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
-		r.lack(v.Place, "unsupported: %s", key)
+		r.noteUnsupported(v.Place, "unsupported: %s", key)
 	}
 }
 
