@@ -91,7 +91,11 @@ func (rt *Runtimes) askCRI(path string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path, "pods", "-o", "json")
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := child.Run(cmd, crictlTimeout, nil); err != nil {
+	err := child.Run(cmd, crictlTimeout, nil)
+	if errors.Is(err, child.ErrTimeout) {
+		return fmt.Errorf("no answer within %v", crictlTimeout)
+	}
+	if err != nil {
 		first, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
 		return fmt.Errorf("%w: %s", err, first)
 	}
