@@ -145,8 +145,12 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 	for verb, call := range map[string]func(lab){
 		"STATUS": func(l lab) { l.ok(l.call("STATUS", "")) },
 		"ADD":    func(l lab) { l.ok(l.call("ADD", "b", none...)) },
-		"DEL":    func(l lab) { l.ok(l.call("DEL", "b", none...)) },
-		"GC":     func(l lab) { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) },
+		"ADD with ports": func(l lab) {
+			one := object{"hostPort": 9000, "containerPort": 90, "protocol": "tcp", "hostIP": "10.71.0.1"}
+			l.ok(l.call("ADD", "b", append(none, "runtimeConfig", object{"portMappings": []any{one}})...))
+		},
+		"DEL": func(l lab) { l.ok(l.call("DEL", "b", none...)) },
+		"GC":  func(l lab) { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) },
 	} {
 		t.Run(verb, func(t *testing.T) {
 			l := newLab(t)
@@ -165,6 +169,7 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 			if ok, err := openHost(t).LoopbackProtected(); err != nil || !ok && kernel.LoopbackOpenedOn("pt0") {
 				t.Errorf("open without protection, %v", err)
 			}
+			l.ok(l.call("DEL", "b", none...))
 			l.ok(l.call("DEL", "a"))
 		})
 	}
