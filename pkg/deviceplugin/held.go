@@ -51,7 +51,7 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(re
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
 			if err != nil && len(ids) > 0 {
-				err = fmt.Errorf("%v; %w", uncertain, err) // which says more
+				err = fmt.Errorf("%w; %w", uncertain, err)
 			}
 			if err != nil || len(devices) > 0 || len(ids) == 0 {
 				return devices, err

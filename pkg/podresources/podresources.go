@@ -24,9 +24,15 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// FirstPause and LongestPause are the pauses before a question is repeated. The kubelet answers 100 questions a second and 10 at once (ResourceExhausted
-// else), and is away for seconds when it restarts.
-const FirstPause, LongestPause = 20 * time.Millisecond, time.Second
+// A question is repeated: the kubelet answers 100 questions a second and 10 at once (ResourceExhausted else), and is away for seconds when it
+// restarts.
+const (
+	// FirstPause is the pause before the first repetition.
+	FirstPause = 20 * time.Millisecond
+
+	// LongestPause bounds the pauses, which double.
+	LongestPause = time.Second
+)
 
 var (
 	// ErrNoKubelet is where no kubelet ever was: the socket's folder is missing.
