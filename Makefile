@@ -19,6 +19,7 @@ COMMIT      ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS     := -s -w -X github.com/podlace/podlace/pkg/plugin.Version=$(VERSION) -X github.com/podlace/podlace/pkg/cli.commit=$(COMMIT)
 GOBUILD     := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 GOLANGCI    := v2.15.0
+ACTIONLINT  := v1.7.12
 
 .PHONY: help
 help: ## list the targets
@@ -58,13 +59,14 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 .PHONY: lint
-lint: ## go vet and golangci-lint, built once into the cache
+lint: ## go vet, golangci-lint, built once into the cache, and actionlint
 	@go vet ./...
 	@test -x $(CACHE)/tools/golangci-lint-$(GOLANGCI) || { \
 	  echo "building golangci-lint $(GOLANGCI), once"; \
 	  GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI); \
 	  mv $(CACHE)/tools/build/golangci-lint $(CACHE)/tools/golangci-lint-$(GOLANGCI); }
 	@$(CACHE)/tools/golangci-lint-$(GOLANGCI) run
+	@go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
 
 .PHONY: fmt
 fmt: ## format the source
