@@ -92,6 +92,10 @@ sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-s
 sim-oracle: ## compare the simulated kubelet with Kubernetes' own code, which is built once into the cache; ARGS=-if-built, ARGS=-update
 	@scripts/sim-oracle.sh '$(CACHE)/kubelet' $(ARGS)
 
+.PHONY: picture
+picture: ## draw docs/node.svg from docs/node.dot (needs Graphviz)
+	@dot -Tsvg docs/node.dot -o docs/node.svg
+
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package
 	@scripts/test.sh -cover

@@ -272,13 +272,13 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	}
 }
 
-// removeAsDocumented runs the removal of the README in place of /.
+// removeAsDocumented runs the documented removal in place of /.
 func (c checkout) removeAsDocumented(t *testing.T) {
 	t.Helper()
-	d := parse(t, "README.md")
-	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Remove" })
+	d := parse(t, "docs/INSTALL.md")
+	i := slices.IndexFunc(d.of("sh"), func(b block) bool { return b.heading == "Removing" })
 	if i < 0 {
-		t.Fatal("README.md has no commands below Remove")
+		t.Fatal("docs/INSTALL.md has no commands below Removing")
 	}
 	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""), "${1}"+c.into+"${2}")
 	cmd := exec.Command("sh", "-eu", "-c", script)

@@ -303,7 +303,7 @@ func compareError(t *testing.T, conf, shown block) {
 // TestFigures wants every figure of the README's comparison in the report that it comes from.
 func TestFigures(t *testing.T) {
 	report := read(t, "docs/PERFORMANCE.md")
-	rows := parse(t, "README.md").under("Why another")
+	rows := parse(t, "README.md").under("Podlace and the reference plugins compared")
 	if len(rows) == 0 {
 		t.Fatal("no table")
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/conf"
 )
 
-// onePod is the pod of README.
+// onePod is the pod of the first example in docs/SRIOV.md.
 const onePod = `apiVersion: v1
 kind: Pod
 metadata:
@@ -33,7 +33,7 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and README shows what an admin sees of it.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows what an admin sees of it.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
@@ -77,7 +77,7 @@ func TestOneConflist(t *testing.T) {
 			t.Errorf("%q is there %d times: want %d, in\n%s", text, got, times, story)
 		}
 	}
-	readme, err := os.ReadFile("../../README.md")
+	readme, err := os.ReadFile("../../docs/SRIOV.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,13 +88,13 @@ func TestOneConflist(t *testing.T) {
 	l.allHome()
 }
 
-// unshown fails the test when README shows the pod, and not what it is now.
+// unshown fails the test when docs/SRIOV.md shows the pod, and not what it is now.
 func (l *vfLab) unshown(readme, story string) {
 	l.t.Helper()
 	if strings.Contains(readme, "hostPort: 30080") {
-		l.t.Errorf("README.md does not show\n%s\n%s", onePod, story)
+		l.t.Errorf("docs/SRIOV.md does not show\n%s\n%s", onePod, story)
 	} else {
-		l.t.Logf("README.md shows nothing of\n%s\n%s", onePod, story)
+		l.t.Logf("docs/SRIOV.md shows nothing of\n%s\n%s", onePod, story)
 	}
 }
 

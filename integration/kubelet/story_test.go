@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/node"
 )
 
-// TestStory: what README shows is what the commands print on this node, with the shipped settings of the kubelet, for the pods of which it tells.
+// TestStory: what docs/SRIOV.md shows is what the commands print on this node, with the shipped settings of the kubelet, for the pods of which it tells.
 func TestStory(t *testing.T) {
 	node.Skip(t)
 	l := prepareLab(t, "none", "classic")
@@ -40,13 +40,13 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	readme, err := os.ReadFile("../../README.md")
+	readme, err := os.ReadFile("../../docs/SRIOV.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []string{strings.Join(shown, ""), explained} {
 		if !strings.Contains(string(readme), text) {
-			t.Errorf("README.md does not show\n%s", text)
+			t.Errorf("docs/SRIOV.md does not show\n%s", text)
 		}
 	}
 }

@@ -66,9 +66,9 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheScript: the run in the README has the steps of the script, in order, and what each wants.
+// TestReadmeShowsTheScript: the run in the README of podlace has the steps of the script, in order, and what each wants.
 func TestReadmeShowsTheScript(t *testing.T) {
-	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	readme, err := os.ReadFile(filepath.Join("..", "..", "plugins", "podlace", "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
