@@ -65,7 +65,7 @@ func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) ne
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": binDir()}
 	d := parse(t, migrating)
-	rows := d.under("Changing over")
+	rows := d.under("Changing over a node")
 	if len(rows) == 0 {
 		t.Fatal("no table")
 	}

@@ -48,7 +48,7 @@ const (
 func TestStructure(t *testing.T) {
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
-		want := []string{plugin, "What it does", keysHeading, capabilitiesHeading, "Result", errorsHeading,
+		want := []string{plugin, "Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading,
 			"Differences to the reference plugin", exampleHeading}
 		if diff := cmp.Diff(want, d.headings); diff != "" {
 			t.Errorf("%s: headings (-want +got):\n%s", d.path, diff)
