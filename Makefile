@@ -81,8 +81,8 @@ bench: build reference ## measure side by side with the reference plugins
 	@go run ./integration/bench -plugins $(BIN) -reference build/reference $(ARGS)
 
 .PHONY: faults
-faults: ## bring about every fault at every point and print a table; ARGS='-run F-13', ARGS=-sample
-	@go run ./integration/faults $(ARGS)
+faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
+	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-run 'Fault|Sweep|Lives') ./integration ./integration/fault
 
 .PHONY: sim
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'

@@ -19,8 +19,8 @@ func some[T any](few, all T) T {
 	return few
 }
 
-// tally counts what the tests of faults tried and found. Their titles begin with
-// the number of the fault; integration/faults makes a table of both.
+// tally counts what the tests of faults tried and found. The titles of these tests begin
+// with the number of the fault.
 type tally struct {
 	points     int // places or cases in which the fault came
 	leaks      int // after how many of them something was left
