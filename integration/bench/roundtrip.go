@@ -72,7 +72,7 @@ func (n nodes) roundTrips(side side, direction string, o options) (idle, busy me
 			return err
 		}
 		if idle.Lost > 0 {
-			return fmt.Errorf("%d of %d datagrams had no answer without other traffic", idle.Lost, idle.Sent)
+			return fmt.Errorf("%d of %d echo requests had no reply without other traffic", idle.Lost, idle.Sent)
 		}
 		flow.Protocol, flow.Streams, flow.Control = meter.TCP, greedyFlows, congestion
 		busy, err = meter.PingBeside(context.Background(), ping, flow, drained)

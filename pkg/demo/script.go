@@ -6,8 +6,11 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/podlace/podlace/pkg/meter"
 )
 
 // What a step may need: a plugin type, or something else that a machine or a
@@ -128,13 +131,18 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 		if !addr(l.a).IsValid() {
 			return failed(errNoAddress)
 		}
-		r, err := ping(ctx, l.b.Do, addr(l.a), pings)
+		r, err := meter.Ping(ctx, meter.Flow{
+			From: l.b.Do, Listen: netip.AddrPortFrom(addr(l.a), 0), Duration: pings * meter.PingInterval, Patience: patience,
+		})
 		if err != nil {
 			return failed(err)
 		}
-		o := judged(r.received == r.sent, fmt.Sprintf("%d of %d lost", r.sent-r.received, r.sent))
-		o.value, o.unit = float64(r.sent-r.received), "lost"
-		return o.withNote("fastest %.3f ms", float64(r.fastest)/float64(time.Millisecond))
+		o := judged(r.Lost == 0, fmt.Sprintf("%d of %d lost", r.Lost, r.Sent))
+		o.value, o.unit = float64(r.Lost), "lost"
+		if len(r.Samples) == 0 {
+			return o
+		}
+		return o.withNote("fastest %.3f ms", float64(slices.Min(r.Samples))/float64(time.Millisecond))
 	}
 }
 

@@ -5,6 +5,7 @@ package demo
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,13 +63,15 @@ func TestTrafficWithTheClient(t *testing.T) {
 				t.Errorf("%s to %s: got %+v", network, addr, got)
 			}
 		}
-		got, err := ping(t.Context(), client.Do, addr, 3)
-		if err != nil || got.received != 3 || got.fastest <= 0 {
-			t.Errorf("ping %s: %+v, %v", addr, got, err)
+		ping := meter.Flow{From: client.Do, Listen: netip.AddrPortFrom(addr, 0), Duration: 3 * meter.PingInterval}
+		trips, err := meter.Ping(t.Context(), ping)
+		if err != nil || trips.Sent != 3 || trips.Lost != 0 || slices.Min(trips.Samples) <= 0 {
+			t.Errorf("ping %s: %+v, %v", addr, trips, err)
 		}
 	}
 	silent := nodeV4().Next().Next()
-	if got, err := ping(t.Context(), client.Do, silent, 1); err != nil || got != (pingResult{sent: 1}) {
+	ping := meter.Flow{From: client.Do, Listen: netip.AddrPortFrom(silent, 0), Duration: meter.PingInterval}
+	if got, err := meter.Ping(t.Context(), ping); err != nil || got.Sent != 1 || got.Lost != 1 {
 		t.Errorf("ping of an address without a host: %+v, %v, want one echo sent and no reply", got, err)
 	}
 	if got, err := ask(t.Context(), client.Do, "tcp", netip.AddrPortFrom(nodeV4(), hostHTTP)); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -160,27 +163,6 @@ func TestJudge(t *testing.T) {
 			if slow := strings.Contains(o.note, "slow machine: "); slow != (o.verdict == Info) {
 				t.Errorf("verdict %s with the note %q", o.verdict, o.note)
 			}
-		}
-	}
-}
-
-func TestEchoRequest(t *testing.T) {
-	request := echoRequest(true, 7, 3)
-	if checksum(request) != 0 {
-		t.Error("the checksum of a whole message is not zero")
-	}
-	reply := append([]byte{reply4}, request[1:]...)
-	if !isReply(request, reply, true) {
-		t.Error("a reply is not known as one")
-	}
-	for name, other := range map[string][]byte{
-		"the request":      request,
-		"short":            reply[:7],
-		"another sequence": append([]byte{reply4}, echoRequest(true, 7, 4)[1:]...),
-		"another family":   append([]byte{reply6}, request[1:]...),
-	} {
-		if isReply(request, other, true) {
-			t.Errorf("%s passes for a reply", name)
 		}
 	}
 }

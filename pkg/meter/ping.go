@@ -9,62 +9,74 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"time"
 )
 
-// PingInterval is the time between two datagrams of [Ping].
+// PingInterval is the time between two echo requests of [Ping].
 const PingInterval = 10 * time.Millisecond
 
 const (
-	pingHeader = headerSize + 4 + 8 // the mark, a number, and when it was sent
-	pingSize   = 64
+	icmpHeader = 8
+	pingHeader = icmpHeader + headerSize + 4 + 8 // the mark, a number, and the time of sending
+	pingSize   = icmpHeader + 64
 	unanswered = -1
+
+	echo4, reply4 = 8, 0
+	echo6, reply6 = 128, 129
 )
 
-// RoundTrips are what a [Ping] saw. A datagram without an answer counts in the percentiles as long as it was waited for.
+// RoundTrips are what a [Ping] saw. A request without a reply counts in the percentiles as long as it was waited for.
 type RoundTrips struct {
 	Samples       []time.Duration // of those that were answered, in the order of sending
 	Sent, Lost    int
 	P50, P95, P99 time.Duration
 }
 
-// Ping sends a small datagram each [PingInterval] for the duration of a flow, and has each echoed where the flow goes to. An answer that
-// comes later than the flow's patience is none. Protocol, Streams and Rate are not used. That no answer comes at all is no error.
+// Ping sends an ICMP echo request each [PingInterval] for the duration of a flow, from the sender's namespace to the receiver's address. It
+// needs a raw socket, which the owner of the namespace may have. A reply that comes later than the flow's patience counts as lost. That no
+// reply comes at all is no error. Of the flow, Ping uses From, the address of Listen, Duration and Patience.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
-	flow.Protocol, flow.Size = UDP, max(orDefault(flow.Size, pingSize), pingHeader)
+	flow.Protocol = UDP // unused, but a flow is incomplete without one
 	flow, err := flow.complete()
 	if err != nil {
 		return RoundTrips{}, err
 	}
-	echoing, err := listenUDP(flow)
-	if err != nil {
-		return RoundTrips{}, fmt.Errorf("ping %s: %w", flow.Listen, err)
-	}
-	defer echoing.Close()
-	target := flow.target(addrPort(echoing.LocalAddr()))
-	asking, err := dialUDP(flow, target)
+	target := flow.Listen.Addr()
+	conn, err := dialICMP(flow.From, target)
 	if err != nil {
 		return RoundTrips{}, fmt.Errorf("ping %s: %w", target, err)
 	}
-	defer asking.Close()
+	defer conn.Close()
 
-	p := pings{mark: rand.Uint64(), start: time.Now(), patience: flow.Patience, size: flow.Size}
+	p := pings{is4: target.Is4(), mark: rand.Uint64(), start: time.Now(), patience: flow.Patience}
 	p.samples = slices.Repeat([]time.Duration{unanswered}, max(1, int(flow.Duration/PingInterval)))
-	stop := context.AfterFunc(ctx, func() { closeAll([]*net.UDPConn{asking, echoing}) })
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	var others sync.WaitGroup
-	others.Go(func() { p.echo(echoing) })
-	others.Go(func() { p.ask(ctx, asking) })
-	p.receive(asking)
-	closeAll([]*net.UDPConn{asking, echoing})
-	others.Wait()
+	var asking sync.WaitGroup
+	asking.Go(func() { p.ask(ctx, conn) })
+	p.receive(conn)
+	conn.Close()
+	asking.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return RoundTrips{}, fmt.Errorf("ping %s: %w", target, err)
 	}
 	return roundTrips(p.samples, flow.Patience), nil
+}
+
+func dialICMP(from Place, target netip.Addr) (conn *net.IPConn, err error) {
+	network := "ip6:ipv6-icmp"
+	if target.Is4() {
+		network = "ip4:icmp"
+	}
+	err = from(func() (err error) {
+		conn, err = net.DialIP(network, nil, &net.IPAddr{IP: target.AsSlice(), Zone: target.Zone()})
+		return err
+	})
+	return conn, err
 }
 
 // PingBeside pings while a flow sends, from a time after that was begun. The flow lasts as long as the ping, whatever its own duration.
@@ -90,64 +102,83 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is one Ping. Samples belong to who receives; the time of sending travels in the datagram.
+// pings is one Ping. Samples belong to the receiver; the time of sending travels in the request.
 type pings struct {
+	is4      bool
 	mark     uint64
 	start    time.Time
 	patience time.Duration
-	size     int
 	samples  []time.Duration
 }
 
-// ask sends at fixed times, however late one of them was. A datagram that cannot be sent is lost.
-func (p *pings) ask(ctx context.Context, conn *net.UDPConn) {
-	packet := make([]byte, p.size)
-	binary.BigEndian.PutUint64(packet, p.mark)
+// ask sends at fixed times, however late one of them was. A request that cannot be sent is lost.
+func (p *pings) ask(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(p.start.Add(time.Duration(i) * PingInterval))):
 		}
-		binary.BigEndian.PutUint32(packet[headerSize:], uint32(i))
-		binary.BigEndian.PutUint64(packet[headerSize+4:], uint64(time.Since(p.start)))
-		_, _ = conn.Write(packet)
+		_, _ = conn.Write(p.request(i))
 	}
 }
 
-func (p *pings) mine(packet []byte) bool {
-	return len(packet) >= pingHeader && binary.BigEndian.Uint64(packet) == p.mark
-}
-
-// echo answers until the socket is closed.
-func (p *pings) echo(conn *net.UDPConn) {
-	buffer := make([]byte, maxDatagram)
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buffer)
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err == nil && p.mine(buffer[:n]):
-			_, _ = conn.WriteToUDPAddrPort(buffer[:n], from)
-		}
+// request is the echo request number i. The kernel fills in the checksum of ICMPv6.
+func (p *pings) request(i int) []byte {
+	message := make([]byte, pingSize)
+	message[0] = echo6
+	if p.is4 {
+		message[0] = echo4
 	}
+	binary.BigEndian.PutUint16(message[4:], uint16(p.mark))
+	binary.BigEndian.PutUint16(message[6:], uint16(i))
+	payload := message[icmpHeader:]
+	binary.BigEndian.PutUint64(payload, p.mark)
+	binary.BigEndian.PutUint32(payload[headerSize:], uint32(i))
+	binary.BigEndian.PutUint64(payload[headerSize+4:], uint64(time.Since(p.start)))
+	if p.is4 {
+		binary.BigEndian.PutUint16(message[2:], checksum(message))
+	}
+	return message
 }
 
-// receive takes answers until there is one to each datagram, or none is waited for any more. What the network refuses meanwhile, such as a
-// port where nobody listens yet, ends nothing.
-func (p *pings) receive(conn *net.UDPConn) {
+// checksum is that of RFC 1071.
+func checksum(message []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(message); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(message[i:]))
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+// answered reports whether a message is a reply to one of these pings.
+func (p *pings) answered(message []byte) bool {
+	want := byte(reply6)
+	if p.is4 {
+		want = reply4
+	}
+	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
+}
+
+// receive takes replies until each request has one, or none is waited for any more. An error that the network reports meanwhile, such as a
+// host that is unreachable, ends nothing.
+func (p *pings) receive(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))
 	for missing := len(p.samples); missing > 0; {
-		n, err := conn.Read(buffer)
+		n, _, err := conn.ReadFrom(buffer) // takes the IPv4 header off; Read does not
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil || !p.mine(buffer[:n]) {
+		if err != nil || !p.answered(buffer[:n]) {
 			continue
 		}
-		i := binary.BigEndian.Uint32(buffer[headerSize:])
-		took := time.Since(p.start) - time.Duration(binary.BigEndian.Uint64(buffer[headerSize+4:]))
+		payload := buffer[icmpHeader:]
+		i := binary.BigEndian.Uint32(payload[headerSize:])
+		took := time.Since(p.start) - time.Duration(binary.BigEndian.Uint64(payload[headerSize+4:]))
 		if int(i) < len(p.samples) && p.samples[i] == unanswered && took <= p.patience {
 			p.samples[i] = took
 			missing--

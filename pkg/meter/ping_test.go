@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -32,72 +33,67 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// relay passes datagrams on to a port that it is told later, and back, as handle says. It stands between the two ends of a ping.
-func relay(t *testing.T, to netip.AddrPort, handle func(i int, packet []byte, send func([]byte))) netip.AddrPort {
+// answering takes the place of the kernel, which answers no echo until the test ends. It gives each request, and what makes a reply of it, to
+// handle.
+func answering(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
-	front, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(loopback(true)))
+	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
+	set := func(value string) {
+		if err := os.WriteFile(ignore, []byte(value), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("1")
+	t.Cleanup(func() { set("0") })
+	conn, err := net.ListenIP("ip4:icmp", &net.IPAddr{IP: loopback(true).Addr().AsSlice()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closeAll([]*net.UDPConn{front, back}) })
-	client := make(chan netip.AddrPort, 1)
+	t.Cleanup(func() { conn.Close() })
 	go func() {
 		buffer := make([]byte, maxDatagram)
-		for i := 0; ; i++ {
-			n, from, err := front.ReadFromUDPAddrPort(buffer)
+		for i := 0; ; {
+			n, from, err := conn.ReadFrom(buffer)
 			if err != nil {
 				return
 			}
-			if i == 0 {
-				client <- from
+			if buffer[0] == echo4 { // it hears its own replies as well
+				handle(i, bytes.Clone(buffer[:n]), func(b []byte) {
+					b = bytes.Clone(b)
+					b[0] = reply4
+					_, _ = conn.WriteTo(b, from)
+				})
+				i++
 			}
-			handle(i, bytes.Clone(buffer[:n]), func(b []byte) { _, _ = back.Write(b) })
 		}
 	}()
-	go func() {
-		buffer := make([]byte, maxDatagram)
-		at := <-client
-		for {
-			n, err := back.Read(buffer)
-			if err != nil {
-				return
-			}
-			_, _ = front.WriteToUDPAddrPort(buffer[:n], at)
-		}
-	}()
-	return addrPort(front.LocalAddr())
 }
 
-// TestPingThroughARelay: what is dropped, and what comes too late, is lost; what comes late took as long; what comes twice, or is of
-// another, does not count.
-func TestPingThroughARelay(t *testing.T) {
+// TestPingAnswers: what is dropped, and what comes too late, is lost; what comes late took as long; what comes twice, or is of another, does
+// not count.
+func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
-	listen := netip.MustParseAddrPort("127.0.0.1:4998")
-	dial := relay(t, listen, func(i int, packet []byte, send func([]byte)) {
+	answering(t, func(i int, request []byte, reply func([]byte)) {
 		switch i % 5 {
 		case 0:
-			time.AfterFunc(late, func() { send(packet) })
+			time.AfterFunc(late, func() { reply(request) })
 		case 1:
 		case 2:
-			time.AfterFunc(tooLate, func() { send(packet) })
+			time.AfterFunc(tooLate, func() { reply(request) })
 		case 3:
-			send(packet)
-			send(packet)
-		case 4: // the answers to the first, and to one that was never sent
-			stray, foreign := bytes.Clone(packet), bytes.Clone(packet)
-			stray[0]++
-			binary.BigEndian.PutUint32(foreign[headerSize:], 1<<20)
-			send(stray)
-			send(foreign)
-			send(packet[:headerSize-1])
-			send(packet[:pingHeader-1])
+			reply(request)
+			reply(request)
+		case 4: // the answers to another one, and to one that was never sent
+			stray, foreign := bytes.Clone(request), bytes.Clone(request)
+			stray[icmpHeader]++
+			binary.BigEndian.PutUint32(foreign[icmpHeader+headerSize:], 1<<20)
+			reply(stray)
+			reply(foreign)
+			reply(request[:icmpHeader])
+			reply(request[:pingHeader-1])
 		}
 	})
-	got, err := Ping(t.Context(), Flow{Listen: listen, Dial: dial, Duration: 400 * time.Millisecond, Patience: patience})
+	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 400 * time.Millisecond, Patience: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,30 +112,55 @@ func TestPingThroughARelay(t *testing.T) {
 
 // TestPingAnsweredTwice: who gets each answer twice does not have all after half of the time.
 func TestPingAnsweredTwice(t *testing.T) {
-	listen := netip.MustParseAddrPort("127.0.0.1:4997")
-	dial := relay(t, listen, func(_ int, packet []byte, send func([]byte)) {
-		send(packet)
-		send(packet)
+	answering(t, func(_ int, request []byte, reply func([]byte)) {
+		reply(request)
+		reply(request)
 	})
-	got, err := Ping(t.Context(), Flow{Listen: listen, Dial: dial, Duration: 100 * time.Millisecond, Patience: soon * time.Second})
+	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: soon * time.Second})
 	if err != nil || got.Lost != 0 || len(got.Samples) != 10 {
 		t.Errorf("got %+v, %v, want 10 samples", got, err)
 	}
 }
 
-// TestPingBetweenPlaces: the pod's loopback is down, and out of reach from here, which it would not be if one of the sockets were made in the
-// wrong namespace.
-func TestPingBetweenPlaces(t *testing.T) {
+// TestPingUnanswered: that nobody answers is no error.
+func TestPingUnanswered(t *testing.T) {
+	answering(t, func(int, []byte, func([]byte)) {})
+	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})
+	if err != nil || got.Lost != 5 {
+		t.Errorf("%+v, %v, want 5 lost", got, err)
+	}
+}
+
+// TestEchoRequest: replies are known by their type, their length and their mark.
+func TestEchoRequest(t *testing.T) {
+	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
+	request := p.request(3)
+	if checksum(request) != 0 {
+		t.Error("the checksum of a whole message is not zero")
+	}
+	as := func(kind byte, message []byte) []byte { return append([]byte{kind}, message[1:]...) }
+	if !p.answered(as(reply4, request)) {
+		t.Error("a reply is not known as one")
+	}
+	for name, message := range map[string][]byte{
+		"the request":    request,
+		"short":          as(reply4, request[:7]),
+		"another mark":   as(reply4, other.request(3)),
+		"another family": as(reply6, request),
+	} {
+		if p.answered(message) {
+			t.Errorf("%s passes for a reply", name)
+		}
+	}
+}
+
+// TestPingFromAPlace: the pod's loopback is down; the ping would come through if its socket were made in the wrong namespace.
+func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	got, err := Ping(t.Context(), Flow{To: pod.Do, Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})
-	if err != nil || got.Lost != 5 {
-		t.Errorf("into another namespace: %+v, %v, want 5 lost", got, err)
-	}
-	// From there, not even the address is known.
 	if _, err := Ping(t.Context(), Flow{From: pod.Do, Listen: loopback(true), Duration: 50 * time.Millisecond}); err == nil {
 		t.Error("a ping left another namespace")
 	}
