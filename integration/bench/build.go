@@ -4,41 +4,10 @@ package main
 
 import (
 	"bytes"
-	_ "embed"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 )
-
-//go:embed testdata/floor.c
-var floorSource []byte
-
-const floorPackage = "github.com/podlace/podlace/integration/bench/floor"
-
-// buildFloors builds both flavours of the floor program. What cannot be built is left out, and named.
-func (f *folders) buildFloors(folder string) (skipped []string) {
-	source, program := filepath.Join(folder, "floor.c"), filepath.Join(folder, "floor-c")
-	err := os.WriteFile(source, floorSource, 0o600)
-	if err == nil {
-		err = build("cc", "-O2", "-static", "-o", program, source)
-	}
-	if err != nil {
-		skipped = append(skipped, fmt.Sprintf("floor (C): %v", err))
-	} else {
-		f.floorC = program
-	}
-	program = filepath.Join(folder, "floor-go")
-	if err := build("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, floorPackage); err != nil {
-		skipped = append(skipped, fmt.Sprintf("floor (Go): %v", err))
-	} else {
-		f.floorGo = program
-	}
-	if f.floorGo == "" && f.floorC == "" {
-		skipped = append(skipped, "bare veth pair: it is laid by a floor program")
-	}
-	return skipped
-}
 
 func build(name string, args ...string) error {
 	cmd := exec.Command(name, args...)

@@ -11,11 +11,18 @@ import (
 	"time"
 )
 
+func (r *report) measureChains(o options, n nodes) {
+	for _, s := range scenarios() {
+		r.measureChain(o, n, s)
+	}
+	r.addSizes(o.folders)
+}
+
 // measureChain runs the rounds of one scenario and adds its rows.
 func (r *report) measureChain(o options, n nodes, s scenario) {
 	sides, missing := o.sides(s)
 	r.skip(missing...)
-	entries, err := n.entries(o.folders, sides, s)
+	entries, err := n.entries(sides, s)
 	if err != nil {
 		r.fail(s.name, err)
 		return
@@ -51,22 +58,20 @@ func (r *report) addChain(s scenario, verb string, entries []*entry) {
 			plugins[i].Sides[e.side] = summary(e.samples[verb].processes[plugin])
 		}
 	}
-	row.judge(chainBar(s.name, verb), floorBar(s.name, verb))
+	row.judge(chainBar(s.name, verb))
 	r.Chains = append(r.Chains, row)
 	if len(plugins) < 2 {
 		return
 	}
 	for i := range plugins {
-		plugins[i].judge(0, 0)
+		plugins[i].judge(0)
 	}
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
 // judge compares medians.
-func (row *chainRow) judge(bar, aim float64) {
-	ours := row.Sides[sideOurs].P50
-	row.target = atMost(ours, row.Sides[sideReference].P50, bar)
-	row.Floor = atMost(ours, row.Sides[sideFloorGo].P50, aim)
+func (row *chainRow) judge(bar float64) {
+	row.target = atMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }
 
 func (r *report) addProcesses(s scenario, entries []*entry) {
@@ -75,9 +80,6 @@ func (r *report) addProcesses(s scenario, entries []*entry) {
 		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]started{}}
 	}
 	for _, e := range entries {
-		if e.side != sideOurs && e.side != sideReference {
-			continue
-		}
 		counts, err := e.startedBy()
 		if err != nil {
 			r.fail(s.name+", counting processes", err)
@@ -122,7 +124,7 @@ func (r *report) measureDatapath(o options, n nodes) {
 	for _, reason := range missing {
 		r.skip("throughput and first second, " + reason)
 	}
-	tracks, err := datapath(o.folders, sides, n, time.Duration(o.seconds/datapathRepeats*float64(time.Second)))
+	tracks, err := datapath(sides, n, time.Duration(o.seconds/datapathRepeats*float64(time.Second)))
 	if err != nil {
 		r.fail("throughput", err)
 		return

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/meter"
 	"github.com/podlace/podlace/pkg/sandbox"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -43,7 +41,7 @@ type track struct {
 }
 
 // datapath measures pod to pod and pod to host for both plugin folders, without limits, and for a bare veth pair.
-func datapath(f folders, sides []side, n nodes, each time.Duration) ([]*track, error) {
+func datapath(sides []side, n nodes, each time.Duration) ([]*track, error) {
 	var tracks []*track
 	for _, side := range sides {
 		t, err := n.pluginTracks(side)
@@ -52,13 +50,11 @@ func datapath(f folders, sides []side, n nodes, each time.Duration) ([]*track, e
 		}
 		tracks = append(tracks, t...)
 	}
-	if program := cmp.Or(f.floorGo, f.floorC); program != "" {
-		t, err := n.bareTracks(program)
-		if err != nil {
-			return nil, err
-		}
-		tracks = append(tracks, t...)
+	bare, err := n.bareTracks()
+	if err != nil {
+		return nil, err
 	}
+	tracks = append(tracks, bare...)
 	// Flows that are compared with one another run one after the other.
 	slices.SortStableFunc(tracks, func(a, b *track) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
@@ -123,7 +119,7 @@ func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *tra
 }
 
 // bareTracks lays one veth pair between two pods and one between a pod and a host, with nothing else in the way.
-func (n nodes) bareTracks(program string) ([]*track, error) {
+func (n nodes) bareTracks() ([]*track, error) {
 	var tracks []*track
 	for i, path := range []string{pathPod, pathHost} {
 		receiver := netip.MustParsePrefix(fmt.Sprintf("10.91.%d.1/24", i))
@@ -136,33 +132,12 @@ func (n nodes) bareTracks(program string) ([]*track, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := layBareLink(program, to, from, receiver, sender); err != nil {
+		if err := join(to, "veth0", "", from, netip.Prefix{}, receiver, sender); err != nil {
 			return nil, fmt.Errorf("bare veth: %w", err)
 		}
 		tracks = append(tracks, newTrack(sideBare, path, from, to, receiver.Addr()))
 	}
 	return tracks, nil
-}
-
-func layBareLink(program string, here, there *sandbox.Pod, hereAddress, thereAddress netip.Prefix) error {
-	var s script
-	s.step(opNetns, 0, []byte(there.Path))
-	s.step(opSocket, unix.NETLINK_ROUTE, nil)
-	s.send(
-		newLink(floorHost).attr(unix.IFLA_IFNAME, text("veth0")).
-			nest(unix.IFLA_LINKINFO, vethToPod()...),
-		newAddress(floorHost, hereAddress),
-	)
-	s.step(opEnter, 0, nil)
-	s.step(opSocket, unix.NETLINK_ROUTE, nil)
-	s.send(
-		newAddress(floorPod, thereAddress),
-		newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, linkHeader(floorPod, true)),
-	)
-	return here.Do(func() error {
-		_, err := execute(invocation{path: program, stdin: s})
-		return err
-	})
 }
 
 // measure runs the flow once. The processor's time is that of this process, which sends, receives and carries the

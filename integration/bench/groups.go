@@ -7,30 +7,27 @@ import "slices"
 // measurement fills tables of the report.
 type measurement struct {
 	group, says string
-	measure     func(r *report, o *options, n nodes, temporary string)
+	measure     func(*report, options, nodes)
 }
 
 // measurements are in the order in which they run: those that leave the kernel much to clean up come last.
 func measurements() []measurement {
-	plain := func(f func(*report, options, nodes)) func(*report, *options, nodes, string) {
-		return func(r *report, o *options, n nodes, _ string) { f(r, *o, n) }
-	}
 	return []measurement{
-		{groupChains, "chains", measureChains},
-		{groupDatapath, "throughput", measureThroughput},
-		{groupDatapath, "first second of a limited pod", plain((*report).measureFirstSecond)},
-		{"leases", "host-local beside many leases", plain((*report).measureLeases)},
-		{"stacks", "dual stack, CHECK", plain((*report).measureStacks)},
-		{"gc", "GC", plain((*report).measureGC)},
-		{"drift", "drift", plain((*report).measureDrift)},
-		{"parallel", "many at once", plain((*report).measureParallel)},
-		{groupSRIOV, "VFs", measureSRIOV},
-		{"hostports", "hostPorts", plain((*report).measurePorts)},
-		{"hostports", "connections to hostPorts", plain((*report).measureConnections)},
-		{groupShaping, "limits", plain((*report).measureLimits)},
-		{groupShaping, "round trips beside traffic", plain((*report).measureRoundTrips)},
-		{groupShaping, "bandwidth beside many pods with limits", plain((*report).measureLimitedPods)},
-		{"pods", "bridge beside many pods", plain((*report).measurePods)},
+		{groupChains, "chains", (*report).measureChains},
+		{groupDatapath, "throughput", (*report).measureDatapath},
+		{groupDatapath, "first second of a limited pod", (*report).measureFirstSecond},
+		{"leases", "host-local beside many leases", (*report).measureLeases},
+		{"stacks", "dual stack, CHECK", (*report).measureStacks},
+		{"gc", "GC", (*report).measureGC},
+		{"drift", "drift", (*report).measureDrift},
+		{"parallel", "many at once", (*report).measureParallel},
+		{groupSRIOV, "VFs", (*report).measureSRIOV},
+		{"hostports", "hostPorts", (*report).measurePorts},
+		{"hostports", "connections to hostPorts", (*report).measureConnections},
+		{groupShaping, "limits", (*report).measureLimits},
+		{groupShaping, "round trips beside traffic", (*report).measureRoundTrips},
+		{groupShaping, "bandwidth beside many pods with limits", (*report).measureLimitedPods},
+		{"pods", "bridge beside many pods", (*report).measurePods},
 	}
 }
 
@@ -49,24 +46,4 @@ func (o options) wants(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath
 	})
-}
-
-// buildFloorsOnce builds the floor programs when a group first needs them.
-func (r *report) buildFloorsOnce(o *options, temporary string) {
-	if o.floorGo == "" && o.floorC == "" {
-		r.skip(o.buildFloors(temporary)...)
-	}
-}
-
-func measureChains(r *report, o *options, n nodes, temporary string) {
-	r.buildFloorsOnce(o, temporary)
-	for _, s := range scenarios() {
-		r.measureChain(*o, n, s)
-	}
-	r.addSizes(o.folders)
-}
-
-func measureThroughput(r *report, o *options, n nodes, temporary string) {
-	r.buildFloorsOnce(o, temporary)
-	r.measureDatapath(*o, n)
 }

@@ -3,8 +3,7 @@
 // Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of
 // ADD, CHECK and DEL, processes started, binary sizes, what pods move and what that costs, and what a limited pod
 // receives in its first second; then what a node that has many leases and pods makes of these times, many pods at once, and GC; how exact limits
-// are, what they cost, and how long others wait behind them. A floor program makes exactly the needed kernel calls in as many processes and shows
-// how far down the times could go.
+// are, what they cost, and how long others wait behind them.
 //
 // Both folders run on the same machine at the same time, so ratios hold where times do not. A missed target is
 // reported and is no failure; the exit status is 1 when something did not run, or did the wrong thing: an address given twice, a
@@ -27,11 +26,12 @@ import (
 
 type options struct {
 	folders
-	rounds  int
-	seconds float64
-	scale   float64
-	groups  []string
-	format  string
+	rounds    int
+	seconds   float64
+	scale     float64
+	groups    []string
+	format    string
+	temporary string // folder, for as long as the run takes
 }
 
 const (
@@ -105,11 +105,11 @@ func run(o options, out, progress io.Writer) (int, error) {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return 1, fmt.Errorf("extend PATH: %w", err)
 	}
-	temporary, err := os.MkdirTemp("", "podlace-bench-")
-	if err != nil {
-		return 1, fmt.Errorf("make a folder for the floor: %w", err)
+	var err error
+	if o.temporary, err = os.MkdirTemp("", "podlace-bench-"); err != nil {
+		return 1, err
 	}
-	defer func() { _ = os.RemoveAll(temporary) }() // a leftover in the temporary folder harms nobody
+	defer func() { _ = os.RemoveAll(o.temporary) }() // a leftover in the temporary folder harms nobody
 
 	r := newReport(o)
 	start := time.Now()
@@ -117,7 +117,7 @@ func run(o options, out, progress io.Writer) (int, error) {
 	for _, m := range measurements() {
 		if o.wants(m.group) {
 			fmt.Fprintln(progress, m.says)
-			m.measure(r, &o, n, temporary)
+			m.measure(r, o, n)
 		}
 	}
 	r.Seconds = time.Since(start).Round(100 * time.Millisecond).Seconds()

@@ -63,22 +63,17 @@ func list(out *strings.Builder, title string, items []string) {
 }
 
 func (r *report) chainTable() *table {
-	t := newTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "", sideFloorGo, sideFloorC,
-		"ours / floor (Go)", "aim", "")
+	t := newTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "")
 	for _, row := range r.Chains {
-		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference),
-			ratio(row.Ratio), or(row.Bar), or(row.Verdict), row.cell(sideFloorGo), row.cell(sideFloorC),
-			ratio(row.Floor.Ratio), or(row.Floor.Bar), or(row.Floor.Verdict))
+		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
 
 func (r *report) pluginTable() *table {
-	t := newTable("Plugin by plugin", "chain", "verb", "plugin", sideOurs, sideReference, "ratio", sideFloorGo,
-		sideFloorC, "ours / floor (Go)")
+	t := newTable("Plugin by plugin", "chain", "verb", "plugin", sideOurs, sideReference, "ratio")
 	for _, row := range r.Plugins {
-		t.row(row.Chain, row.Verb, row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio),
-			row.cell(sideFloorGo), row.cell(sideFloorC), ratio(row.Floor.Ratio))
+		t.row(row.Chain, row.Verb, row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
 	}
 	return t
 }

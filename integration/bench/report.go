@@ -53,7 +53,6 @@ type chainRow struct {
 	Plugin string           `json:"plugin,omitempty"`
 	Sides  map[string]times `json:"sides"`
 	target
-	Floor target `json:"floor"`
 }
 
 type processRow struct {
@@ -106,14 +105,6 @@ func chainBar(chain, verb string) float64 {
 		scenarioNftables + verbAdd: 0.2, scenarioNftables + verbDel: 0.25,
 		scenarioIptables + verbAdd: 0.7, scenarioIptables + verbDel: 0.7,
 	}[chain+verb]
-}
-
-// floorBar is the most that a verb should take, in units of the floor; 0 is no aim.
-func floorBar(chain, verb string) float64 {
-	if chain == scenarioNftables && verb != verbCheck {
-		return 1.3
-	}
-	return 0
 }
 
 const (

@@ -50,16 +50,13 @@ func TestBars(t *testing.T) {
 			t.Errorf("%s CHECK has a bar", s.name)
 		}
 	}
-	if floorBar(scenarioNftables, verbDel) == 0 || floorBar(scenarioPlain, verbDel) != 0 {
-		t.Error("the floor is an aim of the full nftables chain, and of no other")
-	}
 }
 
 func sampleReport() *report {
 	row := chainRow{Chain: scenarioNftables, Verb: verbAdd, Sides: map[string]times{
-		sideOurs: {12, 14}, sideReference: {100, 120}, sideFloorGo: {6, 7},
+		sideOurs: {12, 14}, sideReference: {100, 120},
 	}}
-	row.judge(chainBar(scenarioNftables, verbAdd), floorBar(scenarioNftables, verbAdd))
+	row.judge(chainBar(scenarioNftables, verbAdd))
 	return &report{
 		Kernel: "6.1", CPUs: 2, Load: "0.1", Rounds: 30, Chains: []chainRow{row},
 		Processes: []processRow{{Chain: scenarioNftables, Verb: verbAdd, target: target{Bar: "0", Verdict: met},
@@ -75,20 +72,20 @@ func sampleReport() *report {
 			target: target{Bar: "<= 2000 ms", Verdict: met}}},
 		Limits: []limitRow{{What: "10 Mbit/s, TCP", target: target{Bar: "95-101", Verdict: met},
 			Percent: map[string]map[string]float64{intoPod: {sideOurs: 99.94, sideReference: 100}, outOfPod: {sideOurs: 98.6}}}},
-		Skipped: []string{"floor (C): no cc"}, Failed: []string{},
+		Skipped: []string{"no strace"}, Failed: []string{},
 	}
 }
 
 func TestMarkdown(t *testing.T) {
 	got := sampleReport().markdown()
 	for _, line := range []string{
-		"| full nftables | ADD | 12.0 / 14.0 | 100.0 / 120.0 | 0.12 | <= 0.20 | met | 6.0 / 7.0 | - | 2.00 | <= 1.30 | missed |",
+		"| full nftables | ADD | 12.0 / 14.0 | 100.0 / 120.0 | 0.12 | <= 0.20 | met |",
 		"| full nftables | ADD | 0 | 3: host-local 1, nft 2 (4 forks) | 0 | met |",
 		"| pod to pod | 20.0, 50 | - | 25.0, 40 | - | - | - |",
 		"| CHECK | 10.0, 5.0 | 0.50 | 10.0, 12.0 | 1.20 | <= 0.60 | met |",
 		"| GC | 700.0 | has no GC | - | <= 2000 ms | met |",
 		"| 10 Mbit/s, TCP | 99.9 | 100.0 | 98.6 | - | 95-101 | met |",
-		"Skipped: 1\n- floor (C): no cc\n",
+		"Skipped: 1\n- no strace\n",
 		"Failed: 0\n",
 	} {
 		if !strings.Contains(got, line) {

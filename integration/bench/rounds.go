@@ -14,14 +14,12 @@ import (
 const (
 	sideOurs      = "ours"
 	sideReference = "reference"
-	sideFloorGo   = "floor (Go)"
-	sideFloorC    = "floor (C)"
 
 	warmUp = 2
 	settle = 4 * time.Millisecond // lets the kernel finish what the side before left to its workers
 )
 
-// contender is what takes part in the rounds of a scenario: a chain or a floor.
+// contender is what takes part in the rounds of a scenario: a chain.
 type contender interface {
 	run(verb string, exec runner) error
 }
@@ -129,11 +127,8 @@ func percentile(times []time.Duration, p int) time.Duration {
 	return sorted[max(rank, 1)-1]
 }
 
-// folders are the two plugin folders under comparison, and the floor's programs (empty: not built).
-type folders struct {
-	plugins, reference string
-	floorGo, floorC    string
-}
+// folders are the two plugin folders under comparison.
+type folders struct{ plugins, reference string }
 
 // nodes holds one network namespace per side, which stands for the node of that side: bridges, rules and qdiscs of
 // one side are invisible to the others.
@@ -168,8 +163,8 @@ func (n nodes) pluginChain(side side, nodeName string, s scenario, limited bool)
 	}, nil
 }
 
-// entries makes the contenders of a scenario. The floor needs no iptables backend: it would be the same calls.
-func (n nodes) entries(f folders, sides []side, s scenario) ([]*entry, error) {
+// entries makes the contenders of a scenario.
+func (n nodes) entries(sides []side, s scenario) ([]*entry, error) {
 	var out []*entry
 	for _, side := range sides {
 		c, err := n.pluginChain(side, "node-"+side.name, s, true)
@@ -178,40 +173,5 @@ func (n nodes) entries(f folders, sides []side, s scenario) ([]*entry, error) {
 		}
 		out = append(out, newEntry(side.name, c))
 	}
-	if s.backend == "iptables" {
-		return out, nil
-	}
-	for _, floor := range []struct{ side, slug, program string }{
-		{sideFloorGo, "floorgo", f.floorGo}, {sideFloorC, "floorc", f.floorC},
-	} {
-		if floor.program == "" {
-			continue
-		}
-		e, err := n.floorEntry(floor.side, floor.slug, floor.program, s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, e)
-	}
 	return out, nil
-}
-
-func (n nodes) floorEntry(side, slug, program string, s scenario) (*entry, error) {
-	name := slug + "-" + s.slug() // one node per scenario: the interface numbers are fixed
-	node, err := n.open("node-" + name)
-	if err != nil {
-		return nil, err
-	}
-	pod, err := n.open("pod-" + name)
-	if err != nil {
-		return nil, err
-	}
-	c, err := newFloorChain(program, name, s, node, pod)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.setUp(); err != nil {
-		return nil, fmt.Errorf("%s: %w", side, err)
-	}
-	return newEntry(side, c), nil
 }

@@ -66,9 +66,9 @@ func only() map[string][]string {
 		"github.com/containernetworking/plugins":        nil,
 		"github.com/coreos/go-iptables":                 nil,
 		// The faces to Kubernetes, and nothing below them.
-		"k8s.io":                              {"pkg/deviceplugin", "integration/bench"},
+		"k8s.io":                              {"pkg/deviceplugin"},
 		"sigs.k8s.io":                         nil,
-		"google.golang.org/grpc":              {"pkg/deviceplugin", "integration/bench"},
+		"google.golang.org/grpc":              {"pkg/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/deviceplugin"},
 		"net/http":                            {"pkg/deviceplugin"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
