@@ -121,6 +121,7 @@ type chain struct {
 type invocation struct {
 	name  string
 	path  string
+	args  []string
 	env   []string
 	stdin []byte
 }
@@ -248,7 +249,7 @@ func execute(inv invocation) ([]byte, error) {
 // timed runs an invocation and gives its wall time, from fork to reaped.
 func (inv invocation) timed() ([]byte, time.Duration, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(inv.path)
+	cmd := exec.Command(inv.path, inv.args...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = inv.env, bytes.NewReader(inv.stdin), &stdout, &stderr
 	start := time.Now()
 	err := cmd.Run()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
@@ -75,6 +76,10 @@ func (row *chainRow) judge(bar float64) {
 }
 
 func (r *report) addProcesses(s scenario, entries []*entry) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		r.skip(s.name + ", processes started: strace is not installed")
+		return
+	}
 	rows := map[string]processRow{}
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
 		rows[verb] = processRow{Chain: s.name, Verb: verb, Sides: map[string]started{}}
