@@ -9,38 +9,61 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// userHZ is the unit of /proc/<pid>/stat on every architecture that Go runs on.
+// userHZ is the unit of /proc/stat and /proc/<pid>/stat on every architecture that Go runs on.
 const userHZ = 100
 
-// cpuTime is the processor time of this process and of the kernel's softirq threads so far. Softirq work done in
-// the process's own context is charged to the process; load of other processes does not count.
-func cpuTime() (time.Duration, error) {
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		return 0, fmt.Errorf("read own processor time: %w", err)
-	}
-	total := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	threads, err := processTime(softirq)
-	return total + threads, err
+// processors tells what all of them did since the machine was started. Packets cost more than the processes that send and receive them are
+// charged: a shaper sends what waits when a timer rings, on top of whatever runs, mostly of nothing.
+type processors struct {
+	at     time.Time
+	count  int
+	idle   time.Duration
+	others time.Duration // of processes that have nothing to do with the packets
 }
 
-// softirq tells a thread that works for the kernel's soft interrupts.
-func softirq(stat []byte) bool { return bytes.Contains(stat, []byte("(ksoftirqd/")) }
+func readProcessors() (processors, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return processors{}, fmt.Errorf("read what processors did: %w", err)
+	}
+	p := processors{at: time.Now()}
+	if p.count, p.idle, err = idleTime(stat); err != nil {
+		return p, fmt.Errorf("read what processors did: %w", err)
+	}
+	p.others, err = othersTime()
+	return p, err
+}
 
-// processTime is the time of those processes that are wanted.
-func processTime(wanted func(stat []byte) bool) (total time.Duration, err error) {
+// idleTime counts the processors of /proc/stat and adds what they idled. Waiting for a disk is idle too.
+func idleTime(stat []byte) (count int, idle time.Duration, err error) {
+	for line := range bytes.Lines(stat) {
+		fields := bytes.Fields(line)
+		if !bytes.HasPrefix(line, []byte("cpu")) || bytes.HasPrefix(line, []byte("cpu ")) || len(fields) < 6 {
+			continue
+		}
+		ticks, err := sumOf(fields[4:6])
+		if err != nil {
+			return 0, 0, err
+		}
+		count++
+		idle += time.Duration(ticks) * time.Second / userHZ
+	}
+	return count, idle, nil
+}
+
+// othersTime is the time of all processes but this one and the threads that work for the kernel's soft interrupts.
+func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0, fmt.Errorf("list processes: %w", err)
 	}
+	own := fmt.Appendf(nil, "%d ", os.Getpid())
 	for _, path := range paths {
 		stat, err := os.ReadFile(path)
-		if err != nil || !wanted(stat) {
-			continue // gone, or another process
+		if err != nil || bytes.HasPrefix(stat, own) || bytes.Contains(stat, []byte("(ksoftirqd/")) {
+			continue // an error: the process is gone
 		}
 		ticks, err := statTicks(stat)
 		if err != nil {
@@ -70,4 +93,36 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 		sum += n
 	}
 	return sum, nil
+}
+
+// since is the time that processors spent on this process and on packets: what no other process did. It is 0 where that is unknown, because
+// a process for which nobody waited took the times of all its children with it.
+func (p processors) since(before processors) time.Duration {
+	others := p.others - before.others
+	if others < 0 {
+		return 0
+	}
+	return max(0, time.Duration(p.count)*p.at.Sub(before.at)-(p.idle-before.idle)-others)
+}
+
+// spending begins to count after a while. What it returns ends that.
+func spending(after time.Duration) func() (time.Duration, error) {
+	type reading struct {
+		processors
+		err error
+	}
+	begin := make(chan reading, 1)
+	time.AfterFunc(after, func() {
+		p, err := readProcessors()
+		begin <- reading{p, err}
+	})
+	return func() (time.Duration, error) {
+		end, err := readProcessors()
+		if begun := <-begin; err == nil && begun.err == nil {
+			return end.since(begun.processors), nil
+		} else if err == nil {
+			err = begun.err
+		}
+		return 0, err
+	}
 }

@@ -140,41 +140,36 @@ func (n nodes) bareTracks() ([]*track, error) {
 	return tracks, nil
 }
 
-// measure runs the flow once. The processor's time is that of this process, which sends, receives and carries the
-// packets through the kernel on the way, plus that of the kernel's softirq threads.
+// measure runs the flow once.
 func (t *track) measure(each time.Duration) {
 	if t.err != nil {
 		return
 	}
 	flow := t.flow
 	flow.Duration = each
-	before, err := cpuTime()
-	if err != nil {
-		t.err = err
-		return
-	}
+	spent := spending(0)
 	result, err := meter.Run(context.Background(), flow)
 	if err != nil {
 		t.err = fmt.Errorf("%s, %s: %w", t.side, t.path, err)
 		return
 	}
-	after, err := cpuTime()
+	cost, err := spent()
 	if err != nil {
 		t.err = err
 		return
 	}
 	gigabits := float64(result.Bytes) * 8 / 1e9
-	t.measured = append(t.measured, throughput{
-		gigabits:   result.Mean.Payload / 1e9,
-		cpuPerGbit: (after - before).Seconds() / gigabits,
-	})
+	t.measured = append(t.measured, throughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medians takes throughput and cost each by itself.
+// medians takes throughput and cost each by itself, and leaves out unknown costs.
 func (t *track) medians() throughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
-		rate, cost = append(rate, m.gigabits), append(cost, m.cpuPerGbit)
+		rate = append(rate, m.gigabits)
+		if m.cpuPerGbit > 0 {
+			cost = append(cost, m.cpuPerGbit)
+		}
 	}
 	return throughput{median(rate), median(cost)}
 }
