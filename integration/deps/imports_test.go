@@ -63,8 +63,6 @@ func only() map[string][]string {
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		"github.com/containernetworking/plugins":        nil,
-		"github.com/coreos/go-iptables":                 nil,
 		// The faces to Kubernetes, and nothing below them.
 		"k8s.io":                              {"pkg/deviceplugin"},
 		"sigs.k8s.io":                         nil,
@@ -161,6 +159,24 @@ func TestOnly(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestGivenPackages: of the reference's modules production uses exactly this, each in one place.
+func TestGivenPackages(t *testing.T) {
+	uses := map[string]string{
+		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin", // opens the namespaces of pods
+	}
+	found := map[string]string{}
+	for pkg, list := range imports(t) {
+		for _, imported := range list {
+			if within(imported, "github.com/containernetworking/plugins") || within(imported, "github.com/coreos/go-iptables") {
+				found[imported] += pkg
+			}
+		}
+	}
+	if !maps.Equal(found, uses) {
+		t.Errorf("production imports %v, want %v", found, uses)
 	}
 }
 

@@ -86,8 +86,21 @@ func (n *NS) request(kind, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// Open opens the namespace of a pod by its file, as the frame validated it (plugin.Request.Netns).
-func Open(netns *os.File) (*NS, error) {
+// Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins or the file of one.
+type Namespace interface{ Fd() uintptr }
+
+func nameOf(netns Namespace) string {
+	switch n := netns.(type) {
+	case interface{ Path() string }:
+		return n.Path()
+	case interface{ Name() string }:
+		return n.Name()
+	}
+	return "of a pod"
+}
+
+// Open opens the namespace of a pod, as the frame validated it (plugin.Request.Netns).
+func Open(netns Namespace) (*NS, error) {
 	n := &NS{work: make(chan func())}
 	ready := make(chan error)
 	go n.serve(netns, ready)
@@ -100,7 +113,7 @@ func Open(netns *os.File) (*NS, error) {
 // serve runs on a thread of its own inside the namespace: sockets made there belong to it, and so do the sysctls that it sees.
 // The thread is never unlocked, so it ends with the goroutine and no other goroutine ever runs in the wrong namespace. The main thread does
 // not end, and would keep the namespace as long as the process lives: it is held until another one has begun.
-func (n *NS) serve(netns *os.File, ready chan<- error) {
+func (n *NS) serve(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		began := make(chan error)
@@ -111,11 +124,11 @@ func (n *NS) serve(netns *os.File, ready chan<- error) {
 		return
 	}
 	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-		ready <- fmt.Errorf("enter namespace %s: %w", netns.Name(), err)
+		ready <- fmt.Errorf("enter namespace %s: %w", nameOf(netns), err)
 		return
 	}
 	if err := n.connect(); err != nil {
-		ready <- fmt.Errorf("open netlink socket in %s: %w", netns.Name(), err)
+		ready <- fmt.Errorf("open netlink socket in %s: %w", nameOf(netns), err)
 		return
 	}
 	ready <- nil

@@ -5,7 +5,6 @@ package kernel
 import (
 	"fmt"
 	"net"
-	"os"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -59,9 +58,9 @@ func switchedOn(attributes ...int) *nl.RtAttr {
 type Veth struct {
 	Host, Pod       string // names of the host side and the pod side
 	HostMAC, PodMAC net.HardwareAddr
-	MTU             int      // 0 for the kernel's default
-	Netns           *os.File // where the pod side is born; nil for the namespace of the host side
-	Master          int      // ifindex of the bridge that the host side becomes a port of
+	MTU             int       // 0 for the kernel's default
+	Netns           Namespace // where the pod side is born; nil for the namespace of the host side
+	Master          int       // ifindex of the bridge that the host side becomes a port of
 }
 
 // AddVeth makes a veth pair, both ends down, with names, MACs, MTU, namespace and master in one request (rtnetlink(7),

@@ -15,8 +15,8 @@ import (
 // MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with another
 // ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an alternative name
 // of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that cannot be moved.
-func (n *NS) MoveLink(link Link, to *os.File, name string) error {
-	return change(fmt.Sprintf("link set %s netns %s name %s", link.Name, to.Name(), name), func() error {
+func (n *NS) MoveLink(link Link, to Namespace, name string) error {
+	return change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
 		if errors.Is(err, unix.EEXIST) {
 			return errors.Join(err, n.fetch(link, to))
@@ -34,7 +34,7 @@ func (n *NS) File() (f *os.File, err error) {
 	return f, err
 }
 
-func (n *NS) move(link Link, to *os.File, name string) error {
+func (n *NS) move(link Link, to Namespace, name string) error {
 	req := n.request(unix.RTM_SETLINK, 0)
 	req.AddData(indexed(link.Index))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
@@ -46,7 +46,7 @@ func (n *NS) move(link Link, to *os.File, name string) error {
 // fetch brings a link back whose new name is taken in the namespace that it was sent to. The kernel (do_setlink in net/core/rtnetlink.c)
 // gives the new name on the way only when the old one is taken there. Else it moves first and renames then, and leaves the link there when
 // that fails, under its old name, which so is nobody else's.
-func (n *NS) fetch(link Link, from *os.File) error {
+func (n *NS) fetch(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
 	}

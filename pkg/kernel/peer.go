@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"encoding/binary"
-	"os"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -16,7 +15,7 @@ const ownNetns = -1
 
 // PeerOf returns the link of this namespace that is the other end of a veth or netkit pair. end is in the namespace of the file, or in this
 // one if netns is nil. ok is false when the other end is elsewhere.
-func (n *NS) PeerOf(end Link, netns *os.File) (link Link, ok bool, err error) {
+func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err
 	}
@@ -29,7 +28,7 @@ func (n *NS) PeerOf(end Link, netns *os.File) (link Link, ok bool, err error) {
 // Paired reports whether a link of this namespace and end, as PeerOf has it, are one veth or netkit pair. Two ends that name each other's
 // ifindex are no evidence: each namespace counts for itself, and a pod chooses the indexes of its links. The kernel's word on the namespace
 // of the link's peer is evidence: only an admin of this namespace can make links in it.
-func (n *NS) Paired(link, end Link, netns *os.File) (bool, error) {
+func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	if link.Kind != end.Kind || link.Peer != end.Index || end.Peer != link.Index {
 		return false, nil
 	}
@@ -38,7 +37,7 @@ func (n *NS) Paired(link, end Link, netns *os.File) (bool, error) {
 
 // LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace of the file, or in this one if netns is
 // nil.
-func (n *NS) LeadsInto(link Link, netns *os.File) (bool, error) {
+func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	if link.Peer == 0 || link.Kind != "veth" && link.Kind != "netkit" {
 		return false, nil
 	}
@@ -50,7 +49,7 @@ func (n *NS) LeadsInto(link Link, netns *os.File) (bool, error) {
 }
 
 // netnsID returns the ID that this namespace has for another one, or -1. Reading a link whose peer is there gives it one.
-func (n *NS) netnsID(netns *os.File) (id int, err error) {
+func (n *NS) netnsID(netns Namespace) (id int, err error) {
 	var replies [][]byte
 	header := nl.NewRtGenMsg()
 	err = retry(func() (err error) {
@@ -65,5 +64,5 @@ func (n *NS) netnsID(netns *os.File) (id int, err error) {
 			return int(int32(binary.NativeEndian.Uint32(value))), nil
 		}
 	}
-	return ownNetns, wrapped("netns id of "+netns.Name(), err)
+	return ownNetns, wrapped("netns id of "+nameOf(netns), err)
 }

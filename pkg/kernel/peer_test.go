@@ -29,7 +29,7 @@ func TestPeerOf(t *testing.T) {
 	defer func() { mustDo(t, w.host.DelLink("ktlocal0")) }()
 	for what, c := range map[string]struct {
 		end   Link
-		netns *os.File
+		netns Namespace
 		want  string
 	}{
 		"pod's end":                               {w.podSide, pod, w.hostSide.Name},

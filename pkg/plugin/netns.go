@@ -4,10 +4,10 @@ package plugin
 
 import (
 	"errors"
-	"fmt"
-	"os"
+	"io/fs"
 	"strings"
 
+	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,7 +17,7 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
 		f.Close()
-		err = errors.New("is the namespace of the plugin itself")
+		err = ownNetns
 	}
 	switch {
 	case err == nil:
@@ -32,33 +32,53 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused.
-func OpenNetns(path string) (*os.File, error) {
+// noNetns is what a path is that leads to something else than the network namespace of a pod: for the attachment, its namespace is missing.
+type noNetns string
+
+func (e noNetns) Error() string { return string(e) }
+
+func (e noNetns) Is(target error) bool { return target == fs.ErrNotExist }
+
+const (
+	otherFile = noNetns("is not a network namespace")
+	ownNetns  = noNetns("is the namespace of the plugin itself")
+)
+
+// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused. The error is fs.ErrNotExist
+// when the path certainly leads to no namespace of a pod.
+func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {
 		f.Close()
-		return nil, errors.New("is the namespace of the plugin itself")
+		return nil, ownNetns
 	}
 	return f, err
 }
 
-func openNetns(path string) (*os.File, error) {
-	// O_NONBLOCK: a FIFO in place of the namespace must not block.
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
+// openNetns takes no namespace of another kind, and no other file of procfs, both of which ns.GetNS opens.
+func openNetns(path string) (ns.NetNS, error) {
+	f, err := ns.GetNS(path)
+	var missing ns.NSPathNotExistErr
+	var other ns.NSPathNotNSErr
+	switch {
+	case errors.As(err, &missing):
+		return nil, fs.ErrNotExist
+	case errors.As(err, &other):
+		return nil, otherFile
+	case err != nil:
 		return nil, err
 	}
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(fd, &st); err == nil && st.Type == unix.NSFS_MAGIC {
-		if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err == nil && kind == unix.CLONE_NEWNET {
-			return os.NewFile(uintptr(fd), path), nil
+	if err := unix.Fstatfs(int(f.Fd()), &st); err == nil && st.Type == unix.NSFS_MAGIC {
+		if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err == nil && kind == unix.CLONE_NEWNET {
+			return f, nil
 		}
 	}
-	unix.Close(fd)
-	return nil, fmt.Errorf("is not a network namespace")
+	f.Close()
+	return nil, otherFile
 }
 
-func isOwn(f *os.File) bool {
+func isOwn(f ns.NetNS) bool {
 	var own, other unix.Stat_t
 	if unix.Stat("/proc/self/ns/net", &own) != nil || unix.Fstat(int(f.Fd()), &other) != nil {
 		return false

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/ns"
 )
 
 // Pod is the identity of the pod as Kubernetes runtimes pass it in CNI_ARGS; all fields may be empty.
@@ -37,7 +38,7 @@ type Request struct {
 	ContainerID string            // CNI_CONTAINERID
 	IfName      string            // CNI_IFNAME
 	NetnsPath   string            // CNI_NETNS, verbatim
-	Netns       *os.File          // the open namespace; nil on DEL when there is none any more
+	Netns       ns.NetNS          // the open namespace; nil on DEL when there is none any more
 	Args        map[string]string // CNI_ARGS
 	Path        []string          // CNI_PATH
 	Pod         Pod

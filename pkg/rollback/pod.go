@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/reconcile"
 )
@@ -109,17 +109,17 @@ func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (b
 			return false, err
 		}
 	}
-	file, err := os.Open(path)
+	netns, err := plugin.OpenNetns(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	defer file.Close()
-	pod, err := kernel.Open(file)
+	defer netns.Close()
+	pod, err := kernel.Open(netns)
 	if err != nil {
-		return false, nil // the file is there, the namespace is not
+		return false, err
 	}
 	defer pod.Close()
 	link, ok, err := pod.Link(key.IfName)

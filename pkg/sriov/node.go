@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"net"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -86,11 +85,11 @@ func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
 // Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
 func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
-	if errno := syscall.Errno(0); errors.As(err, &errno) && errno != syscall.ENOENT {
-		return nil, link, false, fmt.Errorf("open the namespace %s of the pod: %w", j.Netns, err) // it may be alive
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, link, false, nil
 	}
 	if err != nil {
-		return nil, link, false, nil
+		return nil, link, false, fmt.Errorf("open the namespace %s of the pod: %w", j.Netns, err) // it may be alive
 	}
 	defer netns.Close()
 	if pod, err = kernel.Open(netns); err != nil {
