@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestWire: a device plugin and an sriov plugin of different releases understand each other. Each line is what both write, byte for byte, and what both read.
+func TestWire(t *testing.T) {
+	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2", CPUs: []int64{2, 3}}
+	for _, c := range []struct {
+		line string
+		of   any
+		into any
+	}{
+		{`{}`, &Question{}, new(Question)},
+		{`{"namespace":"shop","pod":"web-0","uid":"u-0","resources":["example.com/fast","example.com/slow"]}`,
+			&Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/fast", "example.com/slow"}}, new(Question)},
+		{`{"devices":[]}`, &Answer{Devices: []Device{}}, new(Answer)},
+		{`{"devices":[{"namespace":"shop","pod":"web-0","container":"app","index":1,"resource":"example.com/fast","id":"0000:3b:10.2","cpus":[2,3]},` +
+			`{"namespace":"","pod":"","container":"","index":0,"resource":"","id":""}],"uid":"u-0","resources":["example.com/fast"],"faults":{"0000:3b:10.3":"the link is down"}}`,
+			&Answer{Devices: []Device{device, {}}, UID: "u-0", Resources: []string{"example.com/fast"}, Faults: map[string]string{"0000:3b:10.3": "the link is down"}}, new(Answer)},
+		{`{"devices":null,"error":"who knows","uncertain":true}`, &Answer{Error: "who knows", Uncertain: true}, new(Answer)},
+	} {
+		var written bytes.Buffer
+		if err := write(&written, c.of); err != nil || written.String() != c.line+"\n" {
+			t.Errorf("%v\ngot  %swant %s", err, &written, c.line)
+		}
+		if err := read(strings.NewReader(c.line+"\n"), c.into); err != nil || !cmp.Equal(c.of, c.into) {
+			t.Errorf("%s: %v\n%s", c.line, err, cmp.Diff(c.of, c.into))
+		}
+	}
+}
