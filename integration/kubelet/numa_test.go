@@ -113,7 +113,7 @@ func TestGuide(t *testing.T) {
 		var got []string
 		for _, h := range holders(t, gpus) {
 			if h.Pod == pod+"-node" {
-				got = append(got, h.Device)
+				got = append(got, h.ID)
 			}
 		}
 		if want := []string{[]string{"gpu-0", "gpu-1"}[near]}; !slices.Equal(got, want) {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/node"
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/deviceplugin"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
@@ -126,7 +127,7 @@ func (p *plugin) numaOf(address string) int {
 }
 
 // holders asks the kubelet itself who has which device of a resource.
-func holders(t *testing.T, of string) []deviceplugin.Holder {
+func holders(t *testing.T, of string) []allocation.Device {
 	t.Helper()
 	asked, err := deviceplugin.OpenPodResources(kubeletRoot + "/pod-resources")
 	if err != nil {

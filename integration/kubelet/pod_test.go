@@ -166,7 +166,7 @@ func (l *lab) devices(name string) (ids []string) {
 	l.t.Helper()
 	for _, h := range holders(l.t, resource) {
 		if h.Pod == name+"-node" {
-			ids = append(ids, h.Device)
+			ids = append(ids, h.ID)
 		}
 	}
 	slices.Sort(ids)

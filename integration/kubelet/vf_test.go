@@ -203,7 +203,7 @@ func (l *vfLab) allocated(pod, container, of string) (ids []string) {
 	l.t.Helper()
 	for _, h := range holders(l.t, of) {
 		if h.Pod == pod+"-node" && h.Container == container {
-			ids = append(ids, h.Device)
+			ids = append(ids, h.ID)
 		}
 	}
 	slices.Sort(ids)

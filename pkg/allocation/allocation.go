@@ -42,14 +42,17 @@ type Question struct {
 	Resources []string `json:"resources,omitempty"`
 }
 
-// Device is a device and the container that has it.
+// Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's checkpoint
+// tells nothing else of the pod.
 type Device struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
+	UID       string `json:"-"` // of the pod
 	Container string `json:"container"`
-	Index     int    `json:"index"`    // of the container among those of the pod
+	Index     int    `json:"index"`    // of the container among those of the pod, in the order of the pod's specification
 	Resource  string `json:"resource"` // such as example.com/fast
 	ID        string `json:"id"`       // its PCI address
+	NUMA      []int  `json:"-"`        // the NUMA nodes that it is near to, as the kubelet was told
 	// CPUs are those that the container has for itself, none if it shares them with others.
 	CPUs []int64 `json:"cpus,omitempty"`
 }

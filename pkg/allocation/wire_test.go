@@ -36,3 +36,12 @@ func TestWire(t *testing.T) {
 		}
 	}
 }
+
+// TestNotOnTheWire: what only some sources of a device know stays in the program.
+func TestNotOnTheWire(t *testing.T) {
+	var written bytes.Buffer
+	err := write(&written, Answer{Devices: []Device{{ID: "0000:3b:10.2", UID: "u-0", NUMA: []int{1}}}})
+	if want := `{"devices":[{"namespace":"","pod":"","container":"","index":0,"resource":"","id":"0000:3b:10.2"}]}` + "\n"; err != nil || written.String() != want {
+		t.Errorf("%v\ngot  %swant %s", err, &written, want)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -168,7 +169,7 @@ func TestCDI(t *testing.T) {
 		t.Errorf("%v\n%s", err, data)
 	}
 	// What pods have of a resource that is no more stays as it was.
-	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]Holder{p.Name: {{Device: "0000:10:00.1"}}}); err != nil {
+	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]allocation.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	data, err = os.ReadFile(left[0])

@@ -40,7 +40,7 @@ type daemon struct {
 	snapshot    *pci.Snapshot
 	last        map[pci.Address]pci.Device // as they were when they had an interface here
 	findings    map[string]bool            // that were told
-	held        []Holder                   // by the last answer of the kubelet
+	held        []allocation.Device        // by the last answer of the kubelet
 	asked       bool                       // there was one
 	answers     socketID                   // the socket that answered
 	since       time.Time                  // when it was first seen
@@ -71,7 +71,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.tellFindings(env)
 	pools := d.assign(env)
 	faults, again := d.health.judge(time.Now(), d.snapshot, pools)
-	lost := map[string][]Holder{}
+	lost := map[string][]allocation.Device{}
 	for _, p := range pools {
 		lost[p.Name] = d.lost(p)
 	}
@@ -99,7 +99,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 }
 
 // publish writes what the runtime needs to know before devices are handed over by CDI. Where that fails the kubelet hands them over.
-func (d *daemon) publish(pools []pool.Pool, lost map[string][]Holder) {
+func (d *daemon) publish(pools []pool.Pool, lost map[string][]allocation.Device) {
 	err := (files{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
 		d.log.Warn("CDI specifications were not written: the kubelet hands device files over", "error", err)
@@ -123,7 +123,7 @@ func (d *daemon) tellFindings(env pool.Env) {
 func (d *daemon) assign(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
-		from[h.Device] = h.Resource
+		from[h.ID] = h.Resource
 	}
 	pools := pool.Assign(d.config, d.snapshot, env)
 	for i, p := range pools {
@@ -151,22 +151,22 @@ func (d *daemon) env() pool.Env {
 }
 
 // lost returns the devices of a resource that pods have although they are not in its pool, each once.
-func (d *daemon) lost(p pool.Pool) (lost []Holder) {
+func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	for _, h := range d.held {
-		if h.Resource == p.Name && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.Device }) {
-			if s := d.serving[p.Name]; s != nil && len(h.Nodes) == 0 {
+		if h.Resource == p.Name && !slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == h.ID }) {
+			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
 				before, _ := s.now()
-				h.Nodes = before.nodes(h.Device)
+				h.NUMA = before.nodes(h.ID)
 			}
 			lost = append(lost, h)
 		}
 	}
-	slices.SortFunc(lost, func(a, b Holder) int { return strings.Compare(a.Device, b.Device) })
-	return slices.CompactFunc(lost, func(a, b Holder) bool { return a.Device == b.Device })
+	slices.SortFunc(lost, func(a, b allocation.Device) int { return strings.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
 }
 
 // mergeHandOuts adds what was handed out since the kubelet was asked.
-func (d *daemon) mergeHandOuts() { d.held = merge(d.held, d.gate.handOuts.holders()) }
+func (d *daemon) mergeHandOuts() { d.held = merge(d.held, d.gate.handOuts.recent()) }
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.
 func (d *daemon) offer(ctx context.Context, o *offer) {
@@ -222,16 +222,19 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// forgetDevices deletes the device-info files of devices that no pod has. That is only safe before any are handed out: the kubelet tells of a
-// pod's devices after it has been given them.
+// forgetDevices deletes the device-info files of devices that no pod has; it is a no-op while nothing is known of pods. That is only safe before any
+// are handed out: the kubelet tells of a pod's devices after it has been given them.
 func (d *daemon) forgetDevices() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !d.asked && len(d.held) == 0 {
+		return
+	}
 	for _, p := range d.assign(d.env()) {
 		var ids []string
 		for _, h := range d.held {
 			if h.Resource == p.Name {
-				ids = append(ids, h.Device)
+				ids = append(ids, h.ID)
 			}
 		}
 		if err := (files{info: d.InfoDir}).forget(p.Name, ids); err != nil {
@@ -322,8 +325,8 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		return allocation.Answer{Error: err.Error()}
 	}
 	for _, h := range held {
-		if d.ours(h.Resource) || d.has(h.Device) {
-			a.Devices = append(a.Devices, allocation.Device{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Index: h.Index, Resource: h.Resource, ID: h.Device, CPUs: h.CPUs})
+		if d.ours(h.Resource) || d.has(h.ID) {
+			a.Devices = append(a.Devices, h)
 		}
 	}
 	a.Faults = d.faults()

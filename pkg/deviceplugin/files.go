@@ -15,6 +15,7 @@ import (
 
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/store"
@@ -117,7 +118,7 @@ func cdiFile(resource string) string {
 
 // publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they are:
 // the runtime looks for them whenever a container of their pods starts again.
-func (f files) publish(pools []pool.Pool, lost map[string][]Holder) error {
+func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil
 	}
@@ -133,7 +134,7 @@ func (f files) publish(pools []pool.Pool, lost map[string][]Holder) error {
 		written := readSpec(dir, name)
 		spec := cdi.Spec{Version: cdiVersion, Kind: cdiKind(p.Name), Devices: cdiDevices(p.Devices)}
 		for _, h := range lost[p.Name] {
-			spec.Devices = append(spec.Devices, named(written, h.Device)...)
+			spec.Devices = append(spec.Devices, named(written, h.ID)...)
 		}
 		if len(spec.Devices) == 0 {
 			continue // a specification without devices is not valid

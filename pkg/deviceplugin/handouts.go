@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
@@ -19,14 +20,12 @@ type handOuts struct {
 	devices    map[string]handOut // by device ID
 }
 
-// handOut is one of them.
+// handOut is one of them. Of its pod there is the UID, by a later entry in the checkpoint.
 type handOut struct {
-	resource string
-	nodes    []int // NUMA nodes, as the kubelet was told
-	at       time.Time
-	former   []podresources.Note // the device's entries in the checkpoint at that time, of pods that have ended
-	unread   bool                // the checkpoint could not be read at that time: an entry may be of a pod that has ended
-	uid      string              // of the pod that has the device by a later entry
+	allocation.Device
+	at     time.Time
+	former []allocation.Device // the device's entries in the checkpoint at that time, of pods that have ended
+	unread bool                // the checkpoint could not be read at that time: an entry may be of a pod that has ended
 }
 
 func newHandOuts(checkpoint string) *handOuts {
@@ -39,9 +38,9 @@ func (h *handOuts) add(o *offer, ids map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ids {
-		out := handOut{resource: o.pool.Name, nodes: o.nodes(id), at: time.Now(), unread: err != nil}
+		out := handOut{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.nodes(id)}, at: time.Now(), unread: err != nil}
 		for _, n := range notes {
-			if n.ID == id && n.Resource == out.resource {
+			if n.ID == id && n.Resource == out.Resource {
 				out.former = append(out.former, n)
 			}
 		}
@@ -49,22 +48,22 @@ func (h *handOuts) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// learnOwners learns which pods have the devices: from the checkpoint, and from the holders that PodResources lists. Both may be as old as asked, so they
+// learnOwners learns which pods have the devices: from the checkpoint, and from what PodResources lists. Both may be as old as asked, so they
 // say nothing of a device that was handed out later.
-func (h *handOuts) learnOwners(asked time.Time, held []Holder) {
+func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
-		former := func(f podresources.Note) bool { return f.UID == n.UID && f.Container == n.Container }
-		if out, ok := h.devices[n.ID]; ok && out.resource == n.Resource && out.at.Before(asked) && !out.unread && !slices.ContainsFunc(out.former, former) {
-			out.uid = n.UID
+		former := func(f allocation.Device) bool { return f.UID == n.UID && f.Container == n.Container }
+		if out, ok := h.devices[n.ID]; ok && out.Resource == n.Resource && out.at.Before(asked) && !out.unread && !slices.ContainsFunc(out.former, former) {
+			out.UID = n.UID
 			h.devices[n.ID] = out
 		}
 	}
-	for _, holder := range held {
-		if out, ok := h.devices[holder.Device]; ok && out.resource == holder.Resource && out.at.Before(asked) {
-			delete(h.devices, holder.Device)
+	for _, d := range held {
+		if out, ok := h.devices[d.ID]; ok && out.Resource == d.Resource && out.at.Before(asked) {
+			delete(h.devices, d.ID)
 		}
 	}
 }
@@ -76,7 +75,7 @@ func (h *handOuts) candidates(uid string, want func(resource string) bool) (ids 
 	devices := maps.Clone(h.devices)
 	h.mu.Unlock()
 	for id, out := range devices { // without the lock: want may take that of the daemon, which comes first
-		if want(out.resource) && (out.uid == uid || out.uid == "" && out.isRecent()) {
+		if want(out.Resource) && (out.UID == uid || out.UID == "" && out.isRecent()) {
 			ids = append(ids, id)
 		}
 	}
@@ -86,13 +85,14 @@ func (h *handOuts) candidates(uid string, want func(resource string) bool) (ids 
 
 func (o handOut) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// holders returns those of the last minute as if a container had them.
-func (h *handOuts) holders() (held []Holder) {
+// recent returns those of the last minute as if a container had them.
+func (h *handOuts) recent() (held []allocation.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(h.devices)) {
 		if out := h.devices[id]; out.isRecent() {
-			held = append(held, Holder{Pod: "(being admitted)", Resource: out.resource, Device: id, Nodes: out.nodes})
+			out.Pod = "(being admitted)"
+			held = append(held, out.Device)
 		}
 	}
 	return held

@@ -97,7 +97,7 @@ func TestHandedOut(t *testing.T) {
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("it was handed out again", "plain", "u-plain", mine)
-	d.gate.handOuts.learnOwners(time.Now().Add(-time.Hour), []Holder{{Resource: resourceOne, Device: vf00}})
+	d.gate.handOuts.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.hold("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")

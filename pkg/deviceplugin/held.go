@@ -25,16 +25,12 @@ const (
 const checkpointName = "kubelet_internal_checkpoint"
 
 // remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it.
-func (d *daemon) remembered() (held []Holder) {
+func (d *daemon) remembered() []allocation.Device {
 	notes, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
-	for _, n := range notes {
-		h := Holder{Pod: "uid " + n.UID, Container: n.Container, Resource: n.Resource, Device: n.ID}
-		if n.Node >= 0 {
-			h.Nodes = []int{n.Node}
-		}
-		held = append(held, h)
+	for i, n := range notes {
+		notes[i].Pod = "uid " + n.UID
 	}
-	return held
+	return notes
 }
 
 // askPod returns the devices of a pod. No device is certain once the owner of each device that was handed out within a minute is known.
@@ -78,9 +74,9 @@ func (d *daemon) learnOwners(ctx context.Context) {
 
 func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }
 
-// askPods learns which pods have devices, and tells whether that changed. A kubelet that is away, or has just started, may know less than the
-// file in which it remembers: then both count, but for devices of which it has told since, which it forgets in that file later.
-func (d *daemon) askPods(ctx context.Context) (changed bool) {
+// askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers: then
+// both count, but for devices of which it has told since, which it forgets in that file later.
+func (d *daemon) askPods(ctx context.Context) {
 	id, _ := idOf(d.podsSocket())
 	remembered, now := d.remembered(), time.Now()
 	held, err := d.pods.List(ctx, func(string) bool { return true })
@@ -102,23 +98,21 @@ func (d *daemon) askPods(ctx context.Context) (changed bool) {
 		d.answers, d.since, d.told = id, now, map[string]bool{}
 	}
 	for _, h := range held {
-		d.told[h.Device] = true
+		d.told[h.ID] = true
 	}
 	if err != nil || now.Before(d.since.Add(settling)) {
-		held = merge(held, slices.DeleteFunc(remembered, func(h Holder) bool { return d.told[h.Device] }))
+		held = merge(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.told[h.ID] }))
 	}
 	if err != nil {
 		held = merge(held, d.held)
 	}
-	changed = err == nil && !d.asked || !slices.EqualFunc(held, d.held, Holder.equal)
 	d.held, d.asked = held, d.asked || err == nil
-	return changed
 }
 
-// merge adds those holders whose devices nobody has.
-func merge(held, more []Holder) []Holder {
+// merge adds those devices that are not there yet.
+func merge(held, more []allocation.Device) []allocation.Device {
 	for _, h := range more {
-		if !slices.ContainsFunc(held, func(o Holder) bool { return o.Device == h.Device }) {
+		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {
 			held = append(held, h)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
 )
@@ -25,13 +26,13 @@ type offer struct {
 
 // newOffer tells the kubelet of a pool. Devices in lost are gone or of another resource by now, but pods still have them: they stay, never
 // to be given away, near the NUMA nodes where they were: a kubelet that restarts admits pods that run once more, by these.
-func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []Holder) *offer {
+func newOffer(p pool.Pool, s *pci.Snapshot, g grant, faults map[string]string, lost []allocation.Device) *offer {
 	o := &offer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
 		o.devices = append(o.devices, device(d.Address.String(), o.faults[d.Address.String()] == "", d.Topology))
 	}
 	for _, h := range lost {
-		o.devices = append(o.devices, device(h.Device, false, h.Nodes))
+		o.devices = append(o.devices, device(h.ID, false, h.NUMA))
 	}
 	return o
 }

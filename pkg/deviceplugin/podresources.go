@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
@@ -26,26 +27,6 @@ const (
 	// maxAnswer is how many bytes its answer may have; that of a node with hundreds of pods is larger than gRPC takes by default.
 	maxAnswer = 64 << 20
 )
-
-// Holder is the container that a device was allocated to.
-type Holder struct {
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	Container string `json:"container"`
-	Resource  string `json:"resource"`
-	Device    string `json:"device"`
-	// Index is that of the container among those of the pod, in the order of the pod's specification.
-	Index int `json:"index"`
-	// CPUs are those that the container has for itself, none if it shares them.
-	CPUs []int64 `json:"cpus,omitempty"`
-	// Nodes are the NUMA nodes that the device is near to, as the kubelet was told.
-	Nodes []int `json:"nodes,omitempty"`
-}
-
-func (h Holder) equal(o Holder) bool {
-	return h.Namespace == o.Namespace && h.Pod == o.Pod && h.Container == o.Container && h.Resource == o.Resource && h.Device == o.Device && h.Index == o.Index &&
-		slices.Equal(h.CPUs, o.CPUs) && slices.Equal(h.Nodes, o.Nodes)
-}
 
 // PodResources asks the kubelet which pods have which devices.
 type PodResources struct {
@@ -69,17 +50,17 @@ func OpenPodResources(dir string) (*PodResources, error) {
 // Close ends the connection.
 func (p *PodResources) Close() error { return p.conn.Close() }
 
-// List returns the holders of all devices of resources for which want is true, in the order of pods and containers.
-func (p *PodResources) List(ctx context.Context, want func(resource string) bool) (held []Holder, err error) {
+// List returns the devices that pods have, of all resources for which want is true, in the order of pods and containers.
+func (p *PodResources) List(ctx context.Context, want func(resource string) bool) (held []allocation.Device, err error) {
 	var answer *api.ListPodResourcesResponse
 	err = p.ask(ctx, func(ctx context.Context) (err error) {
 		answer, err = p.client.List(ctx, &api.ListPodResourcesRequest{})
 		return err
 	})
 	for _, pod := range answer.GetPodResources() {
-		held = append(held, holders(pod, want)...)
+		held = append(held, devicesOf(pod, want)...)
 	}
-	slices.SortStableFunc(held, func(a, b Holder) int {
+	slices.SortStableFunc(held, func(a, b allocation.Device) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
 	})
 	return held, err
@@ -132,8 +113,8 @@ func wrapped(err error, socket string) error {
 	return nil
 }
 
-// holders reads what one pod has. A container's devices of one resource come in several parts, one for each NUMA node.
-func holders(pod *api.PodResources, want func(resource string) bool) (held []Holder) {
+// devicesOf reads what one pod has. A container's devices of one resource come in several parts, one for each NUMA node.
+func devicesOf(pod *api.PodResources, want func(resource string) bool) (held []allocation.Device) {
 	for i, c := range pod.GetContainers() {
 		for _, d := range c.GetDevices() {
 			if !want(d.GetResourceName()) {
@@ -144,7 +125,8 @@ func holders(pod *api.PodResources, want func(resource string) bool) (held []Hol
 				nodes = append(nodes, int(n.GetID()))
 			}
 			for _, id := range d.GetDeviceIds() {
-				held = append(held, Holder{pod.GetNamespace(), pod.GetName(), c.GetName(), d.GetResourceName(), id, i, c.GetCpuIds(), nodes})
+				held = append(held, allocation.Device{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName(), Index: i,
+					Resource: d.GetResourceName(), ID: id, NUMA: nodes, CPUs: c.GetCpuIds()})
 			}
 		}
 	}

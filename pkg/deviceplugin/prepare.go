@@ -133,7 +133,7 @@ func (d *daemon) withPod(dev pci.Device) string {
 	defer d.mu.Unlock()
 	d.mergeHandOuts()
 	for _, h := range d.held {
-		if h.Device == dev.Address.String() {
+		if h.ID == dev.Address.String() {
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
 		}
 	}

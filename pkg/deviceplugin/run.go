@@ -143,9 +143,8 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 	work := make(chan struct{}, 1)
 	go d.prepareAlways(ctx, work)
 	notify(work)
-	if d.askPods(ctx) {
-		d.forgetDevices()
-	}
+	d.askPods(ctx)
+	d.forgetDevices()
 	for {
 		notify(work)
 		var due <-chan time.Time

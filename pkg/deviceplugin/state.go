@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 )
@@ -75,9 +76,9 @@ func (s *state) Collect(to chan<- prometheus.Metric) {
 	for resource, n := range s.kubeletCount() {
 		to <- prometheus.MustNewConstMetric(s.allocatable, prometheus.GaugeValue, float64(n), resource)
 	}
-	holder := map[string]Holder{}
+	holder := map[string]allocation.Device{}
 	for _, h := range held {
-		holder[h.Device] = h
+		holder[h.ID] = h
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -142,7 +143,7 @@ func (s *state) unservedResources() (names []string) {
 	return names
 }
 
-func (s *state) offers() (offers []*offer, held []Holder, refused float64) {
+func (s *state) offers() (offers []*offer, held []allocation.Device, refused float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refusal != "" {
@@ -156,7 +157,7 @@ func (s *state) offers() (offers []*offer, held []Holder, refused float64) {
 }
 
 // collectTraffic asks each PF once what its VFs did: that works for a VF in a pod, and for one without a driver of the network.
-func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, holder map[string]Holder) {
+func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, holder map[string]allocation.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {
 		for _, d := range o.pool.Devices {

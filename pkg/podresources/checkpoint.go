@@ -28,15 +28,9 @@ type entry struct {
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// Note is a device that a container was given, as the checkpoint has it: without the names of the pod, which may have ended.
-type Note struct {
-	allocation.Device
-	UID  string // of the pod
-	Node int    // NUMA node of the device, -1 for none
-}
-
-// Notes returns all entries of a checkpoint. An error means that nothing can be said.
-func Notes(path string) (notes []Note, err error) {
+// Notes returns the devices of all entries of a checkpoint, a device of two NUMA nodes once for each. The pods, which may have ended, have a UID and no
+// name there. An error means that nothing can be said.
+func Notes(path string) (notes []allocation.Device, err error) {
 	data, err := readRegular(path)
 	if err != nil {
 		return nil, err
@@ -44,12 +38,12 @@ func Notes(path string) (notes []Note, err error) {
 	entries, err := parseEntries(data)
 	for _, e := range entries {
 		for node, ids := range e.DeviceIDs {
-			n, err := strconv.Atoi(node)
-			if err != nil || n < 0 {
-				n = -1
+			var numa []int
+			if n, err := strconv.Atoi(node); err == nil && n >= 0 { // -1 stands for none
+				numa = []int{n}
 			}
 			for _, id := range ids {
-				notes = append(notes, Note{allocation.Device{Container: e.ContainerName, Resource: e.ResourceName, ID: id}, e.PodUID, n})
+				notes = append(notes, allocation.Device{UID: e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, ID: id, NUMA: numa})
 			}
 		}
 	}
@@ -67,7 +61,7 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	}
 	for _, n := range notes {
 		if n.UID == uid {
-			noted = append(noted, n.Device)
+			noted = append(noted, n)
 		}
 	}
 	return noted, err

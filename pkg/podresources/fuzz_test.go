@@ -184,7 +184,7 @@ func FuzzCheckpoint(f *testing.F) {
 		var want []allocation.Device
 		for _, n := range notes {
 			if n.UID == uid {
-				want = append(want, n.Device)
+				want = append(want, n)
 			}
 		}
 		got, err2 := readCheckpoint(path, uid)

@@ -112,7 +112,8 @@ func (p pod) devices() (devices []allocation.Device, names []string, err error) 
 		}
 		names = append(names, c.name)
 		for _, d := range c.devices {
-			devices = append(devices, allocation.Device{Namespace: p.namespace, Pod: p.name, Container: c.name, Index: i, Resource: d.resource, ID: d.id, CPUs: c.cpus})
+			d.Namespace, d.Pod, d.Container, d.Index, d.CPUs = p.namespace, p.name, c.name, i, c.cpus
+			devices = append(devices, d)
 		}
 	}
 	return devices, names, nil
@@ -121,7 +122,7 @@ func (p pod) devices() (devices []allocation.Device, names []string, err error) 
 // container is a ContainerResources.
 type container struct {
 	name    string
-	devices []struct{ resource, id string }
+	devices []allocation.Device // resource and ID
 	cpus    []int64
 }
 
@@ -159,7 +160,7 @@ func (c *container) takeDevices(message []byte) error {
 		return nil
 	})
 	for _, id := range ids {
-		c.devices = append(c.devices, struct{ resource, id string }{resource, id})
+		c.devices = append(c.devices, allocation.Device{Resource: resource, ID: id})
 	}
 	return err
 }
