@@ -178,7 +178,7 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 // watchDevices sends what there is whenever it is something else.
 func (d *daemon) watchDevices(ctx context.Context, to chan<- *pci.Snapshot) {
 	for ctx.Err() == nil {
-		err := pci.Watch(ctx, d.Sysfs, d.Poll, func(s *pci.Snapshot, _ []pci.Change) {
+		err := pci.Watch(ctx, d.Sysfs, d.Poll, func(s *pci.Snapshot) {
 			select {
 			case to <- s:
 			case <-ctx.Done():

@@ -36,13 +36,12 @@ func spoiled(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the scan hangs")
 	}
-	vf := address(t, spoiledVF)
-	for _, c := range Diff(before, after) {
-		if c.Address != vf {
-			t.Errorf("%s", c)
+	for _, c := range changed(before, after) {
+		if c != spoiledVF {
+			t.Errorf("%s has changed", c)
 		}
 	}
-	return after.Device(vf)
+	return after.Device(address(t, spoiledVF))
 }
 
 // TestScanGarbage: what cannot be what it should be makes the device unreadable, and says which file and what is wrong.

@@ -3,6 +3,8 @@
 package pci
 
 import (
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -25,6 +27,22 @@ func mustScan(t testing.TB, sysfs string) *Snapshot {
 	s, err := scan(sysfs, eight)
 	must(t, err)
 	return s
+}
+
+// changed returns the addresses of the devices that differ, and "nodes" if those do.
+func changed(from, to *Snapshot) (what []string) {
+	for _, s := range [][2]*Snapshot{{from, to}, {to, from}} {
+		for _, d := range s[0].Devices {
+			if other, ok := s[1].Device(d.Address); !ok || !reflect.DeepEqual(d, other) {
+				what = append(what, d.Address.String())
+			}
+		}
+	}
+	if !reflect.DeepEqual(from.Nodes, to.Nodes) {
+		what = append(what, "nodes")
+	}
+	slices.Sort(what)
+	return slices.Compact(what)
 }
 
 func must(t testing.TB, errs ...error) {

@@ -22,8 +22,8 @@ func TestSetNumVFs(t *testing.T) {
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
 	pf, before := address(t, firstPF), mustScan(t, sysfs)
 	must(t, SetNumVFs(t.Context(), sysfs, pf, 4))
-	if c := Diff(before, mustScan(t, sysfs)); len(c) > 0 {
-		t.Errorf("it has 4: %v", changes(c))
+	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+		t.Errorf("it has 4: %v", c)
 	}
 	for _, n := range []int{4, 2, 3, 0, 0, 4} { // the test's kernel refuses 2 to 3 without 0 between
 		must(t, SetNumVFs(t.Context(), sysfs, pf, n))
@@ -49,8 +49,8 @@ func TestSetNumVFsRefused(t *testing.T) {
 	if err := SetNumVFs(t.Context(), sysfs, address(t, "0000:ff:00.0"), 1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nothing: %v", err)
 	}
-	if c := Diff(before, mustScan(t, sysfs)); len(c) > 0 {
-		t.Error(changes(c))
+	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+		t.Error(c)
 	}
 }
 
@@ -76,8 +76,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 0); err == nil || err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist" {
 		t.Error(err)
 	}
-	if c := Diff(before, mustScan(t, sysfs)); len(c) > 0 {
-		t.Error(changes(c))
+	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {
+		t.Error(c)
 	}
 }
 

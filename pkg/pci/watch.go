@@ -5,6 +5,7 @@ package pci
 import (
 	"context"
 	"log/slog"
+	"reflect"
 	"strings"
 	"time"
 
@@ -19,9 +20,9 @@ const (
 )
 
 // Watch scans, and again after events of the kernel and after each poll at the latest, until ctx ends. Each snapshot that differs from the
-// one before is delivered with what changed, the first at once, one after another by the goroutine of the caller. Only a first scan that
-// fails is an error; later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
-func Watch(ctx context.Context, sysfs string, poll time.Duration, deliver func(*Snapshot, []Change)) error {
+// one before is delivered, the first at once, one after another by the goroutine of the caller. Only a first scan that fails is an error;
+// later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
+func Watch(ctx context.Context, sysfs string, poll time.Duration, deliver func(*Snapshot)) error {
 	ctx, stop := context.WithCancel(ctx)
 	hints, err := kernel.Events(ctx, concerns)
 	if err != nil {
@@ -39,20 +40,20 @@ func Watch(ctx context.Context, sysfs string, poll time.Duration, deliver func(*
 	return watch(ctx, func() (*Snapshot, error) { return Scan(sysfs) }, hints, poll, deliver)
 }
 
-func watch(ctx context.Context, scan func() (*Snapshot, error), hints <-chan struct{}, poll time.Duration, deliver func(*Snapshot, []Change)) error {
+func watch(ctx context.Context, scan func() (*Snapshot, error), hints <-chan struct{}, poll time.Duration, deliver func(*Snapshot)) error {
 	now, err := scan()
 	if err != nil {
 		return err
 	}
-	for deliver(now, Diff(nil, now)); await(ctx, hints, poll); {
+	for deliver(now); await(ctx, hints, poll); {
 		next, err := scan()
 		if err != nil {
 			slog.Warn("devices cannot be looked at, what was seen last stands", "error", err)
 			continue
 		}
-		if changes := Diff(now, next); len(changes) > 0 && ctx.Err() == nil {
+		if !reflect.DeepEqual(now, next) && ctx.Err() == nil {
 			now = next
-			deliver(now, changes)
+			deliver(now)
 		}
 	}
 	return nil

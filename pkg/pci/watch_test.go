@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -29,7 +28,7 @@ type machine struct {
 	scans []time.Duration // when, since the start
 	start time.Time
 	hints chan struct{}
-	seen  []string // what was delivered, each in one line
+	seen  []*Snapshot
 }
 
 func (m *machine) scan() (*Snapshot, error) {
@@ -58,7 +57,7 @@ func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
-			ended <- watch(ctx, m.scan, m.hints, poll, func(_ *Snapshot, c []Change) { m.seen = append(m.seen, strings.Join(changes(c), "\n")) })
+			ended <- watch(ctx, m.scan, m.hints, poll, func(s *Snapshot) { m.seen = append(m.seen, s) })
 		}()
 		synctest.Wait()
 		f(m)
@@ -147,7 +146,7 @@ func TestWatchFails(t *testing.T) {
 }
 
 func TestWatchFailsAtOnce(t *testing.T) {
-	err := Watch(t.Context(), t.TempDir(), time.Hour, func(*Snapshot, []Change) { t.Error("something is delivered") })
+	err := Watch(t.Context(), t.TempDir(), time.Hour, func(*Snapshot) { t.Error("something is delivered") })
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
@@ -157,32 +156,28 @@ func TestWatchFailsAtOnce(t *testing.T) {
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
-	delivered, ended := make(chan []Change, 10), make(chan error)
+	delivered, ended := make(chan *Snapshot, 10), make(chan error)
 	go func() {
-		ended <- Watch(ctx, sysfs, time.Hour, func(s *Snapshot, c []Change) {
-			if len(s.Devices) == 0 {
-				t.Error("a snapshot without devices")
-			}
-			delivered <- c
-		})
+		ended <- Watch(ctx, sysfs, time.Hour, func(s *Snapshot) { delivered <- s })
 	}()
-	if c := <-delivered; len(c) != 13 {
-		t.Errorf("at first %v", c)
+	before := <-delivered
+	if len(before.Devices) != 12 || len(before.Nodes) == 0 {
+		t.Errorf("at first %v", before)
 	}
 	pcitest.Remove(t, sysfs, "0000:3b:10.2")
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "ptb0"}}
 	must(t, netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge), netlink.LinkDel(bridge))
 	select {
-	case c := <-delivered:
-		t.Errorf("after a bridge came: %v", c)
+	case s := <-delivered:
+		t.Errorf("after a bridge came: %v", changed(before, s))
 	case <-time.After(400 * time.Millisecond):
 	}
 	lo, err := netlink.LinkByName("lo")
 	must(t, err, netlink.LinkSetMTU(lo, 65535), netlink.LinkSetMTU(lo, 65536))
 	select {
-	case c := <-delivered:
-		if got := changes(c); !slices.Equal(got, []string{"0000:3b:10.2 removed"}) {
-			t.Errorf("after an event: %v", got)
+	case s := <-delivered:
+		if _, ok := s.Device(address(t, "0000:3b:10.2")); ok || len(changed(before, s)) != 1 {
+			t.Errorf("after an event: %v", changed(before, s))
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("an event of the kernel is not seen")
@@ -195,18 +190,20 @@ func TestWatchKernel(t *testing.T) {
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())
-	delivered, ended := make(chan []Change, 10), make(chan error)
+	delivered, ended := make(chan *Snapshot, 10), make(chan error)
 	go func() {
-		ended <- Watch(ctx, sysfs, 5*time.Millisecond, func(_ *Snapshot, c []Change) { delivered <- c })
+		ended <- Watch(ctx, sysfs, 5*time.Millisecond, func(s *Snapshot) { delivered <- s })
 	}()
-	<-delivered
+	before := <-delivered
 	at := filepath.Join(sysfs, devicesFolder)
 	must(t, os.Rename(at, at+".away"))
 	time.Sleep(30 * time.Millisecond)
 	must(t, os.Rename(at+".away", at))
 	pcitest.Set(t, sysfs, "0000:3b:00.0", "net/ens1f0/carrier", "0")
-	if c := changes(<-delivered); !slices.Equal(c, []string{"0000:3b:00.0 changed: carrier true, now false"}) {
-		t.Errorf("delivered %v", c)
+	after := <-delivered
+	was, _ := before.Device(address(t, "0000:3b:00.0"))
+	if is, _ := after.Device(was.Address); !was.Carrier || is.Carrier || !slices.Equal(changed(before, after), []string{"0000:3b:00.0"}) {
+		t.Errorf("delivered %v", changed(before, after))
 	}
 	stop()
 	must(t, <-ended)
