@@ -93,6 +93,9 @@ func containsFold(list []string, s string) bool {
 func Nearest(key string, words []string) string {
 	best, at := len(key)/2+1, ""
 	for _, w := range words {
+		if max(len(key), len(w))-min(len(key), len(w)) >= best {
+			continue // the distance is at least that, and a key may have a million letters
+		}
 		if d := distance(strings.ToLower(key), strings.ToLower(w)); d < best {
 			best, at = d, w
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // reader turns values into what they mean and gathers all that is wrong with them.
@@ -216,40 +217,12 @@ func suggestion(key string, fields []field) string {
 	if _, ok := find(fields, "selectors"); ok && selects {
 		return "; it belongs into selectors"
 	}
-	best, nearest := "", len(key)/3+2
 	var names []string
 	for _, f := range fields {
 		names = append(names, f.key)
-		if d := distance(strings.ToLower(key), strings.ToLower(f.key), nearest); d < nearest {
-			best, nearest = f.key, d
-		}
 	}
-	if best != "" {
-		return fmt.Sprintf("; did you mean %s?", best)
+	if near := plugin.Nearest(key, names); near != "" {
+		return fmt.Sprintf("; did you mean %s?", near)
 	}
 	return "; known are " + strings.Join(names, ", ")
-}
-
-// distance counts the letters to add, drop or replace between two words, at most limit.
-func distance(a, b string, limit int) int {
-	if max(len(a), len(b))-min(len(a), len(b)) >= limit {
-		return limit
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return min(row[len(b)], limit)
 }
