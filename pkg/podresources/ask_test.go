@@ -205,7 +205,7 @@ func TestNoKubelet(t *testing.T) {
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask(t, k, "u"); !errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), filepath.Dir(k.Socket)) {
+	if _, err := ask(t, k, "u"); !errors.Is(err, errNoKubelet) || !strings.Contains(err.Error(), filepath.Dir(k.Socket)) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -256,7 +256,7 @@ func TestTimeUp(t *testing.T) {
 	}
 	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
 		err := askUntilUp(t, k, says)
-		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNoKubelet) || !strings.Contains(err.Error(), says) ||
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNoKubelet) || !strings.Contains(err.Error(), says) ||
 			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: context deadline exceeded: ") {
 			t.Errorf("%s: got %v", says, err)
 		}

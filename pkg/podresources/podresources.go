@@ -35,8 +35,8 @@ const (
 )
 
 var (
-	// ErrNoKubelet is where no kubelet ever was: the socket's folder is missing.
-	ErrNoKubelet = errors.New("no kubelet was here")
+	// errNoKubelet is where no kubelet ever was: the socket's folder is missing.
+	errNoKubelet = errors.New("no kubelet was here")
 	// ErrUnknownPod is for a pod that the kubelet does not have, which is something else than a pod without devices.
 	ErrUnknownPod = errors.New("the kubelet does not know the pod")
 	// ErrNoUID is where a pod has no devices by its name, and the runtime does not say its UID.
@@ -103,7 +103,7 @@ func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) 
 	case unknown(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
 	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(k.Socket)):
-		return nil, fmt.Errorf("%w: there is no folder %s", ErrNoKubelet, filepath.Dir(k.Socket))
+		return nil, fmt.Errorf("%w: there is no folder %s", errNoKubelet, filepath.Dir(k.Socket))
 	case err != nil:
 		return nil, err
 	}

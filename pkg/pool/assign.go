@@ -63,7 +63,7 @@ func (c *Config) device(n *node, v verdict) Device {
 	case r.ExcludeTopology || !n.several():
 	case n.located(&d.Device):
 		d.Topology = []int{d.NUMANode}
-	case r.UnknownNUMA == All:
+	case r.UnknownNUMA == unlocatedAll:
 		for _, node := range n.Nodes {
 			d.Topology = append(d.Topology, node.ID)
 		}

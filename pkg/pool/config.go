@@ -25,14 +25,14 @@ const (
 	DistinctPF  Policy = "distinct-pf"   // different PFs, then different cards
 )
 
-// Unlocated says what becomes of devices whose NUMA node is unknown, on a machine with several.
-type Unlocated string
+// unlocated says what becomes of devices whose NUMA node is unknown, on a machine with several.
+type unlocated string
 
 // What unknownNuma can be.
 const (
-	Omit    Unlocated = "omit"    // offered without a topology, in a resource of their own if the others are located
-	All     Unlocated = "all"     // offered as equally near to all nodes
-	Exclude Unlocated = "exclude" // not offered
+	unlocatedOmit    unlocated = "omit"    // offered without a topology, in a resource of their own if the others are located
+	unlocatedAll     unlocated = "all"     // offered as equally near to all nodes
+	unlocatedExclude unlocated = "exclude" // not offered
 )
 
 // CDI says how a container gets the device files of its devices.
@@ -49,7 +49,7 @@ const (
 // Config is a validated configuration.
 type Config struct {
 	Resources []Resource
-	PFs       []PF
+	PFs       []pfEntry
 	Notes     []Problem // what is odd whatever the node
 }
 
@@ -59,9 +59,9 @@ type Resource struct {
 	Prefix, Name    string
 	ExcludeTopology bool
 	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all
-	Selectors       []Selector                   // a device is taken by the first that it meets; none takes all
+	Selectors       []selector                   // a device is taken by the first that it meets; none takes all
 	SplitByNUMA     bool                         // one resource per NUMA node: Name_numa0, Name_numa1
-	UnknownNUMA     Unlocated
+	UnknownNUMA     unlocated
 	Policy          Policy
 	Driver          string // to bind devices to, "" to leave them as they are
 	CDI             CDI
@@ -73,16 +73,16 @@ type Resource struct {
 // FullName returns prefix and name, as a pod asks for the resource.
 func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
-// Selector is met by a device that meets all its conditions.
-type Selector struct {
+// selector is met by a device that meets all its conditions.
+type selector struct {
 	Place
-	Conditions []Condition
+	Conditions []condition
 	RDMA       bool // devices come with their RDMA files
 	VhostNet   bool // devices come with /dev/vhost-net and /dev/net/tun
 }
 
-// Condition is one key of a selector. A device meets it by having one of the values.
-type Condition struct {
+// condition is one key of a selector. A device meets it by having one of the values.
+type condition struct {
 	Place
 	Name string // of the key: pfNames
 	test test
@@ -96,8 +96,8 @@ type test interface {
 	missing(*node) []string // what no device of the node can have, one sentence each
 }
 
-// PF is an entry of pfs: how many VFs a PF shall have. Either Name, of its interface, or Address is set.
-type PF struct {
+// pfEntry is an entry of pfs: how many VFs a PF shall have. Either Name, of its interface, or Address is set.
+type pfEntry struct {
 	Place
 	Name    string
 	Address pci.Address
@@ -171,7 +171,7 @@ func (r *reader) config(root value, src Source) *Config {
 }
 
 func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
-	res := Resource{Place: v.Place, Prefix: prefix, UnknownNUMA: Omit, Policy: NUMABestFit, CDI: cdi}
+	res := Resource{Place: v.Place, Prefix: prefix, UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: cdi}
 	r.unserved = nil
 	keys := r.object(v, []field{
 		{"resourceName", r.checked(&res.Name, resourceName)},
@@ -181,7 +181,7 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 		{"additionalInfo", func(v value) { res.AdditionalInfo = r.additionalInfo(v) }},
 		{"selectors", func(v value) { res.Selectors = r.selectors(v) }},
 		{"splitByNuma", r.flag(&res.SplitByNUMA)},
-		{"unknownNuma", oneOf(r, &res.UnknownNUMA, Omit, All, Exclude)},
+		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unlocatedOmit, unlocatedAll, unlocatedExclude)},
 		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
 		{"driver", r.checked(&res.Driver, driverName)},
 		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
@@ -195,8 +195,8 @@ func (r *reader) resource(v value, prefix string, cdi CDI) Resource {
 }
 
 // pf reads an entry of pfs.
-func (r *reader) pf(v value) PF {
-	pf := PF{Place: v.Place}
+func (r *reader) pf(v value) pfEntry {
+	pf := pfEntry{Place: v.Place}
 	keys := r.object(v, []field{
 		{"pfName", r.checked(&pf.Name, interfaceName)},
 		{"pciAddress", r.address(&pf.Address)},

@@ -55,25 +55,25 @@ func TestParse(t *testing.T) {
 }`)
 	want := &Config{
 		Resources: []Resource{
-			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", UnknownNUMA: Omit, Policy: NUMABestFit, CDI: CDIAnnotation},
+			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: CDIAnnotation},
 			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
-				Selectors: []Selector{
+				Selectors: []selector{
 					{Place: Place{"config.json", 11, "resourceList[1].selectors[0]"},
-						Conditions: []Condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[0].vendors"}, Name: "vendors"}}},
+						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[0].vendors"}, Name: "vendors"}}},
 					{Place: Place{"config.json", 11, "resourceList[1].selectors[1]"}, RDMA: true, VhostNet: true,
-						Conditions: []Condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
+						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
 				},
-				SplitByNUMA: true, UnknownNUMA: All, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
-			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", UnknownNUMA: Omit, Policy: NUMABestFit, CDI: CDIAnnotation},
+				SplitByNUMA: true, UnknownNUMA: unlocatedAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
+			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: CDIAnnotation},
 		},
-		PFs: []PF{
+		PFs: []pfEntry{
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
 			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1), Offer: true},
 		},
 		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"}, "resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
 	}
-	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, PF{}, Condition{}), cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, pfEntry{}, condition{}), cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
 	if r := c.Resources[1]; r.FullName() != "example.org/full_1" {

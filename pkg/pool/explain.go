@@ -107,7 +107,7 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 	if r.otherType {
 		return -1, r.Unserved[0].Text
 	}
-	if r.UnknownNUMA == Exclude && n.several() && !n.located(&d.Device) {
+	if r.UnknownNUMA == unlocatedExclude && n.several() && !n.located(&d.Device) {
 		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
 	}
 	why := ""
@@ -123,7 +123,7 @@ func (r *Resource) matches(n *node, d subject) (int, string) {
 }
 
 // refuses returns the first condition that a device does not meet, "" if it meets all.
-func (s *Selector) refuses(d subject) string {
+func (s *selector) refuses(d subject) string {
 	for _, c := range s.Conditions {
 		if !c.test.met(d) {
 			return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.test.found(d)), c.test.want())

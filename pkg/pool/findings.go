@@ -61,7 +61,7 @@ func (f *findings) selectors(r *Resource) {
 }
 
 // unmet reports a condition that no device meets, with what the devices have.
-func (f *findings) unmet(r *Resource, c Condition) {
+func (f *findings) unmet(r *Resource, c condition) {
 	var have []string
 	for _, d := range f.subjects {
 		d.bindTo = r.Driver

@@ -92,7 +92,7 @@ func (r *Resource) variable() string {
 // splits tells whether devices of the resource may be offered under its name with an ending.
 func (r *Resource) splits(ending string) bool {
 	if ending == noNUMA {
-		return r.UnknownNUMA == Omit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != Exclude
+		return r.UnknownNUMA == unlocatedOmit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != unlocatedExclude
 	}
 	return r.SplitByNUMA
 }
@@ -143,7 +143,7 @@ func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
 }
 
 // checkPFs refuses two numbers of VFs for one PF.
-func (r *reader) checkPFs(pfs []PF) {
+func (r *reader) checkPFs(pfs []pfEntry) {
 	for i, pf := range pfs {
 		for _, first := range pfs[:i] {
 			if pf.Name == first.Name && pf.Address == first.Address && (pf.Name != "" || pf.Address.IsValid()) {

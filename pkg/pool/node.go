@@ -103,7 +103,7 @@ func (c *Config) busy(n *node, i int) string {
 // reserved returns why a function that is no VF stays with the node, "" if a pod may have it. A PF is a device only while it has no VFs and
 // its entry of pfs has offerPf: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable function may be a PF.
 func (c *Config) reserved(d subject) string {
-	var entry PF
+	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
 		entry = c.PFs[i]
 	}
@@ -122,7 +122,7 @@ func (c *Config) reserved(d subject) string {
 
 // entryOf returns the entry of pfs that counts for a PF, the first, or -1.
 func (c *Config) entryOf(d subject) int {
-	return slices.IndexFunc(c.PFs, func(pf PF) bool { return pf.is(d) })
+	return slices.IndexFunc(c.PFs, func(pf pfEntry) bool { return pf.is(d) })
 }
 
 func (n *node) defaultRoute(d *pci.Device) string {
@@ -135,7 +135,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 }
 
 // is tells whether a device is the PF that is meant.
-func (pf *PF) is(d subject) bool {
+func (pf *pfEntry) is(d subject) bool {
 	if d.IsVF() {
 		return false
 	}

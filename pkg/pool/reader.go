@@ -213,7 +213,7 @@ func (r *reader) address(to *pci.Address) func(value) {
 
 // suggestion names the key that is meant, or all that there are.
 func suggestion(key string, fields []field) string {
-	_, selects := find((&reader{}).selectorKeys(&Selector{}), key)
+	_, selects := find((&reader{}).selectorKeys(&selector{}), key)
 	if _, ok := find(fields, "selectors"); ok && selects {
 		return "; it belongs into selectors"
 	}

@@ -18,23 +18,23 @@ var (
 )
 
 // selectors reads one selector or a list of them.
-func (r *reader) selectors(v value) []Selector {
+func (r *reader) selectors(v value) []selector {
 	if v.kind != list {
-		return []Selector{r.selector(v)}
+		return []selector{r.selector(v)}
 	}
-	var out []Selector
+	var out []selector
 	r.each(func(v value) { out = append(out, r.selector(v)) })(v)
 	return out
 }
 
-func (r *reader) selector(v value) Selector {
-	s := Selector{Place: v.Place}
+func (r *reader) selector(v value) selector {
+	s := selector{Place: v.Place}
 	r.object(v, r.selectorKeys(&s))
 	return s
 }
 
 // selectorKeys are those of a selector, and who reads them.
-func (r *reader) selectorKeys(s *Selector) []field {
+func (r *reader) selectorKeys(s *selector) []field {
 	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
 		return func(v value) {
 			var values []string
@@ -58,7 +58,7 @@ func (r *reader) selectorKeys(s *Selector) []field {
 		{"numaNodes", func(v value) { s.add(v, r.nodes(v)) }},
 		{"isRdma", func(v value) {
 			if r.flag(&s.RDMA)(v); s.RDMA {
-				s.Conditions = append(s.Conditions, Condition{v.Place, "isRdma", rdmaTest{}})
+				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
 			}
 		}},
 		{"needVhostNet", r.flag(&s.VhostNet)},
@@ -70,9 +70,9 @@ func (r *reader) selectorKeys(s *Selector) []field {
 }
 
 // add adds a condition; an empty list is none.
-func (s *Selector) add(v value, t test) {
+func (s *selector) add(v value, t test) {
 	if v.kind == list && len(v.items) > 0 {
-		s.Conditions = append(s.Conditions, Condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
+		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
 	}
 }
 
