@@ -3,12 +3,10 @@
 package docs
 
 import (
-	"flag"
+	"bytes"
 	"fmt"
-	"io"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -47,41 +45,16 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestDevicePluginFlags: the README has each flag, with its default.
-func TestDevicePluginFlags(t *testing.T) {
-	text := read(t, devicePlugin)
-	documented := regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(text, -1)
-	var names []string
-	for _, m := range documented {
-		names = append(names, m[1])
-	}
-	deviceplugin.Flags(io.Discard).VisitAll(func(f *flag.Flag) {
-		i := slices.Index(names, f.Name)
-		if i < 0 {
-			t.Errorf("--%s is not in the table", f.Name)
-			return
-		}
-		if f.Name != "node-name" && f.DefValue != "" && documented[i][2] != "`"+f.DefValue+"`" {
-			t.Errorf("--%s: the default is %s, not %s", f.Name, f.DefValue, documented[i][2])
-		}
-		names = slices.Delete(names, i, i+1)
-		documented = slices.Delete(documented, i, i+1)
-	})
-	if len(names) > 0 {
-		t.Errorf("no such flags: %q", names)
-	}
-}
-
 // TestManifest: the DaemonSet passes flags that exist, mounts folders only, and asks for no privilege.
 func TestManifest(t *testing.T) {
 	text := read(t, manifest)
-	flags := deviceplugin.Flags(io.Discard)
 	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)
 	if args == nil {
 		t.Fatal("there are no args")
 	}
-	if err := flags.Parse(strings.Split(args[1], ", ")); err != nil {
-		t.Error(err)
+	var said bytes.Buffer
+	if status := deviceplugin.Main(append(strings.Split(args[1], ", "), "--help"), &said, nil); status != 0 {
+		t.Errorf("status %d: %s", status, &said)
 	}
 	mounted := regexp.MustCompile(`hostPath: \{path: (\S+), type: (\w+)\}`).FindAllStringSubmatch(text, -1)
 	for _, m := range mounted {

@@ -25,7 +25,7 @@ const pollPods = 10 * time.Second
 
 // daemon holds the resources of a node.
 type daemon struct {
-	Options
+	settings
 	log    *slog.Logger
 	count  counters
 	health *health
@@ -279,7 +279,7 @@ func (d *daemon) logUnserved() {
 }
 
 // source tells Parse what the configuration does not say.
-func (o Options) source() pool.Source {
+func (o settings) source() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 

@@ -29,7 +29,7 @@ import (
 // lab is a daemon beside a kubelet, with a tree of sysfs of its own.
 type lab struct {
 	*testing.T
-	Options
+	settings
 	kubelet *fakeKubelet
 	reload  chan os.Signal
 	log     *lines
@@ -69,7 +69,7 @@ func newLab(t *testing.T, sysfs, config string) *lab {
 func prepareLab(t *testing.T, sysfs, config string) *lab {
 	k := newFakeKubelet(t)
 	root := filepath.Dir(k.dir)
-	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, Options: Options{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
+	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, settings: settings{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
 		Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
 		CDIDir: filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"), Poll: 20 * time.Millisecond}}
 	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods, filepath.Join(l.Dev, "net")} {
@@ -98,7 +98,7 @@ func (l *lab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- Run(ctx, l.Options, l.reload, logTo(l.log))
+		done <- runDaemon(ctx, l.settings, l.reload, logTo(l.log))
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -368,7 +368,7 @@ func TestReload(t *testing.T) {
 // TestBadStart: with a configuration that is wrong the daemon does not start, and leaves nothing.
 func TestBadStart(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
-	err := Run(t.Context(), l.Options, nil, quiet())
+	err := runDaemon(t.Context(), l.settings, nil, quiet())
 	if err == nil || !strings.Contains(err.Error(), "config.json:1") || !strings.Contains(err.Error(), "resourceName") {
 		t.Errorf("got %v", err)
 	}

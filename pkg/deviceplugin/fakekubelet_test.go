@@ -79,7 +79,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func (k *fakeKubelet) folder() Kubelet { return Kubelet{Plugins: k.dir} }
+func (k *fakeKubelet) folder() kubeletDirs { return kubeletDirs{Plugins: k.dir} }
 
 // start begins as the kubelet does.
 func (k *fakeKubelet) start() {

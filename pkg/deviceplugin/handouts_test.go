@@ -49,7 +49,7 @@ func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 // opened is a daemon that serves nothing but the endpoints of its resources, by hand.
 func (l *lab) opened() *daemon {
 	l.Helper()
-	d, err := open(l.Options, quiet())
+	d, err := open(l.settings, quiet())
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -52,8 +52,8 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 // unixPrefix tells the path of a socket, for nobody but root, from host:port.
 const unixPrefix = "unix:"
 
-// Ready asks an instance that runs whether the kubelet watches all its resources, as its probe.
-func Ready(ctx context.Context, address string) error {
+// askReady asks an instance that runs whether the kubelet watches all its resources, as its probe.
+func askReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, unixPrefix); isUnix {
 		network, where = "unix", path

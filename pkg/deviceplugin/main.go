@@ -48,7 +48,7 @@ func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Log
 	if o.AskReady {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		if err := Ready(ctx, o.HTTP); err != nil {
+		if err := askReady(ctx, o.HTTP); err != nil {
 			fmt.Fprintln(stderr, "sriov-device-plugin: not ready:", err)
 			return 1
 		}
@@ -57,7 +57,7 @@ func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Log
 	o.Return = func() error { return back(o.Sysfs, log) }
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
-	if err := Run(ctx, o, reload, log); err != nil {
+	if err := runDaemon(ctx, o, reload, log); err != nil {
 		fmt.Fprintln(stderr, "sriov-device-plugin:", err)
 		return 1
 	}
@@ -68,13 +68,11 @@ const ignored = "ignored: the log goes to standard error"
 
 // commandLine is what the flags say.
 type commandLine struct {
-	Options
+	settings
 	kubelet, registration, verbosity string
 }
 
-// Flags returns all flags with their defaults. It knows those of sriov-network-device-plugin, so that its manifests work.
-func Flags(output io.Writer) *flag.FlagSet { return new(commandLine).flags(output) }
-
+// flags returns all flags with their defaults. It knows those of sriov-network-device-plugin, so that its manifests work.
 func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
@@ -100,7 +98,7 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 }
 
 // parseFlags has told what is wrong when it fails.
-func parseFlags(args []string, stderr io.Writer) (o Options, level slog.Level, err error) {
+func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, err error) {
 	var c commandLine
 	f := c.flags(stderr)
 	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} { // of glog, which sriov-network-device-plugin uses
@@ -129,7 +127,7 @@ func parseFlags(args []string, stderr io.Writer) (o Options, level slog.Level, e
 	case c.registration != "classic" && c.registration != "auto":
 		return o, 0, complain(f, "registration %q: want auto, classic or registry", c.registration)
 	}
-	return c.Options, level, nil
+	return c.settings, level, nil
 }
 
 // nodeName is that of the downward API, or the machine's.

@@ -4,9 +4,13 @@ package deviceplugin
 
 import (
 	"bytes"
+	"flag"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,7 +22,7 @@ func TestFlags(t *testing.T) {
 	var stderr bytes.Buffer
 	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir, "-v=10", "-logtostderr=true", "--alsologtostderr", "-stderrthreshold", "INFO"}, &stderr)
 	if err != nil || level != slog.LevelDebug || o.Prefix != "example.com" || o.ConfigFile != "/x" || !o.UseCDI || o.Host != "node-7" ||
-		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (Kubelet{Plugins: defaultPlugins}) {
+		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (kubeletDirs{Plugins: defaultPlugins}) {
 		t.Errorf("%+v, %s, %v", o, level, err)
 	}
 	registry := filepath.Join(dir, "plugins_registry")
@@ -43,5 +47,33 @@ func TestFlags(t *testing.T) {
 	}
 	if status := Main([]string{"--help"}, &stderr, nil); status != 0 {
 		t.Errorf("--help: status %d", status)
+	}
+}
+
+// TestDocumentedFlags: the README has each flag, with its default.
+func TestDocumentedFlags(t *testing.T) {
+	text, err := os.ReadFile("../../plugins/sriov-device-plugin/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := regexp.MustCompile("(?m)^\\| `--([a-z-]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(string(text), -1)
+	var names []string
+	for _, m := range documented {
+		names = append(names, m[1])
+	}
+	new(commandLine).flags(io.Discard).VisitAll(func(f *flag.Flag) {
+		i := slices.Index(names, f.Name)
+		if i < 0 {
+			t.Errorf("--%s is not in the table", f.Name)
+			return
+		}
+		if f.Name != "node-name" && f.DefValue != "" && documented[i][2] != "`"+f.DefValue+"`" {
+			t.Errorf("--%s: the default is %s, not %s", f.Name, f.DefValue, documented[i][2])
+		}
+		names = slices.Delete(names, i, i+1)
+		documented = slices.Delete(documented, i, i+1)
+	})
+	if len(names) > 0 {
+		t.Errorf("no such flags: %q", names)
 	}
 }

@@ -37,20 +37,20 @@ func versions() []string {
 	}
 }
 
-// Kubelet is where a kubelet is found.
-type Kubelet struct {
+// kubeletDirs are where a kubelet is found.
+type kubeletDirs struct {
 	Plugins  string // the folder of kubelet.sock; the kubelet has it at a fixed place, whatever its root is
 	Registry string // plugins_registry, "" for none: the kubelet finds endpoints there by itself
 }
 
 // socket is where plugins register.
-func (k Kubelet) socket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
+func (k kubeletDirs) socket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
 // registrar serves an endpoint and keeps it registered, for as long as it runs.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
-	kubelet Kubelet
+	kubelet kubeletDirs
 	server  *grpc.Server
 	changed <-chan struct{} // something happened in the folder of the sockets
 
@@ -67,7 +67,7 @@ type registrar struct {
 	at      time.Time // when that became so
 }
 
-func newRegistrar(e *endpoint, k Kubelet, changed <-chan struct{}) *registrar {
+func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registrar {
 	r := &registrar{endpoint: e, kubelet: k, changed: changed, server: grpc.NewServer(grpc.MaxRecvMsgSize(1 << 20))}
 	pluginapi.RegisterDevicePluginServer(r.server, r)
 	registerapi.RegisterRegistrationServer(r.server, r)

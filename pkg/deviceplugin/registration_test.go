@@ -47,7 +47,7 @@ func offering(p pool.Pool) *offer {
 }
 
 // run serves an endpoint beside a kubelet until the test ends.
-func run(t *testing.T, k Kubelet, o *offer) *registrar {
+func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
 	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("")), k, changed)
@@ -254,7 +254,7 @@ func TestTwoInstances(t *testing.T) {
 // TestRegistry: a kubelet that looks for sockets finds the endpoint, gets the same options as by Register, and a refusal is not the end.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
-	r := run(t, Kubelet{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
+	r := run(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfs(1)))
 	socket := func(not string) string {
 		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
 			if found, _ := filepath.Glob(filepath.Join(dir, "example*.sock")); len(found) == 1 && found[0] != not {

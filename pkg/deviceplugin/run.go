@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Options are where everything is. Folders that are "" are done without.
-type Options struct {
+// settings say where everything is. Folders that are "" are done without.
+type settings struct {
 	ConfigFile string // config.json
 	Prefix     string // of resources that name none
 	Host       string // name of this node, for entries of the configuration that are for some nodes only
@@ -29,7 +29,7 @@ type Options struct {
 	UseCDI     bool   // hand device nodes over by CDI, in annotations, where the configuration does not say
 	Sysfs      string // /sys
 	Dev        string // /dev
-	Kubelet    Kubelet
+	Kubelet    kubeletDirs
 	Pods       string        // the folder of the kubelet's PodResources socket
 	InfoDir    string        // the folder of device-info files
 	CDIDir     string        // the folder of CDI specifications
@@ -42,11 +42,11 @@ type Options struct {
 }
 
 // checkpoint is the file in which the kubelet remembers what it gave away, in the folder of its socket.
-func (o Options) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
+func (o settings) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
 
-// Run serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
+// runDaemon serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
 // configuration again.
-func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logger) error {
+func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *slog.Logger) error {
 	d, err := open(o, log)
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options, reload <-chan os.Signal, log *slog.Logg
 }
 
 // open reads what has to be right before anything is served.
-func open(o Options, log *slog.Logger) (*daemon, error) {
+func open(o settings, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -92,7 +92,7 @@ func open(o Options, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		Options: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(o.checkpoint()), config: config, text: data,
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(o.checkpoint()), config: config, text: data,
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(snapshot)

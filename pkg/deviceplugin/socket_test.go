@@ -43,7 +43,7 @@ func TestSocketsComeBack(t *testing.T) {
 	for i, path := range []string{http, l.Socket} {
 		first[i], _ = idOf(path)
 	}
-	second := &lab{T: t, Options: l.Options, kubelet: l.kubelet, reload: l.reload, log: &lines{}}
+	second := &lab{T: t, settings: l.settings, kubelet: l.kubelet, reload: l.reload, log: &lines{}}
 	stop := second.start()
 	for i, path := range []string{http, l.Socket} {
 		for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -78,7 +78,7 @@ func TestNoSocketThere(t *testing.T) {
 			} else {
 				l.Socket = path
 			}
-			err := Run(t.Context(), l.Options, nil, quiet())
+			err := runDaemon(t.Context(), l.settings, nil, quiet())
 			after, gone := os.Lstat(path)
 			if err == nil || !strings.Contains(err.Error(), "something else is there") || gone != nil || !os.SameFile(before, after) {
 				t.Errorf("%s, %s: %v, %v", of, what, err, gone)
@@ -117,17 +117,17 @@ func TestPipe(t *testing.T) {
 // TestReady: the probe tells an instance that is ready from one that is not, and from none.
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
-	if err := Ready(t.Context(), l.HTTP); err == nil {
+	if err := askReady(t.Context(), l.HTTP); err == nil {
 		t.Error("nobody is ready")
 	}
 	stop := l.start()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
-	if err := Ready(t.Context(), l.HTTP); err == nil || !strings.Contains(err.Error(), "does not watch example.com/one") {
+	if err := askReady(t.Context(), l.HTTP); err == nil || !strings.Contains(err.Error(), "does not watch example.com/one") {
 		t.Errorf("got %v", err)
 	}
 	l.kubelet.start()
 	l.await("/readyz", "ok")
-	if err := Ready(t.Context(), l.HTTP); err != nil {
+	if err := askReady(t.Context(), l.HTTP); err != nil {
 		t.Error(err)
 	}
 	stop()

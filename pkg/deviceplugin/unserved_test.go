@@ -17,7 +17,7 @@ func TestUnserved(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_config_unserved{resource="example.com/fpga"} 1`, `podlace_sriov_config_unserved{resource="example.com/vdpa"} 1`)
 	l.await("/readyz", "ok")
 	l.Strict = true
-	if err := Run(t.Context(), l.Options, nil, quiet()); err == nil || !strings.Contains(err.Error(), "config.json:1: resourceList[0].deviceType: unsupported: accelerator") {
+	if err := runDaemon(t.Context(), l.settings, nil, quiet()); err == nil || !strings.Contains(err.Error(), "config.json:1: resourceList[0].deviceType: unsupported: accelerator") {
 		t.Errorf("got %v", err)
 	}
 }
