@@ -11,8 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"github.com/podlace/podlace/pkg/deviceplugin"
 )
 
 const gpus = "example.com/gpu"
@@ -67,14 +65,9 @@ func runGPUs(t *testing.T) {
 		&pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: "gpu.sock", ResourceName: gpus}); err != nil {
 		t.Fatal(err)
 	}
-	asked, err := deviceplugin.OpenPodResources(kubeletRoot + "/pod-resources")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer asked.Close()
 	within(t, 10*time.Second, "the kubelet has the GPUs", func() error {
-		devices, err := asked.Allocatable(t.Context())
-		if err == nil && len(devices[gpus]) != 2 {
+		devices, err := allocatable(t, gpus)
+		if err == nil && len(devices) != 2 {
 			return net.ErrClosed
 		}
 		return err

@@ -13,20 +13,15 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/node"
-	"github.com/podlace/podlace/pkg/deviceplugin"
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// allocatable are the devices of the resource that the kubelet may give away, now or later: the healthy ones.
-func allocatable(t *testing.T) ([]string, error) {
+// allocatable are the devices of a resource that the kubelet may give away, now or later: the healthy ones.
+func allocatable(t *testing.T, of string) ([]allocation.Device, error) {
 	t.Helper()
-	asked, err := deviceplugin.OpenPodResources(kubeletRoot + "/pod-resources")
-	if err != nil {
-		return nil, err
-	}
-	defer asked.Close()
-	devices, err := asked.Allocatable(t.Context())
-	return devices[resource], err
+	return podresources.Allocatable(t.Context(), kubeletFor(of))
 }
 
 // free is an error unless the kubelet may give away so many VFs now. It tells that to a pod that wants too many.
@@ -107,7 +102,7 @@ func (l *lab) pf(vf string) string {
 
 // healthy is an error unless so many VFs are.
 func (l *lab) healthy(want int) error {
-	devices, err := allocatable(l.t)
+	devices, err := allocatable(l.t, resource)
 	if err == nil && len(devices) != want {
 		return fmt.Errorf("%d are", len(devices))
 	}

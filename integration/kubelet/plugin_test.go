@@ -18,8 +18,8 @@ import (
 
 	"github.com/podlace/podlace/integration/node"
 	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/deviceplugin"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
+	"github.com/podlace/podlace/pkg/podresources"
 )
 
 const (
@@ -126,15 +126,17 @@ func (p *plugin) numaOf(address string) int {
 	return n
 }
 
+// kubeletFor is the kubelet, to be asked for the devices of a resource.
+func kubeletFor(of string) podresources.Kubelet {
+	k := podresources.At(kubeletRoot)
+	k.Wanted = func(resource string) bool { return resource == of }
+	return k
+}
+
 // holders asks the kubelet itself who has which device of a resource.
 func holders(t *testing.T, of string) []allocation.Device {
 	t.Helper()
-	asked, err := deviceplugin.OpenPodResources(kubeletRoot + "/pod-resources")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer asked.Close()
-	held, err := asked.List(t.Context(), func(resource string) bool { return resource == of })
+	held, err := podresources.List(t.Context(), kubeletFor(of))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/pool"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -29,7 +30,6 @@ type daemon struct {
 	log    *slog.Logger
 	count  counters
 	health *health
-	pods   *PodResources
 	gate   *gate  // before mu
 	owners shared // the question who has the devices that were handed out
 
@@ -320,7 +320,7 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 		a.Devices, a.UID = append(a.Devices, devices...), q.UID
 		return a
 	}
-	held, err := d.pods.List(ctx, func(string) bool { return true })
+	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}

@@ -55,7 +55,7 @@ func (l *lab) opened() *daemon {
 	}
 	ctx, cancel := context.WithCancel(l.Context())
 	d.refresh(ctx)
-	l.Cleanup(func() { cancel(); d.running.Wait(); d.pods.Close() })
+	l.Cleanup(func() { cancel(); d.running.Wait() })
 	return d
 }
 

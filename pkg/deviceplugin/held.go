@@ -37,7 +37,8 @@ func (d *daemon) remembered() []allocation.Device {
 func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(resource string) bool) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
 	defer cancel()
-	kubelet := podresources.Kubelet{Socket: d.podsSocket(), Checkpoint: d.checkpoint(), Wanted: want}
+	kubelet := d.kubelet()
+	kubelet.Wanted = want
 	for asked := false; ; asked = true {
 		if len(d.gate.handOuts.candidates(q.UID, want)) > 0 {
 			d.learnOwners(ctx)
@@ -64,7 +65,7 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(re
 func (d *daemon) learnOwners(ctx context.Context) {
 	d.owners.share(ctx, func() {
 		asked := time.Now()
-		held, err := d.pods.List(ctx, func(string) bool { return true })
+		held, err := podresources.List(ctx, d.kubelet())
 		if err != nil {
 			d.log.Debug("it is not known which pods have devices", "error", err)
 		}
@@ -72,27 +73,29 @@ func (d *daemon) learnOwners(ctx context.Context) {
 	})
 }
 
-func (d *daemon) podsSocket() string { return filepath.Join(d.Pods, "kubelet.sock") }
+func (d *daemon) kubelet() podresources.Kubelet {
+	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint()}
+}
 
 // askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers: then
 // both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) {
-	id, _ := idOf(d.podsSocket())
+	id, _ := idOf(d.kubelet().Socket)
 	remembered, now := d.remembered(), time.Now()
-	held, err := d.pods.List(ctx, func(string) bool { return true })
+	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
 		d.log.Debug("it is not known which pods have devices", "error", err)
 	}
 	d.gate.handOuts.learnOwners(now, held)
-	allocatable, countErr := d.pods.Allocatable(ctx)
+	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.counted = map[string]int{}
-	for resource, devices := range allocatable {
-		d.counted[resource] = len(devices)
+	for _, a := range allocatable {
+		d.counted[a.Resource]++
 	}
 	if id != d.answers {
 		d.answers, d.since, d.told = id, now, map[string]bool{}

@@ -32,6 +32,9 @@ const (
 	defaultPoll    = time.Minute
 )
 
+// readyTimeout is how long the instance that is asked may take to say whether it is ready.
+const readyTimeout = 5 * time.Second
+
 // Main runs the device plugin with the arguments of its command line, until it is told to end by SIGINT or SIGTERM, and returns the exit
 // status: 2 for wrong arguments, 1 when it could not start. back brings the VFs of a sysfs back that ended pods left.
 func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Logger) error) int {
@@ -46,7 +49,7 @@ func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Log
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if o.AskReady {
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 		defer cancel()
 		if err := askReady(ctx, o.HTTP); err != nil {
 			fmt.Fprintln(stderr, "sriov-device-plugin: not ready:", err)

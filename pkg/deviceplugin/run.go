@@ -51,7 +51,6 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 	if err != nil {
 		return err
 	}
-	defer d.pods.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer d.running.Wait()
 	defer cancel()
@@ -87,12 +86,8 @@ func open(o settings, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods, err := OpenPodResources(o.Pods)
-	if err != nil {
-		return nil, err
-	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), pods: pods, gate: newGate(o.checkpoint()), config: config, text: data,
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()), config: config, text: data,
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(snapshot)

@@ -41,18 +41,21 @@ func rich() *api.PodResources {
 		}}
 }
 
+// richDevices are the devices of rich.
+func richDevices() []allocation.Device {
+	d := func(resource, id string, numa ...int) allocation.Device {
+		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id, NUMA: numa, CPUs: []int64{1 << 40}}
+	}
+	return []allocation.Device{d("fast", "0000:3b:10.2", 0), d("fast", "0000:3b:10.1", 0), d("fast", "0000:af:10.1", 1), d("gpu", "x")}
+}
+
 func TestAsk(t *testing.T) {
 	pods := map[string]*api.PodResources{"shop/web-0": rich(), "shop/web-1": {Namespace: "shop", Name: "web-1", Containers: []*api.ContainerResources{{Name: "app"}}}, "other/web-0": web("app", "other")}
 	k := start(t, &kubelet{get: func(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		return pods[r.GetPodNamespace()+"/"+r.GetPodName()], nil
 	}})
-	cpus := []int64{1 << 40}
-	d := func(resource, id string) allocation.Device {
-		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id, CPUs: cpus}
-	}
-	want := []allocation.Device{d("fast", "0000:3b:10.2"), d("fast", "0000:3b:10.1"), d("fast", "0000:af:10.1"), d("gpu", "x")}
 	got, err := ask(t, k.Kubelet, "")
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+	if diff := cmp.Diff(richDevices(), got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	k.note(t)
@@ -60,7 +63,7 @@ func TestAsk(t *testing.T) {
 		t.Errorf("a pod without devices: %v, %v", got, err)
 	}
 	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
-	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, want[3:]) {
+	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, richDevices()[3:]) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -179,7 +182,7 @@ func TestBusy(t *testing.T) {
 	all.Wait()
 	// Half of the pauses, the shortest there are: 10, 20, 40, 80, 160, 320 ms, and then 500 ms each.
 	took := time.Since(began)
-	if most := pods * (7 + int(took/(LongestPause/2))); answered+refused > most {
+	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
 		t.Errorf("%d questions in %s, want at most %d: there are no pauses between them", answered+refused, took, most)
 	}
 	t.Logf("%d questions, %d refused, in %s", answered+refused, refused, took)
@@ -189,8 +192,8 @@ func TestBusy(t *testing.T) {
 func TestJitter(t *testing.T) {
 	drawn := map[time.Duration]bool{}
 	for range 100 {
-		d := jitter(LongestPause)
-		if drawn[d] = true; d < LongestPause/2 || d > LongestPause {
+		d := jitter(longestPause)
+		if drawn[d] = true; d < longestPause/2 || d > longestPause {
 			t.Errorf("got %s", d)
 		}
 	}

@@ -105,8 +105,12 @@ func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) 
 		var held []allocation.Device
 		for i, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() {
+				var nodes []int
+				for _, n := range d.GetTopology().GetNodes() {
+					nodes = append(nodes, int(n.GetID()))
+				}
 				for _, id := range d.GetDeviceIds() {
-					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i, Resource: d.GetResourceName(), ID: id, CPUs: c.GetCpuIds()})
+					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i, Resource: d.GetResourceName(), ID: id, NUMA: nodes, CPUs: c.GetCpuIds()})
 				}
 			}
 		}

@@ -33,6 +33,8 @@ type kubelet struct {
 	// get and list answer; n says how often they were asked before.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
+	// allocatable is what it may give away.
+	allocatable []*api.ContainerDevices
 }
 
 func (k *kubelet) count(method string) (before int) {
@@ -67,6 +69,10 @@ func (k *kubelet) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.
 func (k *kubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	pods, err := k.list(k.count("List"))
 	return &api.ListPodResourcesResponse{PodResources: pods}, err
+}
+
+func (k *kubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+	return &api.AllocatableResourcesResponse{Devices: k.allocatable, CpuIds: []int64{1, 2}}, nil
 }
 
 // root is a kubelet's folder that is empty, with a path short enough for sockets.

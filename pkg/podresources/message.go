@@ -122,7 +122,7 @@ func (p pod) devices() (devices []allocation.Device, names []string, err error) 
 // container is a ContainerResources.
 type container struct {
 	name    string
-	devices []allocation.Device // resource and ID
+	devices []allocation.Device // resource, ID and NUMA nodes
 	cpus    []int64
 }
 
@@ -131,7 +131,9 @@ func (c *container) take(f field) error {
 	case f.id == 1 && f.kind == bounded:
 		c.name = string(f.bytes)
 	case f.id == 2 && f.kind == bounded:
-		return c.takeDevices(f.bytes)
+		devices, err := decodeDevices(f.bytes)
+		c.devices = append(c.devices, devices...)
+		return err
 	case f.id == 3 && f.kind == varint:
 		c.cpus = append(c.cpus, int64(f.number))
 	case f.id == 3 && f.kind == bounded:
@@ -146,23 +148,59 @@ func (c *container) take(f field) error {
 	return nil
 }
 
-// takeDevices reads a ContainerDevices: those of one resource on one NUMA node.
-func (c *container) takeDevices(message []byte) error {
+// decodeDevices reads a ContainerDevices: those of one resource that are near to the same NUMA nodes.
+func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 	var resource string
 	var ids []string
-	err := fields(message, func(f field) error {
-		if f.id == 1 && f.kind == bounded {
+	var nodes []int
+	err = fields(message, func(f field) (err error) {
+		switch {
+		case f.kind != bounded:
+		case f.id == 1:
 			resource = string(f.bytes)
-		}
-		if f.id == 2 && f.kind == bounded {
+		case f.id == 2:
 			ids = append(ids, string(f.bytes))
+		case f.id == 3:
+			nodes, err = appendNodes(nodes, f.bytes)
 		}
-		return nil
+		return err
 	})
 	for _, id := range ids {
-		c.devices = append(c.devices, allocation.Device{Resource: resource, ID: id})
+		devices = append(devices, allocation.Device{Resource: resource, ID: id, NUMA: nodes})
 	}
-	return err
+	return devices, err
+}
+
+// appendNodes reads a TopologyInfo, in which the ID of node 0 is left out.
+func appendNodes(nodes []int, message []byte) ([]int, error) {
+	err := fields(message, func(f field) error {
+		if f.id != 1 || f.kind != bounded {
+			return nil
+		}
+		id := 0
+		err := fields(f.bytes, func(f field) error {
+			if f.id == 1 && f.kind == varint {
+				id = int(f.number)
+			}
+			return nil
+		})
+		nodes = append(nodes, id)
+		return err
+	})
+	return nodes, err
+}
+
+// decodeAllocatable reads an AllocatableResourcesResponse.
+func decodeAllocatable(answer []byte) (all []allocation.Device, err error) {
+	err = fields(answer, func(f field) error {
+		if f.id != 1 || f.kind != bounded {
+			return nil
+		}
+		devices, err := decodeDevices(f.bytes)
+		all = append(all, devices...)
+		return err
+	})
+	return all, err
 }
 
 // appendString appends a field to a message.

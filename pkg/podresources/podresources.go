@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which devices a pod has, by its PodResources API. It is small and quick because a CNI plugin links
+// Package podresources asks the kubelet which devices pods have, by its PodResources API. It is small and quick because a CNI plugin links
 // it, that is started for every pod: it speaks the little of HTTP/2 and gRPC that one question needs, without the libraries of these.
 //
 // The kubelet answers by namespace and name, and a pod of the same name may have been there before. What it wrote down for the pod's UID
@@ -8,6 +8,7 @@
 package podresources
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,14 +25,17 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 )
 
-// A question is repeated: the kubelet answers 100 questions a second and 10 at once (ResourceExhausted else), and is away for seconds when it
-// restarts.
 const (
-	// FirstPause is the pause before the first repetition.
-	FirstPause = 20 * time.Millisecond
+	// The pauses before a question is repeated double up to the longest. The kubelet answers 100 questions a second and 10 at once
+	// (ResourceExhausted else), and is away for seconds when it restarts.
+	firstPause   = 20 * time.Millisecond
+	longestPause = time.Second
 
-	// LongestPause bounds the pauses, which double.
-	LongestPause = time.Second
+	// listTimeout is how long the kubelet may take to tell of all its pods, or of what it may give away.
+	listTimeout = 5 * time.Second
+
+	// service is what the methods of the API are of.
+	service = "/v1.PodResourcesLister/"
 )
 
 var (
@@ -65,7 +69,7 @@ func At(dir string) Kubelet {
 // believed by the pod's name alone; that there are none is an error then.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
-	for pause := FirstPause; ; pause = min(2*pause, LongestPause) {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		devices, err := k.once(ctx, method, namespace, name, uid)
 		if err == nil {
 			return devices, nil
@@ -80,7 +84,7 @@ func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocat
 		if last == nil || ctx.Err() == nil { // what was wrong before the time was up says more
 			last = fmt.Errorf("%s: %w", method, err)
 		}
-		if !temporary(err) || !Sleep(ctx, pause) {
+		if !temporary(err) || !sleep(ctx, pause) {
 			return nil, fmt.Errorf("ask the kubelet at %s which devices pod %s/%s has: %w", k.Socket, namespace, name, ended(ctx, last))
 		}
 	}
@@ -98,7 +102,7 @@ func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) 
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
 	}
-	answer, err := call(ctx, k.Socket, "/v1.PodResourcesLister/"+method, request)
+	answer, err := call(ctx, k.Socket, service+method, request)
 	switch {
 	case unknown(err):
 		return nil, fmt.Errorf("%w: %w", ErrUnknownPod, err)
@@ -118,8 +122,8 @@ func (k Kubelet) once(ctx context.Context, method, namespace, name, uid string) 
 	return k.choose(pods, uid)
 }
 
-func missing(dir string) bool {
-	_, err := os.Stat(dir)
+func missing(path string) bool {
+	_, err := os.Stat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
@@ -152,6 +156,54 @@ func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
 	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return k.Wanted != nil && !k.Wanted(d.Resource) })
 }
 
+// List returns the devices that pods have, in the order of pods and containers.
+func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
+	answer, err := k.repeat(ctx, "List")
+	if err != nil {
+		return nil, err
+	}
+	pods, err := decodePods(answer)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		devices, _, err := p.devices()
+		if err != nil {
+			return nil, err
+		}
+		held = append(held, k.wanted(devices)...)
+	}
+	slices.SortStableFunc(held, func(a, b allocation.Device) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
+	})
+	return held, nil
+}
+
+// Allocatable returns the devices that the kubelet may give away: the healthy ones, whether pods have them or not.
+func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
+	answer, err := k.repeat(ctx, "GetAllocatableResources")
+	if err != nil {
+		return nil, err
+	}
+	devices, err := decodeAllocatable(answer)
+	return k.wanted(devices), err
+}
+
+// repeat repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait for.
+func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		answer, err := call(ctx, k.Socket, service+method, nil)
+		if err == nil {
+			return answer, nil
+		}
+		if !temporary(err) || missing(k.Socket) || !sleep(ctx, pause) {
+			return nil, fmt.Errorf("ask the kubelet at %s: %s: %w", k.Socket, method, err)
+		}
+	}
+}
+
 // unsupported tells a kubelet that does not know Get (before 1.27), or whose feature gate KubeletPodResourcesGet is off (before 1.36).
 func unsupported(err error) bool {
 	var s *statusError
@@ -175,8 +227,8 @@ func temporary(err error) bool {
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// Sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether ctx goes on.
-func Sleep(ctx context.Context, pause time.Duration) bool {
+// sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether ctx goes on.
+func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
