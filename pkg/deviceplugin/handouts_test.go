@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -259,5 +260,27 @@ func TestAskBesideRefresh(t *testing.T) {
 		default:
 			time.Sleep(time.Millisecond)
 		}
+	}
+}
+
+// TestForgetDevices: the device-info file of a device that no pod has goes, but not before anything is known of pods.
+func TestForgetDevices(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	d := l.opened()
+	path := filepath.Join(l.InfoDir, infoName(resourceOne, vf00))
+	before := time.Now().Add(-2 * maxUnlisted)
+	if err := errors.Join(os.MkdirAll(l.InfoDir, 0o755), os.WriteFile(path, []byte("{}"), 0o644), os.Chtimes(path, before, before)); err != nil {
+		t.Fatal(err)
+	}
+	d.askPods(t.Context())
+	d.forgetDevices()
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("no kubelet was there: %v", err)
+	}
+	l.kubelet.start()
+	d.askPods(t.Context())
+	d.forgetDevices()
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("no pod has the device: %v", err)
 	}
 }
