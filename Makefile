@@ -88,10 +88,6 @@ faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'
 	@go run ./integration/sim $(ARGS)
 
-.PHONY: sim-oracle
-sim-oracle: ## compare the simulated kubelet with Kubernetes' own code, which is built once into the cache; ARGS=-if-built, ARGS=-update
-	@scripts/sim-oracle.sh '$(CACHE)/kubelet' $(ARGS)
-
 .PHONY: picture
 picture: ## draw docs/node.svg from docs/node.dot (needs Graphviz)
 	@dot -Tsvg docs/node.dot -o docs/node.svg

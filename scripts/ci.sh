@@ -49,9 +49,6 @@ if root; then
   make node
 fi
 
-step simulated kubelet against the code of the real one
-make sim-oracle ARGS=-if-built
-
 step benchmark, a few rounds to see that it runs
 make bench ARGS='-rounds 5 -scale 0.1'
 

@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// What integration/sim/oracle writes down; see there.
+// testdata/recording.json.gz holds the answers of Kubernetes v1.37.0, whose own code (Topology Manager, device manager, static CPU policy) met 500
+// random sets of hints, and random pods on 64 random nodes. The program that asked it is integration/sim/oracle in commit 79b40d7.
 type (
 	recording struct {
 		Kubernetes string
@@ -79,14 +80,9 @@ func recordLists(lists [][]Hint) [][]recordedHint {
 
 func (h recordedHint) hint() Hint { return Hint{Mask(h >> 1), h&1 == 1} }
 
-// readRecording reads that of the tree, or that in $KUBELET_RECORDING.
 func readRecording(t *testing.T) recording {
 	t.Helper()
-	name := os.Getenv("KUBELET_RECORDING")
-	if name == "" {
-		name = "testdata/recording.json.gz"
-	}
-	f, err := os.Open(name)
+	f, err := os.Open("testdata/recording.json.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +216,7 @@ func (r *replay) pick(from []int, n int) []int {
 	return out
 }
 
-// prefer is the plugin of the oracle.
+// prefer answers as the plugin did in the recording.
 func (r *replay) prefer(available, must []int, n int) []int {
 	q := recordedQuestion{slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(must)), n}
 	r.got.Asked = append(r.got.Asked, q)
