@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/podlace/podlace/integration/markdown"
 )
 
 // figure is what one side took, in milliseconds. Base is the same without what the row names, and 0 where a row compares sides.
@@ -75,19 +77,19 @@ func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) 
 	r.Loads = append(r.Loads, row)
 }
 
-func (r *report) growthTable() *table {
-	t := newTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio", "bar", "")
+func (r *report) growthTable() *markdown.Table {
+	t := markdown.NewTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio", "bar", "")
 	for _, row := range r.Growth {
-		t.row(row.What, row.growthCell(sideOurs), ratio(row.Ratio), row.growthCell(sideReference), ratio(row.Sides[sideReference].growth()),
+		t.Row(row.What, row.growthCell(sideOurs), ratio(row.Ratio), row.growthCell(sideReference), ratio(row.Sides[sideReference].growth()),
 			or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
 
-func (r *report) loadTable() *table {
-	t := newTable("Many at once, and all at once (ms)", "what", sideOurs, sideReference, "ratio", "bar", "")
+func (r *report) loadTable() *markdown.Table {
+	t := markdown.NewTable("Many at once, and all at once (ms)", "what", sideOurs, sideReference, "ratio", "bar", "")
 	for _, row := range r.Loads {
-		t.row(row.What, row.loadCell(sideOurs), row.loadCell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+		t.Row(row.What, row.loadCell(sideOurs), row.loadCell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }

@@ -2,7 +2,11 @@
 
 package main
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/podlace/podlace/integration/markdown"
+)
 
 func directions() []string { return []string{intoPod, outOfPod} }
 
@@ -49,11 +53,11 @@ func (s share) String() string {
 	return fmt.Sprintf("%.0f-%.0f", s.least, s.most)
 }
 
-func (r *report) limitTable() *table {
-	t := newTable(fmt.Sprintf("Limits with the runtime's burst: percent of the rate, on the wire, at the receiver; after %v where no other time is named", drained),
+func (r *report) limitTable() *markdown.Table {
+	t := markdown.NewTable(fmt.Sprintf("Limits with the runtime's burst: percent of the rate, on the wire, at the receiver; after %v where no other time is named", drained),
 		"what", intoPod+": "+sideOurs, sideReference, outOfPod+": "+sideOurs, sideReference, "bar", "")
 	for _, row := range r.Limits {
-		t.row(row.What, row.cell(intoPod, sideOurs), row.cell(intoPod, sideReference), row.cell(outOfPod, sideOurs), row.cell(outOfPod, sideReference),
+		t.Row(row.What, row.cell(intoPod, sideOurs), row.cell(intoPod, sideReference), row.cell(outOfPod, sideOurs), row.cell(outOfPod, sideReference),
 			or(row.Bar), or(row.Verdict))
 	}
 	return t

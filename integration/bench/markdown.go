@@ -7,22 +7,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/podlace/podlace/integration/markdown"
 )
 
 const absent = "-"
-
-// table collects the lines of one Markdown table.
-type table struct{ strings.Builder }
-
-func newTable(title string, columns ...string) *table {
-	t := &table{}
-	fmt.Fprintf(t, "## %s\n\n", title)
-	t.row(columns...)
-	t.row(slices.Repeat([]string{"---"}, len(columns))...)
-	return t
-}
-
-func (t *table) row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
 
 func (r *report) markdown() string {
 	var out strings.Builder
@@ -38,11 +27,11 @@ func (r *report) markdown() string {
 }
 
 // tables are those of the groups that were measured.
-func (r *report) tables() []*table {
-	var out []*table
+func (r *report) tables() []*markdown.Table {
+	var out []*markdown.Table
 	for _, t := range []struct {
 		rows  int
-		table func() *table
+		table func() *markdown.Table
 	}{
 		{len(r.Chains), r.chainTable}, {len(r.Plugins), r.pluginTable}, {len(r.Processes), r.processTable}, {len(r.Sizes), r.sizeTable},
 		{len(r.Datapath), r.pathTable}, {len(r.FirstSecond), r.burstTable}, {len(r.Growth), r.growthTable}, {len(r.Loads), r.loadTable},
@@ -62,53 +51,53 @@ func list(out *strings.Builder, title string, items []string) {
 	}
 }
 
-func (r *report) chainTable() *table {
-	t := newTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "")
+func (r *report) chainTable() *markdown.Table {
+	t := markdown.NewTable("Chains", "chain", "verb", sideOurs, sideReference, "ratio", "bar", "")
 	for _, row := range r.Chains {
-		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
 
-func (r *report) pluginTable() *table {
-	t := newTable("Plugin by plugin", "chain", "verb", "plugin", sideOurs, sideReference, "ratio")
+func (r *report) pluginTable() *markdown.Table {
+	t := markdown.NewTable("Plugin by plugin", "chain", "verb", "plugin", sideOurs, sideReference, "ratio")
 	for _, row := range r.Plugins {
-		t.row(row.Chain, row.Verb, row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
+		t.Row(row.Chain, row.Verb, row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
 	}
 	return t
 }
 
-func (r *report) processTable() *table {
-	t := newTable("Processes started by the plugins of the chain", "chain", "verb", sideOurs, sideReference, "bar", "")
+func (r *report) processTable() *markdown.Table {
+	t := markdown.NewTable("Processes started by the plugins of the chain", "chain", "verb", sideOurs, sideReference, "bar", "")
 	for _, row := range r.Processes {
-		t.row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
+		t.Row(row.Chain, row.Verb, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
 
-func (r *report) sizeTable() *table {
-	t := newTable("Binary sizes (KiB)", "plugin", sideOurs, sideReference, "ratio")
+func (r *report) sizeTable() *markdown.Table {
+	t := markdown.NewTable("Binary sizes (KiB)", "plugin", sideOurs, sideReference, "ratio")
 	for _, row := range r.Sizes {
-		t.row(row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
+		t.Row(row.Plugin, row.cell(sideOurs), row.cell(sideReference), ratio(row.Ratio))
 	}
 	return t
 }
 
-func (r *report) pathTable() *table {
-	t := newTable("Throughput (TCP, one stream, no limits): Gbit/s, and CPU milliseconds per Gbit",
+func (r *report) pathTable() *markdown.Table {
+	t := markdown.NewTable("Throughput (TCP, one stream, no limits): Gbit/s, and CPU milliseconds per Gbit",
 		"path", sideOurs, sideReference, sideBare, "ours / reference", "bar", "")
 	for _, row := range r.Datapath {
-		t.row(row.Path, row.cell(sideOurs), row.cell(sideReference), row.cell(sideBare),
+		t.Row(row.Path, row.cell(sideOurs), row.cell(sideReference), row.cell(sideBare),
 			ratio(row.Ratio), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }
 
-func (r *report) burstTable() *table {
-	t := newTable(fmt.Sprintf("First second of a %d Mbit/s pod with the runtime's burst (Mbit at the receiver)",
+func (r *report) burstTable() *markdown.Table {
+	t := markdown.NewTable(fmt.Sprintf("First second of a %d Mbit/s pod with the runtime's burst (Mbit at the receiver)",
 		podRate/1_000_000), "direction", sideOurs, sideReference, "bar", "")
 	for _, row := range r.FirstSecond {
-		t.row(row.Direction, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
+		t.Row(row.Direction, row.cell(sideOurs), row.cell(sideReference), or(row.Bar), or(row.Verdict))
 	}
 	return t
 }

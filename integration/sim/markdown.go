@@ -4,25 +4,12 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/integration/markdown"
 	"github.com/podlace/podlace/integration/sim/kubelet"
 	"github.com/podlace/podlace/pkg/pool"
 )
-
-// table collects the lines of one Markdown table.
-type table struct{ strings.Builder }
-
-func newTable(title string, columns ...string) *table {
-	t := &table{}
-	fmt.Fprintf(t, "## %s\n\n", title)
-	t.row(columns...)
-	t.row(slices.Repeat([]string{"---"}, len(columns))...)
-	return t
-}
-
-func (t *table) row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
 
 func (r *report) markdown() string {
 	var out strings.Builder
@@ -61,7 +48,7 @@ func (r *report) table(t topology, title string, from, to int) string {
 			columns = append(columns, measures()[i].title)
 		}
 	}
-	out := newTable(title, columns...)
+	out := markdown.NewTable(title, columns...)
 	for _, row := range r.rows {
 		if row.topology != t {
 			continue
@@ -72,7 +59,7 @@ func (r *report) table(t topology, title string, from, to int) string {
 				cells = append(cells, row.of(i).cell(measures()[i].digits))
 			}
 		}
-		out.row(cells...)
+		out.Row(cells...)
 	}
 	return out.String()
 }
@@ -80,7 +67,7 @@ func (r *report) table(t topology, title string, from, to int) string {
 // lost lists where random is better, a line for each choice.
 func (r *report) lost(out *strings.Builder) {
 	losses := r.losses()
-	t := newTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.compared()),
+	t := markdown.NewTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.compared()),
 		"machine", "policy", "choice", "measures: ours, random")
 	for i := 0; i < len(losses); {
 		first, words := losses[i], []string{}
@@ -88,7 +75,7 @@ func (r *report) lost(out *strings.Builder) {
 			m := measures()[losses[i].measure]
 			words = append(words, fmt.Sprintf("%s: %.*f, %.*f", m.title, m.digits, losses[i].ours.mean, m.digits, losses[i].theirs.mean))
 		}
-		t.row(first.topology.String(), string(first.policy), string(first.allocator), strings.Join(words, "; "))
+		t.Row(first.topology.String(), string(first.policy), string(first.allocator), strings.Join(words, "; "))
 	}
 	fmt.Fprintf(out, "\n%s\nCounted is what 95 %% confidence intervals of the differences tell from chance. Whole PFs left over and even use of "+
 		"PFs exclude each other, and so do VFs of one PF and each of another: `pack` and `numa-best-fit` lose here what `balance` and `distinct-pf` win, "+

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package markdown writes the tables of the reports of bench and sim.
+package markdown
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Table collects the lines of one Markdown table below its title.
+type Table struct{ strings.Builder }
+
+// NewTable returns a table with its title and header.
+func NewTable(title string, columns ...string) *Table {
+	t := &Table{}
+	fmt.Fprintf(t, "## %s\n\n", title)
+	t.Row(columns...)
+	t.Row(slices.Repeat([]string{"---"}, len(columns))...)
+	return t
+}
+
+// Row appends a row.
+func (t *Table) Row(cells ...string) { fmt.Fprintf(t, "| %s |\n", strings.Join(cells, " | ")) }
