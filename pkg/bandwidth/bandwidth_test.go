@@ -48,16 +48,16 @@ func TestAddCheckDel(t *testing.T) {
 	} {
 		t.Run(c.want, func(t *testing.T) {
 			l := newLab(t)
-			l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
 			for range 2 { // ADD again converges
-				l.ok(l.call("ADD", "a", "runtimeConfig", c.config))
-				l.ok(l.call("CHECK", "a", "runtimeConfig", c.config))
+				l.OK(l.Call("ADD", "a", "runtimeConfig", c.config))
+				l.OK(l.Call("CHECK", "a", "runtimeConfig", c.config))
 				if got := l.applied("a"); got != c.want {
 					t.Errorf("%v: %s", c.config, got)
 				}
 			}
 			for range 2 {
-				l.ok(l.call("DEL", "a", "runtimeConfig", nil, "prevResult", nil)) // whatever the configuration says by now
+				l.OK(l.Call("DEL", "a", "runtimeConfig", nil, "prevResult", nil)) // whatever the configuration says by now
 				if got := l.applied("a"); got != none {
 					t.Errorf("%v: DEL left %s", c.config, got)
 				}
@@ -69,15 +69,15 @@ func TestAddCheckDel(t *testing.T) {
 // TestResult: the device is added to what the plugins before have made.
 func TestResult(t *testing.T) {
 	l := newLab(t)
-	o := l.ok(l.call("ADD", "a"))
+	o := l.OK(l.Call("ADD", "a"))
 	var result types100.Result
-	l.must(json.Unmarshal(o.stdout, &result))
+	l.must(json.Unmarshal(o.Stdout, &result))
 	ifb := l.link(l.ifb("a"))
-	want := []*types100.Interface{{Name: "bwt0"}, {Name: "eth0", Sandbox: l.pod.Path}, {Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: 1400}}
+	want := []*types100.Interface{{Name: "bwt0"}, {Name: "eth0", Sandbox: l.Pod.Path}, {Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: 1400}}
 	if diff := cmp.Diff(want, result.Interfaces); diff != "" || !ifb.Up || ifb.MTU != 1400 {
 		t.Errorf("%+v\n%s", ifb, diff)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestAddAgainChanged: of several ADDs for one key the last counts.
@@ -88,7 +88,7 @@ func TestAddAgainChanged(t *testing.T) {
 		want   string
 	}{{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 30e6), "0/30000000 redirected true"}, {limits(5e6, 0), "5000000/0 redirected false"},
 		{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 0), none}} {
-		l.ok(l.call("ADD", "a", "runtimeConfig", c.config))
+		l.OK(l.Call("ADD", "a", "runtimeConfig", c.config))
 		if got := l.applied("a"); got != c.want {
 			t.Errorf("%v: %s, want %s", c.config, got, c.want)
 		}
@@ -98,14 +98,14 @@ func TestAddAgainChanged(t *testing.T) {
 // TestChangedInPlace: limits of a live pod are replaced, not taken away and made anew.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	before := l.link(l.ifb("a")).Index
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 30e6)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 30e6)))
 	if now := l.link(l.ifb("a")).Index; now != before {
 		t.Error("the device was made anew")
 	}
-	l.ok(l.call("CHECK", "a", "runtimeConfig", limits(0, 30e6)))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("CHECK", "a", "runtimeConfig", limits(0, 30e6)))
+	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
 	}
@@ -114,18 +114,18 @@ func TestChangedInPlace(t *testing.T) {
 // TestMoved: limits of a link that is not the pod's any more go with the next ADD.
 func TestMoved(t *testing.T) {
 	l := connected(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(l.host.DelLink("bwt0"))
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	l.must(err)
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
 	l.must(err)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(7e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(7e6, 0)))
 	if got := l.applied("a"); got != "7000000/0 redirected false" {
 		t.Errorf("got %s", got)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestDelWithGroup: where the main plugin deletes the link and all that serves it in one request, DEL leaves the limits to it; without
@@ -134,16 +134,16 @@ func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
 	l.must(l.host.SetUpLeader(l.hostSide, ""))
 	l.hostSide = l.link("bwt0")
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got == none {
 		t.Error("DEL took time for what goes with the link")
 	}
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)))
 	if got := l.applied("a"); got != "5000000/6000000 redirected true" {
 		t.Errorf("ADD after DEL: %s", got)
 	}
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
 	}
@@ -153,7 +153,7 @@ func TestDelWithGroup(t *testing.T) {
 // TestDelOfOther: a link that has the name by now is not the pod's any more.
 func TestDelOfOther(t *testing.T) {
 	l := connected(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(l.host.DelLink("bwt0"))
 	pod := kerneltest.NewPod(t)
 	netns, err := os.Open(pod.Path)
@@ -163,7 +163,7 @@ func TestDelOfOther(t *testing.T) {
 	l.must(err)
 	link := l.link("bwt0")
 	l.must(l.host.SetUp(link), l.host.Shape(link, kernel.Shaper{Rate: 7e6, Burst: 20000, Limit: 20000}))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if s, ok, err := l.host.Shaped(link); !ok || s.Rate != 7e6 || err != nil {
 		t.Errorf("the limit of another is gone: %+v, %v", s, err)
 	}
@@ -192,26 +192,26 @@ func TestFairQueue(t *testing.T) {
 		return list
 	}
 	l.must(attachment.UnnoteNode(noFairQueue))
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	if _, noted := attachment.NodeNoted(noFairQueue); noted == has || !slices.Equal(queues(), []bool{has, has}) {
 		t.Errorf("fair queues %t: noted %t, fair %v", has, noted, queues())
 	}
 	l.must(attachment.NoteNode(noFairQueue, ""))
 	t.Cleanup(func() { l.must(attachment.UnnoteNode(noFairQueue)) })
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
+	l.OK(l.Call("ADD", "a"))
 	if !slices.Equal(queues(), []bool{false, false}) {
 		t.Errorf("it was asked again: %v", queues())
 	}
 	l.must(attachment.UnnoteNode(noFairQueue))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("ADD", "a")) // in place
-	l.ok(l.call("CHECK", "a"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("ADD", "a")) // in place
+	l.OK(l.Call("CHECK", "a"))
 	if !slices.Equal(queues(), []bool{has, has}) {
 		t.Errorf("fair queues %t, fair in place %v", has, queues())
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestCheckDetects (C-64) breaks one thing at a time.
@@ -251,49 +251,49 @@ func TestCheckDetects(t *testing.T) {
 		if strings.Contains(what, "fair") && !fair {
 			continue
 		}
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("CHECK", "a"))
 		if err := c.change(); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, c.says)
-		l.ok(l.call("DEL", "a"))
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, c.says)
+		l.OK(l.Call("DEL", "a"))
 	}
 }
 
 func TestRefused(t *testing.T) {
 	l := newLab(t)
-	l.fails(l.call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
-	l.fails(l.call("ADD", "a", "CNI_IFNAME", "net1"), plugin.CodeDevice, "interface net1 is missing in the pod")
-	l.fails(l.call("ADD", "a", "CNI_IFNAME", "lo"), plugin.CodeDevice, "interface lo has no veth or netkit peer on the node")
-	l.fails(l.call("ADD", "a", "cniVersion", "0.2.0"), plugin.CodeVersion, "0.2.0")
-	l.fails(l.call("STATUS", "", "runtimeConfig", object{"bandwidth": object{"ingressRate": -1}}), plugin.CodeConfig, "ingressRate -1")
-	l.ok(l.call("STATUS", ""))
-	l.must(l.pod.Do(func() error {
+	l.Fails(l.Call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
+	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "net1"), plugin.CodeDevice, "interface net1 is missing in the pod")
+	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "lo"), plugin.CodeDevice, "interface lo has no veth or netkit peer on the node")
+	l.Fails(l.Call("ADD", "a", "cniVersion", "0.2.0"), plugin.CodeVersion, "0.2.0")
+	l.Fails(l.Call("STATUS", "", "runtimeConfig", object{"bandwidth": object{"ingressRate": -1}}), plugin.CodeConfig, "ingressRate -1")
+	l.OK(l.Call("STATUS", ""))
+	l.must(l.Pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}, PeerName: "inner1"})
 	}))
-	l.fails(l.call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node") // its peer is in the pod
-	l.must(l.pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
+	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node") // its peer is in the pod
+	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
 // TestSecondInterface: two interfaces of one container have devices of their own.
 func TestSecondInterface(t *testing.T) {
 	l := newLab(t)
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	l.must(err)
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt1", Pod: "net1", Netns: netns})
 	l.must(err)
 	defer func() { l.must(l.host.DelLink("bwt1")) }()
 	second := []any{"CNI_IFNAME", "net1", "runtimeConfig", limits(0, 3e6), "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{
-		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.pod.Path}}}}
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("ADD", "a", second...))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("CHECK", "a", second...))
-	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1"))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
+		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.Pod.Path}}}}
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("ADD", "a", second...))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("CHECK", "a", second...))
+	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "net1"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestNetkit: the host's end of a pair of netkit devices is found as that of a veth pair.
@@ -307,25 +307,25 @@ func TestNetkit(t *testing.T) {
 		return
 	}
 	l.must(err)
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	l.must(err)
 	defer netns.Close()
 	l.must(netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk0").Index}}),
 		netlink.LinkSetNsFd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk1").Index}}, int(netns.Fd())))
 	t.Cleanup(func() { l.must(l.host.DelLink("bwk0")) })
-	l.ok(l.call("ADD", "a", "CNI_IFNAME", "bwk1"))
-	l.ok(l.call("CHECK", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("ADD", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("CHECK", "a", "CNI_IFNAME", "bwk1"))
 	if s, ok, err := l.host.Shaped(l.link("bwk0")); !ok || s.Rate != 20e6 || err != nil {
 		t.Errorf("%+v, %t, %v", s, ok, err)
 	}
-	l.ok(l.call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "bwk1"))
 	if _, ok, err := l.host.Shaped(l.link("bwk0")); ok || err != nil {
 		t.Errorf("left: %t, %v", ok, err)
 	}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "bwk1"}
-	l.ok(l.call("ADD", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("ADD", "a", "CNI_IFNAME", "bwk1"))
 	l.lose(key)
-	l.ok(l.call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "bwk1"))
 	if _, ok, err := l.host.Link(ifbName(key)); ok || err != nil {
 		t.Errorf("without a record the device is left: %v", err)
 	}
@@ -333,12 +333,12 @@ func TestNetkit(t *testing.T) {
 
 func TestGC(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Age(kerneltest.StateDirs()...))
-	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
-	l.ok(l.call("CHECK", "a"))
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	l.OK(l.Call("CHECK", "a"))
 	for range 2 {
-		l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "net1"}}))
+		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "net1"}}))
 		if got := l.applied("a"); got != none {
 			t.Errorf("left %s", got)
 		}
@@ -354,19 +354,19 @@ func TestTinyBurst(t *testing.T) {
 			{"runtimeConfig", object{"bandwidth": object{"ingressRate": 1_000_000, "ingressBurst": bits, "egressRate": 1_000_000, "egressBurst": bits}}},
 			{"ingressRate", 1_000_000, "ingressBurst", bits, "egressRate", 1_000_000, "egressBurst", bits},
 		} {
-			o := l.ok(l.call("ADD", "a", keys...))
+			o := l.OK(l.Call("ADD", "a", keys...))
 			for direction, link := range map[string]kernel.Link{"ingress": l.hostSide, "egress": l.link(l.ifb("a"))} {
 				want := max(bits/8, least)
 				if s, _, err := l.host.Shaped(link); err != nil || !near(s.Burst, uint32(want), s.Rate) {
 					t.Errorf("%s, burst %d: %s, %v, want %d bytes", direction, bits, s, err, want)
 				}
 				says := fmt.Sprintf("direction=%s asked=%d applied=%d", direction, bits, 8*want)
-				if strings.Contains(o.stderr, says) != (bits/8 < least) {
-					t.Errorf("burst %d: logged %q, want %q", bits, o.stderr, says)
+				if strings.Contains(o.Log, says) != (bits/8 < least) {
+					t.Errorf("burst %d: logged %q, want %q", bits, o.Log, says)
 				}
 			}
-			l.ok(l.call("CHECK", "a", keys...))
-			l.ok(l.call("DEL", "a", keys...))
+			l.OK(l.Call("CHECK", "a", keys...))
+			l.OK(l.Call("DEL", "a", keys...))
 		}
 	}
 }
@@ -374,7 +374,7 @@ func TestTinyBurst(t *testing.T) {
 // TestStaticLimits (C-111): the form of the configuration, whose bursts are bits as well.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))
+	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))
 	if got := l.applied("a"); got != "0/3000000 redirected true" {
 		t.Errorf("got %s", got)
 	}
@@ -382,5 +382,5 @@ func TestStaticLimits(t *testing.T) {
 	if err != nil || !near(s.Burst, 1e6, s.Rate) {
 		t.Errorf("the burst of the configuration is not honoured: %+v, %v", s, err)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }

@@ -34,7 +34,7 @@ const experiment = 0x88b5 // IEEE 802 local experiments
 // TestEveryFrameCounts (S-41): the egress limit counts frames of every length, tag and protocol that a pod may send.
 func TestEveryFrameCounts(t *testing.T) {
 	l := carrying(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
 	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0)) // or the device solicits routers
 	multicast := frame(62, unix.ETH_P_IPV6)
 	copy(multicast, "\x33\x33\x00\x00\x00\x01")
@@ -69,7 +69,7 @@ func TestEveryFrameCounts(t *testing.T) {
 			return buckets[l.link(l.ifb("a")).Index].Sent
 		}
 		before, want := counted(), uint64(copies*(len(c.frame)-c.tag))
-		l.must(l.pod.Do(func() error { return kerneltest.Send("eth0", c.frame, copies) }))
+		l.must(l.Pod.Do(func() error { return kerneltest.Send("eth0", c.frame, copies) }))
 		got := counted() - before
 		for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); got = counted() - before {
 			time.Sleep(time.Millisecond)
@@ -78,7 +78,7 @@ func TestEveryFrameCounts(t *testing.T) {
 			t.Errorf("%s: the limit counted %d of %d bytes", what, got, want)
 		}
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestShortFramesLimited (S-41) measures what leaves the host side of a pod that sends the shortest frames as fast as it can.
@@ -101,20 +101,20 @@ func TestShortFramesLimited(t *testing.T) {
 	probe := func() error { return kerneltest.Send("eth0", frame(14, experiment), 1) }
 	before := passed()
 	for end := time.Now().Add(5 * time.Second); passed() == before; time.Sleep(time.Millisecond) {
-		if l.must(l.pod.Do(probe)); time.Now().After(end) {
+		if l.must(l.Pod.Do(probe)); time.Now().After(end) {
 			t.Fatal("the bridge forwards nothing")
 		}
 	}
 	const rate = 1e6
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, rate)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, rate)))
 	bucket, _, err := l.host.Shaped(l.link(l.ifb("a")))
 	before, began := passed(), time.Now()
-	l.must(err, l.pod.Do(func() error { return kerneltest.Send("eth0", frame(14, experiment), 20_000) }))
+	l.must(err, l.Pod.Do(func() error { return kerneltest.Send("eth0", frame(14, experiment), 20_000) }))
 	got := passed() - before
 	if most := rate/8*time.Since(began).Seconds() + float64(bucket.Burst) + 14; float64(got) > 1.1*most {
 		t.Errorf("%d bytes passed in %s, %.1f Mbit/s: want at most %.0f bytes", got, time.Since(began), float64(got)*8/1e6/time.Since(began).Seconds(), most)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // byEarlierVersion makes the filter of an attachment the one that earlier versions made, which short frames do not match.
@@ -140,28 +140,28 @@ func (l lab) redirection() kernel.Redirection {
 func TestEarlierRedirectRepaired(t *testing.T) {
 	for what, repair := range map[string]func(lab){
 		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
-		"ADD":    func(l lab) { l.ok(l.call("ADD", "a")) },
+		"ADD":    func(l lab) { l.OK(l.Call("ADD", "a")) },
 		"admin":  func(l lab) { l.must(l.set(nil, new(uint64(10e6)))) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			l.byEarlierVersion()
-			o := l.call("CHECK", "a")
-			l.fails(o, plugin.CodeStateDiffers, "lets frames shorter than 18 bytes pass the limit")
-			if !strings.Contains(string(o.stdout), "podlace reload replaces it") {
-				t.Errorf("no hint in %s", o.stdout)
+			o := l.Call("CHECK", "a")
+			l.Fails(o, plugin.CodeStateDiffers, "lets frames shorter than 18 bytes pass the limit")
+			if !strings.Contains(string(o.Stdout), "podlace reload replaces it") {
+				t.Errorf("no hint in %s", o.Stdout)
 			}
 			if got := l.look().Egress.Missing; got == "" {
 				t.Error("podlace limits says nothing")
 			}
 			repair(l)
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, netlink.HANDLE_MIN_INGRESS)
 			if keys := keysOf(filters); err != nil || len(keys) != 1 || keys[0] != 0 {
 				t.Errorf("keys of the filters: %v, %v", keys, err)
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 			if got := l.applied("a"); got != none {
 				t.Errorf("left %s", got)
 			}
@@ -183,14 +183,14 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 // plugin leaves nothing.
 func TestReferenceRedirectReplaced(t *testing.T) {
 	for what, del := range map[string]func(lab){
-		"DEL":                  func(l lab) { l.ok(l.call("DEL", "a")) },
+		"DEL":                  func(l lab) { l.OK(l.Call("DEL", "a")) },
 		"DEL of the reference": func(l lab) { l.must(l.host.DelLink(l.ifb("a")), l.host.DelRedirect(l.hostSide, kernel.Link{}, true)) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)
 			l.byReference()
 			config := []any{"runtimeConfig", limits(0, 10e6)}
-			l.ok(l.call("CHECK", "a", config...))
+			l.OK(l.Call("CHECK", "a", config...))
 			if got := l.redirection(); got != kernel.RedirectsLong {
 				t.Errorf("before: %d", got)
 			}
@@ -199,7 +199,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 				if got := l.redirection(); got != kernel.RedirectsAll {
 					t.Errorf("after reload: %d", got)
 				}
-				l.ok(l.call("CHECK", "a", config...))
+				l.OK(l.Call("CHECK", "a", config...))
 			}
 			del(l)
 		})

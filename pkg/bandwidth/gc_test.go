@@ -16,12 +16,12 @@ import (
 // nothing.
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	for verb, call := range map[string]func() outcome{
 		"GC": func() outcome {
-			return l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil, "prevResult", nil)
+			return l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil, "prevResult", nil)
 		},
-		"STATUS": func() outcome { return l.call("STATUS", "") },
+		"STATUS": func() outcome { return l.Call("STATUS", "") },
 	} {
 		for what, lose := range map[string]func() error{
 			"ingress": func() error { return l.host.Unshape(l.hostSide) },
@@ -29,44 +29,44 @@ func TestRestoredByVerbs(t *testing.T) {
 		} {
 			l.must(lose())
 			for range 2 {
-				l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+				l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 			}
-			if o := l.ok(call()); !strings.Contains(o.stderr, "restored from the record") || !strings.Contains(o.stderr, what) {
-				t.Errorf("%s does not log it: %s", verb, o.stderr)
+			if o := l.OK(call()); !strings.Contains(o.Log, "restored from the record") || !strings.Contains(o.Log, what) {
+				t.Errorf("%s does not log it: %s", verb, o.Log)
 			}
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 			if got := l.applied("a"); got != "20000000/10000000 redirected true" {
 				t.Errorf("after %s: %s", verb, got)
 			}
 		}
-		if o := l.ok(call()); strings.Contains(o.stderr, "restored") {
-			t.Errorf("%s restores what is in place: %s", verb, o.stderr)
+		if o := l.OK(call()); strings.Contains(o.Log, "restored") {
+			t.Errorf("%s restores what is in place: %s", verb, o.Log)
 		}
 	}
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
 // TestStatusNeverWaits (C-72): while another process holds the lock of the attachment, STATUS restores nothing, says nothing and succeeds. Of a
 // link that is gone it tells once.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(l.host.Unshape(l.hostSide))
 	holder, err := attachment.Waiting.Key(l.key("a"))
 	l.must(err)
 	began := time.Now()
-	if o := l.ok(l.call("STATUS", "")); o.stderr != "" || time.Since(began) >= store.LockTimeout {
-		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.stderr)
+	if o := l.OK(l.Call("STATUS", "")); o.Log != "" || time.Since(began) >= store.LockTimeout {
+		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.Log)
 	}
 	holder.Close()
-	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+	l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 	l.must(l.host.DelLink(l.hostSide.Name))
 	says := ""
 	for range 3 {
-		says += l.ok(l.call("STATUS", "")).stderr
+		says += l.OK(l.Call("STATUS", "")).Log
 	}
 	if n := strings.Count(says, "\n"); n != 1 || !strings.Contains(says, "link bwt0 is missing") {
 		t.Errorf("%d lines of a lost link, want 1: %s", n, says)
 	}
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }

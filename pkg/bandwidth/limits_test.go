@@ -59,7 +59,7 @@ func TestParseRate(t *testing.T) {
 // TestLook: what was asked for before any clamp, and what the kernel has.
 func TestLook(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
+	l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
 		object{"bandwidth": object{"ingressRate": 500, "ingressBurst": 1<<32 - 1, "egressRate": 20e6}}))
 	fair := hasFairQueue(l)
 	got := l.look()
@@ -72,18 +72,18 @@ func TestLook(t *testing.T) {
 	if diff := cmp.Diff(want, got, near); diff != "" || got.Ingress.Measured == nil || got.Egress.Measured == nil || got.Missing() {
 		t.Errorf("%+v\n%s", got, diff)
 	}
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 3e6)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 3e6)))
 	if got := l.look(); got.Ingress != nil || got.Egress.Applied.Rate != 3e6 {
 		t.Errorf("%+v", got)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // carrying is a lab whose link carries frames, and none that nobody asked for.
 func carrying(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
-	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/bwt0/disable_ipv6", []byte("1"), 0), l.pod.Do(func() error {
+	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/bwt0/disable_ipv6", []byte("1"), 0), l.Pod.Do(func() error {
 		link, err := netlink.LinkByName("eth0")
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", []byte("1"), 0), err, netlink.LinkSetUp(link))
 	}))
@@ -94,7 +94,7 @@ func carrying(t *testing.T) lab {
 // TestMeasured: bytes that passed in an interval, packets that were dropped, and bytes that wait.
 func TestMeasured(t *testing.T) {
 	l := carrying(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
 	fair := hasFairQueue(l)
 	for name, c := range map[string]struct {
 		in   func(func() error) error
@@ -102,7 +102,7 @@ func TestMeasured(t *testing.T) {
 		of   func(Limits) *Direction
 	}{
 		"ingress": {func(f func() error) error { return f() }, "bwt0", func(l Limits) *Direction { return l.Ingress }},
-		"egress":  {l.pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
+		"egress":  {l.Pod.Do, "eth0", func(l Limits) *Direction { return l.Egress }},
 	} {
 		measure := func(frames int, want Measured) {
 			before, err := l.host.Buckets()
@@ -130,7 +130,7 @@ func TestMeasured(t *testing.T) {
 		measure(60, Measured{Dropped: 40, DroppedTotal: 40, Waiting: 20 * 1134}) // 16 times 1,418 bytes
 		measure(1, Measured{Dropped: 1, DroppedTotal: 41, Waiting: 20 * 1134})
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestMeasuredAnew: a token bucket that was made anew in the interval counts from nothing.
@@ -146,14 +146,14 @@ func TestMeasuredAnew(t *testing.T) {
 // TestMeasuredAfterWait: when it has to wait for a lock, the interval is longer.
 func TestMeasuredAfterWait(t *testing.T) {
 	l := carrying(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Flood("bwt0", 3))
 	s := samples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // in which nothing is seen
 	got, ok, err := s.look(l.host, l.key("a"))
 	if !ok || err != nil || got.Missing() || got.Ingress.Measured.Rate == 0 || got.Ingress.Measured.Rate > 3*1134*8/2 {
 		t.Errorf("%+v, %t, %v", got.Ingress, ok, err)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestLookWaits: what is missing while an ADD or a DEL is at work is looked at again when it is done.
@@ -163,7 +163,7 @@ func TestLookWaits(t *testing.T) {
 		verb string
 		want int
 	}{{"ADD", 1}, {"DEL", 0}} {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		all, err := attachment.All()
 		l.must(err)
 		working, err := attachment.Waiting.Key(l.key("a"))
@@ -196,13 +196,13 @@ func TestLookWaits(t *testing.T) {
 			}
 		}
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestSet: limits of a live pod are changed in place; CHECK and Restore go by the record then, until the next ADD.
 func TestSet(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "latency", "50ms"))
+	l.OK(l.Call("ADD", "a", "latency", "50ms"))
 	for _, c := range []struct {
 		ingress, egress *uint64
 		want            string
@@ -218,7 +218,7 @@ func TestSet(t *testing.T) {
 		if got := l.applied("a"); got != c.want {
 			t.Errorf("%s, want %s", got, c.want)
 		}
-		l.ok(l.call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
+		l.OK(l.Call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
 	}
 	got := l.look()
 	if want := (Ask{Limit: Limit{Rate: 30e6}, ByAdmin: true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 || got.Ingress.Applied.Queue != 187_500 { // 50 ms
@@ -228,27 +228,27 @@ func TestSet(t *testing.T) {
 		t.Errorf("%+v", got.Egress)
 	}
 	l.must(l.host.Unshape(l.hostSide))
-	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
-	l.fails(l.call("CHECK", "a", "runtimeConfig", nil), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+	l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
+	l.Fails(l.Call("CHECK", "a", "runtimeConfig", nil), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
 	l.must(Restore(l.host, discard()))
 	if got := l.applied("a"); got != "30000000/0 redirected false" {
 		t.Errorf("restored %s", got)
 	}
-	l.fails(l.call("CHECK", "a", "runtimeConfig", limits(-1, 0)), plugin.CodeConfig, "ingressRate -1")
-	l.ok(l.call("CHECK", "a", "runtimeConfig", nil))
-	l.ok(l.call("ADD", "a"))
+	l.Fails(l.Call("CHECK", "a", "runtimeConfig", limits(-1, 0)), plugin.CodeConfig, "ingressRate -1")
+	l.OK(l.Call("CHECK", "a", "runtimeConfig", nil))
+	l.OK(l.Call("ADD", "a"))
 	if got := l.applied("a"); got != "20000000/10000000 redirected true" || l.look().Ingress.Asked.ByAdmin {
 		t.Errorf("ADD after it: %s", got)
 	}
-	l.fails(l.call("CHECK", "a", "runtimeConfig", limits(30e6, 0)), plugin.CodeStateDiffers, "the token bucket of bwt0 is")
+	l.Fails(l.Call("CHECK", "a", "runtimeConfig", limits(30e6, 0)), plugin.CodeStateDiffers, "the token bucket of bwt0 is")
 	l.must(l.set(new(uint64(0)), new(uint64(0))))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestSetInPlace: neither bucket nor device is made anew: what they have counted stays.
 func TestSetInPlace(t *testing.T) {
 	l := carrying(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Flood("bwt0", 3))
 	ifb := l.link(l.ifb("a")).Index
 	l.must(l.set(new(uint64(5e6)), new(uint64(6e6))))
@@ -257,13 +257,13 @@ func TestSetInPlace(t *testing.T) {
 	if b := buckets[l.hostSide.Index]; b.Sent != 3*1134 || b.Rate != 5e6 || l.link(l.ifb("a")).Index != ifb || buckets[ifb].Rate != 6e6 {
 		t.Errorf("%+v", buckets)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestSetFails: a change that the kernel refuses half-way is taken back, and the record with it.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	record := func() string {
 		data, err := os.ReadFile("/run/podlace/net/bandwidth-" + l.key("a").Hash())
 		l.must(err)
@@ -280,8 +280,8 @@ func TestSetFails(t *testing.T) {
 	if now := record(); now != before {
 		t.Errorf("record %s, was %s", now, before)
 	}
-	l.ok(l.call("CHECK", "a", "runtimeConfig", limits(20e6, 0)))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("CHECK", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("DEL", "a"))
 	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
 		l.must(l.host.DelLink(l.ifb("a")))
 	}
@@ -290,7 +290,7 @@ func TestSetFails(t *testing.T) {
 // TestReplaceRecords: what is to go is recorded until it has gone, for the DEL after a kill.
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	att, rec, ok, err := attachment.Waiting.Reopen(l.key("a"), pluginName)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
@@ -307,5 +307,5 @@ func TestReplaceRecords(t *testing.T) {
 	}
 	l.must(att.Save(next))
 	att.Close()
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }

@@ -41,13 +41,13 @@ func TestLostRecord(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
-			var result json.RawMessage = l.ok(l.call("ADD", "a", "runtimeConfig", c.config)).stdout
+			var result json.RawMessage = l.OK(l.Call("ADD", "a", "runtimeConfig", c.config)).Stdout
 			l.lose(l.key("a"))
 			if name == "a record of an unknown version" {
 				l.must(os.WriteFile("/run/podlace/net/bandwidth-"+l.key("a").Hash(), []byte(`{"format":2}`), 0o600))
 			}
 			for range 2 {
-				l.ok(l.call("DEL", "a", append([]any{"runtimeConfig", c.config, "prevResult", result}, c.keys...)...))
+				l.OK(l.Call("DEL", "a", append([]any{"runtimeConfig", c.config, "prevResult", result}, c.keys...)...))
 				if got := l.applied("a"); got != c.left {
 					t.Errorf("left %s, want %s", got, c.left)
 				}
@@ -74,20 +74,20 @@ func TestLeftOver(t *testing.T) {
 	} {
 		for _, recorded := range []bool{true, false} {
 			l := connected(t)
-			l.ok(l.call("ADD", "a", "runtimeConfig", limits(7e6, 7e6)))
+			l.OK(l.Call("ADD", "a", "runtimeConfig", limits(7e6, 7e6)))
 			l.must(leave(l, l.link(l.ifb("a"))))
 			if name != "everything" {
-				l.fails(l.call("CHECK", "a", "runtimeConfig", limits(7e6, 7e6)), plugin.CodeStateDiffers, "")
+				l.Fails(l.Call("CHECK", "a", "runtimeConfig", limits(7e6, 7e6)), plugin.CodeStateDiffers, "")
 			}
 			if !recorded {
 				l.lose(l.key("a"))
 			}
-			l.ok(l.call("ADD", "a"))
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("ADD", "a"))
+			l.OK(l.Call("CHECK", "a"))
 			if got := l.applied("a"); got != "20000000/10000000 redirected true" {
 				t.Errorf("%s, recorded %t: %s", name, recorded, got)
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 			if got := l.applied("a"); got != none {
 				t.Errorf("%s, recorded %t: left %s", name, recorded, got)
 			}
@@ -102,9 +102,9 @@ func TestLostRecordOurBridge(t *testing.T) {
 	l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, l.key("a").HostVeth()))
 	link := l.link(l.key("a").HostVeth())
 	defer func() { l.must(l.host.DelLink(link.Name)) }()
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	l.lose(l.key("a"))
-	l.ok(l.call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
 	if s, ok, err := l.host.Shaped(link); ok || err != nil {
 		t.Errorf("left %+v, %v", s, err)
 	}
@@ -113,10 +113,10 @@ func TestLostRecordOurBridge(t *testing.T) {
 // TestLostRecordSet: a direction that only an admin has limited is in no prevResult.
 func TestLostRecordSet(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	l.must(l.set(nil, new(uint64(5e6))))
 	l.lose(l.key("a"))
-	l.ok(l.call("DEL", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0)))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
 	}
@@ -124,7 +124,7 @@ func TestLostRecordSet(t *testing.T) {
 
 // rename gives the pod's interface another name.
 func (l lab) rename(to string) error {
-	return l.pod.Do(func() error {
+	return l.Pod.Do(func() error {
 		return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
 	})
 }
@@ -132,15 +132,15 @@ func (l lab) rename(to string) error {
 // TestLostRecordRenamed: the pod may have given its interface another name.
 func TestLostRecordRenamed(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
 	l.lose(l.key("a"))
 	rename := func(from, to string) error {
-		return l.pod.Do(func() error {
+		return l.Pod.Do(func() error {
 			return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
 		})
 	}
 	l.must(rename("eth0", "lan0"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
 	}
@@ -151,7 +151,7 @@ func TestLostRecordRenamed(t *testing.T) {
 // interface after eth0's. What another attachment uses stays.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	mustStay := func(what string) {
 		t.Helper()
 		if got := l.applied("a"); got != "20000000/10000000 redirected true" {
@@ -159,18 +159,18 @@ func TestLostRecordSpares(t *testing.T) {
 		}
 	}
 	other := l // whose device has the same name
-	other.conf = l.conf.With("name", "ne")
-	other.ok(other.call("DEL", "ta", "CNI_NETNS", "", "prevResult", nil))
+	other.Conf = l.Conf.With("name", "ne")
+	other.OK(other.Call("DEL", "ta", "CNI_NETNS", "", "prevResult", nil))
 	mustStay("another's record names the device")
 
 	l.lose(l.key("a"))
-	l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
+	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
 	mustStay("eth0 of the same container")
 	second := connectedAs(t, "bwt1")
-	second.conf = other.conf
-	second.ok(second.call("DEL", "ta", "prevResult", nil))
+	second.Conf = other.Conf
+	second.OK(second.Call("DEL", "ta", "prevResult", nil))
 	mustStay("another pod's link is redirected")
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got != none {
 		t.Errorf("left %s", got)
 	}
@@ -187,7 +187,7 @@ func TestReferenceDevice(t *testing.T) {
 		if redirected {
 			l.must(l.host.Redirect(l.hostSide, ifb))
 		}
-		l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
+		l.OK(l.Call("DEL", "a", "CNI_IFNAME", "net1", "prevResult", nil))
 		if _, ok, _ := l.host.Link(l.ifb("a")); ok {
 			t.Errorf("the reference's device is left, redirected: %t", redirected)
 			l.must(l.host.DelRedirect(l.hostSide, kernel.Link{}, true), l.host.DelLink(ifb.Name))
@@ -195,7 +195,7 @@ func TestReferenceDevice(t *testing.T) {
 	}
 	l.must(l.rename("eth0"))
 	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false))
-	l.ok(l.call("DEL", "a", "prevResult", nil))
+	l.OK(l.Call("DEL", "a", "prevResult", nil))
 	l.must(l.host.DelLink(l.link(l.ifb("a")).Name))
-	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+	l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 }

@@ -35,7 +35,7 @@ func TestMissingAndRestore(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			index := ifb(l).Index
 			l.must(l.host.Shape(l.hostSide, kernel.Shaper{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as somebody else may want it
 			l.must(c.lose(l))
@@ -58,9 +58,9 @@ func TestMissingAndRestore(t *testing.T) {
 				t.Error("the device was made anew")
 			}
 			if c.ingress != "" {
-				l.ok(l.call("CHECK", "a"))
+				l.OK(l.Call("CHECK", "a"))
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 		})
 	}
 }
@@ -68,7 +68,7 @@ func TestMissingAndRestore(t *testing.T) {
 // TestNotRestored: a pod that is gone, and a link that only has the name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	l.must(l.host.DelLink("bwt0"))
 	other := kerneltest.NewPod(t)
 	netns, err := os.Open(other.Path)
@@ -89,7 +89,7 @@ func TestNotRestored(t *testing.T) {
 	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing") {
 		t.Errorf("set: %v", err)
 	}
-	l.must(l.pod.Close(), l.host.DelLink(l.ifb("a")), Restore(l.host, discard()))
+	l.must(l.Pod.Close(), l.host.DelLink(l.ifb("a")), Restore(l.host, discard()))
 	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
 		t.Error("the limits of a pod that is gone came back")
 	}
@@ -99,7 +99,7 @@ func TestNotRestored(t *testing.T) {
 	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "is gone") {
 		t.Errorf("set: %v", err)
 	}
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 	if err := l.set(new(uint64(5e6)), nil); err == nil || !strings.Contains(err.Error(), "the record is gone") {
 		t.Errorf("set after DEL: %v", err)
 	}
@@ -108,15 +108,15 @@ func TestNotRestored(t *testing.T) {
 // TestNotRestoredToTheDead: a pod that nobody can name any more is gone, although something keeps its namespace for a while.
 func TestNotRestoredToTheDead(t *testing.T) {
 	l := connected(t)
-	l.ok(l.call("ADD", "a"))
-	held, err := os.Open(l.pod.Path)
-	l.must(err, l.pod.Close(), l.host.Unshape(l.hostSide))
+	l.OK(l.Call("ADD", "a"))
+	held, err := os.Open(l.Pod.Path)
+	l.must(err, l.Pod.Close(), l.host.Unshape(l.hostSide))
 	defer held.Close()
 	l.must(Restore(l.host, discard()))
 	if got := l.applied("a"); got != "0/10000000 redirected true" {
 		t.Errorf("got %s", got)
 	}
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
 // TestRenamed: the host's end is known by its number when somebody renamed it, and an MTU that was changed is no other limit.
@@ -126,16 +126,16 @@ func TestRenamed(t *testing.T) {
 		link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}
 		l.must(netlink.LinkSetDown(link), netlink.LinkSetName(link, to), netlink.LinkSetUp(link))
 	}
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	rename("bwt2")
 	l.must(netlink.LinkSetMTU(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 9000))
-	l.ok(l.call("CHECK", "a"))
+	l.OK(l.Call("CHECK", "a"))
 	l.must(l.host.Unshape(l.link("bwt2")), Restore(l.host, discard()))
 	if got := l.look(); got.Missing() {
 		t.Errorf("%+v, %+v", got.Ingress, got.Egress)
 	}
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if s, ok, err := l.host.Shaped(l.link("bwt2")); ok || err != nil {
 		t.Errorf("DEL left %+v, %v", s, err)
 	}
@@ -148,14 +148,14 @@ func TestDamagedRecord(t *testing.T) {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}
 	l.must(netlink.LinkAdd(bridge))
 	t.Cleanup(func() { l.must(l.host.DelLink("bwbr0")) })
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
 	data, err := os.ReadFile(file)
 	l.must(err, os.WriteFile(file, []byte(strings.ReplaceAll(string(data), l.ifb("a"), "bwbr0")), 0o600))
 	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "bwbr0 is no ifb") {
 		t.Errorf("got %v", err)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	if s, ok, err := l.host.Shaped(l.link("bwbr0")); ok || err != nil { // it is there
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -3,29 +3,26 @@
 package bandwidth
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object = kerneltest.Object
+type (
+	object  = kerneltest.Object
+	outcome = kerneltest.Outcome
+)
 
 // lab is a node with a pod that some main plugin has connected by a veth pair.
 type lab struct {
-	*testing.T
-	conf     object
-	pod      *sandbox.Pod
+	kerneltest.Lab
 	host     *kernel.Node
 	hostSide kernel.Link
 }
@@ -38,7 +35,7 @@ func limits(ingress, egress int) object {
 func newLab(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
-	kerneltest.Clean(t, l.pod)
+	kerneltest.Clean(t, l.Pod)
 	return l
 }
 
@@ -54,8 +51,8 @@ func connectedAs(t *testing.T, name string) lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
-	l := lab{T: t, pod: kerneltest.NewPod(t), host: host}
-	netns, err := os.Open(l.pod.Path)
+	l := lab{Lab: kerneltest.Lab{T: t, Plugin: Plugin().Run, Pod: kerneltest.NewPod(t)}, host: host}
+	netns, err := os.Open(l.Pod.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +67,8 @@ func connectedAs(t *testing.T, name string) lab {
 	})
 	l.hostSide = l.link(name)
 	l.must(host.SetUp(l.hostSide))
-	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{
-		object{"name": name}, object{"name": "eth0", "sandbox": l.pod.Path}}}, "runtimeConfig": limits(20e6, 10e6)}
+	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{
+		object{"name": name}, object{"name": "eth0", "sandbox": l.Pod.Path}}}, "runtimeConfig": limits(20e6, 10e6)}
 	return l
 }
 
@@ -93,50 +90,6 @@ func (l lab) link(name string) kernel.Link {
 
 func (l lab) ifb(id string) string {
 	return ifbName(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
-}
-
-// outcome is the result or the error of a call.
-type outcome struct {
-	exit    int
-	stdout  []byte
-	stderr  string
-	failure struct {
-		Code uint   `json:"code"`
-		Msg  string `json:"msg"`
-	}
-}
-
-// call runs a verb for a container with more keys in the configuration. A key in capitals is a variable of the environment.
-func (l lab) call(verb, id string, keys ...any) outcome {
-	l.Helper()
-	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent"}
-	stdin, err := json.Marshal(l.conf.Call(env, keys...))
-	if err != nil {
-		l.Fatal(err)
-	}
-	var stdout, stderr bytes.Buffer
-	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
-	o.stdout, o.stderr = stdout.Bytes(), stderr.String()
-	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
-		l.Errorf("%s: %v in %s", verb, err, o.stdout)
-	}
-	return o
-}
-
-func (l lab) ok(o outcome) outcome {
-	l.Helper()
-	if o.exit != 0 {
-		l.Fatalf("exit %d: %s", o.exit, o.stdout)
-	}
-	return o
-}
-
-// fails wants a code and a part of the message.
-func (l lab) fails(o outcome, code uint, says string) {
-	l.Helper()
-	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
-		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
-	}
 }
 
 // applied tells the rates in effect, as "ingress/egress" in bits per second.

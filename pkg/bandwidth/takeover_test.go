@@ -30,18 +30,18 @@ func (l lab) byReference() {
 // TestTakenOver: the reference's redirect goes with its device, or a pod that lives on would lose all that it sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
-		"DEL without a record": func(l lab) { l.ok(l.call("DEL", "a")) },
-		"ADD, then DEL":        func(l lab) { l.ok(l.call("ADD", "a")); l.ok(l.call("DEL", "a")) },
+		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },
+		"ADD, then DEL":        func(l lab) { l.OK(l.Call("ADD", "a")); l.OK(l.Call("DEL", "a")) },
 		"ADD, then ADD without an egress limit": func(l lab) {
-			l.ok(l.call("ADD", "a"))
-			l.ok(l.call("CHECK", "a"))
-			l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("ADD", "a"))
+			l.OK(l.Call("CHECK", "a"))
+			l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+			l.OK(l.Call("DEL", "a"))
 		},
 		"ADD, then an admin": func(l lab) {
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			l.must(l.set(nil, new(uint64(0))))
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -59,12 +59,12 @@ func TestTakenOver(t *testing.T) {
 // TestAddAgainFails: a pod that lives on keeps the limits that it had when an ADD cannot change them.
 func TestAddAgainFails(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
 	before, err := os.ReadFile(file)
 	l.must(err, l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can have the name
-	if o := l.call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)); o.exit == 0 || !strings.Contains(o.failure.Msg, "is no ifb") {
-		t.Errorf("exit %d, %s", o.exit, o.stdout)
+	if o := l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)); o.Exit == 0 || !strings.Contains(o.Failure.Msg, "is no ifb") {
+		t.Errorf("exit %d, %s", o.Exit, o.Stdout)
 	}
 	if got := l.applied("a"); got != "20000000/0 redirected false" {
 		t.Errorf("left %s", got)
@@ -72,7 +72,7 @@ func TestAddAgainFails(t *testing.T) {
 	if now, err := os.ReadFile(file); err != nil || string(now) != string(before) {
 		t.Errorf("record %s, was %s, %v", now, before, err)
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	l.must(l.host.DelLink(l.ifb("a")))
 }
 

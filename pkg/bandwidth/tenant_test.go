@@ -24,7 +24,7 @@ func (l *lab) connectPair(kind string) {
 	l.Helper()
 	name := l.hostSide.Name
 	l.must(l.host.DelLink(name), kerneltest.ForgePair(kind, name, 0, "kt-moving", 0))
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	l.must(err)
 	defer netns.Close()
 	l.must(l.host.MoveLink(l.link("kt-moving"), netns, "eth0"))
@@ -42,7 +42,7 @@ func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	a.victim.must(err, a.victim.host.DelLink("kt-probe0"))
 	a.tenant.connectPair(kind)
 	a.victim.connectPair(kind)
-	a.victim.ok(a.victim.call("ADD", "a"))
+	a.victim.OK(a.victim.Call("ADD", "a"))
 	a.unharmed("before")
 	return a, true
 }
@@ -50,7 +50,7 @@ func prepare(t *testing.T, kind string) (a attack, ok bool) {
 // strike replaces the tenant's eth0.
 func (a attack) strike(kind string) {
 	a.tenant.Helper()
-	a.tenant.must(a.tenant.pod.Do(func() error {
+	a.tenant.must(a.tenant.Pod.Do(func() error {
 		own, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -64,7 +64,7 @@ func (a attack) unharmed(when string) {
 	if got := a.victim.applied("a"); got != "20000000/10000000 redirected true" {
 		a.victim.Errorf("%s: the victim has %s", when, got)
 	}
-	a.victim.ok(a.victim.call("CHECK", "a"))
+	a.victim.OK(a.victim.Call("CHECK", "a"))
 }
 
 // TestForgedPeer (C-50): a tenant that gives its interface the indexes of another pod's pair reaches nothing of that pod by any verb.
@@ -72,7 +72,7 @@ func TestForgedPeer(t *testing.T) {
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
 		return func(a attack) {
-			a.tenant.fails(a.tenant.call(verb, "b", "runtimeConfig", config), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+			a.tenant.Fails(a.tenant.Call(verb, "b", "runtimeConfig", config), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
 		}
 	}
 	for what, c := range map[string]struct {
@@ -83,18 +83,18 @@ func TestForgedPeer(t *testing.T) {
 		"ADD again": {true, reject("ADD", slow)},
 		"CHECK":     {true, reject("CHECK", own)},
 		"CHECK without a record": {false, func(a attack) {
-			a.tenant.fails(a.tenant.call("CHECK", "b", "runtimeConfig", limits(20e6, 0)), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+			a.tenant.Fails(a.tenant.Call("CHECK", "b", "runtimeConfig", limits(20e6, 0)), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
 		}},
-		"DEL":                                   {true, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b")) }},
-		"DEL without a record":                  {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b")) }},
-		"DEL without a record and a prevResult": {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "prevResult", nil)) }},
-		"DEL, wrong configuration":              {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "runtimeConfig", limits(-1, 0))) }},
+		"DEL":                                   {true, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b")) }},
+		"DEL without a record":                  {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b")) }},
+		"DEL without a record and a prevResult": {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "prevResult", nil)) }},
+		"DEL, wrong configuration":              {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "runtimeConfig", limits(-1, 0))) }},
 		"DEL, the name of the victim's device":  {false, (attack).delSameName},
 		"reload":                                {true, func(a attack) { a.tenant.must(Restore(a.tenant.host, discard())) }},
 		"reload after the limits were lost":     {true, (attack).restoreLost},
 		"an admin":                              {true, (attack).setByAdmin},
 		"GC":                                    {true, (attack).collect},
-		"DEL without a namespace, without record": {false, func(a attack) { a.tenant.ok(a.tenant.call("DEL", "b", "CNI_NETNS", "")) }},
+		"DEL without a namespace, without record": {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "CNI_NETNS", "")) }},
 	} {
 		for _, kind := range []string{"veth", "netkit"} {
 			t.Run(what+"/"+kind, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestForgedPeer(t *testing.T) {
 					return
 				}
 				if c.recorded {
-					a.tenant.ok(a.tenant.call("ADD", "b"))
+					a.tenant.OK(a.tenant.Call("ADD", "b"))
 				}
 				a.strike(kind)
 				c.act(a)
@@ -114,8 +114,8 @@ func TestForgedPeer(t *testing.T) {
 				} else {
 					a.unharmed("after")
 				}
-				a.tenant.ok(a.tenant.call("DEL", "b"))
-				a.victim.ok(a.victim.call("DEL", "a"))
+				a.tenant.OK(a.tenant.Call("DEL", "b"))
+				a.victim.OK(a.victim.Call("DEL", "a"))
 			})
 		}
 	}
@@ -125,8 +125,8 @@ func TestForgedPeer(t *testing.T) {
 func (a attack) delSameName() {
 	a.victim.lose(a.victim.key("a"))
 	twin := a.tenant
-	twin.conf = twin.conf.With("name", "ne")
-	twin.ok(twin.call("DEL", "ta", "prevResult", nil))
+	twin.Conf = twin.Conf.With("name", "ne")
+	twin.OK(twin.Call("DEL", "ta", "prevResult", nil))
 }
 
 func (a attack) restoreLost() {
@@ -146,7 +146,7 @@ func (a attack) setByAdmin() {
 
 func (a attack) collect() {
 	a.tenant.must(kerneltest.Age(kerneltest.StateDirs()...))
-	a.tenant.ok(a.tenant.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	a.tenant.OK(a.tenant.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
 	if _, ok, err := a.tenant.host.Shaped(a.tenant.hostSide); ok || err != nil {
 		a.tenant.Errorf("the tenant's limit is left: %v", err)
 	}
@@ -155,13 +155,13 @@ func (a attack) collect() {
 // TestExchangedNames (C-50): a tenant with two interfaces that exchanges their names gets neither limit changed by ADD or DEL of the other.
 func TestExchangedNames(t *testing.T) {
 	l := newLab(t)
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	l.must(err)
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt1", Pod: "net1", MTU: 1400, Netns: netns})
 	l.must(err)
 	defer func() { l.must(l.host.DelLink("bwt1")) }()
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	exchange := func() error {
 		var errs []error
 		for _, names := range [][2]string{{"eth0", "x"}, {"net1", "eth0"}, {"x", "net1"}} {
@@ -172,15 +172,15 @@ func TestExchangedNames(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	}
-	l.must(l.pod.Do(exchange))
+	l.must(l.Pod.Do(exchange))
 	second := []any{"CNI_IFNAME", "net1", "runtimeConfig", limits(1e9, 1e9), "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{
-		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.pod.Path}}}}
-	l.fails(l.call("ADD", "a", second...), plugin.CodeDevice, "the host side of interface net1 is bwt0, and prevResult names bwt1")
-	l.ok(l.call("DEL", "a", second...))
-	l.ok(l.call("DEL", "a", append(second, "prevResult", nil)...))
+		object{"name": "bwt1"}, object{"name": "net1", "sandbox": l.Pod.Path}}}}
+	l.Fails(l.Call("ADD", "a", second...), plugin.CodeDevice, "the host side of interface net1 is bwt0, and prevResult names bwt1")
+	l.OK(l.Call("DEL", "a", second...))
+	l.OK(l.Call("DEL", "a", append(second, "prevResult", nil)...))
 	if got := l.applied("a"); got != "20000000/10000000 redirected true" {
 		t.Errorf("eth0 has %s", got)
 	}
-	l.ok(l.call("DEL", "a"))
-	l.must(l.pod.Do(exchange))
+	l.OK(l.Call("DEL", "a"))
+	l.must(l.Pod.Do(exchange))
 }

@@ -15,8 +15,8 @@ const trapped = "has not the effect that it seems to have"
 // addLog attaches a container and returns what the plugin logs.
 func (l lab) addLog(id string, keys ...any) string {
 	l.Helper()
-	log := l.ok(l.call("ADD", id, keys...)).stderr
-	l.ok(l.call("DEL", id, keys...))
+	log := l.OK(l.Call("ADD", id, keys...)).Log
+	l.OK(l.Call("DEL", id, keys...))
 	return log
 }
 

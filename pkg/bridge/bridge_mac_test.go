@@ -83,7 +83,7 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 					t.Errorf("the result names MAC %s, the bridge has %s", got, mac(t, name))
 				}
 				if i%2 == 1 {
-					l.ok(a.call("DEL", id))
+					l.OK(a.Call("DEL", id))
 					keeps("DEL")
 				}
 			}
@@ -184,7 +184,7 @@ func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 			for _, gateway := range gateways {
 				port := echo(t, gateway)
 				running.Go(func() {
-					if answered, lost, err := exchange(stays.pod, net.JoinHostPort(gateway, port), stop); lost > 0 || answered == 0 || err != nil {
+					if answered, lost, err := exchange(stays.Pod, net.JoinHostPort(gateway, port), stop); lost > 0 || answered == 0 || err != nil {
 						t.Errorf("gateway %s: %d packets answered, %d lost, %v", gateway, answered, lost, err)
 					}
 				})
@@ -196,12 +196,12 @@ func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 				other, id := l.other(), fmt.Sprint("pod", i)
 				other.add(id)
 				if i%2 == 1 {
-					l.ok(other.call("DEL", id))
+					l.OK(other.Call("DEL", id))
 				}
 			}
 			close(stop)
 			running.Wait()
-			l.ok(a.check())
+			l.OK(a.check())
 		})
 	}
 }
@@ -219,26 +219,26 @@ func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	})
 	for _, ip := range a.result.IPs {
 		gateway := ip.Gateway.String()
-		l.answers(l.pod, gateway)
-		l.ok(a.check())
+		l.answers(l.Pod, gateway)
+		l.OK(a.check())
 		if err := setMACTo("bt0", "02:00:00:00:00:66"); err != nil {
 			t.Fatal(err)
 		}
-		l.fails(a.check(), plugin.CodeStateDiffers, "bt0 has MAC 02:00:00:00:00:66, but the pod sends packets for gateway "+gateway+" to "+former)
+		l.Fails(a.check(), plugin.CodeStateDiffers, "bt0 has MAC 02:00:00:00:00:66, but the pod sends packets for gateway "+gateway+" to "+former)
 		if err := a.forgetNeighbour(gateway); err != nil {
 			t.Fatal(err)
 		}
-		l.ok(a.check())
-		l.answers(l.pod, gateway)
-		l.ok(a.check())
+		l.OK(a.check())
+		l.answers(l.Pod, gateway)
+		l.OK(a.check())
 		if err := errors.Join(setMACTo("bt0", former), a.forgetNeighbour(gateway)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stale := strings.ReplaceAll(string(a.prev), former, "02:00:00:00:00:55")
-	l.answers(l.pod, "10.60.0.1")
+	l.answers(l.Pod, "10.60.0.1")
 	a.prev = []byte(stale)
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 func setMACTo(name, mac string) error {
@@ -279,11 +279,11 @@ func TestEntryOfTenant(t *testing.T) {
 		}
 	}
 	enter(netlink.NUD_STALE, former)
-	l.ok(a.check())
+	l.OK(a.check())
 	enter(netlink.NUD_PERMANENT, tenants)
 	o := a.check()
-	l.fails(o, plugin.CodeStateDiffers, "sends packets for gateway")
-	if !strings.Contains(o.failure.Details, "at ADD it had MAC "+former) || strings.Contains(o.failure.Details, tenants) {
-		t.Errorf("hint %q", o.failure.Details)
+	l.Fails(o, plugin.CodeStateDiffers, "sends packets for gateway")
+	if !strings.Contains(o.Failure.Details, "at ADD it had MAC "+former) || strings.Contains(o.Failure.Details, tenants) {
+		t.Errorf("hint %q", o.Failure.Details)
 	}
 }

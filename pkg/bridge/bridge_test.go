@@ -44,7 +44,7 @@ func TestAdd(t *testing.T) {
 	address, _ := kernel.Prefix(&a.result.IPs[0].Address)
 	want := []*types100.Interface{
 		{Name: "bt0", Mtu: 1500}, {Name: key.HostVeth(), Mac: key.MAC("host").String(), Mtu: 1500},
-		{Name: "eth0", Mac: key.AddressMAC(address.Addr()).String(), Mtu: 1500, Sandbox: l.pod.Path},
+		{Name: "eth0", Mac: key.AddressMAC(address.Addr()).String(), Mtu: 1500, Sandbox: l.Pod.Path},
 	}
 	want[0].Mac = a.result.Interfaces[0].Mac
 	if diff := cmp.Diff(want, a.result.Interfaces); diff != "" {
@@ -53,8 +53,8 @@ func TestAdd(t *testing.T) {
 	if len(a.result.IPs) != 2 || a.result.IPs[0].Gateway.String() != "10.60.0.1" || a.result.IPs[1].Gateway.String() != "fd00:60::1" || len(a.result.Routes) != 2 {
 		t.Errorf("got %s", a.prev)
 	}
-	l.ok(a.check())
-	l.ok(a.check("prevResult", withoutInterfaceIndex(a)))
+	l.OK(a.check())
+	l.OK(a.check("prevResult", withoutInterfaceIndex(a)))
 }
 
 // withoutInterfaceIndex is the result as version 0.2.0 would have told it.
@@ -88,7 +88,7 @@ func TestAddLive(t *testing.T) {
 	}
 	for _, setting := range []string{"accept_ra 0", "accept_dad 0", "keep_addr_on_down 1", "disable_ipv6 0"} {
 		name, want, _ := strings.Cut(setting, " ")
-		if err := l.pod.Do(func() error {
+		if err := l.Pod.Do(func() error {
 			got, err := os.ReadFile("/proc/sys/net/ipv6/conf/eth0/" + name)
 			if strings.TrimSpace(string(got)) != want {
 				t.Errorf("%s is %s, want %s", name, got, want)
@@ -132,8 +132,8 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 			bridge := "btno6" + what
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
 			l := bareLab(t, append(c.keys, "name", "no6"+what, "bridge", bridge)...)
-			l.ok(l.add("a").check())
-			if err := l.pod.Do(func() error {
+			l.OK(l.add("a").check())
+			if err := l.Pod.Do(func() error {
 				for name, want := range map[string]string{"eth0/disable_ipv6": c.off, "lo/disable_ipv6": "0", "eth0/accept_ra": "0",
 					"eth0/accept_redirects": "0", "eth0/accept_dad": "0"} {
 					got, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name)
@@ -156,17 +156,17 @@ func TestAddressReused(t *testing.T) {
 	other.add("stays") // or the bridge loses its carrier, and forgets
 	addresses := []string{"10.60.0.77", "fd00:60::77"}
 	ips := []any{"capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.77/24", "fd00:60::77/64"}}}
-	l.ok(l.call("ADD", "old", ips...))
+	l.OK(l.Call("ADD", "old", ips...))
 	for _, addr := range addresses {
 		l.answers(nil, addr)
-		l.answers(other.pod, addr)
+		l.answers(other.Pod, addr)
 	}
 	// A stranger's MAC, as of a pod that the reference made.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.ok(l.call("DEL", "old"))
+	l.OK(l.Call("DEL", "old"))
 	for _, addr := range addresses {
 		entry := &netlink.Neigh{LinkIndex: bridge.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_REACHABLE, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 		if err := netlink.NeighSet(entry); err != nil {
@@ -174,11 +174,11 @@ func TestAddressReused(t *testing.T) {
 		}
 	}
 	next := l.other()
-	next.ok(next.call("ADD", "next", ips...))
-	t.Cleanup(func() { next.ok(next.call("DEL", "next")) })
+	next.OK(next.Call("ADD", "next", ips...))
+	t.Cleanup(func() { next.OK(next.Call("DEL", "next")) })
 	for _, addr := range addresses {
 		l.answers(nil, addr)
-		l.answers(other.pod, addr)
+		l.answers(other.Pod, addr)
 	}
 }
 
@@ -196,9 +196,9 @@ func TestReachedAtOnce(t *testing.T) {
 	l.other().add("stays")
 	for i := range 60 {
 		l := l.other()
-		o := l.ok(l.call("ADD", fmt.Sprint("p", i)))
+		o := l.OK(l.Call("ADD", fmt.Sprint("p", i)))
 		var result types100.Result
-		if err := json.Unmarshal(o.stdout, &result); err != nil {
+		if err := json.Unmarshal(o.Stdout, &result); err != nil {
 			t.Fatal(err)
 		}
 		begin := time.Now()
@@ -206,7 +206,7 @@ func TestReachedAtOnce(t *testing.T) {
 		if took := time.Since(begin); took > 500*time.Millisecond {
 			t.Errorf("pod %d: reached after %v", i, took)
 		}
-		l.ok(l.call("DEL", fmt.Sprint("p", i)))
+		l.OK(l.Call("DEL", fmt.Sprint("p", i)))
 	}
 }
 
@@ -234,10 +234,10 @@ func TestAddTwice(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	for _, id := range []string{"a", "b"} {
-		l.fails(l.call("ADD", id), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
+		l.Fails(l.Call("ADD", id), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
 	}
-	l.ok(l.call("DEL", "b"))
-	l.ok(a.check())
+	l.OK(l.Call("DEL", "b"))
+	l.OK(a.check())
 }
 
 func TestDel(t *testing.T) {
@@ -250,7 +250,7 @@ func TestDel(t *testing.T) {
 	} {
 		l.add("a")
 		for range 2 {
-			l.ok(l.call("DEL", "a", keys...))
+			l.OK(l.Call("DEL", "a", keys...))
 		}
 		if left := leases(t); len(left) > 0 {
 			t.Errorf("DEL %s left the leases %v", what, left)
@@ -265,9 +265,9 @@ func TestDel(t *testing.T) {
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
-	l.ok(l.call("DEL", "other", "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": "x"}}}))
-	l.ok(l.call("DEL", "other"))
-	l.ok(a.check())
+	l.OK(l.Call("DEL", "other", "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": "x"}}}))
+	l.OK(l.Call("DEL", "other"))
+	l.OK(a.check())
 }
 
 // TestDelUnrecorded: without its record an attachment is found by its name, its lease and prevResult.
@@ -275,7 +275,7 @@ func TestDelUnrecorded(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	a.loseRecord()
-	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 	if left := leases(t); len(left) > 0 {
 		t.Errorf("left the leases %v", left)
 	}
@@ -289,8 +289,8 @@ func TestDelForeignVeth(t *testing.T) {
 	if err := onHost(a.hostVeth(), func(link netlink.Link) error { return netlink.LinkSetName(link, "foreign0") }); err != nil {
 		t.Fatal(err)
 	}
-	l.ok(a.check())
-	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	l.OK(a.check())
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 	if err := onHost("foreign0", func(netlink.Link) error { return nil }); err == nil {
 		t.Error("the veth pair is left")
 	}
@@ -307,7 +307,7 @@ func TestResidue(t *testing.T) {
 	if len(leases(t)) != 2 {
 		t.Errorf("leases %v", leases(t))
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 // TestUnfinished: an ADD that was killed, also after it had made both links, is replaced by the next one, in whichever namespace that
@@ -317,18 +317,18 @@ func TestUnfinished(t *testing.T) {
 	l.add("a")
 	unfinish(t, l, "a")
 	a := l.add("a")
-	l.ok(a.check())
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	l.OK(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
 	unfinish(t, l, "a")
 	elsewhere := l.other()
-	l.ok(elsewhere.add("a").check())
+	l.OK(elsewhere.add("a").check())
 	unfinish(t, l, "a")
-	if err := l.pod.Do(func() error {
+	if err := l.Pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}})
 	}); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
 	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
 		t.Errorf("another's interface is gone: %v", err)
 	}
@@ -341,12 +341,12 @@ func TestUnfinished(t *testing.T) {
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
 	other := l
-	other.pod = kerneltest.NewPod(t)
+	other.Pod = kerneltest.NewPod(t)
 	a := other.add("a")
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already, by "+a.hostVeth()+", in another namespace")
-	l.ok(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already, by "+a.hostVeth()+", in another namespace")
+	l.OK(a.check())
 	a.loseRecord()
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "the container is attached already")
 }
 
 func TestL2(t *testing.T) {
@@ -355,34 +355,34 @@ func TestL2(t *testing.T) {
 	if a.result.Interfaces[2].Mac != "02:00:00:00:00:07" || a.result.Interfaces[2].Mtu != 1400 || len(a.result.IPs) != 0 {
 		t.Errorf("got %s", a.prev)
 	}
-	l.ok(a.check("disableContainerInterface", true))
-	l.fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
+	l.OK(a.check("disableContainerInterface", true))
+	l.Fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
 // TestMACOfTheBridge: a pod with the MAC of the bridge would get no frame.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
-	l.fails(l.call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig, "is that of bt0 on the node")
+	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig, "is that of bt0 on the node")
 }
 
 func TestPromisc(t *testing.T) {
 	l := newLab(t, "bridge", "bt2", "promiscMode", true, "hairpinMode", false)
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	if err := onHost("bt2", netlink.SetPromiscOff); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(a.check(), plugin.CodeStateDiffers, "bt2 is not promiscuous")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "bt2 is not promiscuous")
 	b := l
-	b.pod = kerneltest.NewPod(t)
+	b.Pod = kerneltest.NewPod(t)
 	b.add("b") // sets it again
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 func TestDAD(t *testing.T) {
 	l := newLab(t, "bridge", "bt3", "enabledad", true)
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 func TestBridgeIsNoBridge(t *testing.T) {
@@ -392,8 +392,8 @@ func TestBridgeIsNoBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
-	l.fails(l.call("ADD", "a", "bridge", name), plugin.CodeDevice, `"bt9" already exists but is not a bridge, it is a veth`)
-	l.fails(l.call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, `"bt9" already exists but is not a bridge, it is a veth`)
-	l.ok(l.call("STATUS", ""))
-	l.ok(l.call("STATUS", "", "bridge", "missing0"))
+	l.Fails(l.Call("ADD", "a", "bridge", name), plugin.CodeDevice, `"bt9" already exists but is not a bridge, it is a veth`)
+	l.Fails(l.Call("STATUS", "", "bridge", name), plugin.CodeNotAvailable, `"bt9" already exists but is not a bridge, it is a veth`)
+	l.OK(l.Call("STATUS", ""))
+	l.OK(l.Call("STATUS", "", "bridge", "missing0"))
 }

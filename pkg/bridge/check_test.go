@@ -94,22 +94,22 @@ func TestCheckDetects(t *testing.T) {
 	for what, b := range breakages() {
 		l.Run(what, func(t *testing.T) {
 			own := l
-			own.T, own.pod = t, kerneltest.NewPod(t)
+			own.T, own.Pod = t, kerneltest.NewPod(t)
 			a := own.add("a")
-			own.ok(a.check())
+			own.OK(a.check())
 			if err := b.change(a); err != nil {
 				t.Fatal(err)
 			}
-			own.fails(a.check(), plugin.CodeStateDiffers, b.says)
+			own.Fails(a.check(), plugin.CodeStateDiffers, b.says)
 			if b.repair != nil {
 				if err := b.repair(a); err != nil {
 					t.Fatal(err)
 				}
 			}
 			next := own
-			next.pod = kerneltest.NewPod(t)
+			next.Pod = kerneltest.NewPod(t)
 			n := next.add("next")
-			next.ok(n.check())
+			next.OK(n.check())
 		})
 	}
 }
@@ -117,9 +117,9 @@ func TestCheckDetects(t *testing.T) {
 func TestCheckMissingBridge(t *testing.T) {
 	l := newLab(t, "bridge", "bt5")
 	a := l.add("a")
-	l.fails(a.check("bridge", "missing0"), plugin.CodeStateDiffers, "bridge missing0 is missing")
-	l.fails(a.check("mtu", 1400), plugin.CodeStateDiffers, "has mtu 1500, want 1400")
-	l.fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
+	l.Fails(a.check("bridge", "missing0"), plugin.CodeStateDiffers, "bridge missing0 is missing")
+	l.Fails(a.check("mtu", 1400), plugin.CodeStateDiffers, "has mtu 1500, want 1400")
+	l.Fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
 }
 
 // TestOwn: another pod's addresses in prevResult are not this one's.
@@ -144,7 +144,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables")
 	id := strings.Repeat("0123456789abcdef", 15) // the longest comments
 	a := l.add(id)
-	l.ok(a.check())
+	l.OK(a.check())
 	h, err := kernel.Host()
 	if err != nil {
 		t.Fatal(err)
@@ -154,14 +154,14 @@ func TestIPTablesMasquerade(t *testing.T) {
 	for _, is4 := range []bool{true, false} {
 		for _, line := range []string{"-F " + chain, "-D POSTROUTING"} {
 			breakRule(t, h, is4, chain, line)
-			l.fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
-			l.ok(l.call("DEL", id))
+			l.Fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
+			l.OK(l.Call("DEL", id))
 			a = l.add(id)
-			l.ok(a.check())
+			l.OK(a.check())
 		}
 	}
 	a.loseRecord()
-	l.ok(l.call("DEL", id, "prevResult", a.prev))
+	l.OK(l.Call("DEL", id, "prevResult", a.prev))
 	if nat, err := h.ReadNAT(true); err != nil || nat.HasChain(chain) {
 		t.Errorf("without its record the chain is left: %v", err)
 	}
@@ -188,10 +188,10 @@ func TestCheckRoutesOfOthers(t *testing.T) {
 	if err := l.inPod("eth0", delDefault("10.60.0.1", "0.0.0.0/0")); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(a.check(), plugin.CodeStateDiffers, "route to 0.0.0.0/0")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "route to 0.0.0.0/0")
 	prev := a.result
 	prev.Routes = []*types.Route{prev.Routes[1], {Dst: *kernel.IPNet(netip.MustParsePrefix("192.0.2.0/24"))}}
-	l.ok(a.check("prevResult", prev))
+	l.OK(a.check("prevResult", prev))
 }
 
 func TestMasqueradeLines(t *testing.T) {
@@ -227,11 +227,11 @@ func TestCheckWithoutRecord(t *testing.T) {
 	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), flushNFT()); err != nil {
 		t.Fatal(err)
 	}
-	if log := l.ok(a.check()).log; !strings.Contains(log, "masquerade of a pod without a record of Podlace is missing") {
+	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of a pod without a record of Podlace is missing") {
 		t.Errorf("log: %s", log)
 	}
 	l.other().add("next") // its ADD masquerades both
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 // TestDelForgetsLimits: the limits of a pod go with its link, and so does their record when bridge's own is lost or damaged.
@@ -248,7 +248,7 @@ func TestDelForgetsLimits(t *testing.T) {
 			if err := errors.Join(lose("/run/podlace/net/bridge-"+key.Hash()), os.WriteFile(limits, []byte("{}"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 			if _, err := os.Lstat(limits); err == nil {
 				t.Errorf("left %s", limits)
 			}

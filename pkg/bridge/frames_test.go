@@ -86,7 +86,7 @@ func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 func (a attached) tap() (fd int) {
 	a.Helper()
 	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
-	err := a.pod.Do(func() error {
+	err := a.Pod.Do(func() error {
 		link, err := net.InterfaceByName("eth0")
 		if err != nil {
 			return err

@@ -33,7 +33,7 @@ func (l lab) gateways() string {
 		l.Fatal(err)
 	}
 	defer h.Close()
-	link, _, err := h.Link(l.conf["bridge"].(string))
+	link, _, err := h.Link(l.Conf["bridge"].(string))
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func (l lab) gateways() string {
 
 func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix string) {
 	l.Helper()
-	err := onHost(l.conf["bridge"].(string), func(link netlink.Link) error {
+	err := onHost(l.Conf["bridge"].(string), func(link netlink.Link) error {
 		return change(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
 	})
 	if err != nil {
@@ -68,14 +68,14 @@ func TestBridgeRenamed(t *testing.T) {
 	}
 	tells := func(id, bridge string, want ...string) {
 		t.Helper()
-		o := l.ok(l.other().call("ADD", id, "bridge", bridge))
-		t.Cleanup(func() { l.ok(l.call("DEL", id)) })
-		if strings.Contains(o.log, "former=") != (len(want) > 0) {
-			t.Errorf("on %s: %s", bridge, o.log)
+		o := l.OK(l.other().Call("ADD", id, "bridge", bridge))
+		t.Cleanup(func() { l.OK(l.Call("DEL", id)) })
+		if strings.Contains(o.Log, "former=") != (len(want) > 0) {
+			t.Errorf("on %s: %s", bridge, o.Log)
 		}
 		for _, w := range want {
-			if !strings.Contains(o.log, w) {
-				t.Errorf("on %s: %s, want %s", bridge, o.log, w)
+			if !strings.Contains(o.Log, w) {
+				t.Errorf("on %s: %s, want %s", bridge, o.Log, w)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
 	l.setGateway(netlink.AddrAdd, "fd00:62::1/64")
-	l.conf = l.conf.With("isGateway", true)
+	l.Conf = l.Conf.With("isGateway", true)
 	for subnet, says := range map[string]string{
 		"10.63.0.0/24": "bt4 already has the address 10.62.0.1/24, want 10.63.0.1/24",
 		"10.62.0.0/16": "bt4 already has the address 10.62.0.1/24, want 10.62.0.1/16",
@@ -105,16 +105,16 @@ func TestForeignGateways(t *testing.T) {
 		if subnet == "10.62.0.0/16" {
 			ipam["ranges"] = []any{[]any{object{"subnet": subnet, "gateway": "10.62.0.1"}}}
 		}
-		l.fails(l.call("ADD", "a", "ipam", ipam), plugin.CodeAddressTaken, says)
-		l.ok(l.call("DEL", "a"))
+		l.Fails(l.Call("ADD", "a", "ipam", ipam), plugin.CodeAddressTaken, says)
+		l.OK(l.Call("DEL", "a"))
 		if got := l.gateways(); got != "10.62.0.1/24 fd00:62::1/64" {
 			t.Fatalf("%s left %s", subnet, got)
 		}
 	}
-	l.ok(l.call("ADD", "a", "ipam", hostLocal("fd00:63::/64")))
-	l.ok(l.call("DEL", "a"))
-	l.ok(l.call("ADD", "a", "ipam", hostLocal("10.63.0.0/24"), "forceAddress", true))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a", "ipam", hostLocal("fd00:63::/64")))
+	l.OK(l.Call("DEL", "a"))
+	l.OK(l.Call("ADD", "a", "ipam", hostLocal("10.63.0.0/24"), "forceAddress", true))
+	l.OK(l.Call("DEL", "a"))
 	if got := l.gateways(); got != "10.63.0.1/24 fd00:62::1/64 fd00:63::1/64" {
 		t.Errorf("after forceAddress: %s", got)
 	}
@@ -142,8 +142,8 @@ func TestGatewayWithoutIPv6(t *testing.T) {
 	subnets := []string{"10.75.0.0/24", "fd00:75::/64"}
 	for i, want := range []string{"1\n", "0\n"} {
 		l := l.other()
-		l.conf = l.conf.With("ipam", hostLocal(subnets[:i+1]...))
-		l.ok(l.add(fmt.Sprint("pod", i)).check())
+		l.Conf = l.Conf.With("ipam", hostLocal(subnets[:i+1]...))
+		l.OK(l.add(fmt.Sprint("pod", i)).check())
 		if got, err := os.ReadFile(setting); string(got) != want || err != nil {
 			t.Errorf("%d families: disable_ipv6 is %q, %v", i+1, got, err)
 		}
@@ -174,20 +174,20 @@ func TestChangedSubnet(t *testing.T) {
 	changed := hostLocal("10.64.0.0/16", "fd00:64::/48")
 	old := l.add("a", "CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
 	b := l.other()
-	o := b.call("ADD", "b", "ipam", changed)
-	l.fails(o, plugin.CodeAddressTaken, "btc0 already has the address 10.64.0.1/24, want 10.64.0.1/16")
-	if want := "the subnet was changed from 10.64.0.0/24 to 10.64.0.0/16 while pod shop/web-0 (container a) with 10.64.0.2/24 uses the old one: delete the pods"; !strings.Contains(o.failure.Details, want) {
-		t.Errorf("%s, want %s", o.failure.Details, want)
+	o := b.Call("ADD", "b", "ipam", changed)
+	l.Fails(o, plugin.CodeAddressTaken, "btc0 already has the address 10.64.0.1/24, want 10.64.0.1/16")
+	if want := "the subnet was changed from 10.64.0.0/24 to 10.64.0.0/16 while pod shop/web-0 (container a) with 10.64.0.2/24 uses the old one: delete the pods"; !strings.Contains(o.Failure.Details, want) {
+		t.Errorf("%s, want %s", o.Failure.Details, want)
 	}
-	renamed := b.call("ADD", "b", "ipam", changed, "name", "renamed")
-	l.fails(renamed, plugin.CodeAddressTaken, "bt")
-	if want := "it is of network changed, and pod shop/web-0 (container a) with 10.64.0.2/24 uses it"; !strings.Contains(renamed.failure.Details, want) {
-		t.Errorf("%s, want %s", renamed.failure.Details, want)
+	renamed := b.Call("ADD", "b", "ipam", changed, "name", "renamed")
+	l.Fails(renamed, plugin.CodeAddressTaken, "bt")
+	if want := "it is of network changed, and pod shop/web-0 (container a) with 10.64.0.2/24 uses it"; !strings.Contains(renamed.Failure.Details, want) {
+		t.Errorf("%s, want %s", renamed.Failure.Details, want)
 	}
-	l.ok(old.call("CHECK", "a", "prevResult", old.prev))
-	l.ok(old.call("DEL", "a"))
+	l.OK(old.Call("CHECK", "a", "prevResult", old.prev))
+	l.OK(old.Call("DEL", "a"))
 	new := b.add("b", "ipam", changed)
-	l.ok(new.check("ipam", changed))
+	l.OK(new.check("ipam", changed))
 	if got := l.gateways(); got != "10.64.0.1/16 fd00:64::1/48" {
 		t.Errorf("gateways %s", got)
 	}
@@ -195,26 +195,26 @@ func TestChangedSubnet(t *testing.T) {
 		t.Error(err)
 	}
 	// Ports that are of no attachment of the network may use the old address as well.
-	l.ok(new.call("DEL", "b"))
+	l.OK(new.Call("DEL", "b"))
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1, MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
-	o = b.call("ADD", "c")
-	l.fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
-	if !strings.Contains(o.failure.Details, "port foreign0, of which Podlace knows nothing") {
-		t.Error(o.failure.Details)
+	o = b.Call("ADD", "c")
+	l.Fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
+	if !strings.Contains(o.Failure.Details, "port foreign0, of which Podlace knows nothing") {
+		t.Error(o.Failure.Details)
 	}
-	l.ok(b.call("ADD", "c", "forceAddress", true))
+	l.OK(b.Call("ADD", "c", "forceAddress", true))
 	if got := l.gateways(); got != "10.64.0.1/24 fd00:64::1/64" {
 		t.Errorf("gateways %s", got)
 	}
-	l.ok(b.call("DEL", "c"))
+	l.OK(b.Call("DEL", "c"))
 }
 
 func (l lab) bridgeIndex() (index int) {
 	l.Helper()
-	if err := onHost(l.conf["bridge"].(string), func(link netlink.Link) error { index = link.Attrs().Index; return nil }); err != nil {
+	if err := onHost(l.Conf["bridge"].(string), func(link netlink.Link) error { index = link.Attrs().Index; return nil }); err != nil {
 		l.Fatal(err)
 	}
 	return index
@@ -224,14 +224,14 @@ func (l lab) bridgeIndex() (index int) {
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	b := l.other()
-	b.ok(b.call("ADD", "b", "ipam", hostLocal("fd00:65::/64")))
+	b.OK(b.Call("ADD", "b", "ipam", hostLocal("fd00:65::/64")))
 	if got := l.gateways(); got != "fd00:64::1/64 fd00:65::1/64" {
 		t.Errorf("beside a pod of the old subnet: %s", got)
 	}
-	l.ok(l.call("DEL", "a"))
-	b.ok(b.call("DEL", "b"))
+	l.OK(l.Call("DEL", "a"))
+	b.OK(b.Call("DEL", "b"))
 	l.add("c", "ipam", hostLocal("fd00:66::/64"))
 	if got := l.gateways(); got != "fd00:66::1/64" {
 		t.Errorf("after the last pod of old subnets: %s", got)
@@ -242,8 +242,8 @@ func TestOldIPv6Subnet(t *testing.T) {
 func TestMasqueradeOfOldSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc1", "name", "oldmasq", "ipam", hostLocal("10.65.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btc1", netlink.LinkDel) })
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("DEL", "a"))
 	l.add("b", "ipam", hostLocal("10.66.0.0/24"))
 	if err := l.masquerades("10.66.0.0/24", "10.66.0.0/24"); err != nil {
 		t.Error(err)
@@ -258,19 +258,19 @@ func TestKata(t *testing.T) {
 	l := newLab(t, "bridge", "bt7", "name", "kata")
 	a := l.add("a")
 	tap := netlink.LinkAttrs{Name: "tap0_kata"}
-	err := l.pod.Do(func() error {
+	err := l.Pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: tap, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_DEFAULTS})
 	})
 	if err != nil {
 		t.Skipf("SKIPPED: no tap device here: %v", err)
 	}
-	if err := l.pod.Do(func() error { return redirectBoth("eth0", tap.Name) }); err != nil {
+	if err := l.Pod.Do(func() error { return redirectBoth("eth0", tap.Name) }); err != nil {
 		t.Fatal(err)
 	}
-	l.ok(a.check())
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
-	l.ok(a.check())
-	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	l.OK(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	l.OK(a.check())
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 		t.Error("eth0 is left")
 	}

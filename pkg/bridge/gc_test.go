@@ -35,13 +35,13 @@ func TestGC(t *testing.T) {
 	l := newLab(t)
 	kept := l.add("kept")
 	gone := l
-	gone.pod = kerneltest.NewPod(t)
+	gone.Pod = kerneltest.NewPod(t)
 	gone.add("gone")
 	l.age()
 	valid := []any{object{"containerID": "kept", "ifname": "eth0"}, object{"containerID": "gone", "ifname": "net1"}}
 	for range 2 {
-		l.ok(l.call("GC", "", "cni.dev/valid-attachments", valid))
-		l.ok(kept.check())
+		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid))
+		l.OK(kept.check())
 		if len(leases(t)) != 2 {
 			t.Errorf("left the leases %v", leases(t))
 		}
@@ -70,8 +70,8 @@ func TestGCStrayFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = onHost("deadp0", netlink.LinkDel) })
-	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
-	l.ok(a.check())
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	l.OK(a.check())
 	for _, path := range strays {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
@@ -87,12 +87,12 @@ func TestGCRandom(t *testing.T) {
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // each attachment is an interface of one pod
 	nets[1] = nets[0]
-	nets[1].conf = nets[0].conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam", object{"type": "host-local", "subnet": "10.61.0.0/24"})
+	nets[1].Conf = nets[0].Conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam", object{"type": "host-local", "subnet": "10.61.0.0/24"})
 	owned := map[string]map[plugin.Attachment]bool{"net": {}, "net2": {}}
 	t.Cleanup(func() {
 		for _, l := range nets {
 			l.age()
-			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))
+			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
 		}
 	})
 	seed := uint64(time.Now().UnixNano())
@@ -103,7 +103,7 @@ func TestGCRandom(t *testing.T) {
 			// IDs and interfaces that would be one if they were only joined.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
-				l.ok(l.call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
+				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
 				set[of] = true
 			}
 		}
@@ -117,7 +117,7 @@ func TestGCRandom(t *testing.T) {
 			}
 			valid = append(valid, object{"containerID": of.ContainerID, "ifname": of.IfName})
 		}
-		l.ok(l.call("GC", "", "cni.dev/valid-attachments", valid))
+		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid))
 		for _, l := range nets {
 			l.owns(owned[l.network()])
 		}
@@ -172,7 +172,7 @@ func TestGCWhileAdding(t *testing.T) {
 			judged := 0
 			for i := range 100 {
 				began := time.Now()
-				prev := l.ok(l.call("ADD", "pod")).stdout
+				prev := l.OK(l.Call("ADD", "pod")).Stdout
 				if name == "named" {
 					l.age()
 				}
@@ -180,13 +180,13 @@ func TestGCWhileAdding(t *testing.T) {
 					<-rounds
 					<-rounds
 				}
-				o := l.call("CHECK", "pod", "prevResult", json.RawMessage(prev))
+				o := l.Call("CHECK", "pod", "prevResult", json.RawMessage(prev))
 				// On a machine that stops for a second a plain GC has to take the pod for an old one.
 				if name == "named" || time.Since(began) < time.Second {
-					l.ok(o)
+					l.OK(o)
 					judged++
 				}
-				l.ok(l.call("DEL", "pod"))
+				l.OK(l.Call("DEL", "pod"))
 			}
 			if judged < 50 {
 				t.Errorf("%d of 100 pods were judged", judged)
@@ -201,8 +201,8 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	go func() {
 		defer close(stopped)
 		for {
-			if o := l.call("GC", "", keys...); o.exit != 0 {
-				l.Errorf("GC: %s", o.stdout)
+			if o := l.Call("GC", "", keys...); o.Exit != 0 {
+				l.Errorf("GC: %s", o.Stdout)
 			}
 			select {
 			case <-stop:
@@ -223,10 +223,10 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 func TestGCAgain(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
-	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))
-	l.ok(a.check())
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
+	l.OK(a.check())
 	l.age()
-	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
 	l.owns(map[plugin.Attachment]bool{})
 }
 
@@ -243,22 +243,22 @@ func TestShortPool(t *testing.T) {
 			lost := []string{"lost1", "lost2", "lost3"}
 			for _, id := range lost {
 				gone := l
-				gone.pod = kerneltest.NewPod(t)
-				gone.ok(gone.call("ADD", id))
-				if err := gone.pod.Close(); err != nil {
+				gone.Pod = kerneltest.NewPod(t)
+				gone.OK(gone.Call("ADD", id))
+				if err := gone.Pod.Close(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			next := l
-			next.pod = kerneltest.NewPod(t)
+			next.Pod = kerneltest.NewPod(t)
 			next.add("fits")
 			if left := l.recorded(lost...); left != 3 {
 				t.Errorf("an ADD that found an address collected: %d records of 3 are left", left)
 			}
-			next.pod = kerneltest.NewPod(t)
+			next.Pod = kerneltest.NewPod(t)
 			last := next.add("last")
-			l.ok(last.check())
-			l.ok(alive.check())
+			l.OK(last.check())
+			l.OK(alive.check())
 			if left := l.recorded(lost...); left != 0 {
 				t.Errorf("%d records of pods that are gone are left", left)
 			}
@@ -292,21 +292,21 @@ func (l lab) recorded(ids ...string) int {
 func TestShortPoolOfOthers(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"}]`}
-	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
+	l.Plugin, l.Conf = Plugin(f.plugin(t)).Run, l.Conf.With("ipam", object{"type": "fake"})
 	l.add("alive")
 	full := plugin.Errorf(plugin.CodeExhausted, "full")
 	f.addErr, f.added = full, 0
 	other := l
-	other.pod = kerneltest.NewPod(t)
-	l.fails(other.call("ADD", "next"), plugin.CodeExhausted, "full")
+	other.Pod = kerneltest.NewPod(t)
+	l.Fails(other.Call("ADD", "next"), plugin.CodeExhausted, "full")
 	if f.added != 1 || f.given != 0 {
 		t.Errorf("nobody is dead: %d ADD, %d DEL", f.added, f.given)
 	}
 	f.addErr = nil
 	gone := l
-	gone.pod = kerneltest.NewPod(t)
-	gone.ok(gone.call("ADD", "gone"))
-	if err := gone.pod.Close(); err != nil {
+	gone.Pod = kerneltest.NewPod(t)
+	gone.OK(gone.Call("ADD", "gone"))
+	if err := gone.Pod.Close(); err != nil {
 		t.Fatal(err)
 	}
 	f.addErr, f.added = full, 0
@@ -350,17 +350,17 @@ func TestIPAMFails(t *testing.T) {
 		"has bad routes":   {answer: `"ips":[{"address":"10.60.0.9/24"}],"routes":[{"dst":"192.0.2.0/24","gw":"203.0.113.7"}]`},
 	} {
 		l := newLab(t)
-		l.plugin = Plugin(f.plugin(t))
-		o := l.call("ADD", "a", "ipam", object{"type": "fake"})
+		l.Plugin = Plugin(f.plugin(t)).Run
+		o := l.Call("ADD", "a", "ipam", object{"type": "fake"})
 		given := 1
 		if f.addErr != nil {
 			given = 0 // it has nothing
 		}
-		if o.exit != 1 || f.added != 1 || f.given != given {
-			t.Errorf("%s: exit %d, %d ADD, %d DEL: %s", what, o.exit, f.added, f.given, o.stdout)
+		if o.Exit != 1 || f.added != 1 || f.given != given {
+			t.Errorf("%s: exit %d, %d ADD, %d DEL: %s", what, o.Exit, f.added, f.given, o.Stdout)
 		}
 		if f.addErr != nil {
-			l.fails(o, plugin.CodeExhausted, "bridge add: ipam fake: full")
+			l.Fails(o, plugin.CodeExhausted, "bridge add: ipam fake: full")
 		}
 	}
 }
@@ -393,7 +393,7 @@ func TestGCLeavesRunningADD(t *testing.T) {
 			if err := errors.Join(err, kernel.WithHost(func(host *kernel.Node) error { return host.DelGuard(*st.Guard) })); err != nil {
 				t.Fatal(err)
 			}
-			if log := l.ok(l.call("GC", "", "cni.dev/valid-attachments", valid)).log; strings.Contains(log, "restored") {
+			if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
 				t.Errorf("nobody flushed anything: %s", log)
 			}
 		})

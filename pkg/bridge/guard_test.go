@@ -107,8 +107,8 @@ func TestNeighbours(t *testing.T) {
 					t.Errorf("%s: arrived %t, want %t", frames[i].what, arrived, want)
 				}
 			}
-			l.ok(m.check())
-			l.ok(v.check())
+			l.OK(m.check())
+			l.OK(v.check())
 		})
 	}
 }
@@ -171,21 +171,21 @@ func TestCheckGuard(t *testing.T) {
 		}
 	}
 	for _, set := range []string{"mac_ports", "macs", "ports", "addresses4", "addresses6"} {
-		l.ok(a.check())
+		l.OK(a.check())
 		flush(func(c *nftables.Conn) { c.FlushSet(&nftables.Set{Table: table, Name: set}) })
-		l.fails(a.check(), plugin.CodeStateDiffers, "the guard of "+a.hostVeth()+" misses an entry in nftables set "+set)
-		l.ok(l.call("DEL", "a"))
+		l.Fails(a.check(), plugin.CodeStateDiffers, "the guard of "+a.hostVeth()+" misses an entry in nftables set "+set)
+		l.OK(l.Call("DEL", "a"))
 		a = l.add("a")
 	}
 	for _, chain := range []string{"prerouting", "mac", "guard", "arp", "ip", "ip6"} {
 		flush(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) })
-		l.fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
 		flush(func(c *nftables.Conn) { c.FlushRuleset() })
-		l.fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "nftables rules of table bridge podlace_guard are missing")
 		b := l.other()
-		b.ok(b.call("ADD", "b"))
-		l.ok(a.check())
-		b.ok(b.call("DEL", "b"))
+		b.OK(b.Call("ADD", "b"))
+		l.OK(a.check())
+		b.OK(b.Call("DEL", "b"))
 	}
 }
 
@@ -194,7 +194,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
 	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
 	a, b := l.add("a"), l.other()
-	b.conf = l.conf.With("name", "flushed2", "ipam", hostLocal("10.69.0.0/24"))
+	b.Conf = l.Conf.With("name", "flushed2", "ipam", hostLocal("10.69.0.0/24"))
 	inOther := b.add("b")
 	for what, flush := range map[string]func(*nftables.Conn){
 		"ruleset": func(c *nftables.Conn) { c.FlushRuleset() },
@@ -202,8 +202,8 @@ func TestGuardsAfterFlush(t *testing.T) {
 			c.FlushTable(&nftables.Table{Name: "podlace_guard", Family: nftables.TableFamilyBridge})
 		},
 	} {
-		l.ok(a.check())
-		inOther.ok(inOther.check())
+		l.OK(a.check())
+		inOther.OK(inOther.check())
 		c, err := nftables.New()
 		if err != nil {
 			t.Fatal(err)
@@ -212,12 +212,12 @@ func TestGuardsAfterFlush(t *testing.T) {
 		if err := c.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		l.fails(a.check(), plugin.CodeStateDiffers, "missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
 		next := l.other()
-		next.ok(next.call("ADD", "next"))
-		l.ok(a.check())
-		inOther.ok(inOther.check())
-		next.ok(next.call("DEL", "next"))
+		next.OK(next.Call("ADD", "next"))
+		l.OK(a.check())
+		inOther.OK(inOther.check())
+		next.OK(next.Call("DEL", "next"))
 		t.Log(what)
 	}
 }
@@ -226,8 +226,8 @@ func TestGuardsAfterFlush(t *testing.T) {
 func TestGuardOfLongNames(t *testing.T) {
 	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
 	for _, n := range []int{100, 127, 200, 247, 253} {
-		l.ok(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+strings.Repeat("x", n)))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+strings.Repeat("x", n)))
+		l.OK(l.Call("DEL", "a"))
 	}
 }
 
@@ -236,7 +236,7 @@ func TestGuardWithoutRecord(t *testing.T) {
 	l := newLab(t, "name", "lost", "bridge", "btg8", "antiSpoof", true)
 	a := l.add("a")
 	a.loseRecord()
-	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 }
 
 // TestPodTakesNoRoutes (S-02, S-03): without any protection in the bridge, neither the node nor another pod believes an advertisement.
@@ -268,7 +268,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	if err := believed(); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.pod.Do(believed); err != nil {
+	if err := v.Pod.Do(believed); err != nil {
 		t.Fatal(err)
 	}
 	redirects := func() error {
@@ -280,7 +280,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 		}
 		return nil
 	}
-	if err := v.pod.Do(redirects); err != nil {
+	if err := v.Pod.Do(redirects); err != nil {
 		t.Fatal(err)
 	}
 }

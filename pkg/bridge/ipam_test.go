@@ -18,14 +18,14 @@ import (
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
-	l.plugin, l.conf = Plugin(f.plugin(t)), l.conf.With("ipam", object{"type": "fake"})
-	l.ok(l.call("ADD", "a"))
-	l.fails(l.call("DEL", "a"), plugin.CodeIO, "ipam fake: later")
+	l.Plugin, l.Conf = Plugin(f.plugin(t)).Run, l.Conf.With("ipam", object{"type": "fake"})
+	l.OK(l.Call("ADD", "a"))
+	l.Fails(l.Call("DEL", "a"), plugin.CodeIO, "ipam fake: later")
 	if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 		t.Error("the interface is left")
 	}
 	f.delErr = nil
-	l.ok(l.call("DEL", "a", "ipam", nil))
+	l.OK(l.Call("DEL", "a", "ipam", nil))
 	if f.given != 2 {
 		t.Errorf("the addresses were given back %d times", f.given)
 	}
@@ -34,7 +34,7 @@ func TestDelGoesOn(t *testing.T) {
 // TestIPAMGone: the IPAM plugin of a pod is not installed any more, or its record is damaged there. Another one that is configured is asked.
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	list, err := attachment.All()
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
@@ -47,9 +47,9 @@ func TestIPAMGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := "ipam missing: no such plugin in CNI_PATH"
-	l.fails(l.call("DEL", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, gone)
-	l.fails(l.call("DEL", "a", "ipam", nil), plugin.CodeConfig, gone)
-	l.ok(l.call("DEL", "a"))
+	l.Fails(l.Call("DEL", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, gone)
+	l.Fails(l.Call("DEL", "a", "ipam", nil), plugin.CodeConfig, gone)
+	l.OK(l.Call("DEL", "a"))
 	if left := leases(t); len(left) > 0 {
 		t.Errorf("leases %q", left)
 	}
@@ -57,5 +57,5 @@ func TestIPAMGone(t *testing.T) {
 
 func TestIPAMMissing(t *testing.T) {
 	l := newLab(t)
-	l.fails(l.call("ADD", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, "ipam missing: no such plugin in CNI_PATH")
+	l.Fails(l.Call("ADD", "a", "ipam", object{"type": "missing"}), plugin.CodeConfig, "ipam missing: no such plugin in CNI_PATH")
 }

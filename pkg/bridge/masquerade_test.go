@@ -46,17 +46,17 @@ func TestMasqueradeEdited(t *testing.T) {
 		t.Fatal(err)
 	}
 	edited := object{"v6": false, "nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.0.2.0/24", "fd00::/8"}}
-	l.fails(a.check("ipMasq", edited), 100, "the exception from masquerade for [10.0.0.0/8 192.0.2.0/24] is missing")
+	l.Fails(a.check("ipMasq", edited), 100, "the exception from masquerade for [10.0.0.0/8 192.0.2.0/24] is missing")
 	b := l.other().add("b", "ipMasq", edited)
-	l.ok(a.check("ipMasq", edited))
-	l.ok(b.check("ipMasq", edited))
+	l.OK(a.check("ipMasq", edited))
+	l.OK(b.check("ipMasq", edited))
 	for _, gone := range []string{"fd00:60::/64", "192.0.2.0/24"} {
 		if l.masquerades(gone, "") == nil {
 			t.Errorf("%s is masqueraded", gone)
 		}
 	}
 	c := l.other().add("c")
-	l.ok(c.check())
+	l.OK(c.check())
 	if l.masquerades("", "192.0.2.0/24") == nil {
 		t.Error("the exception stayed when it was taken out of the configuration")
 	}
@@ -73,7 +73,7 @@ exit 0
 	if err := os.WriteFile(filepath.Join(dir, "foreign"), []byte(script), 0o700); err != nil {
 		l.Fatal(err)
 	}
-	l.path, l.conf = dir, l.conf.With("ipam", object{"type": "foreign"})
+	l.Env, l.Conf = map[string]string{"CNI_PATH": dir}, l.Conf.With("ipam", object{"type": "foreign"})
 	return l
 }
 
@@ -104,7 +104,7 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	}
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	h, err := kernel.Host()
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestMasqueradeEmptied(t *testing.T) {
 	l := bareLab(t, "name", "emptied", "bridge", "btm1", "ipam", hostLocal("10.70.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm1", netlink.LinkDel) })
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	c, err := nftables.New()
 	if err != nil {
 		t.Fatal(err)
@@ -136,9 +136,9 @@ func TestMasqueradeEmptied(t *testing.T) {
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(a.check(), plugin.CodeStateDiffers, "the nftables rules that masquerade network emptied are missing")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "the nftables rules that masquerade network emptied are missing")
 	l.other().add("b")
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 // TestMasqueradeBackendChanged: pods keep the masquerade that they have when the configuration names another backend.
@@ -150,8 +150,8 @@ func TestMasqueradeBackendChanged(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btm2", netlink.LinkDel) })
 	a := l.add("a")
 	b := l.other().add("b", "ipMasqBackend", "iptables")
-	l.ok(a.check())
-	l.ok(b.check("ipMasqBackend", "iptables"))
+	l.OK(a.check())
+	l.OK(b.check("ipMasqBackend", "iptables"))
 }
 
 // TestMasqueradeEnds: with ipMasq false everything of the network goes, also when a part of it is missing.

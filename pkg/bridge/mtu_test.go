@@ -26,7 +26,7 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 // hasMTU wants the bridge to have an MTU, and nothing left to do about it.
 func (l lab) hasMTU(want int) {
 	l.Helper()
-	bridge := l.conf["bridge"].(string)
+	bridge := l.Conf["bridge"].(string)
 	if err := onHost(bridge, func(link netlink.Link) error {
 		if got := link.Attrs().MTU; got != want {
 			return fmt.Errorf("%s has MTU %d, want %d", bridge, got, want)
@@ -65,17 +65,17 @@ func TestSmallMTU(t *testing.T) {
 	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
 	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
 	a := l.add("a")
-	l.fails(l.other().call("ADD", "b", "mtu", 1000), plugin.CodeConfig, "mtu 1000: IPv6 needs at least 1280")
-	l.ok(a.check())
+	l.Fails(l.other().Call("ADD", "b", "mtu", 1000), plugin.CodeConfig, "mtu 1000: IPv6 needs at least 1280")
+	l.OK(a.check())
 	c := l.other()
-	l.ok(c.call("ADD", "c", "mtu", 1000, "ipam", hostLocal("10.73.0.0/24")))
-	l.ok(a.check())
+	l.OK(c.Call("ADD", "c", "mtu", 1000, "ipam", hostLocal("10.73.0.0/24")))
+	l.OK(a.check())
 	l.hasMTU(1500)
-	l.ok(c.call("DEL", "c"))
+	l.OK(c.Call("DEL", "c"))
 	d := l.other()
-	l.ok(d.call("ADD", "d", "mtu", 1400))
+	l.OK(d.Call("ADD", "d", "mtu", 1400))
 	l.hasMTU(1400)
-	l.ok(d.call("DEL", "d"))
+	l.OK(d.Call("DEL", "d"))
 }
 
 // TestLargeMTU: the largest MTU can be pinned too.
@@ -132,12 +132,12 @@ func TestMTUAtOnce(t *testing.T) {
 	for i := range 12 {
 		pod := l.other()
 		all.Go(func() {
-			if o := pod.call("ADD", strconv.Itoa(i), "mtu", 1000); o.exit != 0 {
-				t.Errorf("%s", o.stdout)
+			if o := pod.Call("ADD", strconv.Itoa(i), "mtu", 1000); o.Exit != 0 {
+				t.Errorf("%s", o.Stdout)
 			}
 			ended.Add(1)
 		})
-		t.Cleanup(func() { pod.ok(pod.call("DEL", strconv.Itoa(i))) })
+		t.Cleanup(func() { pod.OK(pod.Call("DEL", strconv.Itoa(i))) })
 	}
 	time.Sleep(300 * time.Millisecond)
 	if n := ended.Load(); n > 0 {
@@ -163,9 +163,9 @@ func TestMTUAfterKill(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = attachment.UnnoteNode(mtuNote("btkill")) })
 		next := l.other()
-		next.ok(next.call("ADD", "next", "name", "btkill2", "isGateway", false))
+		next.OK(next.Call("ADD", "next", "name", "btkill2", "isGateway", false))
 		l.hasMTU(want)
-		next.ok(next.call("DEL", "next", "name", "btkill2"))
+		next.OK(next.Call("DEL", "next", "name", "btkill2"))
 	}
 	// One that was killed before the first request has pinned nothing: the kernel would follow the smallest port.
 	if err := onHost("btkill", netlink.LinkDel); err != nil {

@@ -26,14 +26,14 @@ func TestPointToPoint(t *testing.T) {
 	l := newLab(t, "bridge", "bt31", "ipMasq", false, "isDefaultGateway", true,
 		"ipam", ranges(object{"subnet": "10.64.0.0/31", "gateway": "10.64.0.0"}, object{"subnet": "fd00:64::/127", "gateway": "fd00:64::1"}))
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	for _, gateway := range []string{"10.64.0.0", "fd00:64::1"} {
 		server, err := net.Listen("tcp", net.JoinHostPort(gateway, "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer server.Close()
-		err = l.pod.Do(func() error {
+		err = l.Pod.Do(func() error {
 			conn, err := net.DialTimeout("tcp", server.Addr().String(), 10*time.Second)
 			if err == nil {
 				conn.Close()
@@ -50,12 +50,12 @@ func TestPointToPoint(t *testing.T) {
 func TestNoRoomForGateway(t *testing.T) {
 	l := newLab(t, "bridge", "bt32", "ipMasq", false)
 	for _, subnet := range []string{"10.64.0.0/31", "10.64.0.7/32", "fd00:64::/127", "fd00:64::/128"} {
-		l.fails(l.call("ADD", "a", "ipam", ranges(object{"subnet": subnet})), plugin.CodeConfig, "isGateway: address ")
-		o := l.ok(l.call("ADD", "a", "isGateway", false, "ipam", ranges(object{"subnet": subnet})))
+		l.Fails(l.Call("ADD", "a", "ipam", ranges(object{"subnet": subnet})), plugin.CodeConfig, "isGateway: address ")
+		o := l.OK(l.Call("ADD", "a", "isGateway", false, "ipam", ranges(object{"subnet": subnet})))
 		var r types100.Result
-		if err := json.Unmarshal(o.stdout, &r); err != nil || len(r.IPs) != 1 || r.IPs[0].Gateway != nil {
+		if err := json.Unmarshal(o.Stdout, &r); err != nil || len(r.IPs) != 1 || r.IPs[0].Gateway != nil {
 			t.Errorf("%s: %+v, %v", subnet, r, err)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -29,7 +30,7 @@ func TestNeighboursReachAtOnce(t *testing.T) {
 		l.configures("pod", func(j *job, w wiring) error {
 			fill()
 			err := j.configure(w, layer3{Plan: ipam.Plan{Addresses: []netip.Prefix{address}}})
-			l.solicited(l.pod.Do, address)
+			l.solicited(l.Pod.Do, address)
 			return err
 		})
 	}
@@ -55,7 +56,8 @@ func TestGatewayAnswersAtOnce(t *testing.T) {
 // configures runs a part of ADD on a pod that is wired, and deletes the pod.
 func (l lab) configures(id string, part func(*job, wiring) error) {
 	l.Helper()
-	l.plugin.Add = func(r *plugin.Request) (*types100.Result, error) {
+	p := Plugin(hostlocal.Plugin())
+	p.Add = func(r *plugin.Request) (*types100.Result, error) {
 		j, err := bridge{}.open(r)
 		if err != nil {
 			return nil, err
@@ -67,9 +69,10 @@ func (l lab) configures(id string, part func(*job, wiring) error) {
 		}
 		return &types100.Result{CNIVersion: "1.1.0"}, part(j, w)
 	}
-	o := l.call("ADD", id)
-	l.ok(l.call("DEL", id))
-	l.ok(o)
+	l.Plugin = p.Run
+	o := l.Call("ADD", id)
+	l.OK(l.Call("DEL", id))
+	l.OK(o)
 }
 
 // solicited fails the test unless a namespace is in the solicited-node group of an address (RFC 4291 section 2.7.1).

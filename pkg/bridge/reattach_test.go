@@ -30,7 +30,7 @@ func mac(t *testing.T, name string) (mac string) {
 func TestReattach(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
-	other.conf = l.conf.With("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
+	other.Conf = l.Conf.With("name", "net2", "hairpinMode", false, "portIsolation", true, "ipMasq", false,
 		"ipam", object{"type": "host-local", "subnet": "fd00:62::/64"})
 	t.Cleanup(func() {
 		if err := onHost("bt0", delAddress("fd00:62::1/64")); err != nil {
@@ -43,11 +43,11 @@ func TestReattach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pod := range []attached{a, b} {
-		pod.fails(pod.check(), plugin.CodeStateDiffers, "bridge bt0 is missing")
+		pod.Fails(pod.check(), plugin.CodeStateDiffers, "bridge bt0 is missing")
 	}
 	c := l.other().add("c")
 	for _, pod := range []attached{a, b, c} {
-		pod.ok(pod.check())
+		pod.OK(pod.check())
 	}
 	if now := mac(t, "bt0"); now != former {
 		t.Errorf("the bridge has MAC %s, had %s", now, former)
@@ -70,9 +70,9 @@ func TestReattachToAnothers(t *testing.T) {
 			if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "btan0"}}), onHost("btan0", netlink.LinkSetUp)); err != nil {
 				t.Fatal(err)
 			}
-			a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of btan0")
+			a.Fails(a.check(), plugin.CodeStateDiffers, "is not a port of btan0")
 			l.other().add("b")
-			l.ok(a.check())
+			l.OK(a.check())
 		})
 	}
 }
@@ -90,9 +90,9 @@ func TestReattachAfterKill(t *testing.T) {
 	if err := errors.Join(onHost("bt0", netlink.LinkDel), host.AddBridge("bt0", former, 0, true)); err != nil {
 		t.Fatal(err)
 	}
-	a.fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
+	a.Fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")
 	l.other().add("c")
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 // TestReattachOnlyItsOwn: a link that has another bridge, that is another's by now, or whose attachment was never finished, stays alone.

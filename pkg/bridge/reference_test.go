@@ -20,25 +20,25 @@ import (
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
-	l.ok(l.call("DEL", "old", "prevResult", old.prev))
+	l.OK(l.Call("DEL", "old", "prevResult", old.prev))
 	a := l.add("new")
 	if a.result.Interfaces[2].Mac != old.result.Interfaces[2].Mac {
 		t.Fatalf("the MAC does not follow from the address: %s, %s", old.prev, a.prev)
 	}
-	for _, netns := range []string{l.pod.Path, ""} {
+	for _, netns := range []string{l.Pod.Path, ""} {
 		for what, prev := range map[string]any{"the old": old.prev, "the new": a.prev} {
 			for _, id := range []string{"old", "unknown"} {
-				l.ok(l.call("DEL", id, "CNI_NETNS", netns, "prevResult", prev))
-				if o := a.check(); o.exit != 0 {
-					t.Fatalf("after DEL %s in %q with the result of %s: %s", id, netns, what, o.stdout)
+				l.OK(l.Call("DEL", id, "CNI_NETNS", netns, "prevResult", prev))
+				if o := a.check(); o.Exit != 0 {
+					t.Fatalf("after DEL %s in %q with the result of %s: %s", id, netns, what, o.Stdout)
 				}
 			}
 		}
-		l.ok(l.call("DEL", "new", "CNI_NETNS", netns, "name", "net2", "prevResult", a.prev))
-		l.ok(a.check())
+		l.OK(l.Call("DEL", "new", "CNI_NETNS", netns, "name", "net2", "prevResult", a.prev))
+		l.OK(a.check())
 	}
 	a.loseRecord()
-	l.ok(l.call("DEL", "unknown", "prevResult", a.prev))
+	l.OK(l.Call("DEL", "unknown", "prevResult", a.prev))
 	if _, err := ifIndex(l, "eth0"); err != nil {
 		t.Errorf("without a record: %v", err)
 	}
@@ -53,7 +53,7 @@ func ifIndex(l lab, name string) (index int, err error) {
 // a lease that is younger than the record: a short pool takes it from nobody. DEL ends it.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
-	l.ok(l.call("ADD", "pod"))
+	l.OK(l.Call("ADD", "pod"))
 	lease := "/var/lib/cni/networks/renewed/10.63.0.2"
 	if err := os.Remove(lease); err != nil {
 		t.Fatal(err)
@@ -62,14 +62,14 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 	if err := os.WriteFile(lease, []byte("pod\r\neth0"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.pod.Close(); err != nil {
+	if err := l.Pod.Close(); err != nil {
 		t.Fatal(err)
 	}
 	other := l.other()
 	for range 2 {
-		l.fails(other.call("ADD", "next"), plugin.CodeExhausted, "no IP addresses available")
+		l.Fails(other.Call("ADD", "next"), plugin.CodeExhausted, "no IP addresses available")
 	}
-	l.ok(l.call("DEL", "pod"))
+	l.OK(l.Call("DEL", "pod"))
 	other.add("next")
 }
 
@@ -77,12 +77,12 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 func (l lab) attachAsReference(id, address string) object {
 	l.Helper()
 	const veth = "veth0a1b2c3d"
-	pod, err := os.Open(l.pod.Path)
+	pod, err := os.Open(l.Pod.Path)
 	if err != nil {
 		l.Fatal(err)
 	}
 	defer pod.Close()
-	bridge, err := netlink.LinkByName(l.conf["bridge"].(string))
+	bridge, err := netlink.LinkByName(l.Conf["bridge"].(string))
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func (l lab) attachAsReference(id, address string) object {
 	}
 	return object{"cniVersion": "1.0.0", "ips": []any{object{"address": address + "/24", "interface": 2}}, "interfaces": []any{
 		object{"name": bridge.Attrs().Name, "mac": bridge.Attrs().HardwareAddr.String()},
-		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.pod.Path}}}
+		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
 // TestDelOfSuccessor (F-44): a container that we attached, and then the reference, which knows nothing of our record, is removed by one DEL,
@@ -140,14 +140,14 @@ func TestDelOfSuccessor(t *testing.T) {
 			}
 			prev := l.attachAsReference("a", "10.60.0.77")
 			if c.gone {
-				if err := l.pod.Close(); err != nil {
+				if err := l.Pod.Close(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if c.noResult {
-				l.ok(l.call("DEL", "a", "cniVersion", "0.3.1"))
+				l.OK(l.Call("DEL", "a", "cniVersion", "0.3.1"))
 			} else {
-				l.ok(l.call("DEL", "a", "prevResult", prev))
+				l.OK(l.Call("DEL", "a", "prevResult", prev))
 			}
 			if !c.gone {
 				if _, err := ifIndex(l, "eth0"); err == nil {

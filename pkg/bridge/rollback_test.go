@@ -30,7 +30,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	if err != nil {
 		l.Fatal(err)
 	}
-	conf, err := json.Marshal(l.conf)
+	conf, err := json.Marshal(l.Conf)
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -96,13 +96,13 @@ func TestCheckOfTheReference(t *testing.T) {
 	if err := flushSet("pods"); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(a.check(), plugin.CodeStateDiffers, "masquerade of")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "masquerade of")
 	a.loseRecord()
-	l.ok(a.check())
+	l.OK(a.check())
 	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) != 2 {
 		t.Errorf("rules: %q", rules)
 	}
-	l.ok(l.call("DEL", "a", "prevResult", a.prev))
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) != 0 {
 		t.Errorf("after DEL: %q", rules)
 	}
@@ -129,8 +129,8 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "ipMasqBackend", "iptables")
-	l.ok(l.call("ADD", "a", "CNI_IFNAME", "net1"))
-	t.Cleanup(func() { l.ok(l.call("DEL", "a", "CNI_IFNAME", "net1")) })
+	l.OK(l.Call("ADD", "a", "CNI_IFNAME", "net1"))
+	t.Cleanup(func() { l.OK(l.Call("DEL", "a", "CNI_IFNAME", "net1")) })
 	own, theirs := masqueradeChain(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}), masqueradeChain(key("net", "a"))
 	l.toReference("a", "net1")
 	if rules := nftRules(t, "ip nat "+own); len(rules) > 0 {

@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -16,22 +15,19 @@ import (
 
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object = kerneltest.Object
+type (
+	object  = kerneltest.Object
+	outcome = kerneltest.Outcome
+)
 
 // lab is a node on which the network of a configuration exists, and a pod.
 type lab struct {
-	*testing.T
-	plugin plugin.Plugin
-	conf   object
-	pod    *sandbox.Pod
-	path   string // CNI_PATH
+	kerneltest.Lab
 }
 
 func dualStack() object {
@@ -45,9 +41,9 @@ func bareLab(t *testing.T, keys ...any) lab {
 	if err := flushNFT(); err != nil {
 		t.Fatal(err)
 	}
-	return lab{T: t, plugin: Plugin(hostlocal.Plugin()), pod: kerneltest.NewPod(t), path: "/nonexistent",
-		conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
-			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}
+	return lab{kerneltest.Lab{T: t, Plugin: Plugin(hostlocal.Plugin()).Run, Pod: kerneltest.NewPod(t),
+		Conf: object{"cniVersion": "1.1.0", "name": "net", "type": "bridge",
+			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
 // newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
@@ -56,61 +52,16 @@ func newLab(t *testing.T, keys ...any) lab {
 	l := bareLab(t, keys...)
 	first := l.other()
 	first.add("first")
-	first.ok(first.call("DEL", "first"))
-	kerneltest.Clean(t, l.pod)
+	first.OK(first.Call("DEL", "first"))
+	kerneltest.Clean(t, l.Pod)
 	return l
 }
 
 // other is the same node with another pod.
 func (l lab) other() lab {
 	l.Helper()
-	l.pod = kerneltest.NewPod(l.T)
+	l.Pod = kerneltest.NewPod(l.T)
 	return l
-}
-
-// outcome is the result or the error of a call.
-type outcome struct {
-	exit    int
-	stdout  []byte
-	log     string
-	failure struct {
-		Code    uint   `json:"code"`
-		Msg     string `json:"msg"`
-		Details string `json:"details"`
-	}
-}
-
-// call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
-func (l lab) call(verb, id string, keys ...any) outcome {
-	l.Helper()
-	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": l.path}
-	stdin, err := json.Marshal(l.conf.Call(env, keys...))
-	if err != nil {
-		l.Fatal(err)
-	}
-	var stdout, stderr bytes.Buffer
-	o := outcome{exit: l.plugin.Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)}
-	o.stdout, o.log = stdout.Bytes(), stderr.String()
-	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
-		l.Errorf("%s: %v in %s", verb, err, o.stdout)
-	}
-	return o
-}
-
-func (l lab) ok(o outcome) outcome {
-	l.Helper()
-	if o.exit != 0 {
-		l.Fatalf("exit %d: %s", o.exit, o.stdout)
-	}
-	return o
-}
-
-// fails wants a code and a part of the message.
-func (l lab) fails(o outcome, code uint, says string) {
-	l.Helper()
-	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
-		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
-	}
 }
 
 // attached is a pod with the result of its ADD.
@@ -124,8 +75,8 @@ type attached struct {
 // add attaches the pod and takes it away at the end of the test.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
-	a := attached{lab: l, id: id, prev: l.ok(l.call("ADD", id, keys...)).stdout}
-	l.Cleanup(func() { l.ok(l.call("DEL", id)) })
+	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
+	l.Cleanup(func() { l.OK(l.Call("DEL", id)) })
 	if err := json.Unmarshal(a.prev, &a.result); err != nil {
 		l.Fatal(err)
 	}
@@ -134,7 +85,7 @@ func (l lab) add(id string, keys ...any) attached {
 
 func (a attached) check(keys ...any) outcome {
 	a.Helper()
-	return a.call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
+	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
 // loseRecord deletes the record of the attachment.
@@ -145,7 +96,7 @@ func (a attached) loseRecord() {
 	}
 }
 
-func (l lab) network() string { return l.conf["name"].(string) }
+func (l lab) network() string { return l.Conf["name"].(string) }
 
 // age lets all records and leases look old, so that GC may collect them.
 func (l lab) age() {
@@ -168,7 +119,7 @@ func onHost(name string, change func(netlink.Link) error) error {
 }
 
 func (l lab) inPod(name string, change func(netlink.Link) error) error {
-	return l.pod.Do(func() error { return onHost(name, change) })
+	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
 func flushNFT() error {

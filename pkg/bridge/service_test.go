@@ -98,7 +98,7 @@ func reachService(t *testing.T, program, rules string) {
 func (a attached) serve(network, address string) {
 	a.Helper()
 	var listener net.Listener
-	if err := a.pod.Do(func() (err error) { listener, err = net.Listen(network, address); return err }); err != nil {
+	if err := a.Pod.Do(func() (err error) { listener, err = net.Listen(network, address); return err }); err != nil {
 		a.Fatal(err)
 	}
 	a.Cleanup(func() { listener.Close() })
@@ -116,7 +116,7 @@ func (a attached) serve(network, address string) {
 
 // ask returns what a server answers.
 func (a attached) ask(address string) (answer string, err error) {
-	err = a.pod.Do(func() error {
+	err = a.Pod.Do(func() error {
 		conn, err := net.DialTimeout("tcp", address, 3*time.Second)
 		if err != nil {
 			return err

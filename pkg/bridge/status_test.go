@@ -42,35 +42,35 @@ func TestStatusRestores(t *testing.T) {
 			}
 			bridge := "btst" + what[:2]
 			l := bareLab(t, append([]any{"name", "restores" + what, "bridge", bridge, "ipam", hostLocal("10.73.0.0/24")}, c.keys...)...)
-			if o := l.call("STATUS", ""); what == "VLAN" && o.exit != 0 {
+			if o := l.Call("STATUS", ""); what == "VLAN" && o.Exit != 0 {
 				t.Skip("SKIPPED: the kernel has no VLAN filtering")
 			}
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
-			if o := l.ok(l.call("ADD", "first")); strings.Contains(o.log, "restored") {
-				t.Errorf("the first pod restores something: %s", o.log)
+			if o := l.OK(l.Call("ADD", "first")); strings.Contains(o.Log, "restored") {
+				t.Errorf("the first pod restores something: %s", o.Log)
 			}
-			l.ok(l.call("DEL", "first"))
+			l.OK(l.Call("DEL", "first"))
 			a := l.add("a")
-			l.ok(a.check())
+			l.OK(a.check())
 			gc := func() outcome {
-				return l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
+				return l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
 			}
 			for _, flush := range c.flushes {
-				for verb, restore := range map[string]func() outcome{"STATUS": func() outcome { return l.call("STATUS", "") }, "GC": gc} {
+				for verb, restore := range map[string]func() outcome{"STATUS": func() outcome { return l.Call("STATUS", "") }, "GC": gc} {
 					if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
 						t.Fatalf("%s: %v %s", flush, err, out)
 					}
 					for range 2 {
-						l.fails(a.check(), plugin.CodeStateDiffers, "")
+						l.Fails(a.check(), plugin.CodeStateDiffers, "")
 					}
-					if o := l.ok(restore()); !strings.Contains(o.log, "restored from the records") {
-						t.Errorf("%s after %s does not log it: %s", verb, flush, o.log)
+					if o := l.OK(restore()); !strings.Contains(o.Log, "restored from the records") {
+						t.Errorf("%s after %s does not log it: %s", verb, flush, o.Log)
 					}
-					if o := a.check(); o.exit != 0 {
-						t.Errorf("%s, then %s: CHECK: %s", flush, verb, o.stdout)
+					if o := a.check(); o.Exit != 0 {
+						t.Errorf("%s, then %s: CHECK: %s", flush, verb, o.Stdout)
 					}
-					if o := l.ok(restore()); strings.Contains(o.log, "restored") {
-						t.Errorf("the next %s restores what is in place: %s", verb, o.log)
+					if o := l.OK(restore()); strings.Contains(o.Log, "restored") {
+						t.Errorf("the next %s restores what is in place: %s", verb, o.Log)
 					}
 				}
 			}
@@ -95,14 +95,14 @@ func TestStatusNeverWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if o := l.ok(l.call("STATUS", "")); o.log != "" || time.Since(began) >= store.LockTimeout {
-		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.log)
+	if o := l.OK(l.Call("STATUS", "")); o.Log != "" || time.Since(began) >= store.LockTimeout {
+		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.Log)
 	}
-	l.fails(a.check(), plugin.CodeStateDiffers, "missing")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
 	unlock()
 	network.Close()
-	l.ok(l.call("STATUS", ""))
-	l.ok(a.check())
+	l.OK(l.Call("STATUS", ""))
+	l.OK(a.check())
 }
 
 // TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
@@ -111,8 +111,8 @@ func TestStatusWithoutPods(t *testing.T) {
 	if err := flushNFT(); err != nil {
 		t.Fatal(err)
 	}
-	l.ok(l.call("STATUS", ""))
-	l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{}))
+	l.OK(l.Call("STATUS", ""))
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
 	if err := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, slog.Default()) }); err != nil {
 		t.Error(err)
 	}

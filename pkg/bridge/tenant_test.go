@@ -21,7 +21,7 @@ func (a attached) forge(victim attached) error {
 	if err != nil {
 		return err
 	}
-	return a.pod.Do(func() error {
+	return a.Pod.Do(func() error {
 		own, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -55,13 +55,13 @@ func (a attached) forge(victim attached) error {
 func TestForgedPeer(t *testing.T) {
 	l := newLab(t)
 	victim, tenant := l.add("victim"), l.other().add("tenant")
-	l.ok(tenant.check())
+	l.OK(tenant.check())
 	if err := tenant.forge(victim); err != nil {
 		t.Fatal(err)
 	}
-	l.fails(tenant.check(), plugin.CodeStateDiffers, "the host side of eth0 is missing")
-	l.ok(victim.check())
+	l.Fails(tenant.check(), plugin.CodeStateDiffers, "the host side of eth0 is missing")
+	l.OK(victim.check())
 	tenant.loseRecord()
-	l.ok(tenant.call("DEL", "tenant", "prevResult", tenant.prev))
-	l.ok(victim.check())
+	l.OK(tenant.Call("DEL", "tenant", "prevResult", tenant.prev))
+	l.OK(victim.check())
 }

@@ -3,7 +3,7 @@
 package bridge
 
 import (
-	"encoding/json"
+	"bytes"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -30,8 +30,8 @@ func (l lab) node(script, undo string) {
 }
 
 func (l lab) withoutBridge() {
-	l.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-" + l.conf["name"].(string)) })
-	l.Cleanup(func() { _ = onHost(l.conf["bridge"].(string), netlink.LinkDel) })
+	l.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-" + l.Conf["name"].(string)) })
+	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
 // TestClashOfSubnetsIsLogged: a subnet of the pods that something else on the node has is said when it comes to the bridge, and never again.
@@ -60,16 +60,16 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 			l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", c.ipam)
 			l.withoutBridge()
 			l.node(c.node, c.undo)
-			first := l.ok(l.call("ADD", "first"))
-			l.Cleanup(func() { l.ok(l.call("DEL", "first")) })
-			if c.says == "" && strings.Contains(first.log, trapped) || !strings.Contains(first.log, c.says) || c.says != "" && !strings.Contains(first.log, `key="\"ipam\""`) {
-				t.Errorf("want %q in the log of the ADD that makes the bridge:\n%s", c.says, first.log)
+			first := l.OK(l.Call("ADD", "first"))
+			l.Cleanup(func() { l.OK(l.Call("DEL", "first")) })
+			if c.says == "" && strings.Contains(first.Log, trapped) || !strings.Contains(first.Log, c.says) || c.says != "" && !strings.Contains(first.Log, `key="\"ipam\""`) {
+				t.Errorf("want %q in the log of the ADD that makes the bridge:\n%s", c.says, first.Log)
 			}
 			second := l.other()
-			if log := second.ok(second.call("ADD", "second")).log; strings.Contains(log, trapped) {
+			if log := second.OK(second.Call("ADD", "second")).Log; strings.Contains(log, trapped) {
 				t.Errorf("the next ADD says it again:\n%s", log)
 			}
-			second.ok(second.call("DEL", "second"))
+			second.OK(second.Call("DEL", "second"))
 		})
 	}
 }
@@ -79,12 +79,12 @@ func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()
 	l.node("ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0", "ip link del podman0")
-	first := l.ok(l.call("ADD", "first"))
-	l.ok(l.call("DEL", "first"))
-	next := l.ok(l.call("ADD", "next", "ipam", hostLocal("10.161.0.0/16")))
-	l.ok(l.call("DEL", "next"))
-	if strings.Contains(first.log, trapped) || !strings.Contains(next.log, "overlaps 10.161.0.0/16 dev podman0") {
-		t.Errorf("before:\n%sand after the change:\n%s", first.log, next.log)
+	first := l.OK(l.Call("ADD", "first"))
+	l.OK(l.Call("DEL", "first"))
+	next := l.OK(l.Call("ADD", "next", "ipam", hostLocal("10.161.0.0/16")))
+	l.OK(l.Call("DEL", "next"))
+	if strings.Contains(first.Log, trapped) || !strings.Contains(next.Log, "overlaps 10.161.0.0/16 dev podman0") {
+		t.Errorf("before:\n%sand after the change:\n%s", first.Log, next.Log)
 	}
 }
 
@@ -104,9 +104,9 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := bareLab(t, append([]any{"name", "traps", "bridge", "bttrap"}, c.keys...)...)
 			l.withoutBridge()
-			log := l.ok(l.call("ADD", "first")).log
-			next := l.ok(l.call("DEL", "first")).log + l.ok(l.call("ADD", "next")).log
-			l.ok(l.call("DEL", "next"))
+			log := l.OK(l.Call("ADD", "first")).Log
+			next := l.OK(l.Call("DEL", "first")).Log + l.OK(l.Call("ADD", "next")).Log
+			l.OK(l.Call("DEL", "next"))
 			if strings.Contains(log, trapped) != (c.says != "") || !strings.Contains(log, c.says) {
 				t.Errorf("want %q in:\n%s", c.says, log)
 			}
@@ -121,19 +121,12 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 func TestDuplicateKeyIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap")
 	l.withoutBridge()
-	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "first", "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": l.path}
-	stdin, err := json.Marshal(l.conf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	twice := strings.Replace(string(stdin), `"hairpinMode":true`, `"hairpinMode":false,"hairpinMode":true`, 1)
-	var stdout, stderr strings.Builder
-	if l.plugin.Run(func(name string) string { return env[name] }, strings.NewReader(twice), &stdout, &stderr) != 0 {
-		t.Fatal(stdout.String())
-	}
-	l.ok(l.call("DEL", "first"))
-	if !strings.Contains(stderr.String(), "hairpinMode") || !strings.Contains(stderr.String(), "twice") {
-		t.Errorf("log:\n%s", stderr.String())
+	env, stdin := l.Request("ADD", "first")
+	twice := bytes.Replace(stdin, []byte(`"hairpinMode":true`), []byte(`"hairpinMode":false,"hairpinMode":true`), 1)
+	log := l.OK(l.Send(env, twice)).Log
+	l.OK(l.Call("DEL", "first"))
+	if !strings.Contains(log, "hairpinMode") || !strings.Contains(log, "twice") {
+		t.Errorf("log:\n%s", log)
 	}
 }
 
@@ -167,9 +160,9 @@ func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })
 	addForeignBridge(t, "bttrap")
-	log := l.ok(l.call("ADD", "first")).log
-	next := l.ok(l.call("DEL", "first")).log + l.ok(l.call("ADD", "next")).log
-	l.ok(l.call("DEL", "next"))
+	log := l.OK(l.Call("ADD", "first")).Log
+	next := l.OK(l.Call("DEL", "first")).Log + l.OK(l.Call("ADD", "next")).Log
+	l.OK(l.Call("DEL", "next"))
 	if !strings.Contains(log, "isGateway, ipMasq") || strings.Contains(next, trapped) {
 		t.Errorf("first:\n%s\nnext:\n%s", log, next)
 	}

@@ -36,12 +36,12 @@ func testVLANGateway(t *testing.T, bridged string) {
 	}
 	l.setBridged(bridged)
 	a := l.add("a")
-	l.ok(l.other().call("ADD", "first", vlan200()...))
-	l.ok(l.call("DEL", "first", vlan200()...))
+	l.OK(l.other().Call("ADD", "first", vlan200()...))
+	l.OK(l.Call("DEL", "first", vlan200()...))
 	kerneltest.Clean(t)
 	b := l.other().add("b")
 	c := l.other()
-	c.conf = c.conf.With(vlan200()...)
+	c.Conf = c.Conf.With(vlan200()...)
 	d := c.add("d")
 	if got := fmt.Sprintln(len(d.result.Interfaces), d.result.Interfaces[3].Name, *d.result.IPs[0].Interface); got != "4 btv.200 2\n" {
 		t.Errorf("result: %s", got)
@@ -63,7 +63,7 @@ func testVLANGateway(t *testing.T, bridged string) {
 		t.Errorf("the bridge has %s", got)
 	}
 	for vlan, want := range map[string]string{"btv.100": "10.78.0.1/24 fd00:78::1/64", "btv.200": "10.79.0.1/24 fd00:79::1/64"} {
-		if got := (lab{T: t, conf: object{"bridge": vlan}}).gateways(); got != want {
+		if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": vlan}}}).gateways(); got != want {
 			t.Errorf("%s has %s, want %s", vlan, got, want)
 		}
 		if got := l.portVLANs(l.gatewayPort(vlan)); got != vlan[len("btv."):]+" pvid untagged" {
@@ -95,11 +95,11 @@ func testVLANGateway(t *testing.T, bridged string) {
 	if err := l.masquerades("10.78.0.0/24 fd00:78::/64", "10.78.0.0/24 fd00:78::/64"); err != nil {
 		t.Error(err)
 	}
-	l.ok(a.check())
-	l.ok(d.check())
+	l.OK(a.check())
+	l.OK(d.check())
 	// A DEL leaves the gateway to the others.
-	l.ok(b.call("DEL", "b"))
-	l.ok(a.check())
+	l.OK(b.Call("DEL", "b"))
+	l.OK(a.check())
 }
 
 // setBridged lets rules of the IP families see bridged packets, or not, until the end of the test.
@@ -148,14 +148,14 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 		return
 	}
 	other := l.other()
-	other.conf = other.conf.With(vlan200()...)
+	other.Conf = other.Conf.With(vlan200()...)
 	other.add("d")
 	l.add("a")
 	changed := hostLocal("10.80.0.0/24")
-	l.fails(l.other().call("ADD", "b", "ipam", changed), plugin.CodeAddressTaken, "btv.100 already has the address 10.78.0.1/24")
-	l.ok(l.call("DEL", "a"))
+	l.Fails(l.other().Call("ADD", "b", "ipam", changed), plugin.CodeAddressTaken, "btv.100 already has the address 10.78.0.1/24")
+	l.OK(l.Call("DEL", "a"))
 	l.add("b", "ipam", changed)
-	if got := (lab{T: t, conf: object{"bridge": "btv.100"}}).gateways(); got != "10.80.0.1/24" {
+	if got := (lab{kerneltest.Lab{T: t, Conf: object{"bridge": "btv.100"}}}).gateways(); got != "10.80.0.1/24" {
 		t.Errorf("gateways: %s", got)
 	}
 }
@@ -167,13 +167,13 @@ func TestGatewayOfOthers(t *testing.T) {
 	if !has {
 		return
 	}
-	l.ok(l.call("ADD", "first", "isGateway", false))
-	l.ok(l.call("DEL", "first"))
+	l.OK(l.Call("ADD", "first", "isGateway", false))
+	l.OK(l.Call("DEL", "first"))
 	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "btv.100"}}); err != nil {
 		t.Fatal(err)
 	}
-	o := l.call("ADD", "a")
-	l.fails(o, plugin.CodeDevice, "btv.100 cannot be the gateway of VLAN 100: want a veth whose other end is a port of btv")
+	o := l.Call("ADD", "a")
+	l.Fails(o, plugin.CodeDevice, "btv.100 cannot be the gateway of VLAN 100: want a veth whose other end is a port of btv")
 	l.delLink("btv.100")
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vethref", MasterIndex: l.bridgeIndex(), TxQLen: -1, MTU: 1500}, PeerName: "btv.100"}
 	if err := netlink.LinkAdd(pair); err != nil {
@@ -183,14 +183,14 @@ func TestGatewayOfOthers(t *testing.T) {
 	if got := l.portVLANs("vethref"); got != "1 untagged, 100 pvid untagged" && got != "100 pvid untagged" {
 		t.Error(got)
 	}
-	l.ok(a.check("preserveDefaultVlan", true))
-	l.ok(a.call("DEL", "a"))
+	l.OK(a.check("preserveDefaultVlan", true))
+	l.OK(a.Call("DEL", "a"))
 	l.delLink("btv")
 	b := l.add("b")
 	if got := l.portVLANs("vethref"); got != "100 pvid untagged" {
 		t.Error(got)
 	}
-	l.ok(b.check())
+	l.OK(b.check())
 }
 
 // TestLostVLANs: when the bridge was deleted, the next ADD, whatever it is about, attaches the pods again in their VLANs, with their gateway.
@@ -205,8 +205,8 @@ func TestLostVLANs(t *testing.T) {
 	for _, pod := range []attached{a, b, c} {
 		pod.serve("tcp4", ":80")
 	}
-	l.ok(a.check())
-	l.ok(b.check())
+	l.OK(a.check())
+	l.OK(b.check())
 	a.reaches(b.ip()+":80", "b")
 	a.reaches(c.ip()+":80", "")
 	node, err := net.Listen("tcp", "10.78.0.1:7080")
@@ -242,8 +242,8 @@ func TestFirstPodsOfVLAN(t *testing.T) {
 	if !has {
 		return
 	}
-	l.plugin = Plugin(numbered(t))
-	l.conf = l.conf.With("ipam", object{"type": "numbered"})
+	l.Plugin = Plugin(numbered(t)).Run
+	l.Conf = l.Conf.With("ipam", object{"type": "numbered"})
 	const n = 200
 	pods := make([]lab, n)
 	for i := range pods {
@@ -252,18 +252,18 @@ func TestFirstPodsOfVLAN(t *testing.T) {
 	outcomes := make([]outcome, n)
 	var wg sync.WaitGroup
 	for i, pod := range pods {
-		wg.Go(func() { outcomes[i] = pod.call("ADD", fmt.Sprint("p", i)) })
+		wg.Go(func() { outcomes[i] = pod.Call("ADD", fmt.Sprint("p", i)) })
 	}
 	wg.Wait()
 	for i, o := range outcomes {
-		l.ok(o)
-		a := attached{lab: pods[i], id: fmt.Sprint("p", i), prev: o.stdout}
-		l.ok(a.check())
+		l.OK(o)
+		a := attached{lab: pods[i], id: fmt.Sprint("p", i), prev: o.Stdout}
+		l.OK(a.check())
 	}
 	if ports, err := l.host().Ports(kernel.Link{Index: l.bridgeIndex()}); err != nil || len(ports) != n+1 {
 		t.Errorf("%d ports, %v, want %d", len(ports), err, n+1)
 	}
 	for i, pod := range pods {
-		l.ok(pod.call("DEL", fmt.Sprint("p", i)))
+		l.OK(pod.Call("DEL", fmt.Sprint("p", i)))
 	}
 }

@@ -89,12 +89,12 @@ func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 		return l, true
 	}
 	const says = "this kernel has no bridge VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)"
-	kerneltest.Clean(t, l.pod)
-	l.fails(l.call("ADD", "a"), plugin.CodeKernelFeature, says)
-	l.fails(l.call("ADD", "a", "vlan", nil, "vlanTrunk", []any{object{"id": 5}}), plugin.CodeKernelFeature, says)
-	l.fails(l.call("STATUS", ""), plugin.CodeNotAvailable, says)
-	l.ok(l.call("STATUS", "", "vlan", 0, "preserveDefaultVlan", true))
-	l.ok(l.call("DEL", "a"))
+	kerneltest.Clean(t, l.Pod)
+	l.Fails(l.Call("ADD", "a"), plugin.CodeKernelFeature, says)
+	l.Fails(l.Call("ADD", "a", "vlan", nil, "vlanTrunk", []any{object{"id": 5}}), plugin.CodeKernelFeature, says)
+	l.Fails(l.Call("STATUS", ""), plugin.CodeNotAvailable, says)
+	l.OK(l.Call("STATUS", "", "vlan", 0, "preserveDefaultVlan", true))
+	l.OK(l.Call("DEL", "a"))
 	return l, false
 }
 
@@ -166,8 +166,8 @@ func TestVLANs(t *testing.T) {
 		if got := l.portVLANs(x.hostVeth()); got != want {
 			t.Errorf("%v: %s, want %s", keys, got, want)
 		}
-		l.ok(x.check(keys...))
-		l.ok(x.call("DEL", "x"))
+		l.OK(x.check(keys...))
+		l.OK(x.Call("DEL", "x"))
 	}
 	b, c := l.other().add("b"), l.other().add("c", "vlan", 200)
 	trunk := l.other().add("trunk", "vlan", 0, "vlanTrunk", []any{object{"id": 100}, object{"id": 200}})
@@ -192,14 +192,14 @@ func TestVLANs(t *testing.T) {
 	plain.reaches(trunk.ip()+":80", "trunk") // without
 	a.reaches(trunk.ip()+":80", "")
 	for _, pod := range []attached{a, b} {
-		l.ok(pod.check())
+		l.OK(pod.check())
 	}
-	l.ok(c.check("vlan", 200))
+	l.OK(c.check("vlan", 200))
 }
 
 // tagged gives a pod addresses in VLANs that reach it with tags.
 func (a attached) tagged(addresses map[int]string) error {
-	return a.pod.Do(func() error {
+	return a.Pod.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -233,21 +233,21 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 		return
 	}
 	plain := l.other().add("plain", "vlan", 0)
-	before := l.call("ADD", "a")
-	l.fails(before, plugin.CodeDevice, "bridge btv has ports and does not keep VLANs apart")
-	if !strings.Contains(before.failure.Details, "ip link set btv type bridge vlan_filtering 1") || !strings.Contains(before.failure.Details, plain.hostVeth()) {
-		t.Error(before.failure.Details)
+	before := l.Call("ADD", "a")
+	l.Fails(before, plugin.CodeDevice, "bridge btv has ports and does not keep VLANs apart")
+	if !strings.Contains(before.Failure.Details, "ip link set btv type bridge vlan_filtering 1") || !strings.Contains(before.Failure.Details, plain.hostVeth()) {
+		t.Error(before.Failure.Details)
 	}
 	if link, _, _ := l.host().Link("btv"); link.FiltersVLANs {
 		t.Error("it filters")
 	}
-	l.ok(l.call("STATUS", ""))
-	l.ok(plain.call("DEL", "plain"))
+	l.OK(l.Call("STATUS", ""))
+	l.OK(plain.Call("DEL", "plain"))
 	a := l.add("a")
 	if got := l.portVLANs(a.hostVeth()); got != "100 pvid untagged" {
 		t.Error(got)
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 }
 
 // setBridge changes attributes of a bridge. It sends those alone: what the library read of the others, the kernel does not take back.
@@ -271,8 +271,8 @@ func TestOtherDefaultVLAN(t *testing.T) {
 		return
 	}
 	for id, want := range map[uint16]string{7: "7 untagged, 100 pvid untagged", 0: "100 pvid untagged", 100: "100 pvid untagged"} {
-		l.ok(l.call("ADD", "first"))
-		l.ok(l.call("DEL", "first"))
+		l.OK(l.Call("ADD", "first"))
+		l.OK(l.Call("DEL", "first"))
 		if err := onHost("btv", setBridge(func(b *netlink.Bridge) { b.VlanDefaultPVID = &id })); err != nil {
 			t.Fatal(err)
 		}
@@ -281,8 +281,8 @@ func TestOtherDefaultVLAN(t *testing.T) {
 			if got := l.portVLANs(a.hostVeth()); keep && got != want || !keep && got != "100 pvid untagged" {
 				t.Errorf("default %d, preserve %t: %s", id, keep, got)
 			}
-			l.ok(a.check("preserveDefaultVlan", keep))
-			l.ok(a.call("DEL", "a"))
+			l.OK(a.check("preserveDefaultVlan", keep))
+			l.OK(a.Call("DEL", "a"))
 		}
 	}
 }
@@ -324,20 +324,20 @@ func TestCheckVLANs(t *testing.T) {
 	sample := l.add("sample")
 	for says := range vlanBreakages(sample) {
 		a := l.other().add("a")
-		l.ok(a.check())
+		l.OK(a.check())
 		if err := vlanBreakages(a)[says](); err != nil {
 			t.Fatalf("%s: %v", says, err)
 		}
-		l.fails(a.check(), plugin.CodeStateDiffers, says)
-		l.ok(a.call("DEL", "a"))
+		l.Fails(a.check(), plugin.CodeStateDiffers, says)
+		l.OK(a.Call("DEL", "a"))
 		if strings.HasPrefix(says, "bridge ") { // which has ports
 			if err := onHost("btv", filterVLANs(true)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		b := l.other().add("b")
-		l.ok(b.check())
-		l.ok(b.call("DEL", "b"))
+		l.OK(b.check())
+		l.OK(b.Call("DEL", "b"))
 	}
 }
 

@@ -56,7 +56,7 @@ func TestAutoMTU(t *testing.T) {
 		t.Errorf("without an uplink: %d", got)
 	}
 	l.uplink(1400, "192.168.7.2/24", "192.168.7.1")
-	l.ok(a.check())
+	l.OK(a.check())
 	for _, dst := range []string{"192.0.2.0/24", "198.51.100.0/24"} { // as careful admins do
 		blackhole := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix(dst)), Type: unix.RTN_BLACKHOLE}
 		if err := netlink.RouteAdd(blackhole); err != nil {
@@ -70,7 +70,7 @@ func TestAutoMTU(t *testing.T) {
 			t.Errorf("%s has mtu %d", i.Name, i.Mtu)
 		}
 	}
-	l.ok(b.check())
+	l.OK(b.check())
 }
 
 // TestAlias: 'ip link' on the node tells who is at the other end.
@@ -87,6 +87,6 @@ func TestAlias(t *testing.T) {
 		if err := onHost(a.hostVeth(), func(link netlink.Link) error { alias = link.Attrs().Alias; return nil }); err != nil || alias != want {
 			t.Errorf("%q: alias %q, %v, want %q", args, alias, err, want)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
 }

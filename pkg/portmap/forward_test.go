@@ -261,7 +261,7 @@ func TestWarnHairpin(t *testing.T) {
 	if err := host.Set(every); err != nil {
 		t.Fatal(err)
 	}
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
 }

@@ -103,8 +103,8 @@ func TestLinesAgain(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.With("backend", "iptables")
-	l.ok(l.call("ADD", "a"))
+	l.Conf = l.Conf.With("backend", "iptables")
+	l.OK(l.Call("ADD", "a"))
 	saved := func() string {
 		h := openHost(t)
 		nat, err := h.ReadNAT(true)
@@ -122,10 +122,10 @@ func TestLinesAgain(t *testing.T) {
 		t.Errorf("got\n%s", once)
 	}
 	for range 2 {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		if diff := cmp.Diff(once, saved()); diff != "" {
 			t.Error(diff)
 		}
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }

@@ -87,17 +87,17 @@ func TestRefuseHostListeners(t *testing.T) {
 			l.Fatal(err)
 		}
 		defer listener.Close()
-		l.fails(l.call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict, "hostPort tcp 8080: a process of the node listens there")
+		l.Fails(l.Call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict, "hostPort tcp 8080: a process of the node listens there")
 		if names, err := os.ReadDir(filepath.Join(store.Root, "net")); l.mapped("a") || len(names) > 1 {
 			l.Errorf("something was changed: %v, %v", names, err)
 		}
-		l.ok(l.call("DEL", "a", "refuseHostListeners", true))
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("CHECK", "a", "refuseHostListeners", true))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a", "refuseHostListeners", true))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("CHECK", "a", "refuseHostListeners", true))
+		l.OK(l.Call("DEL", "a"))
 		listener.Close()
-		l.ok(l.call("ADD", "a", "refuseHostListeners", true))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("ADD", "a", "refuseHostListeners", true))
+		l.OK(l.Call("DEL", "a"))
 	})
 }
 
@@ -105,11 +105,11 @@ func TestRefuseHostListeners(t *testing.T) {
 func TestConntrackWalks(t *testing.T) {
 	backends(t, func(l lab) {
 		walks := func(verb string, keys ...any) int {
-			stdin, err := json.Marshal(l.conf.With(keys...))
+			stdin, err := json.Marshal(l.Conf.With(keys...))
 			if err != nil {
 				l.Fatal(err)
 			}
-			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent", "PODLACE_LOG": "debug"}
+			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": l.Pod.Path, "CNI_PATH": "/nonexistent", "PODLACE_LOG": "debug"}
 			var stdout, stderr bytes.Buffer
 			if exit := Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr); exit != 0 {
 				l.Fatalf("%s: %s", verb, stdout.Bytes())
@@ -138,21 +138,21 @@ func TestConntrackWalks(t *testing.T) {
 func TestHostIPOfNode(t *testing.T) {
 	backends(t, func(l lab) {
 		var log bytes.Buffer
-		l.stderr = &log
+		l.Stderr = &log
 		at := func(hostIP string) object {
 			return object{"portMappings": []any{port(8080, 80, "tcp").With("hostIP", hostIP)}}
 		}
-		l.fails(l.call("ADD", "a", "runtimeConfig", at("10.71.0.255")), plugin.CodeConfig, "hostIP 10.71.0.255")
+		l.Fails(l.Call("ADD", "a", "runtimeConfig", at("10.71.0.255")), plugin.CodeConfig, "hostIP 10.71.0.255")
 		if l.mapped("a") {
 			l.Error("something is left")
 		}
 		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true, "2001:db8::77": true} {
 			log.Reset()
-			l.ok(l.call("ADD", "a", "runtimeConfig", at(addr)))
+			l.OK(l.Call("ADD", "a", "runtimeConfig", at(addr)))
 			if strings.Contains(log.String(), "the node has not the address") != warns {
 				l.Errorf("%s: %s", addr, &log)
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 		}
 	})
 }

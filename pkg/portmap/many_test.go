@@ -114,15 +114,15 @@ func TestTooManyPorts(t *testing.T) {
 		}
 	}
 	l := newLab(t)
-	l.conf = l.conf.With("maxHostPorts", 30)
-	l.fails(l.call("ADD", "a", "runtimeConfig", object{"portMappings": spread(31)}), plugin.CodeConfig, "31 hostPorts: want at most 30")
+	l.Conf = l.Conf.With("maxHostPorts", 30)
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": spread(31)}), plugin.CodeConfig, "31 hostPorts: want at most 30")
 	if left, err := attachment.All(); err != nil || len(left) > 0 || l.mapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
 	// A range that is shared in part becomes single ports.
-	l.ok(l.call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
-	l.fails(l.call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
+	l.Fails(l.Call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestLargestRecord: DEL reads what the longest ports of a pod with the highest bound have in its record.

@@ -55,15 +55,15 @@ func TestWithoutNFT(t *testing.T) {
 	l := newLab(t)
 	withoutNFT(t, func() {
 		for _, verb := range []string{"ADD", "CHECK"} {
-			l.fails(l.call(verb, "a", "backend", "nftables"), plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables")
+			l.Fails(l.Call(verb, "a", "backend", "nftables"), plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables")
 		}
-		if o := l.call("ADD", "a"); !strings.Contains(o.failure.Msg, "iptables-") { // iptables-nft gets no sockets either
-			t.Errorf("ADD without backend: %s", o.stdout)
+		if o := l.Call("ADD", "a"); !strings.Contains(o.Failure.Msg, "iptables-") { // iptables-nft gets no sockets either
+			t.Errorf("ADD without backend: %s", o.Stdout)
 		}
-		l.fails(l.call("STATUS", "", "backend", "nftables"), plugin.CodeNotAvailable, "the kernel has no nf_tables")
-		l.ok(l.call("STATUS", ""))
+		l.Fails(l.Call("STATUS", "", "backend", "nftables"), plugin.CodeNotAvailable, "the kernel has no nf_tables")
+		l.OK(l.Call("STATUS", ""))
 	})
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("CHECK", "a", "backend", "nftables"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("CHECK", "a", "backend", "nftables"))
+	l.OK(l.Call("DEL", "a"))
 }

@@ -31,7 +31,7 @@ func backends(t *testing.T, test func(lab)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			l := newLab(t)
-			l.conf = l.conf.With("backend", backend)
+			l.Conf = l.Conf.With("backend", backend)
 			test(l)
 		})
 	}
@@ -62,25 +62,25 @@ func (l lab) mapped(id string) bool {
 
 func TestAddCheckDel(t *testing.T) {
 	backends(t, func(l lab) {
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		for range 2 { // ADD again converges
-			o := l.ok(l.call("ADD", "a"))
-			if !strings.Contains(string(o.stdout), "10.71.0.5/24") {
-				l.Errorf("the result of before is not passed on: %s", o.stdout)
+			o := l.OK(l.Call("ADD", "a"))
+			if !strings.Contains(string(o.Stdout), "10.71.0.5/24") {
+				l.Errorf("the result of before is not passed on: %s", o.Stdout)
 			}
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 			if !l.mapped("a") {
 				l.Error("nothing is mapped")
 			}
 		}
-		l.fails(l.call("CHECK", "b"), plugin.CodeStateDiffers, "")
+		l.Fails(l.Call("CHECK", "b"), plugin.CodeStateDiffers, "")
 		for range 2 {
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 			if l.mapped("a") {
 				l.Error("DEL left something")
 			}
 		}
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		if names, _ := os.ReadDir(filepath.Join(store.Root, "net")); len(names) > 1 {
 			l.Errorf("records are left: %v", names)
 		}
@@ -90,14 +90,14 @@ func TestAddCheckDel(t *testing.T) {
 // TestAddAgainChanged: of two ADDs for one key the last one counts, also with the other backend.
 func TestAddAgainChanged(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		other := object{"portMappings": []any{port(8081, 80, "tcp")}}
-		l.ok(l.call("ADD", "a", "runtimeConfig", other))
-		l.ok(l.call("CHECK", "a", "runtimeConfig", other))
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "")
-		l.ok(l.call("ADD", "a", "backend", "nftables"))
-		l.ok(l.call("CHECK", "a", "backend", "nftables"))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("ADD", "a", "runtimeConfig", other))
+		l.OK(l.Call("CHECK", "a", "runtimeConfig", other))
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "")
+		l.OK(l.Call("ADD", "a", "backend", "nftables"))
+		l.OK(l.Call("CHECK", "a", "backend", "nftables"))
+		l.OK(l.Call("DEL", "a"))
 		if l.mapped("a") {
 			l.Error("something is left")
 		}
@@ -107,32 +107,32 @@ func TestAddAgainChanged(t *testing.T) {
 // TestDelKeepsOthers: DEL works whatever the configuration says by now, and takes only what is the pod's.
 func TestDelKeepsOthers(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		bPorts := object{"portMappings": []any{port(9090, 80, "tcp")}}
 		bPrev := prevResult("10.71.0.6/24", "fd00:71::6/64")
-		l.ok(l.call("ADD", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
-		l.ok(l.call("DEL", "a", "runtimeConfig", nil, "prevResult", nil, "backend", "nonsense"))
+		l.OK(l.Call("ADD", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
+		l.OK(l.Call("DEL", "a", "runtimeConfig", nil, "prevResult", nil, "backend", "nonsense"))
 		if l.mapped("a") {
 			l.Error("something of a is left")
 		}
-		l.ok(l.call("CHECK", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
-		l.ok(l.call("DEL", "b"))
+		l.OK(l.Call("CHECK", "b", "runtimeConfig", bPorts, "prevResult", bPrev))
+		l.OK(l.Call("DEL", "b"))
 	})
 }
 
 // TestConflict: with nftables a port belongs to one pod, and the error names it.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	before := elements(t)
-	o := l.call("ADD", "b", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp"), port(8080, 80, "tcp")}})
-	l.fails(o, plugin.CodePortConflict, "hostPort tcp 8080 is in use by shop/a")
+	o := l.Call("ADD", "b", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp"), port(8080, 80, "tcp")}})
+	l.Fails(o, plugin.CodePortConflict, "hostPort tcp 8080 is in use by shop/a")
 	if diff := cmp.Diff(before, elements(t)); diff != "" {
 		t.Error(diff)
 	}
-	l.ok(l.call("DEL", "b"))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "b"))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 func TestNothingToDo(t *testing.T) {
@@ -144,8 +144,8 @@ func TestNothingToDo(t *testing.T) {
 		"another family": {"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "2001:db8::1"}}}, "prevResult", prevResult("10.71.0.5/24")},
 	} {
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "STATUS"} {
-			if o := l.call(verb, "a", keys...); o.exit != 0 {
-				t.Errorf("%s, %s: %s", what, verb, o.stdout)
+			if o := l.Call(verb, "a", keys...); o.Exit != 0 {
+				t.Errorf("%s, %s: %s", what, verb, o.Stdout)
 			}
 		}
 	}
@@ -157,10 +157,10 @@ func TestNothingToDo(t *testing.T) {
 func TestRefused(t *testing.T) {
 	backends(t, func(l lab) {
 		kerneltest.Clean(l.T)
-		l.fails(l.call("ADD", "a", "prevResult", prevResult()), plugin.CodeConfig, "prevResult gives eth0 no address")
-		l.fails(l.call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
+		l.Fails(l.Call("ADD", "a", "prevResult", prevResult()), plugin.CodeConfig, "prevResult gives eth0 no address")
+		l.Fails(l.Call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
 		for _, verb := range []string{"ADD", "CHECK", "STATUS"} {
-			l.fails(l.call(verb, "a", "runtimeConfig", object{"portMappings": []any{port(0, 80, "tcp")}}), plugin.CodeConfig, "Invalid host port number: 0")
+			l.Fails(l.Call(verb, "a", "runtimeConfig", object{"portMappings": []any{port(0, 80, "tcp")}}), plugin.CodeConfig, "Invalid host port number: 0")
 		}
 	})
 }
@@ -180,11 +180,11 @@ func TestRouteLocalnet(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)
-			l.ok(l.call("ADD", "a", c.keys...))
+			l.OK(l.Call("ADD", "a", c.keys...))
 			if got, err := openHost(t).Get(path); got != c.want || err != nil {
 				t.Errorf("%s: %s is %s, %v, want %s", what, path, got, err, c.want)
 			}
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "a"))
 		})
 	}
 }
@@ -228,15 +228,15 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		if err := flushNFT(); err != nil {
 			t.Fatal(err)
 		}
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("CHECK", "a"))
 		if err := c.change(); err != nil {
 			t.Fatal(err)
 		}
-		if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.failure.Msg, c.says) {
-			t.Errorf("%s: %s, want %q", what, o.stdout, c.says)
+		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
+			t.Errorf("%s: %s, want %q", what, o.Stdout, c.says)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
 }
 
@@ -246,7 +246,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.With("backend", "iptables")
+	l.Conf = l.Conf.With("backend", "iptables")
 	h := openHost(t)
 	for _, c := range []struct {
 		is4   bool
@@ -263,8 +263,8 @@ func TestCheckDetectsIPTables(t *testing.T) {
 		{true, l.chain("a"), "--to-destination 10.71.0.5:80", "hostPort tcp 8080: its rule in iptables chain " + l.chain("a") + " is missing"},
 		{false, l.chain("a"), "--to-destination [fd00:71::5]:53", "hostPort udp 5353: its rule"},
 	} {
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("CHECK", "a"))
 		err := h.EditNAT(c.is4, func(nat kernel.NAT) (lines []string, _ error) {
 			for _, rule := range nat.Rules(c.chain, c.part) {
 				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -274,10 +274,10 @@ func TestCheckDetectsIPTables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.failure.Msg, c.says) {
-			t.Errorf("%+v: %s", c, o.stdout)
+		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
+			t.Errorf("%+v: %s", c, o.Stdout)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
 }
 
@@ -286,38 +286,38 @@ func TestExternalChain(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.conf = l.conf.With("externalSetMarkChain", "KUBE-MARK-MASQ")
-	l.fails(l.call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
+	l.Conf = l.Conf.With("externalSetMarkChain", "KUBE-MARK-MASQ")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
 	h := openHost(t)
 	for _, is4 := range []bool{true, false} {
 		if err := h.EditNAT(is4, func(kernel.NAT) ([]string, error) { return []string{":KUBE-MARK-MASQ - [0:0]"}, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	l.ok(l.call("ADD", "a"))
-	l.ok(l.call("CHECK", "a"))
+	l.OK(l.Call("ADD", "a"))
+	l.OK(l.Call("CHECK", "a"))
 	nat, err := h.ReadNAT(true)
 	if err != nil || nat.HasChain(masqChain) || nat.HasChain(markChain) || len(nat.Rules(l.chain("a"), "-j KUBE-MARK-MASQ ")) != 4 {
 		t.Errorf("%v, rules %q", err, nat.Rules(l.chain("a")))
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 func TestGC(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "kept"))
-		l.ok(l.call("ADD", "gone", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
+		l.OK(l.Call("ADD", "kept"))
+		l.OK(l.Call("ADD", "gone", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
 		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 			l.Fatal(err)
 		}
 		for range 2 {
-			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
+			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
 			if l.mapped("gone") {
 				l.Error("what is not valid is still there")
 			}
-			l.ok(l.call("CHECK", "kept"))
+			l.OK(l.Call("CHECK", "kept"))
 		}
-		l.ok(l.call("DEL", "kept"))
+		l.OK(l.Call("DEL", "kept"))
 	})
 }
 
@@ -345,7 +345,7 @@ func TestStaleFlows(t *testing.T) {
 			t.Fatalf("%d entries, %v", count(), err)
 		}
 		_ = os.Remove(c.lost)
-		l.ok(l.call(c.verb, "a"))
+		l.OK(l.Call(c.verb, "a"))
 		if n := count(); n != 0 {
 			t.Errorf("%s left %d entries; lost before: %q", c.verb, n, c.lost)
 		}
@@ -366,7 +366,7 @@ func TestOwner(t *testing.T) {
 // TestLoopback6: nothing that is not there answers for it on [::1]. A call is refused at once, and what listens there itself is reached.
 func TestLoopback6(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		start := time.Now()
 		if c, err := net.DialTimeout("tcp6", "[::1]:8080", 5*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
 			l.Errorf("tcp: %v, %v, want a refusal", c, err)
@@ -398,6 +398,6 @@ func TestLoopback6(t *testing.T) {
 		if c, err := net.DialTimeout("tcp6", "[fd00:71::1]:8080", 100*time.Millisecond); err == nil || errors.Is(err, unix.ECONNREFUSED) {
 			l.Errorf("the port of another address: %v, %v, want no answer", c, err)
 		}
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("CHECK", "a"))
 	})
 }

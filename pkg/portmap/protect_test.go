@@ -36,7 +36,7 @@ func (f changes) Write(line []byte) (int, error) {
 func TestProtectedThroughout(t *testing.T) {
 	backends(t, func(l lab) {
 		opened, after := []string{}, "" // what was open at any time, and since which flush
-		l.stderr = changes(func(line string) {
+		l.Stderr = changes(func(line string) {
 			s, err := sandbox.Take(sandbox.Options{})
 			if err != nil {
 				l.Error(err)
@@ -52,23 +52,23 @@ func TestProtectedThroughout(t *testing.T) {
 			}
 		})
 		second, _ := l.named("second")
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("DEL", "a"))
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("DEL", "a"))
+		l.OK(l.Call("ADD", "a"))
 		for what, repair := range map[string]func(){
-			"STATUS": func() { l.ok(l.call("STATUS", "")) },
-			"ADD":    func() { l.ok(second.call("ADD", "b", asking("10.71.0.6/24", port(9090, 90, "tcp"))...)) },
+			"STATUS": func() { l.OK(l.Call("STATUS", "")) },
+			"ADD":    func() { l.OK(second.Call("ADD", "b", asking("10.71.0.6/24", port(9090, 90, "tcp"))...)) },
 		} {
 			if err := flushNFT(); err != nil {
 				t.Fatal(err)
 			}
 			after = "flushed, " + what + ": "
 			repair()
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 		}
 		after = ""
-		l.ok(l.call("DEL", "b"))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "b"))
+		l.OK(l.Call("DEL", "a"))
 		slices.Sort(opened)
 		if opened = slices.Compact(opened); len(opened) != 2 {
 			l.Errorf("what was open at any time: %q", opened)
@@ -94,12 +94,12 @@ func TestNotOnUplink(t *testing.T) {
 			if err := netlink.RouteAdd(route); err != nil {
 				t.Fatal(err)
 			}
-			l.ok(l.call("ADD", "a", "prevResult", prevResult(c.pod)))
+			l.OK(l.Call("ADD", "a", "prevResult", prevResult(c.pod)))
 			if flag, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + link + "/route_localnet"); err != nil || string(flag) != c.open {
 				t.Errorf("%s: route_localnet %q, %v", link, flag, err)
 			}
-			l.ok(l.call("CHECK", "a", "prevResult", prevResult(c.pod)))
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("CHECK", "a", "prevResult", prevResult(c.pod)))
+			l.OK(l.Call("DEL", "a"))
 			if err := netlink.RouteDel(route); err != nil {
 				t.Fatal(err)
 			}
@@ -125,15 +125,15 @@ func TestCheckDetectsReach(t *testing.T) {
 		"nft flush set inet podlace_hostport owners":    "owners",
 		"sysctl -qw net.ipv4.conf.pt0.route_localnet=0": "route_localnet",
 	} {
-		l.ok(l.call("ADD", "a"))
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("ADD", "a"))
+		l.OK(l.Call("CHECK", "a"))
 		sh(t, command)
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, says)
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, says)
 		if err := Restore(openHost(t), slog.Default()); err != nil {
 			t.Error(err)
 		}
-		l.ok(l.call("CHECK", "a"))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("CHECK", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
 }
 
@@ -143,18 +143,18 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 	none := []any{"runtimeConfig", nil, "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},
 		"ips": []any{object{"address": "10.71.0.7/24", "interface": 1}}}}
 	for verb, call := range map[string]func(lab){
-		"STATUS": func(l lab) { l.ok(l.call("STATUS", "")) },
-		"ADD":    func(l lab) { l.ok(l.call("ADD", "b", none...)) },
+		"STATUS": func(l lab) { l.OK(l.Call("STATUS", "")) },
+		"ADD":    func(l lab) { l.OK(l.Call("ADD", "b", none...)) },
 		"ADD with ports": func(l lab) {
 			one := object{"hostPort": 9000, "containerPort": 90, "protocol": "tcp", "hostIP": "10.71.0.1"}
-			l.ok(l.call("ADD", "b", append(none, "runtimeConfig", object{"portMappings": []any{one}})...))
+			l.OK(l.Call("ADD", "b", append(none, "runtimeConfig", object{"portMappings": []any{one}})...))
 		},
-		"DEL": func(l lab) { l.ok(l.call("DEL", "b", none...)) },
-		"GC":  func(l lab) { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) },
+		"DEL": func(l lab) { l.OK(l.Call("DEL", "b", none...)) },
+		"GC":  func(l lab) { l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{})) },
 	} {
 		t.Run(verb, func(t *testing.T) {
 			l := newLab(t)
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			entries, err := os.ReadDir(store.Root)
 			for _, e := range entries {
 				err = errors.Join(err, os.RemoveAll(filepath.Join(store.Root, e.Name())))
@@ -169,8 +169,8 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 			if ok, err := openHost(t).LoopbackProtected(); err != nil || !ok && kernel.LoopbackOpenedOn("pt0") {
 				t.Errorf("open without protection, %v", err)
 			}
-			l.ok(l.call("DEL", "b", none...))
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("DEL", "b", none...))
+			l.OK(l.Call("DEL", "a"))
 		})
 	}
 }

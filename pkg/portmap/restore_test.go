@@ -18,7 +18,7 @@ import (
 
 // named is another pod with a name, on the same node.
 func (l lab) named(name string) (lab, string) {
-	l.pod = kerneltest.NewPod(l.T)
+	l.Pod = kerneltest.NewPod(l.T)
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
@@ -26,26 +26,26 @@ func (l lab) named(name string) (lab, string) {
 // (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol").
 func TestClash(t *testing.T) {
 	backends(t, func(l lab) {
-		t, backend := l.T, l.conf["backend"].(string)
+		t, backend := l.T, l.Conf["backend"].(string)
 		ask := func(ports ...any) []any {
 			return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult("10.71.0.6/24")}
 		}
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		for _, other := range []string{"nftables", "iptables"} {
 			b, args := l.named("b")
-			b.conf = b.conf.With("backend", other)
-			o := b.call("ADD", "b", append(ask(port(8080, 80, "tcp"), port(9999, 80, "tcp")), "CNI_ARGS", args)...)
+			b.Conf = b.Conf.With("backend", other)
+			o := b.Call("ADD", "b", append(ask(port(8080, 80, "tcp"), port(9999, 80, "tcp")), "CNI_ARGS", args)...)
 			for _, says := range []string{"hostPort tcp 8080 is in use by shop/a, container a, since 20"} {
-				if o.failure.Code != plugin.CodePortConflict || !strings.Contains(o.failure.Msg, says) {
-					t.Errorf("%s after %s: %s", other, backend, o.stdout)
+				if o.Failure.Code != plugin.CodePortConflict || !strings.Contains(o.Failure.Msg, says) {
+					t.Errorf("%s after %s: %s", other, backend, o.Stdout)
 				}
 			}
-			b.ok(b.call("ADD", "c", append(ask(port(8080, 80, "udp"), port(9999, 80, "tcp"),
+			b.OK(b.Call("ADD", "c", append(ask(port(8080, 80, "udp"), port(9999, 80, "tcp"),
 				object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "10.71.0.1"}), "CNI_ARGS", args)...))
-			b.ok(b.call("DEL", "c"))
+			b.OK(b.Call("DEL", "c"))
 		}
-		l.ok(l.call("CHECK", "a"))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("CHECK", "a"))
+		l.OK(l.Call("DEL", "a"))
 		if left, err := attachment.All(); err != nil || len(left) > 0 {
 			t.Errorf("left %v, %v", left, err)
 		}
@@ -70,24 +70,24 @@ func TestTakeOver(t *testing.T) {
 
 func (l lab) takeOver(backend string, ask []any) {
 	old, args := l.named("web-0")
-	old.ok(old.call("ADD", "old", "CNI_ARGS", args))
+	old.OK(old.Call("ADD", "old", "CNI_ARGS", args))
 	next, _ := l.named("web-0")
-	next.conf = next.conf.With("backend", backend)
-	next.ok(next.call("ADD", "next", append(ask, "CNI_ARGS", args)...))
-	next.ok(next.call("CHECK", "next", ask...))
-	l.fails(old.call("CHECK", "old"), plugin.CodeStateDiffers, ": now belongs to shop/web-0, container next, since 20")
-	old.ok(old.call("DEL", "old"))
-	next.ok(next.call("CHECK", "next", ask...))
+	next.Conf = next.Conf.With("backend", backend)
+	next.OK(next.Call("ADD", "next", append(ask, "CNI_ARGS", args)...))
+	next.OK(next.Call("CHECK", "next", ask...))
+	l.Fails(old.Call("CHECK", "old"), plugin.CodeStateDiffers, ": now belongs to shop/web-0, container next, since 20")
+	old.OK(old.Call("DEL", "old"))
+	next.OK(next.Call("CHECK", "next", ask...))
 
-	if err := next.pod.Close(); err != nil {
+	if err := next.Pod.Close(); err != nil {
 		l.Fatal(err)
 	}
 	other, args := l.named("other")
-	other.ok(other.call("ADD", "other", append(ask, "CNI_ARGS", args)...))
-	other.ok(other.call("CHECK", "other", ask...))
-	next.ok(next.call("DEL", "next", "CNI_NETNS", ""))
-	other.ok(other.call("CHECK", "other", ask...))
-	other.ok(other.call("DEL", "other"))
+	other.OK(other.Call("ADD", "other", append(ask, "CNI_ARGS", args)...))
+	other.OK(other.Call("CHECK", "other", ask...))
+	next.OK(next.Call("DEL", "next", "CNI_NETNS", ""))
+	other.OK(other.Call("CHECK", "other", ask...))
+	other.OK(other.Call("DEL", "other"))
 }
 
 // TestDeadRange: who is gone loses all, so that a range of the same address is not in the way of the next pod's other range.
@@ -103,16 +103,16 @@ func TestDeadRange(t *testing.T) {
 		return []any{"runtimeConfig", object{"portMappings": ports(first)}, "prevResult", prevResult("10.71.0.6/24")}
 	}
 	old, _ := l.named("old")
-	old.ok(old.call("ADD", "old", ask(2000)...))
-	if err := old.pod.Close(); err != nil {
+	old.OK(old.Call("ADD", "old", ask(2000)...))
+	if err := old.Pod.Close(); err != nil {
 		t.Fatal(err)
 	}
 	next, _ := l.named("next")
-	next.ok(next.call("ADD", "next", ask(2016)...))
-	next.ok(next.call("CHECK", "next", ask(2016)...))
-	next.ok(next.call("DEL", "old", "CNI_NETNS", ""))
-	next.ok(next.call("CHECK", "next", ask(2016)...))
-	next.ok(next.call("DEL", "next"))
+	next.OK(next.Call("ADD", "next", ask(2016)...))
+	next.OK(next.Call("CHECK", "next", ask(2016)...))
+	next.OK(next.Call("DEL", "old", "CNI_NETNS", ""))
+	next.OK(next.Call("CHECK", "next", ask(2016)...))
+	next.OK(next.Call("DEL", "next"))
 }
 
 // TestLostOwner: ports without a record stay with a pod that lives, and end with one that is gone: for the next pod, and with GC.
@@ -120,8 +120,8 @@ func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
 		t.Helper()
-		if o.failure.Code != plugin.CodePortConflict || !strings.Contains(o.failure.Details, "its record is lost") {
-			t.Errorf("got %s", o.stdout)
+		if o.Failure.Code != plugin.CodePortConflict || !strings.Contains(o.Failure.Details, "its record is lost") {
+			t.Errorf("got %s", o.Stdout)
 		}
 	}
 	lose := func() {
@@ -134,16 +134,16 @@ func TestLostOwner(t *testing.T) {
 			t.Fatal(left, err)
 		}
 	}
-	gc := func() { l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{})) }
+	gc := func() { l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{})) }
 	ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp"), port(8081, 80, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
 	for _, collect := range []bool{false, true} {
 		lost, _ := l.named("lost")
-		lost.ok(lost.call("ADD", "lost"))
+		lost.OK(lost.Call("ADD", "lost"))
 		lose()
 		gc()
 		next, _ := l.named("next")
-		conflict(next.call("ADD", "next", ask...))
-		if err := lost.pod.Close(); err != nil {
+		conflict(next.Call("ADD", "next", ask...))
+		if err := lost.Pod.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if collect {
@@ -152,9 +152,9 @@ func TestLostOwner(t *testing.T) {
 				t.Errorf("left %s", left)
 			}
 		}
-		next.ok(next.call("ADD", "next", ask...))
-		next.ok(next.call("CHECK", "next", ask...))
-		next.ok(next.call("DEL", "next"))
+		next.OK(next.Call("ADD", "next", ask...))
+		next.OK(next.Call("CHECK", "next", ask...))
+		next.OK(next.Call("DEL", "next"))
 		gc()
 	}
 }
@@ -182,28 +182,28 @@ func TestFlush(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			backends(t, func(l lab) {
-				t, backend := l.T, l.conf["backend"].(string)
+				t, backend := l.T, l.Conf["backend"].(string)
 				second, _ := l.named("second")
 				ask := []any{"runtimeConfig", object{"portMappings": []any{port(9090, 90, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
 				third := []any{"runtimeConfig", object{"portMappings": []any{port(9091, 90, "tcp")}}, "prevResult", prevResult("10.71.0.7/24")}
-				l.ok(l.call("ADD", "a"))
-				second.ok(second.call("ADD", "b", ask...))
+				l.OK(l.Call("ADD", "a"))
+				second.OK(second.Call("ADD", "b", ask...))
 				for _, mend := range []func(){
-					func() { l.ok(l.call("STATUS", "")) },
-					func() { l.ok(l.call("ADD", "c", third...)); l.ok(l.call("DEL", "c", third...)) },
+					func() { l.OK(l.Call("STATUS", "")) },
+					func() { l.OK(l.Call("ADD", "c", third...)); l.OK(l.Call("DEL", "c", third...)) },
 				} {
 					flush(t, backend)
 					for range 2 {
-						if o := l.call("CHECK", "a"); o.failure.Code != plugin.CodeStateDiffers {
-							t.Errorf("CHECK after the flush: %s", o.stdout)
+						if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers {
+							t.Errorf("CHECK after the flush: %s", o.Stdout)
 						}
 					}
 					mend()
-					l.ok(l.call("CHECK", "a"))
-					second.ok(second.call("CHECK", "b", ask...))
+					l.OK(l.Call("CHECK", "a"))
+					second.OK(second.Call("CHECK", "b", ask...))
 				}
-				l.ok(l.call("DEL", "a"))
-				second.ok(second.call("DEL", "b"))
+				l.OK(l.Call("DEL", "a"))
+				second.OK(second.Call("DEL", "b"))
 			})
 		})
 	}
@@ -217,21 +217,21 @@ func TestBadNeighbour(t *testing.T) {
 	}
 	l := newLab(t)
 	bad, _ := l.named("bad")
-	bad.conf = bad.conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
-	bad.ok(bad.call("ADD", "bad"))
+	bad.Conf = bad.Conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
+	bad.OK(bad.Call("ADD", "bad"))
 	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as the name of a machine that is not known any more
 	for _, backend := range []string{"nftables", "iptables"} {
 		if err := flushNFT(); err != nil {
 			t.Fatal(err)
 		}
 		next, _ := l.named("next")
-		next.conf = next.conf.With("backend", backend)
+		next.Conf = next.Conf.With("backend", backend)
 		ask := asking("10.71.0.6/24", port(9090, 80, "tcp"))
-		next.ok(next.call("ADD", "next", ask...))
-		next.ok(next.call("CHECK", "next", ask...))
-		next.ok(next.call("DEL", "next"))
+		next.OK(next.Call("ADD", "next", ask...))
+		next.OK(next.Call("CHECK", "next", ask...))
+		next.OK(next.Call("DEL", "next"))
 	}
-	bad.ok(bad.call("DEL", "bad"))
+	bad.OK(bad.Call("DEL", "bad"))
 }
 
 // TestBadConditions (S-10): conditions that only iptables knows to be wrong are a mistake in the configuration, and leave nothing behind.
@@ -240,39 +240,39 @@ func TestBadConditions(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.fails(l.call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig, `conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
+	l.Fails(l.Call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig, `conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
 	if l.mapped("a") {
 		t.Error("something is left")
 	}
-	l.fails(l.call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
+	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
 // TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
 		t := l.T
-		l.ok(l.call("ADD", "warm"))
-		l.ok(l.call("DEL", "warm"))
+		l.OK(l.Call("ADD", "warm"))
+		l.OK(l.Call("DEL", "warm"))
 		kerneltest.Clean(t)
 		path := l.record("a")
 		for what, lose := range map[string]func() error{
 			"gone": func() error { return os.Remove(path) }, "torn": func() error { return os.Truncate(path, 20) },
 			"empty": func() error { return os.Truncate(path, 0) },
 		} {
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			if err := lose(); err != nil {
 				t.Fatal(what, err)
 			}
-			l.ok(l.call("DEL", "a", "prevResult", nil, "runtimeConfig", nil))
+			l.OK(l.Call("DEL", "a", "prevResult", nil, "runtimeConfig", nil))
 			if left := elements(t); len(left) > 1 || l.mapped("a") { // the mark
 				t.Errorf("%s: left %q", what, left)
 			}
-			l.ok(l.call("ADD", "a"))
+			l.OK(l.Call("ADD", "a"))
 			if err := lose(); err != nil {
 				t.Fatal(what, err)
 			}
-			l.ok(l.call("ADD", "a", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
-			l.ok(l.call("DEL", "a"))
+			l.OK(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": []any{port(9090, 80, "tcp")}}))
+			l.OK(l.Call("DEL", "a"))
 			if left := elements(t); len(left) > 1 || l.mapped("a") {
 				t.Errorf("%s, ADD with other ports: left %q", what, left)
 			}
@@ -298,25 +298,25 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")), "range": asking("10.71.0.6/24", sequence(8080, 20)...)} {
 				old, args := l.named("old")
-				old.ok(old.call("ADD", "old", append(loser, "CNI_ARGS", args)...))
+				old.OK(old.Call("ADD", "old", append(loser, "CNI_ARGS", args)...))
 				third, _ := l.named("third")
-				third.ok(third.call("ADD", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
-				if err := old.pod.Close(); err != nil {
+				third.OK(third.Call("ADD", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
+				if err := old.Pod.Close(); err != nil {
 					l.Fatal(err)
 				}
 				next, args := l.named("next")
-				next.conf = next.conf.With("backend", other)
+				next.Conf = next.Conf.With("backend", other)
 				now := asking("10.71.0.7/24", sequence(8090, 20)...)
-				next.ok(next.call("ADD", "next", append(now, "CNI_ARGS", args)...))
+				next.OK(next.Call("ADD", "next", append(now, "CNI_ARGS", args)...))
 				for _, flush := range []func() error{func() error { return nil }, flushNFT} {
 					if err := errors.Join(flush(), Restore(openHost(l.T), slog.Default())); err != nil {
 						l.Errorf("%s, %s: %v", what, other, err)
 					}
-					next.ok(next.call("CHECK", "next", now...))
-					third.ok(third.call("CHECK", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
+					next.OK(next.Call("CHECK", "next", now...))
+					third.OK(third.Call("CHECK", "third", asking("10.71.0.8/24", port(9000, 80, "tcp"))...))
 				}
 				for id, at := range map[string]lab{"old": old, "third": third, "next": next} {
-					at.ok(at.call("DEL", id, "CNI_NETNS", ""))
+					at.OK(at.Call("DEL", id, "CNI_NETNS", ""))
 				}
 			}
 		}
@@ -329,13 +329,13 @@ func TestSharedPort(t *testing.T) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for _, ports := range [][]any{{port(8080, 80, "tcp")}, sequence(8080, 20)} {
 				first, second := asking("10.71.0.5/24", ports...), append(asking("10.71.0.9/24", ports...), "name", "other", "backend", other)
-				l.ok(l.call("ADD", "a", first...))
-				l.ok(l.call("ADD", "a", second...))
-				l.ok(l.call("CHECK", "a", first...))
-				l.ok(l.call("CHECK", "a", second...))
-				l.ok(l.call("DEL", "a", second...))
-				l.ok(l.call("CHECK", "a", first...))
-				l.ok(l.call("DEL", "a"))
+				l.OK(l.Call("ADD", "a", first...))
+				l.OK(l.Call("ADD", "a", second...))
+				l.OK(l.Call("CHECK", "a", first...))
+				l.OK(l.Call("CHECK", "a", second...))
+				l.OK(l.Call("DEL", "a", second...))
+				l.OK(l.Call("CHECK", "a", first...))
+				l.OK(l.Call("DEL", "a"))
 			}
 		}
 	})
@@ -344,35 +344,35 @@ func TestSharedPort(t *testing.T) {
 // TestLostProtection (S-04): CHECK misses the protection of the node's loopback, and STATUS brings it back.
 func TestLostProtection(t *testing.T) {
 	l := newLab(t)
-	l.ok(l.call("ADD", "a"))
+	l.OK(l.Call("ADD", "a"))
 	if out, err := exec.Command("nft", "delete", "table", "inet", "podlace_loopback").CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
-	l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "podlace_loopback are missing")
-	l.ok(l.call("STATUS", ""))
-	l.ok(l.call("CHECK", "a"))
-	l.ok(l.call("DEL", "a"))
+	l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "podlace_loopback are missing")
+	l.OK(l.Call("STATUS", ""))
+	l.OK(l.Call("CHECK", "a"))
+	l.OK(l.Call("DEL", "a"))
 }
 
 // TestFlushedChains: the chains for masquerade alone are emptied; CHECK tells, and Restore fills them.
 func TestFlushedChains(t *testing.T) {
 	backends(t, func(l lab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}
-		if l.conf["backend"] == "iptables" {
+		if l.Conf["backend"] == "iptables" {
 			commands = []string{"iptables -t nat -F POSTROUTING", "iptables -t nat -F " + masqChain, "ip6tables -t nat -F " + markChain, "iptables -t nat -F " + dnatChain}
 		}
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		for _, command := range commands {
 			words := strings.Fields(command)
 			if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 				l.Fatalf("%s: %v %s", command, err, out)
 			}
-			l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 			if err := Restore(openHost(l.T), slog.Default()); err != nil {
 				l.Errorf("%s: %v", command, err)
 			}
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	})
 }

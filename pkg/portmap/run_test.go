@@ -3,10 +3,8 @@
 package portmap
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -26,20 +24,21 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object = kerneltest.Object
+type (
+	object  = kerneltest.Object
+	outcome = kerneltest.Outcome
+)
 
 // lab is a node with a pod that some main plugin has connected: its addresses are reached through the interface pt0.
 type lab struct {
-	*testing.T
-	conf   object
-	pod    *sandbox.Pod
-	stderr io.Writer
+	kerneltest.Lab
 }
 
 func newLab(t *testing.T) lab {
 	t.Helper()
-	l := lab{t, object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
-		"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}, kerneltest.NewPod(t), io.Discard}
+	l := lab{kerneltest.Lab{T: t, Plugin: Plugin().Run, Pod: kerneltest.NewPod(t), Env: map[string]string{"PODLACE_LOG": "debug"},
+		Conf: object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
+			"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}}}
 	t.Cleanup(func() {
 		if err := errors.Join(flushNFT(), delLink("pt0")); err != nil {
 			t.Error(err)
@@ -104,49 +103,10 @@ func (l lab) record(id string) string {
 	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }
 
-// outcome is the result or the error of a call.
-type outcome struct {
-	exit    int
-	stdout  []byte
-	failure struct {
-		Code    uint   `json:"code"`
-		Msg     string `json:"msg"`
-		Details string `json:"details"`
-	}
-}
-
-// call runs a verb for a container with more keys in the configuration. A key in capitals is a variable of the environment.
-func (l lab) call(verb, id string, keys ...any) outcome {
+// Call is kerneltest.Lab.Call for a container of the pod shop/<id>.
+func (l lab) Call(verb, id string, keys ...any) outcome {
 	l.Helper()
-	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
-		"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id, "PODLACE_LOG": "debug"}
-	stdin, err := json.Marshal(l.conf.Call(env, keys...))
-	if err != nil {
-		l.Fatal(err)
-	}
-	var stdout bytes.Buffer
-	o := outcome{exit: Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, l.stderr)}
-	o.stdout = stdout.Bytes()
-	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
-		l.Errorf("%s: %v in %s", verb, err, o.stdout)
-	}
-	return o
-}
-
-func (l lab) ok(o outcome) outcome {
-	l.Helper()
-	if o.exit != 0 {
-		l.Fatalf("exit %d: %s", o.exit, o.stdout)
-	}
-	return o
-}
-
-// fails wants a code and a part of the message.
-func (l lab) fails(o outcome, code uint, says string) {
-	l.Helper()
-	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
-		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
-	}
+	return l.Lab.Call(verb, id, append([]any{"CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}, keys...)...)
 }
 
 // elements lists what the pods have in nftables.

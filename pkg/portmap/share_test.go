@@ -24,25 +24,25 @@ func inOther(backend string, ports ...any) []any {
 // other one then has the port: its CHECK is clean, and another pod is refused until the last one ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l lab, first []any){
-		"DEL": func(l lab, first []any) { l.ok(l.call("DEL", "a", first...)) },
+		"DEL": func(l lab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
 		"DEL without the record": func(l lab, first []any) {
 			if err := os.Remove(l.record("a")); err != nil {
 				l.Fatal(err)
 			}
-			l.ok(l.call("DEL", "a", first...))
+			l.OK(l.Call("DEL", "a", first...))
 		},
 		"GC": func(l lab, first []any) {
 			if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 				l.Fatal(err)
 			}
-			l.ok(l.call("GC", "", append(first, "cni.dev/valid-attachments", []any{})...))
+			l.OK(l.Call("GC", "", append(first, "cni.dev/valid-attachments", []any{})...))
 		},
 	}
 	backends(t, func(l lab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			for what, ports := range map[string][]any{"one": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
 				for verb, end := range ends {
-					if verb == "DEL without the record" && l.conf["backend"] == "iptables" {
+					if verb == "DEL without the record" && l.Conf["backend"] == "iptables" {
 						continue // its rules cannot be removed by GC, and DEL is TestLostRecord's
 					}
 					l.Run(other+" "+what+" "+verb, func(t *testing.T) {
@@ -58,24 +58,24 @@ func TestPortPassesOn(t *testing.T) {
 
 func (l lab) passesOn(other string, ports []any, end func(l lab, first []any)) {
 	first, second := asking("10.71.0.5/24", ports...), inOther(other, ports...)
-	l.ok(l.call("ADD", "a", first...))
-	l.ok(l.call("ADD", "a", second...))
+	l.OK(l.Call("ADD", "a", first...))
+	l.OK(l.Call("ADD", "a", second...))
 	end(l, first)
-	l.ok(l.call("CHECK", "a", second...))
+	l.OK(l.Call("CHECK", "a", second...))
 	for _, backend := range []string{"nftables", "iptables"} {
 		b, args := l.named("b")
 		ask := append(asking("10.71.0.6/24", ports...), "CNI_ARGS", args, "backend", backend)
-		b.fails(b.call("ADD", "b", ask...), plugin.CodePortConflict, "is in use by shop/a, container a, since 20")
-		l.ok(l.call("CHECK", "a", second...))
+		b.Fails(b.Call("ADD", "b", ask...), plugin.CodePortConflict, "is in use by shop/a, container a, since 20")
+		l.OK(l.Call("CHECK", "a", second...))
 		if backend == other {
-			l.ok(l.call("DEL", "a", second...))
-			b.ok(b.call("ADD", "b", ask...))
-			b.ok(b.call("CHECK", "b", ask...))
-			b.ok(b.call("DEL", "b", ask...))
-			l.ok(l.call("ADD", "a", second...))
+			l.OK(l.Call("DEL", "a", second...))
+			b.OK(b.Call("ADD", "b", ask...))
+			b.OK(b.Call("CHECK", "b", ask...))
+			b.OK(b.Call("DEL", "b", ask...))
+			l.OK(l.Call("ADD", "a", second...))
 		}
 	}
-	l.ok(l.call("DEL", "a", second...))
+	l.OK(l.Call("DEL", "a", second...))
 	if left := elements(l.T); len(left) > 1 || l.mapped("a") { // the mark
 		l.Errorf("left %q", left)
 	}
@@ -86,16 +86,16 @@ func TestSharedAfterFlush(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, other := range []string{"nftables", "iptables"} {
 			first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther(other, port(8080, 80, "tcp"))
-			l.ok(l.call("ADD", "a", first...))
-			l.ok(l.call("ADD", "a", second...))
+			l.OK(l.Call("ADD", "a", first...))
+			l.OK(l.Call("ADD", "a", second...))
 			if err := errors.Join(flushNFT(), Restore(openHost(l.T), slog.Default())); err != nil {
 				l.Error(err)
 			}
-			l.ok(l.call("CHECK", "a", first...))
-			l.ok(l.call("CHECK", "a", second...))
-			l.ok(l.call("DEL", "a", first...))
-			l.ok(l.call("CHECK", "a", second...))
-			l.ok(l.call("DEL", "a", second...))
+			l.OK(l.Call("CHECK", "a", first...))
+			l.OK(l.Call("CHECK", "a", second...))
+			l.OK(l.Call("DEL", "a", first...))
+			l.OK(l.Call("CHECK", "a", second...))
+			l.OK(l.Call("DEL", "a", second...))
 		}
 	})
 }
@@ -104,29 +104,29 @@ func TestSharedAfterFlush(t *testing.T) {
 func TestSharedInPart(t *testing.T) {
 	backends(t, func(l lab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
-			ask, rest := asking("10.71.0.5/24", first...), inOther(l.conf["backend"].(string), sequence(8080, 20)...)
-			l.ok(l.call("ADD", "a", ask...))
-			l.ok(l.call("ADD", "a", rest...))
-			l.ok(l.call("CHECK", "a", rest...))
+			ask, rest := asking("10.71.0.5/24", first...), inOther(l.Conf["backend"].(string), sequence(8080, 20)...)
+			l.OK(l.Call("ADD", "a", ask...))
+			l.OK(l.Call("ADD", "a", rest...))
+			l.OK(l.Call("CHECK", "a", rest...))
 			free := func(port int) bool {
 				b, args := l.named("b")
-				o := b.call("ADD", "b", append(asking("10.71.0.6/24", object{"hostPort": port, "containerPort": 80}), "CNI_ARGS", args)...)
-				b.ok(b.call("DEL", "b"))
-				return o.exit == 0
+				o := b.Call("ADD", "b", append(asking("10.71.0.6/24", object{"hostPort": port, "containerPort": 80}), "CNI_ARGS", args)...)
+				b.OK(b.Call("DEL", "b"))
+				return o.Exit == 0
 			}
 			for _, port := range []int{8080, 8085, 8099} {
 				if free(port) {
 					l.Errorf("%s: another pod gets port %d, which the container asked for in its second network", what, port)
 				}
 			}
-			l.ok(l.call("DEL", "a", ask...))
-			l.ok(l.call("CHECK", "a", rest...))
+			l.OK(l.Call("DEL", "a", ask...))
+			l.OK(l.Call("CHECK", "a", rest...))
 			for _, port := range []int{8080, 8085, 8099} {
 				if free(port) {
 					l.Errorf("%s: after DEL of the first network another pod gets port %d", what, port)
 				}
 			}
-			l.ok(l.call("DEL", "a", rest...))
+			l.OK(l.Call("DEL", "a", rest...))
 			if left := elements(l.T); len(left) > 1 {
 				l.Errorf("%s: left %q", what, left)
 			}
@@ -147,17 +147,17 @@ func TestTakeOverOfShared(t *testing.T) {
 				t.Fatal(err)
 			}
 			old, args := l.named("web-0")
-			old.ok(old.call("ADD", "old", append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
-			old.ok(old.call("ADD", "old", append(inOther("iptables", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+			old.OK(old.Call("ADD", "old", append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+			old.OK(old.Call("ADD", "old", append(inOther("iptables", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
 			if gone {
-				if err := old.pod.Close(); err != nil {
+				if err := old.Pod.Close(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			next, _ := l.named("web-0")
 			ask := append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args, "backend", backend)
-			next.ok(next.call("ADD", "next", ask...))
-			next.ok(next.call("CHECK", "next", ask...))
+			next.OK(next.Call("ADD", "next", ask...))
+			next.OK(next.Call("CHECK", "next", ask...))
 			nat, err := openHost(t).ReadNAT(true)
 			if err != nil {
 				t.Fatal(err)
@@ -168,10 +168,10 @@ func TestTakeOverOfShared(t *testing.T) {
 				}
 			}
 			for _, keys := range [][]any{nil, {"name", "other"}} {
-				old.ok(old.call("DEL", "old", append(keys, "CNI_NETNS", "")...))
+				old.OK(old.Call("DEL", "old", append(keys, "CNI_NETNS", "")...))
 			}
-			next.ok(next.call("CHECK", "next", ask...))
-			next.ok(next.call("DEL", "next", ask...))
+			next.OK(next.Call("CHECK", "next", ask...))
+			next.OK(next.Call("DEL", "next", ask...))
 		}
 	}
 }
@@ -181,12 +181,12 @@ func TestFailedTakeOver(t *testing.T) {
 	l := newLab(t)
 	old, args := l.named("web-0")
 	ask := append(asking("10.71.0.5/24", port(8080, 80, "tcp")), "CNI_ARGS", args)
-	old.ok(old.call("ADD", "old", ask...))
+	old.OK(old.Call("ADD", "old", ask...))
 	next, _ := l.named("web-0")
-	next.ok(next.call("ADD", "next", append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
-	next.ok(next.call("DEL", "next")) // as the runtime does when a later plugin of the chain fails
-	old.ok(old.call("CHECK", "old", ask...))
-	old.ok(old.call("DEL", "old"))
+	next.OK(next.Call("ADD", "next", append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
+	next.OK(next.Call("DEL", "next")) // as the runtime does when a later plugin of the chain fails
+	old.OK(old.Call("CHECK", "old", ask...))
+	old.OK(old.Call("DEL", "old"))
 }
 
 // TestSharedByOlderVersion: a port that attachments share since a version that left no mark is passed on all the same, whoever ends in between.
@@ -196,54 +196,54 @@ func TestSharedByOlderVersion(t *testing.T) {
 	alone, _ := l.named("alone")
 	other := asking("10.71.0.6/24", port(9090, 90, "tcp"))
 	mark := func() string { text, _ := attachment.NodeNoted(sharedPorts); return text }
-	l.ok(l.call("ADD", "a", first...))
-	l.ok(l.call("ADD", "a", second...))
+	l.OK(l.Call("ADD", "a", first...))
+	l.OK(l.Call("ADD", "a", second...))
 	if err := attachment.UnnoteNode(sharedPorts); err != nil {
 		t.Fatal(err)
 	}
-	l.ok(alone.call("ADD", "b", other...))
-	l.ok(alone.call("DEL", "b", other...))
-	l.ok(l.call("DEL", "a", first...))
-	l.ok(l.call("CHECK", "a", second...))
-	l.ok(l.call("DEL", "a", second...))
+	l.OK(alone.Call("ADD", "b", other...))
+	l.OK(alone.Call("DEL", "b", other...))
+	l.OK(l.Call("DEL", "a", first...))
+	l.OK(l.Call("CHECK", "a", second...))
+	l.OK(l.Call("DEL", "a", second...))
 	if mark() != noneShared {
 		t.Errorf("DEL goes on reading all records: the mark is %q", mark())
 	}
-	l.ok(l.call("ADD", "a", first...))
-	l.ok(l.call("ADD", "a", second...))
+	l.OK(l.Call("ADD", "a", first...))
+	l.OK(l.Call("ADD", "a", second...))
 	if mark() != someShared {
 		t.Errorf("shared again: the mark is %q", mark())
 	}
-	l.ok(l.call("DEL", "a", first...))
-	l.ok(l.call("CHECK", "a", second...))
-	l.ok(l.call("DEL", "a", second...))
+	l.OK(l.Call("DEL", "a", first...))
+	l.OK(l.Call("CHECK", "a", second...))
+	l.OK(l.Call("DEL", "a", second...))
 }
 
 // TestSharedWithTheDead: the namespace of a container that shares a hostPort between networks is gone. When one network ends, the rules of the
 // other one are not in the way of the next pod that asks for the port.
 func TestSharedWithTheDead(t *testing.T) {
 	backends(t, func(l lab) {
-		second := inOther(l.conf["backend"].(string), port(8080, 80, "tcp"))
+		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))
 		first := asking("10.71.0.5/24", port(8080, 80, "tcp"))
 		next, _ := l.named("next")
-		l.ok(l.call("ADD", "a", first...))
-		l.ok(l.call("ADD", "a", second...))
-		if err := l.pod.Close(); err != nil {
+		l.OK(l.Call("ADD", "a", first...))
+		l.OK(l.Call("ADD", "a", second...))
+		if err := l.Pod.Close(); err != nil {
 			l.Fatal(err)
 		}
 		gone := []any{"CNI_NETNS", ""}
-		l.ok(l.call("DEL", "a", append(first, gone...)...))
+		l.OK(l.Call("DEL", "a", append(first, gone...)...))
 		ask := asking("10.71.0.6/24", port(8080, 80, "tcp"))
-		l.ok(next.call("ADD", "c", ask...))
-		if l.conf["backend"] == "iptables" {
+		l.OK(next.Call("ADD", "c", ask...))
+		if l.Conf["backend"] == "iptables" {
 			nat, err := openHost(l).ReadNAT(true)
 			if err != nil || nat.HasChain(podChain(attachment.Key{Network: "other", ContainerID: "a", IfName: "eth0"})) {
 				l.Errorf("the rules of the dead container come first, %v", err)
 			}
 		}
-		l.ok(next.call("CHECK", "c", ask...))
-		l.ok(l.call("DEL", "a", append(second, gone...)...))
-		l.ok(next.call("CHECK", "c", ask...))
-		l.ok(next.call("DEL", "c", ask...))
+		l.OK(next.Call("CHECK", "c", ask...))
+		l.OK(l.Call("DEL", "a", append(second, gone...)...))
+		l.OK(next.Call("CHECK", "c", ask...))
+		l.OK(next.Call("DEL", "c", ask...))
 	})
 }

@@ -19,16 +19,16 @@ import (
 // succeeds. The next one restores, and logs it.
 func TestStatusNeverWaits(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		if err := flushNFT(); err != nil {
 			l.Fatal(err)
 		}
 		var log bytes.Buffer
-		l.stderr = &log
+		l.Stderr = &log
 		status := func() string {
 			l.Helper()
 			log.Reset()
-			l.ok(l.call("STATUS", ""))
+			l.OK(l.Call("STATUS", ""))
 			return log.String()
 		}
 		unlock, err := attachment.Waiting.Node(portsLock)
@@ -39,33 +39,33 @@ func TestStatusNeverWaits(t *testing.T) {
 		if says := status(); says != "" || time.Since(began) >= store.NodeLockTimeout {
 			l.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), says)
 		}
-		l.fails(l.call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
+		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		unlock()
 		if says := status(); !strings.Contains(says, "restored from the records") {
 			l.Errorf("it does not log what it restores: %s", says)
 		}
-		l.ok(l.call("CHECK", "a"))
+		l.OK(l.Call("CHECK", "a"))
 		if says := status(); strings.Contains(says, "restored") {
 			l.Errorf("it restores what is in place: %s", says)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	})
 }
 
 // TestGCRestores (F-21): GC restores what a flush of any part removed, and logs it once.
 func TestGCRestores(t *testing.T) {
 	backends(t, func(l lab) {
-		l.ok(l.call("ADD", "a"))
+		l.OK(l.Call("ADD", "a"))
 		var log bytes.Buffer
-		l.stderr = &log
+		l.Stderr = &log
 		gc := func() string {
 			l.Helper()
 			log.Reset()
-			l.ok(l.call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
 			return log.String()
 		}
 		flushes := []string{"nft flush ruleset", "nft flush map inet podlace_hostport ports4", "nft delete table inet podlace_loopback"}
-		if l.conf["backend"] == "iptables" {
+		if l.Conf["backend"] == "iptables" {
 			flushes = []string{"nft flush ruleset", "iptables -t nat -F " + dnatChain}
 		}
 		for _, flush := range flushes {
@@ -76,12 +76,12 @@ func TestGCRestores(t *testing.T) {
 			if says := gc(); !strings.Contains(says, "restored") {
 				l.Errorf("%s: GC does not log what it restores: %s", flush, says)
 			}
-			l.ok(l.call("CHECK", "a"))
+			l.OK(l.Call("CHECK", "a"))
 			if says := gc(); strings.Contains(says, "restored") {
 				l.Errorf("%s: GC restores what is in place: %s", flush, says)
 			}
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	})
 }
 
@@ -95,17 +95,17 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	if out, err := exec.Command("sh", "-c", "iptables -t nat -N KUBE-MARK-MASQ && ip6tables -t nat -N KUBE-MARK-MASQ").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	l.conf = l.conf.With("backend", "iptables", "externalSetMarkChain", "KUBE-MARK-MASQ")
-	l.ok(l.call("ADD", "a"))
+	l.Conf = l.Conf.With("backend", "iptables", "externalSetMarkChain", "KUBE-MARK-MASQ")
+	l.OK(l.Call("ADD", "a"))
 	if err := flushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	l.stderr = &log
+	l.Stderr = &log
 	warnings := func(verb string, keys ...any) int {
 		log.Reset()
 		for range 3 {
-			l.ok(l.call(verb, "", keys...))
+			l.OK(l.Call(verb, "", keys...))
 		}
 		return strings.Count(log.String(), "could not be restored")
 	}
@@ -115,5 +115,5 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	if n := warnings("GC", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}); n != 3 {
 		t.Errorf("%d warnings of three GC, want 3: %s", n, log.String())
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 }

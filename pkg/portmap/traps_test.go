@@ -16,8 +16,8 @@ const trapped = "has not the effect that it seems to have"
 func (l lab) addLog(id string, keys ...any) string {
 	l.Helper()
 	var log strings.Builder
-	l.stderr = &log
-	l.ok(l.call("ADD", id, keys...))
+	l.Stderr = &log
+	l.OK(l.Call("ADD", id, keys...))
 	return log.String()
 }
 

@@ -40,7 +40,7 @@ func TestChoices(t *testing.T) {
 	if got := l.podLink("data").MAC.String(); got != "02:00:00:00:00:02" {
 		t.Errorf("MAC %s", got)
 	}
-	l.ok(a.check("runtimeConfig", annotated(text)))
+	l.OK(a.check("runtimeConfig", annotated(text)))
 	l.del("a")
 }
 
@@ -71,14 +71,14 @@ func TestChoicesRefused(t *testing.T) {
 		{`annotation podlace.io/vfs: want an object of interfaces`, `{"net1"`, nil},
 		{`annotation podlace.io/vfs: want an object of interfaces`, `[]`, nil},
 	} {
-		l.fails(l.call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
+		l.Fails(l.Call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
 	}
-	l.fails(l.call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig, "192.0.2.1")
+	l.Fails(l.Call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig, "192.0.2.1")
 	l.isGolden()
 	*l.devices = nil
-	l.fails(l.call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF that is "net1"`)
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF that is "net1"`)
 	l.allocate(vf0)
-	l.fails(l.call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig, "name x: the runtime looks for eth0")
+	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig, "name x: the runtime looks for eth0")
 	l.isGolden()
 }
 
@@ -104,7 +104,7 @@ func TestDeviceInfo(t *testing.T) {
 	if diff := cmp.Diff([]string{"5d1c-net1-device.json " + info(vf0), "5d1c-net2-device.json " + info(vf1)}, files()); diff != "" {
 		t.Error(diff)
 	}
-	l.ok(a.check("CNI_ARGS", args))
+	l.OK(a.check("CNI_ARGS", args))
 	l.del("a")
 	if left := files(); len(left) > 0 {
 		t.Errorf("left: %q", left)
@@ -120,21 +120,21 @@ func TestDeviceInfo(t *testing.T) {
 	if _, err := os.Stat(wanted); !os.IsNotExist(err) {
 		t.Errorf("%s: %v", wanted, err)
 	}
-	l.fails(l.call("ADD", "a", "deviceInfoDir", "info"), plugin.CodeConfig, "want an absolute path")
+	l.Fails(l.Call("ADD", "a", "deviceInfoDir", "info"), plugin.CodeConfig, "want an absolute path")
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
-		l.fails(l.call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
+		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
 	// What is in its place later keeps no VF.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
-	if o := l.ok(l.call("DEL", "c")); !strings.Contains(o.log, "the device-info file cannot be removed") {
-		t.Errorf("log %s", o.log)
+	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "the device-info file cannot be removed") {
+		t.Errorf("log %s", o.Log)
 	}
-	l.ok(a.call("DEL", "c"))
+	l.OK(a.Call("DEL", "c"))
 	must(t, os.Remove(defaultInfoDir), syscall.Mkfifo(defaultInfoDir, 0o600))
-	l.fails(l.call("ADD", "a"), plugin.CodeIO, "device-info file")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeIO, "device-info file")
 	must(t, os.Remove(defaultInfoDir))
-	l.fails(l.call("ADD", "a", "deviceInfoDir", "/proc/self/info"), plugin.CodeIO, "device-info file")
+	l.Fails(l.Call("ADD", "a", "deviceInfoDir", "/proc/self/info"), plugin.CodeIO, "device-info file")
 	l.isGolden()
 }
 
@@ -148,15 +148,15 @@ func TestLogFile(t *testing.T) {
 		must(t, err)
 		return string(data)
 	}
-	if o := l.ok(l.call("ADD", "a", "logFile", path, "logLevel", "debug")); o.log != "" || !strings.Contains(read(), "msg=change") {
-		t.Errorf("stderr %q, file %q", o.log, read())
+	if o := l.OK(l.Call("ADD", "a", "logFile", path, "logLevel", "debug")); o.Log != "" || !strings.Contains(read(), "msg=change") {
+		t.Errorf("stderr %q, file %q", o.Log, read())
 	}
-	l.fails(l.call("ADD", "a", "logFile", path, "logLevel", "error"), plugin.CodeAddressTaken, "already exists")
+	l.Fails(l.Call("ADD", "a", "logFile", path, "logLevel", "error"), plugin.CodeAddressTaken, "already exists")
 	if !strings.Contains(read(), "level=ERROR") || !strings.Contains(read(), "pod=shop/web-0") {
 		t.Errorf("file %q", read())
 	}
-	if o := l.ok(l.call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.log, "logFile cannot be written") {
-		t.Errorf("stderr %q", o.log)
+	if o := l.OK(l.Call("DEL", "a", "logFile", "/proc/none", "logLevel", "loud")); !strings.Contains(o.Log, "logFile cannot be written") {
+		t.Errorf("stderr %q", o.Log)
 	}
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	must(t, syscall.Mkfifo(fifo, 0o600))
@@ -164,12 +164,12 @@ func TestLogFile(t *testing.T) {
 	must(t, err)
 	defer reader.Close()
 	for _, no := range []string{fifo, "/dev/null"} {
-		if o := l.ok(l.call("DEL", "a", "logFile", no)); !strings.Contains(o.log, no+" is no regular file") {
-			t.Errorf("%s: stderr %q", no, o.log)
+		if o := l.OK(l.Call("DEL", "a", "logFile", no)); !strings.Contains(o.Log, no+" is no regular file") {
+			t.Errorf("%s: stderr %q", no, o.Log)
 		}
 	}
-	l.fails(l.call("ADD", "a", "logLevel", "loud"), plugin.CodeConfig, `logLevel "loud": want debug`)
-	l.fails(l.call("ADD", "a", "logFile", "sriov.log"), plugin.CodeConfig, `logFile "sriov.log": want an absolute path`)
+	l.Fails(l.Call("ADD", "a", "logLevel", "loud"), plugin.CodeConfig, `logLevel "loud": want debug`)
+	l.Fails(l.Call("ADD", "a", "logFile", "sriov.log"), plugin.CodeConfig, `logFile "sriov.log": want an absolute path`)
 	if _, err := os.Stat("sriov.log"); !os.IsNotExist(err) {
 		t.Errorf("it was made: %v", err)
 	}

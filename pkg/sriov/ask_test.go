@@ -80,20 +80,20 @@ func TestDaemonStopped(t *testing.T) {
 	k := &kubelet{busy: 2, containers: []*api.ContainerResources{
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
 	dir := k.serve(t)
-	l.conf = l.conf.With("kubeletDir", dir)
+	l.Conf = l.Conf.With("kubeletDir", dir)
 	must(t, os.Remove(l.sriov.socket)) // nobody; what is there after a crash refuses
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
 		t.Errorf("%s", a.prev)
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 	k.containers = []*api.ContainerResources{container("a", "example.com/gpu", "GPU-0"), container("b")}
 	writeCheckpoint(t, dir, checkpoint())
 	if a := l.add("a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}
-	l.fails(l.call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
+	l.Fails(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
 }
 
 // TestOtherPod: what the device plugin tells by the pod's name is not believed when it cannot say that it is of the pod with its UID.

@@ -58,15 +58,15 @@ func TestDriver(t *testing.T) {
 	if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != vf0 || i[1].Name != "net1" || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("%s, driver %s", a.prev, l.driverOf(vf0))
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	b := l.other()
-	b.fails(b.call("ADD", "b"), plugin.CodeDevice, "VF 0000:11:02.0: pod shop/web-0 has it since ")
+	b.Fails(b.Call("ADD", "b"), plugin.CodeDevice, "VF 0000:11:02.0: pod shop/web-0 has it since ")
 	l.del("a")
 	if l.driverOf(vf0) != "iavf" {
 		t.Error(l.driverOf(vf0))
 	}
-	l.fails(l.call("ADD", "a", "driver", "mlx9"), plugin.CodeDevice, "driver: bind 0000:11:02.0 to mlx9: the driver is not loaded")
-	l.fails(l.call("ADD", "a", "mac", "02:00:00:00:00:01", "driver", "nosuch"), plugin.CodeDevice, "is not loaded")
+	l.Fails(l.Call("ADD", "a", "driver", "mlx9"), plugin.CodeDevice, "driver: bind 0000:11:02.0 to mlx9: the driver is not loaded")
+	l.Fails(l.Call("ADD", "a", "mac", "02:00:00:00:00:01", "driver", "nosuch"), plugin.CodeDevice, "is not loaded")
 	l.isGolden()
 }
 

@@ -26,12 +26,12 @@ func TestTwice(t *testing.T) {
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
 	a := l.add("a", "resources", []string{fast})
 	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: slow, ID: vf1}}
-	o := l.call("ADD", "a", "resources", []string{slow}, "ifName", "b{index}", "prevResult", a.prev)
-	l.fails(o, plugin.CodeAddressTaken, "the pod has VF 0000:11:02.0 already, as net1")
-	if !strings.Contains(o.failure.Details, "If the type sriov stands twice") {
-		t.Errorf("%s", o.stdout)
+	o := l.Call("ADD", "a", "resources", []string{slow}, "ifName", "b{index}", "prevResult", a.prev)
+	l.Fails(o, plugin.CodeAddressTaken, "the pod has VF 0000:11:02.0 already, as net1")
+	if !strings.Contains(o.Failure.Details, "If the type sriov stands twice") {
+		t.Errorf("%s", o.Stdout)
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 }
 
@@ -58,7 +58,7 @@ func hidden(t *testing.T) lab {
 		defer ns.Close()
 		link, _, err := ns.Link("mine")
 		must(t, err, ns.MoveLink(link, home, "ens0f0v0"))
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	})
 	return l
 }
@@ -74,7 +74,7 @@ func TestResetHidden(t *testing.T) {
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
-	must(t, err, os.Symlink(loop, loop), os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(data), l.pod.Path, loop, 1)), 0o600))
+	must(t, err, os.Symlink(loop, loop), os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(data), l.Pod.Path, loop, 1)), 0o600))
 	if out, err := l.reset(vf0, true, nil); err == nil || !strings.Contains(err.Error(), "open the namespace "+loop) {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -101,7 +101,7 @@ func TestGCSpares(t *testing.T) {
 	must(t, kerneltest.Age(kerneltest.StateDirs()...))
 	gc := func() {
 		t.Helper()
-		l.ok(l.call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "live", "ifname": "eth0"}}))
+		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "live", "ifname": "eth0"}}))
 	}
 	gc()
 	if got := leases("net.vf"); len(got) != 1 {
@@ -113,7 +113,7 @@ func TestGCSpares(t *testing.T) {
 	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
 	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755), os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
 		os.WriteFile("/var/lib/cni/networks/net/10.61.0.10", []byte("gone\r\neth0"), 0o644),
-		os.WriteFile(store.Root+"/net/bridge-"+key.Hash(), []byte(`{"format":1,"network":"net","containerID":"stale","ifname":"eth0","plugin":"bridge","netns":"`+l.pod.Path+`","state":{}}`), 0o600))
+		os.WriteFile(store.Root+"/net/bridge-"+key.Hash(), []byte(`{"format":1,"network":"net","containerID":"stale","ifname":"eth0","plugin":"bridge","netns":"`+l.Pod.Path+`","state":{}}`), 0o600))
 	must(t, kerneltest.Age(kerneltest.StateDirs()...))
 	gc()
 	if got := leases("net"); len(got) != 1 || filepath.Base(got[0]) != "10.61.0.9" {
@@ -129,7 +129,7 @@ func TestDefaultRoute(t *testing.T) {
 	l.allocate(vf0)
 	var eth0 kernel.Link
 	own := kernel.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1")}
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	must(t, err)
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "uplink", Pod: "eth0", Netns: netns})
@@ -145,7 +145,7 @@ func TestDefaultRoute(t *testing.T) {
 			t.Errorf("the way to the world leads through link %d", to)
 		}
 	})
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 	must(t, l.host.DelLink("uplink"))
 }
@@ -157,17 +157,17 @@ func TestCheckOldVersions(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			l := newLab(t, "cniVersion", version)
 			ip := object{"address": "10.1.0.5/24", "interface": 0, "version": "4"}
-			l.conf = l.conf.With("prevResult", object{"cniVersion": version, "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}}, "ips": []any{ip}})
+			l.Conf = l.Conf.With("prevResult", object{"cniVersion": version, "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}, "ips": []any{ip}})
 			l.allocate(vf0)
 			a := l.add("a")
 			l.inPod(func(pod *kernel.NS) { link, _, err := pod.Link("net1"); must(t, err, pod.SetMTU(link, 1300)) })
-			l.ok(a.check())
+			l.OK(a.check())
 			record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 			must(t, os.Remove(record))
-			l.fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
+			l.Fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
 			l.del("a", "prevResult", a.prev)
 			*l.devices = []allocation.Device{}
-			l.ok(l.call("CHECK", "b"))
+			l.OK(l.Call("CHECK", "b"))
 		})
 	}
 }
@@ -188,10 +188,10 @@ func TestDaemonBreaks(t *testing.T) {
 			c.Close()
 		}
 	}()
-	o := l.call("ADD", "a")
-	l.fails(o, plugin.CodeTryAgain, "ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
-	if !strings.Contains(o.log, "the kubelet is asked instead") {
-		t.Errorf("log %s", o.log)
+	o := l.Call("ADD", "a")
+	l.Fails(o, plugin.CodeTryAgain, "ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
+	if !strings.Contains(o.Log, "the kubelet is asked instead") {
+		t.Errorf("log %s", o.Log)
 	}
 }
 
@@ -206,7 +206,7 @@ func TestForeignArguments(t *testing.T) {
 	for name, value := range map[string]string{"CNI_ARGS": args, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0"} {
 		t.Setenv(name, value)
 	}
-	l.ok(l.call("ADD", "a", "ipam", object{"type": "fake"}, "CNI_PATH", dir, "CNI_ARGS", args))
+	l.OK(l.Call("ADD", "a", "ipam", object{"type": "fake"}, "CNI_PATH", dir, "CNI_ARGS", args))
 	l.del("a", "ipam", object{"type": "fake"}, "CNI_PATH", dir)
 	log, err := os.ReadFile(dir + "/log")
 	if must(t, err); !strings.HasPrefix(string(log), "ADD net1 IgnoreUnknown=1;K8S_POD_NAME=web-0;K8S_POD_NAMESPACE=shop\n") || strings.Contains(string(log), "IP=") {

@@ -42,17 +42,17 @@ func TestIGBGone(t *testing.T) {
 				a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
 				l.abuse("net2")
 				way.away()
-				l.fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
+				l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
 				if again {
 					way.back()
 					l.anew()
 				}
-				l.ok(l.call("DEL", "a"))
+				l.OK(l.Call("DEL", "a"))
 				if all, err := journals(); err != nil || len(all) > 0 {
 					t.Errorf("journals are left: %+v, %v", all, err)
 				}
 				if !again {
-					l.fails(l.call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
+					l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
 					way.back()
 					l.anew()
 				}
@@ -65,7 +65,7 @@ func TestIGBGone(t *testing.T) {
 				b := l.add("b")
 				l.isDefault("net1", 0)
 				l.isDefault("net2", 1)
-				l.ok(b.check())
+				l.OK(b.check())
 				l.del("b")
 			})
 		}
@@ -94,12 +94,12 @@ func TestIGBPodDies(t *testing.T) {
 			if clash { // which the kernel then calls eth0, dev0, ...
 				must(t, l.host.AddBridge("net2", nil, 0, false), l.host.AddBridge("mine", nil, 0, false))
 			}
-			must(t, pod.pod.Close())
+			must(t, pod.Pod.Close())
 			keys := []any{}
 			if netns == "" {
 				keys = []any{"CNI_NETNS", ""}
 			}
-			l.ok(pod.call("DEL", "a", keys...)) // at once: the kernel is not done yet perhaps
+			l.OK(pod.Call("DEL", "a", keys...)) // at once: the kernel is not done yet perhaps
 			l.isGolden()
 			if clash {
 				must(t, l.host.DelLink("net2"), l.host.DelLink("mine"))
@@ -120,9 +120,9 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.add("a")
 	name := l.nic.VFs[1].Name
 	must(t, l.host.AddBridge(name, nil, 0, false), l.host.AddAltName(l.link(name), "other-second"))
-	o := l.ok(l.call("DEL", "a"))
-	if !strings.Contains(o.log, "another interface has the name of the VF's") || !strings.Contains(o.log, "another interface has an alternative name of the VF's") {
-		t.Errorf("log: %s", o.log)
+	o := l.OK(l.Call("DEL", "a"))
+	if !strings.Contains(o.Log, "another interface has the name of the VF's") || !strings.Contains(o.Log, "another interface has an alternative name of the VF's") {
+		t.Errorf("log: %s", o.Log)
 	}
 	link, ok, err := l.host.LinkOf(l.nic.VFs[1].Device)
 	if err != nil || !ok || link.Name != ownName(address(t, l.nic.VFs[1].Device)) || strings.Join(link.AltNames, " ") != "alt-second" {
@@ -147,18 +147,18 @@ func TestIGBHidden(t *testing.T) {
 			must(t, err, pod.MoveLink(link, netns, "mine"))
 		})
 		if id == "b" {
-			own, err := os.Open(l.pod.Path)
+			own, err := os.Open(l.Pod.Path)
 			must(t, err)
 			_, err = l.host.AddVeth(kernel.Veth{Host: "spy", Pod: "net1", PodMAC: net.HardwareAddr{2, 0, 0, 0, 0xaa, 1}, Netns: own})
 			must(t, err, own.Close())
 		}
-		o := l.ok(l.call("DEL", id))
+		o := l.OK(l.Call("DEL", id))
 		if id == "b" {
 			l.podLink("net1") // the pod's own
 			must(t, l.host.DelLink("spy"))
 		}
-		if !strings.Contains(o.log, "its driver is bound anew") {
-			t.Errorf("log: %s", o.log)
+		if !strings.Contains(o.Log, "its driver is bound anew") {
+			t.Errorf("log: %s", o.Log)
 		}
 		l.isGolden()
 	}
@@ -170,13 +170,13 @@ func TestIGBOnePod(t *testing.T) {
 	vf := l.second()
 	old := l.other()
 	a := old.add("a")
-	l.fails(l.call("ADD", "b"), plugin.CodeDevice, "VF "+vf+": pod shop/web-0 has it since 20")
-	old.ok(a.check())
-	must(t, old.abuse("net1"), old.pod.Close())
+	l.Fails(l.Call("ADD", "b"), plugin.CodeDevice, "VF "+vf+": pod shop/web-0 has it since 20")
+	old.OK(a.check())
+	must(t, old.abuse("net1"), old.Pod.Close())
 	b := l.add("b")
-	l.ok(old.call("DEL", "a"))
-	l.ok(old.call("DEL", "a", "CNI_NETNS", ""))
-	l.ok(b.check())
+	l.OK(old.Call("DEL", "a"))
+	l.OK(old.Call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(b.check())
 	l.del("b")
 	// One that has left its VF, and lives.
 	old = l.other()
@@ -189,7 +189,7 @@ func TestIGBOnePod(t *testing.T) {
 		must(t, err, pod.MoveLink(link, home, "left"))
 	})
 	b = l.add("d")
-	l.ok(old.call("DEL", "c"))
-	l.ok(b.check())
+	l.OK(old.Call("DEL", "c"))
+	l.OK(b.check())
 	l.del("d")
 }

@@ -44,7 +44,7 @@ func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outco
 // execute runs a program as the plugin; env is more variables.
 func (l igb) execute(env []string, argv []string, verb, id string, keys ...any) outcome {
 	l.Helper()
-	variables, stdin := l.request(verb, id, keys...)
+	variables, stdin := l.Request(verb, id, keys...)
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
@@ -55,7 +55,7 @@ func (l igb) execute(env []string, argv []string, verb, id string, keys ...any) 
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		l.Fatal(err)
 	}
-	return l.outcome(verb, cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.String())
+	return l.Outcome(verb, cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.String())
 }
 
 // killed runs a verb until its nth change, and kills the plugin there; done tells that there was none. With PODLACE_EVERY_CALL it is the
@@ -64,11 +64,11 @@ func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bo
 	l.Helper()
 	if os.Getenv("PODLACE_EVERY_CALL") == "" {
 		o, changes := l.faulty("PODLACE_KILL_AT", at, verb, id, keys...)
-		if o.exit == 0 {
+		if o.Exit == 0 {
 			return "", true
 		}
-		if o.exit != -1 || len(changes) != at {
-			l.Fatalf("exit %d: %s, %q", o.exit, o.stdout, changes)
+		if o.Exit != -1 || len(changes) != at {
+			l.Fatalf("exit %d: %s, %q", o.Exit, o.Stdout, changes)
 		}
 		return changes[at-1], false
 	}
@@ -81,7 +81,7 @@ func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bo
 	text, err := os.ReadFile(report)
 	must(l, err, json.Unmarshal(text, &p))
 	if !p.Killed {
-		l.ok(o)
+		l.OK(o)
 	}
 	return fmt.Sprint(at, " ", p.Call), !p.Killed
 }
@@ -126,7 +126,7 @@ func (l igb) sweep(what string, before func(l igb, id string), verb string, afte
 			dirty++
 			l.Errorf("%s, killed before %s: %s", what, where, dirt)
 		}
-		must(l, l.pod.Close())
+		must(l, l.Pod.Close())
 	}
 	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
 }
@@ -137,11 +137,11 @@ func (l igb) next(index int, old string) (dirt string) {
 	a := pod.add("next")
 	pod.isDefault("net1", index)
 	if old != "" { // its DEL comes late
-		l.ok(l.call("DEL", old, settings()...))
+		l.OK(l.Call("DEL", old, settings()...))
 	}
-	pod.ok(a.check())
-	pod.ok(pod.call("DEL", "next"))
-	must(l, pod.pod.Close())
+	pod.OK(a.check())
+	pod.OK(pod.Call("DEL", "next"))
+	must(l, pod.Pod.Close())
 	return l.clean(0)
 }
 
@@ -150,7 +150,7 @@ func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()
 	l.sweep("ADD, then DEL", func(igb, string) {}, "ADD", func(l igb, id string) string {
-		l.ok(l.call("DEL", id, settings()...))
+		l.OK(l.Call("DEL", id, settings()...))
 		return l.clean(0) + l.next(1, "")
 	})
 }
@@ -160,7 +160,7 @@ func TestIGBKillAddOnly(t *testing.T) {
 	l := newIGB(t)
 	l.second()
 	l.sweep("ADD, and the pod dies", func(igb, string) {}, "ADD", func(l igb, id string) string {
-		must(l, l.pod.Close())
+		must(l, l.Pod.Close())
 		return l.next(1, id)
 	})
 }
@@ -173,7 +173,7 @@ func TestIGBKillDel(t *testing.T) {
 		l.add(id, settings()...)
 		must(l, l.abuse("net1"))
 	}, "DEL", func(l igb, id string) string {
-		l.ok(l.call("DEL", id, settings()...))
+		l.OK(l.Call("DEL", id, settings()...))
 		return l.clean(0) + l.next(1, "")
 	})
 }
@@ -194,12 +194,12 @@ func TestIGBLives(t *testing.T) {
 		fault := []string{"PODLACE_FAIL_AT", "PODLACE_KILL_AT"}[random.IntN(2)]
 		o, _ := l.faulty(fault, misfortune(), verb, id, keys...)
 		switch {
-		case o.exit < 0:
+		case o.Exit < 0:
 			killed++
-		case o.exit > 0:
+		case o.Exit > 0:
 			failed++
 		}
-		return o.exit == 0
+		return o.Exit == 0
 	}
 	for i := range lives {
 		l, id, index := l.other(), fmt.Sprintf("life%d", i), random.IntN(2)
@@ -212,19 +212,19 @@ func TestIGBLives(t *testing.T) {
 			_ = l.abuse("net1") // not every pod may change its MAC
 		}
 		if random.IntN(4) == 0 {
-			must(t, l.pod.Close())
+			must(t, l.Pod.Close())
 		}
 		for range 2 {
 			if call(l, "DEL", id, keys...) {
 				break
 			}
 		}
-		l.ok(l.call("DEL", id, keys...))
+		l.OK(l.Call("DEL", id, keys...))
 		if dirt := l.clean(0); dirt != "" {
 			dirty++
 			t.Errorf("life %d: %s", i, dirt)
 		}
-		must(t, l.pod.Close())
+		must(t, l.Pod.Close())
 	}
 	l.first()
 	l.next(0, "")

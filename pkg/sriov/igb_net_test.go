@@ -24,7 +24,7 @@ type end struct {
 // endOf is a pod with the first IPv4 address of its interface.
 func (a attached) endOf(name string) (e end) {
 	a.Helper()
-	e.do = a.pod.Do
+	e.do = a.Pod.Do
 	a.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
 		must(a, err)
@@ -93,25 +93,25 @@ func TestIGBTraffic(t *testing.T) {
 	if !a.reaches(t, b, patience) || !b.reaches(t, a, patience) || !a.reaches(t, node, patience) || !node.reaches(t, b, patience) {
 		t.Error("without VLANs they do not reach one another")
 	}
-	l.ok(other.call("DEL", "b"))
+	l.OK(other.Call("DEL", "b"))
 	_, b = join(other, "b", 100)
 	if a.reaches(t, b, inVain) || b.reaches(t, a, inVain) || b.reaches(t, node, inVain) || !a.reaches(t, node, patience) {
 		t.Error("VLAN 100 is not apart")
 	}
-	l.ok(l.call("DEL", "a"))
+	l.OK(l.Call("DEL", "a"))
 	l.first()
 	_, a = join(l, "a", 100)
 	if !a.reaches(t, b, patience) || !b.reaches(t, a, patience) || a.reaches(t, node, inVain) {
 		t.Error("in VLAN 100 they do not reach one another")
 	}
-	l.ok(other.call("DEL", "b"))
+	l.OK(other.Call("DEL", "b"))
 	l.second()
 	joined, b := join(other, "b", 101)
 	if a.reaches(t, b, inVain) {
 		t.Error("from VLAN 100 to 101")
 	}
-	l.ok(joined.check("vlan", 101, "mac", "02:00:00:00:aa:0b"))
-	l.ok(other.call("DEL", "b"))
+	l.OK(joined.check("vlan", 101, "mac", "02:00:00:00:aa:0b"))
+	l.OK(other.Call("DEL", "b"))
 	l.del("a")
 }
 
@@ -137,9 +137,9 @@ func TestIGBMAC(t *testing.T) {
 		if got := l.podLink("net1").MAC.String(); c.trust == "off" && !strings.HasSuffix(got, "aa:01") {
 			t.Errorf("%+v: it has %s", c, got)
 		}
-		l.ok(l.call("DEL", "a"))
+		l.OK(l.Call("DEL", "a"))
 	}
-	l.ok(other.call("DEL", "b"))
+	l.OK(other.Call("DEL", "b"))
 	l.isGolden()
 }
 
@@ -150,13 +150,13 @@ func TestIGBDuplicate(t *testing.T) {
 	must(t, l.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + pf.Name + "/disable_ipv6", Value: "0"}))
 	must(t, l.host.AddAddress(pf, taken, false))
 	l.first()
-	o := l.call("ADD", "a")
-	if o.exit != 1 || !strings.Contains(string(o.stdout), "fd00:61::2") {
-		t.Errorf("%s", o.stdout)
+	o := l.Call("ADD", "a")
+	if o.Exit != 1 || !strings.Contains(string(o.Stdout), "fd00:61::2") {
+		t.Errorf("%s", o.Stdout)
 	}
 	l.isGolden()
 	must(t, l.host.DelAddress(pf, taken))
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 }

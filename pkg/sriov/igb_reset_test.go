@@ -26,7 +26,7 @@ func TestIGBReset(t *testing.T) {
 	}
 	l.podLink("net1")
 	l.spoil("net1")
-	must(t, l.pod.Close())
+	must(t, l.Pod.Close())
 	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
 	out, err := run()
 	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\n") || !strings.HasSuffix(out, "give it back to igbvf\nNothing was changed. --yes does it.\n") {
@@ -43,6 +43,6 @@ func TestIGBReset(t *testing.T) {
 	}
 	l.allocate(vf)
 	b := l.other()
-	b.ok(b.add("b").check())
-	b.ok(b.call("DEL", "b"))
+	b.OK(b.add("b").check())
+	b.OK(b.Call("DEL", "b"))
 }

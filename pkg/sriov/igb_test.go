@@ -36,7 +36,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := igb{lab: lab{T: t, host: host, devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}}
+	l := igb{lab: unsetLab(t, host)}
 	// When a PF comes up it forgets the MACs of its VFs, until their drivers tell them again.
 	// igb of Linux 6.12 dies when the kernel sets the PF's multicast addresses while VFs go, which IPv6 makes it do at any time.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
@@ -50,11 +50,11 @@ func newIGB(t *testing.T, keys ...any) igb {
 		}
 		kerneltest.Await(t, "the PF knows the MAC of "+f.Name, func() bool { return bytes.Equal(l.asPF(i).MAC, l.link(f.Name).MAC) })
 	}
-	l.pod = kerneltest.NewPod(t)
-	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket}
+	l.Pod = kerneltest.NewPod(t)
+	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket}
 	l.serve()
-	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
-		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}}}}.With(keys...)
+	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
+		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}}}.With(keys...)
 	l.asAdmin()
 	l.card = l.cardNow
 	l.golden = l.home()
@@ -174,15 +174,15 @@ func TestIGBLife(t *testing.T) {
 			if got := l.podLink("fast1"); got.Device != vf || got.MTU != 1400 || got.MAC.String() != admin || len(got.AltNames) > 0 || !got.Up || got.Promis {
 				t.Errorf("in the pod: %s", describe(got))
 			}
-			l.ok(a.check(keys...))
+			l.OK(a.check(keys...))
 			must(t, l.abuse("fast1")) // it is trusted
-			l.fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
+			l.Fails(a.check(keys...), plugin.CodeStateDiffers, "PF ")
 			l.del(id, keys...)
 			l.del(id, keys...)
 		}
 		a := l.add("plain")
 		l.isDefault("net1", index)
-		l.ok(a.check())
+		l.OK(a.check())
 		if err := l.abuse("net1"); err != nil && index == 1 {
 			t.Logf("no own MAC: %v", err)
 		}
@@ -198,7 +198,7 @@ func TestIGBTenant(t *testing.T) {
 		for _, id := range []string{"a", "b", "c"} {
 			a := l.add(id)
 			l.isDefault("net1", index)
-			l.ok(a.check())
+			l.OK(a.check())
 			must(t, l.abuse("net1")) // the PF has set no MAC
 			l.del(id)
 		}
@@ -216,7 +216,7 @@ func TestIGBMain(t *testing.T) {
 	if l.asPF(0).MaxRate != 50 || l.asPF(1).MaxRate != 50 {
 		t.Errorf("%s", text(l.asPF(0)))
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 }
 
@@ -238,10 +238,10 @@ func TestIGBRefused(t *testing.T) {
 			{"mtu", 65535, plugin.CodeConfig, "mtu 65535"},
 			{"driver", "nosuch", plugin.CodeDevice, "the driver is not loaded"},
 		} {
-			o := l.call("ADD", "a", c.key, c.value)
-			l.fails(o, c.code, c.says)
-			if !strings.Contains(o.failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" && !strings.Contains(o.failure.Details, "the driver of the PF") {
-				t.Errorf("%s: %q", c.key, o.failure.Details)
+			o := l.Call("ADD", "a", c.key, c.value)
+			l.Fails(o, c.code, c.says)
+			if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" && !strings.Contains(o.Failure.Details, "the driver of the PF") {
+				t.Errorf("%s: %q", c.key, o.Failure.Details)
 			}
 			l.isGolden() // before any DEL
 			l.del("a")
@@ -267,16 +267,16 @@ func TestIGBUserspace(t *testing.T) {
 		must(t, err)
 		f, err := os.OpenFile("/dev/vfio/"+filepath.Base(group), os.O_RDWR, 0)
 		must(t, err, f.Close())
-		l.ok(a.check())
+		l.OK(a.check())
 		b := l.other()
-		b.fails(b.call("ADD", "b"), plugin.CodeDevice, "pod shop/web-0 has it since ")
+		b.Fails(b.Call("ADD", "b"), plugin.CodeDevice, "pod shop/web-0 has it since ")
 		l.del("a")
 
 		c := l.other()
 		c.add("c")
-		must(t, c.pod.Close())
+		must(t, c.Pod.Close())
 		b.add("b")
-		l.ok(l.call("DEL", "c", "CNI_NETNS", ""))
+		l.OK(l.Call("DEL", "c", "CNI_NETNS", ""))
 		if l.driverOf(vf) != "vfio-pci" {
 			t.Errorf("a late DEL took it: %s", l.driverOf(vf))
 		}

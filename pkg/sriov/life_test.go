@@ -23,7 +23,7 @@ func (l lab) die(address string) {
 	l.Helper()
 	l.called(address, "net1")
 	l.leave()
-	must(l, l.pod.Close())
+	must(l, l.Pod.Close())
 }
 
 // called lets sysfs tell of one more name, which is that of the interface as long as there is one of that name.
@@ -47,8 +47,8 @@ func TestDeadOwner(t *testing.T) {
 	if got := describe(next.podLink("net1")); !strings.Contains(got, "mtu 1401") || strings.Contains(got, "02:00:00:00:00") || strings.Contains(got, "promisc true") || strings.Contains(got, "tenant") {
 		t.Errorf("the next pod found %s", got)
 	}
-	l.ok(l.call("DEL", "dead", "CNI_NETNS", ""))
-	next.ok(a.check())
+	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
+	next.OK(a.check())
 	next.del("next")
 }
 
@@ -59,14 +59,14 @@ func TestHeld(t *testing.T) {
 	a := l.add("a")
 	b := l.other()
 	l.allocate(vf2, vf1)
-	o := b.call("ADD", "b")
-	b.fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
-	if !strings.Contains(o.failure.Details, "it is container a, eth0 in network net") {
-		t.Errorf("%q", o.failure.Details)
+	o := b.Call("ADD", "b")
+	b.Fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
+	if !strings.Contains(o.Failure.Details, "it is container a, eth0 in network net") {
+		t.Errorf("%q", o.Failure.Details)
 	}
-	l.ok(a.check())
-	l.ok(b.call("DEL", "b"))
-	l.ok(a.check())
+	l.OK(a.check())
+	l.OK(b.Call("DEL", "b"))
+	l.OK(a.check())
 	l.del("a")
 	b.add("b")
 	b.del("b")
@@ -97,9 +97,9 @@ func TestNamespaceGone(t *testing.T) {
 		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
 		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // it is not the VF's
 		l.called(vf1, ownName(address(t, vf1)))
-		o := l.ok(l.call("DEL", "a"))
-		if !strings.Contains(o.log, "another interface has the name of the VF's") {
-			t.Errorf("log: %s", o.log)
+		o := l.OK(l.Call("DEL", "a"))
+		if !strings.Contains(o.Log, "another interface has the name of the VF's") {
+			t.Errorf("log: %s", o.Log)
 		}
 		link := l.link(ownName(address(t, vf1)))
 		must(t, l.host.DelLink("ens0f0v1"), l.host.SetDown(link), l.host.Rename(link, "ens0f0v1"), l.host.SetUp(l.link("ens0f0v1")))
@@ -133,14 +133,14 @@ func TestSquatted(t *testing.T) {
 			})
 			l.called(vf1, called)
 			l.leaveAs(called)
-			must(t, l.pod.Close())
+			must(t, l.Pod.Close())
 			forget := func(address, name string) { // sysfs tells of one VF alone that it has a name
 				must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, address), "net", name)))
 			}
 			forget(vf0, called)
-			o := good.ok(good.call("DEL", "good"))
-			if !strings.Contains(o.log, "a pod gave its VF a name of another one's") {
-				t.Errorf("log: %s", o.log)
+			o := good.OK(good.Call("DEL", "good"))
+			if !strings.Contains(o.Log, "a pod gave its VF a name of another one's") {
+				t.Errorf("log: %s", o.Log)
 			}
 			if how == "name" {
 				forget(vf1, called)
@@ -159,8 +159,8 @@ func TestVFGone(t *testing.T) {
 	a := l.add("a")
 	l.inPod(func(pod *kernel.NS) { must(t, pod.DelLink("net2")) })
 	pcitest.Remove(t, l.sriov.sysfs, vf1)
-	l.fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 is gone")
-	l.ok(l.call("DEL", "a"))
+	l.Fails(a.check(), plugin.CodeStateDiffers, "VF 0000:11:02.1 of interface net2 is gone")
+	l.OK(l.Call("DEL", "a"))
 	l.golden = strings.Join(strings.SplitAfter(l.golden, "\n")[2:], "")
 	if got := l.home(); !strings.HasPrefix(got, "ens0f0v0 ") || !strings.HasSuffix(got, l.golden) {
 		t.Error(got)
@@ -181,8 +181,8 @@ func TestRecordLost(t *testing.T) {
 			l.allocate(vf0, vf1)
 			a := l.add("a")
 			must(t, os.RemoveAll(lost))
-			l.fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
-			l.ok(l.call("DEL", "b"))
+			l.Fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
+			l.OK(l.Call("DEL", "b"))
 			l.podLink("net2")
 			l.del("a", "prevResult", a.prev)
 		})
@@ -194,8 +194,8 @@ func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
 	a := l.add("a", "mtu", 1300)
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface net1 already exists")
-	l.ok(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface net1 already exists")
+	l.OK(a.check())
 	path := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
 	text, err := os.ReadFile(path)
 	must(t, err, os.WriteFile(path, []byte(strings.Replace(string(text), `"state":{`, `"state":{"unfinished":true,`, 1)), 0o600))
@@ -204,7 +204,7 @@ func TestInterrupted(t *testing.T) {
 	if got := l.podLink("net1"); got.MTU != 1400 {
 		t.Errorf("%s", describe(got))
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 }
 
@@ -230,10 +230,10 @@ func TestHostileJournals(t *testing.T) {
 		}
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(bad), 0o600))
 		for verb, pod := range map[string]lab{"ADD": l.other(), "DEL": l} {
-			o := pod.call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
-			pod.fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
-			if !strings.Contains(o.failure.Details, "podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
-				t.Errorf("%s: %q", name, o.failure.Details)
+			o := pod.Call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
+			pod.Fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
+			if !strings.Contains(o.Failure.Details, "podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
+				t.Errorf("%s: %q", name, o.Failure.Details)
 			}
 		}
 		l.podLink("net1")
@@ -242,7 +242,7 @@ func TestHostileJournals(t *testing.T) {
 	// One that names a namespace that is none, or that of the node.
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
 		l.called(vf0, "net1")
-		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.pod.Path, netns, 1)), 0o600))
+		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))
 		l.leave()
 		l.del("a")
 		l.add("a")
@@ -287,8 +287,8 @@ func TestGC(t *testing.T) {
 	text, err = json.Marshal(j)
 	must(t, err, os.WriteFile(journal, text, 0o600), kerneltest.Age(kerneltest.StateDirs()...))
 	for range 2 {
-		l.ok(l.call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
-		c.ok(live.check())
+		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
+		c.OK(live.check())
 		if all, err := journals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
 			t.Errorf("%+v, %v", all, err)
 		}
@@ -304,7 +304,7 @@ func TestCheck(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})
 	l.allocate(vf0)
 	a := l.add("a")
-	l.ok(a.check())
+	l.OK(a.check())
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link("net1")
 		must(t, err)
@@ -320,20 +320,20 @@ func TestCheck(t *testing.T) {
 			{"address 10.61.0.2/24 is missing on net1", func() error { return pod.DelAddress(link, own[0]) }, nil},
 		} {
 			must(t, c.spoil())
-			l.fails(a.check(), plugin.CodeStateDiffers, c.says)
+			l.Fails(a.check(), plugin.CodeStateDiffers, c.says)
 			if c.mend != nil {
 				must(t, c.mend())
 			}
 		}
 		must(t, pod.AddAddress(link, own[0], true))
-		l.fails(a.check(), plugin.CodeStateDiffers, "route to 192.0.2.0/24 through net1 is missing")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "route to 192.0.2.0/24 through net1 is missing")
 		must(t, pod.SetDown(link), pod.Rename(link, "net9"))
-		l.fails(a.check(), plugin.CodeStateDiffers, "interface net1 of VF 0000:11:02.0 is missing in the pod")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "interface net1 of VF 0000:11:02.0 is missing in the pod")
 		must(t, pod.Rename(link, "net1"), pod.SetUp(link))
 	})
 	text, err := os.ReadFile(l.journalOf(vf0))
 	must(t, err, os.Remove(l.journalOf(vf0)))
-	l.fails(a.check(), plugin.CodeStateDiffers, "the journal of VF 0000:11:02.0 is missing")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "the journal of VF 0000:11:02.0 is missing")
 	must(t, os.WriteFile(l.journalOf(vf0), text, 0o600))
 	l.del("a")
 }

@@ -26,11 +26,11 @@ func TestNoVFUncertain(t *testing.T) {
 	}
 	*l.unsure = true
 	writeCheckpoint(t, dir, other)
-	l.fails(l.call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain, "the SR-IOV device plugin does not confirm that the pod has no VF")
+	l.Fails(l.Call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain, "the SR-IOV device plugin does not confirm that the pod has no VF")
 	*l.unsure = false
 	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
-	o := l.call("ADD", "a", keys(";K8S_POD_UID=new")...)
-	l.fails(o, plugin.CodeTryAgain, "may have "+vf1)
+	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
+	l.Fails(o, plugin.CodeTryAgain, "may have "+vf1)
 	l.hints(o, "wait a minute: podlace sriov ls shows the VF")
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
@@ -40,13 +40,13 @@ func TestNoVFUncertain(t *testing.T) {
 	} {
 		writeCheckpoint(t, dir, c.checkpoint)
 		t.Log(what)
-		o := l.call("ADD", "a", keys(";K8S_POD_UID="+c.uid)...)
-		l.fails(o, plugin.CodeTryAgain, c.says)
+		o := l.Call("ADD", "a", keys(";K8S_POD_UID="+c.uid)...)
+		l.Fails(o, plugin.CodeTryAgain, c.says)
 		l.hints(o, c.hint)
 	}
 	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
-	o = l.call("ADD", "a", keys(";K8S_POD_UID=new")...)
-	l.fails(o, plugin.CodeTryAgain, "checkpoint")
+	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
+	l.Fails(o, plugin.CodeTryAgain, "checkpoint")
 	l.hints(o, "no device plugin has registered with the kubelet: take sriov out of the conflist, or start sriov-device-plugin")
 	for _, text := range []string{other, `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`} {
 		writeCheckpoint(t, dir, text)
@@ -60,7 +60,7 @@ func TestNoVFUncertain(t *testing.T) {
 // hints wants a failure to have one hint.
 func (l lab) hints(o outcome, hint string) {
 	l.Helper()
-	if _, got, _ := strings.Cut(o.failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
-		l.Errorf("%s: want the hint %q", o.failure.Details, hint)
+	if _, got, _ := strings.Cut(o.Failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
+		l.Errorf("%s: want the hint %q", o.Failure.Details, hint)
 	}
 }

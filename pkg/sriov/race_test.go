@@ -26,23 +26,23 @@ func TestTogether(t *testing.T) {
 	}
 	var all sync.WaitGroup
 	for i := range pods {
-		all.Go(func() { outcomes[i] = pods[i].call("ADD", "together"+string(rune('a'+i))) })
+		all.Go(func() { outcomes[i] = pods[i].Call("ADD", "together"+string(rune('a'+i))) })
 	}
 	all.Wait()
 	have := 0
 	for i, o := range outcomes {
-		if o.exit == 0 {
+		if o.Exit == 0 {
 			have++
 			pods[i].podLink("net1")
-		} else if o.failure.Code != plugin.CodeDevice || !strings.Contains(o.failure.Msg, "has it since") {
-			t.Errorf("%s", o.stdout)
+		} else if o.Failure.Code != plugin.CodeDevice || !strings.Contains(o.Failure.Msg, "has it since") {
+			t.Errorf("%s", o.Stdout)
 		}
 	}
 	if have != 1 {
 		t.Errorf("%d pods have the VF", have)
 	}
 	for i := range pods {
-		all.Go(func() { pods[i].call("DEL", "together"+string(rune('a'+i))) })
+		all.Go(func() { pods[i].Call("DEL", "together"+string(rune('a'+i))) })
 	}
 	all.Wait()
 	l.isGolden()
@@ -78,9 +78,9 @@ func TestHidden(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	o := l.ok(l.call("DEL", "a"))
-	if !strings.Contains(o.log, "its driver is bound anew") {
-		t.Errorf("log: %s", o.log)
+	o := l.OK(l.Call("DEL", "a"))
+	if !strings.Contains(o.Log, "its driver is bound anew") {
+		t.Errorf("log: %s", o.Log)
 	}
 	link := l.link("ens0f0v0")
 	if link.MAC.String() != was.MAC.String() || link.MTU != was.MTU || strings.Join(link.AltNames, " ") != "alt-ens0f0v0 other-ens0f0v0" {

@@ -50,7 +50,7 @@ func TestReset(t *testing.T) {
 		t.Errorf("%v, driver meanwhile %q, then %s\n%s", err, drivers, l.driverOf(vf1), out)
 	}
 	l.isGolden()
-	l.ok(l.call("DEL", "dead", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
 }
 
 // TestResetTorn: a journal that nobody can read is no reason to keep the VF for ever.
@@ -98,7 +98,7 @@ func TestResetRefused(t *testing.T) {
 	refused(vf1, "VF 0000:11:02.1 is in use on the node: ens0f0v1 is up with [192.0.2.7/24]")
 	must(t, l.host.DelAddress(link, netip.MustParsePrefix("192.0.2.7/24")))
 	var moved kernel.Link
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	must(t, err)
 	defer netns.Close()
 	must(t, l.host.MoveLink(l.link("ens0f0v2"), netns, "theirs"))
@@ -133,14 +133,14 @@ func TestReturn(t *testing.T) {
 	if log := back(); log != "" {
 		t.Errorf("a pod has it: %s", log)
 	}
-	l.ok(a.check("mac", "02:00:00:00:00:01"))
+	l.OK(a.check("mac", "02:00:00:00:00:01"))
 	l.spoil("net1")
 	l.die(vf1)
 	if log := back(); !strings.Contains(log, "bringing a VF back whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
 		t.Errorf("log: %s", log)
 	}
 	l.isGolden()
-	l.ok(l.call("DEL", "a", "CNI_NETNS", ""))
+	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
 // TestReturnUnseen: where sysfs does not show the VF, its journal stays.

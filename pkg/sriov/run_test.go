@@ -3,11 +3,11 @@
 package sriov
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -26,13 +26,15 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-type object = kerneltest.Object
+type (
+	object  = kerneltest.Object
+	outcome = kerneltest.Outcome
+)
 
 // VFs of the card, whose interfaces veths play, named as sysfs has them. Its PF is ens0f0.
 const (
@@ -42,10 +44,8 @@ const (
 
 // lab is a node with a card of four VFs, a device plugin that answers, and a pod.
 type lab struct {
-	*testing.T
-	sriov   sriov
-	conf    object
-	pod     *sandbox.Pod
+	kerneltest.Lab
+	sriov   *sriov
 	host    *kernel.Node
 	devices *[]allocation.Device
 	unsure  *bool              // the device plugin: whether a pod of its name is the one that is meant
@@ -61,8 +61,9 @@ func newLab(t *testing.T, keys ...any) lab {
 	host, err := kernel.Host()
 	must(t, err)
 	t.Cleanup(host.Close)
-	l := lab{T: t, host: host, pod: kerneltest.NewPod(t), devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}
-	l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
+	l := unsetLab(t, host)
+	l.Pod = kerneltest.NewPod(t)
+	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
 	l.serve()
 	for i := range 4 {
 		name := fmt.Sprint("ens0f0v", i)
@@ -70,10 +71,21 @@ func newLab(t *testing.T, keys ...any) lab {
 		t.Cleanup(func() { must(t, host.DelLink(name), host.DelLink(name+"peer")) })
 	}
 	l.golden = l.home()
-	l.conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast, slow}, "kubeletDir": "/run/no-kubelet",
-		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.pod.Path}},
+	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast, slow}, "kubeletDir": "/run/no-kubelet",
+		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}},
 			"ips": []any{object{"address": "10.1.0.5/24", "interface": 0}}}}.With(keys...)
-	kerneltest.Clean(t, l.pod)
+	kerneltest.Clean(t, l.Pod)
+	return l
+}
+
+// unsetLab is a lab without VFs, pod and configuration.
+func unsetLab(t *testing.T, host *kernel.Node) lab {
+	t.Helper()
+	l := lab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}
+	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
+		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
+		}}
 	return l
 }
 
@@ -130,67 +142,8 @@ func (l lab) allocate(addresses ...string) {
 // other is the same node with another pod.
 func (l lab) other() lab {
 	l.Helper()
-	l.pod = kerneltest.NewPod(l.T)
+	l.Pod = kerneltest.NewPod(l.T)
 	return l
-}
-
-// outcome is the result or the error of a call.
-type outcome struct {
-	exit    int
-	stdout  []byte
-	log     string
-	failure struct {
-		Code    uint   `json:"code"`
-		Msg     string `json:"msg"`
-		Details string `json:"details"`
-	}
-}
-
-// call runs a verb on the pod's eth0 with more keys in the configuration. A key in capitals is a variable of the environment.
-func (l lab) call(verb, id string, keys ...any) outcome {
-	l.Helper()
-	env, stdin := l.request(verb, id, keys...)
-	var stdout, stderr bytes.Buffer
-	exit := l.sriov.plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr)
-	return l.outcome(verb, exit, stdout.Bytes(), stderr.String())
-}
-
-// request is what the plugin is called with.
-func (l lab) request(verb, id string, keys ...any) (env map[string]string, stdin []byte) {
-	l.Helper()
-	env = map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": l.pod.Path, "CNI_PATH": "/nonexistent",
-		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"}
-	stdin, err := json.Marshal(l.conf.Call(env, keys...))
-	must(l, err)
-	return env, stdin
-}
-
-func (l lab) outcome(verb string, exit int, stdout []byte, log string) outcome {
-	l.Helper()
-	o := outcome{exit: exit, stdout: stdout, log: log}
-	if err := json.Unmarshal(o.stdout, &o.failure); err != nil && len(o.stdout) > 0 {
-		l.Errorf("%s: %v in %s", verb, err, o.stdout)
-	}
-	if text := strings.ToLower(string(o.stdout)); verb == "DEL" && (strings.Contains(text, "not found") || strings.Contains(text, "no such file")) {
-		l.Errorf("go-cni reads %s as success", o.stdout)
-	}
-	return o
-}
-
-func (l lab) ok(o outcome) outcome {
-	l.Helper()
-	if o.exit != 0 {
-		l.Fatalf("exit %d: %s\n%s", o.exit, o.stdout, o.log)
-	}
-	return o
-}
-
-// fails wants a code and a part of the message.
-func (l lab) fails(o outcome, code uint, says string) {
-	l.Helper()
-	if o.exit != 1 || o.failure.Code != code || !strings.Contains(o.failure.Msg, says) {
-		l.Errorf("exit %d, %s: want code %d and %q", o.exit, o.stdout, code, says)
-	}
 }
 
 // attached is a pod with the result of its ADD.
@@ -203,20 +156,20 @@ type attached struct {
 
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
-	a := attached{lab: l, id: id, prev: l.ok(l.call("ADD", id, keys...)).stdout}
+	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
 	must(l, json.Unmarshal(a.prev, &a.result))
 	return a
 }
 
 func (a attached) check(keys ...any) outcome {
 	a.Helper()
-	return a.call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
+	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
 // del is DEL, after which all VFs are as they were.
 func (l lab) del(id string, keys ...any) {
 	l.Helper()
-	l.ok(l.call("DEL", id, keys...))
+	l.OK(l.Call("DEL", id, keys...))
 	l.isGolden()
 }
 
@@ -266,7 +219,7 @@ func (l lab) link(name string) kernel.Link {
 // inPod runs f on the namespace of the pod.
 func (l lab) inPod(f func(*kernel.NS)) {
 	l.Helper()
-	netns, err := os.Open(l.pod.Path)
+	netns, err := os.Open(l.Pod.Path)
 	must(l, err)
 	defer netns.Close()
 	pod, err := kernel.Open(netns)

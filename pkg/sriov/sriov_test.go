@@ -22,7 +22,7 @@ import (
 // spoil does to an interface of the pod what a tenant can do.
 func (l lab) spoil(name string) {
 	l.Helper()
-	must(l, l.pod.Do(func() error { return pci.SetFeatures(name, nil) }))
+	must(l, l.Pod.Do(func() error { return pci.SetFeatures(name, nil) }))
 	l.inPod(func(pod *kernel.NS) {
 		link, _, err := pod.Link(name)
 		traits := link.Traits
@@ -43,12 +43,12 @@ func TestRoundTrip(t *testing.T) {
 		if got.MTU != 1300 || got.MAC.String() != "02:00:00:00:00:07" || len(got.AltNames) > 0 || !got.Up || got.Promis {
 			t.Errorf("in the pod: %s; on the node it was %s", describe(got), describe(before))
 		}
-		want := []*types100.Interface{{Name: "eth0", Sandbox: l.pod.Path},
-			{Name: "net1", Mac: "02:00:00:00:00:07", Mtu: 1300, Sandbox: l.pod.Path, PciID: vf1}}
+		want := []*types100.Interface{{Name: "eth0", Sandbox: l.Pod.Path},
+			{Name: "net1", Mac: "02:00:00:00:00:07", Mtu: 1300, Sandbox: l.Pod.Path, PciID: vf1}}
 		if diff := cmp.Diff(want, a.result.Interfaces); diff != "" || len(a.result.IPs) != 1 {
 			t.Errorf("%v\n%s", a.result.IPs, diff)
 		}
-		l.ok(a.check())
+		l.OK(a.check())
 		l.spoil("net1")
 		l.del(id)
 		l.del(id) // again is fine
@@ -73,7 +73,7 @@ func TestOrder(t *testing.T) {
 	if diff := cmp.Diff([]string{"vf1x=" + vf2, "vf2x=0000:11:02.3", "vf3x=" + vf1, "vf4x=" + vf0}, got); diff != "" {
 		t.Error(diff)
 	}
-	l.ok(a.check())
+	l.OK(a.check())
 	l.del("a")
 }
 
@@ -85,14 +85,14 @@ func TestMainPlugin(t *testing.T) {
 	if i := a.result.Interfaces; len(i) != 2 || i[0].Name != "eth0" || i[0].PciID != vf0 || i[1].Name != "net1" || i[1].PciID != vf1 {
 		t.Errorf("%s", a.prev)
 	}
-	l.ok(a.check())
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
-	l.ok(a.check()) // the first one is intact
+	l.OK(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists in the pod")
+	l.OK(a.check()) // the first one is intact
 	l.del("a")
 	l.allocate()
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "the pod was allocated no device of example.com/fast, example.com/slow")
-	l.fails(l.call("ADD", "a", "CNI_ARGS", ""), plugin.CodeEnvironment, "K8S_POD_NAME")
-	l.fails(l.call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig, "ingressRate 1: a VF cannot limit what the pod receives")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "the pod was allocated no device of example.com/fast, example.com/slow")
+	l.Fails(l.Call("ADD", "a", "CNI_ARGS", ""), plugin.CodeEnvironment, "K8S_POD_NAME")
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig, "ingressRate 1: a VF cannot limit what the pod receives")
 	l.isGolden()
 }
 
@@ -106,12 +106,12 @@ func TestMultus(t *testing.T) {
 		if i := a.result.Interfaces; len(i) != 1 || i[0].Name != "net7" || i[0].PciID != vf2 {
 			t.Errorf("%s", a.prev)
 		}
-		l.ok(a.check(keys...))
+		l.OK(a.check(keys...))
 		l.del("a", keys...)
 	}
-	l.fails(l.call("ADD", "a", "deviceID", vf2, "pciBusID", vf1), plugin.CodeConfig, "another key names")
-	l.fails(l.call("ADD", "a", "deviceID", "11:02.2"), plugin.CodeConfig, `deviceID "11:02.2"`)
-	l.fails(l.call("ADD", "a"), plugin.CodeConfig, "resources: want")
+	l.Fails(l.Call("ADD", "a", "deviceID", vf2, "pciBusID", vf1), plugin.CodeConfig, "another key names")
+	l.Fails(l.Call("ADD", "a", "deviceID", "11:02.2"), plugin.CodeConfig, `deviceID "11:02.2"`)
+	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "resources: want")
 }
 
 // TestWithoutVF: a pod that was allocated none gets what the plugins before made, and nothing is written.
@@ -123,8 +123,8 @@ func TestWithoutVF(t *testing.T) {
 		if len(a.result.Interfaces) != 1 || len(a.result.IPs) != 1 {
 			t.Errorf("%s", a.prev)
 		}
-		l.ok(a.check(keys...))
-		l.ok(l.call("DEL", "a", keys...))
+		l.OK(a.check(keys...))
+		l.OK(l.Call("DEL", "a", keys...))
 	}
 	if found, err := os.ReadDir(store.Root); len(found) > 0 {
 		t.Errorf("written: %v, %v", found, err)
@@ -144,21 +144,21 @@ func TestFailClosed(t *testing.T) {
 		d := good
 		change(&d)
 		*l.devices = []allocation.Device{good, d}
-		l.fails(l.call("ADD", "a"), plugin.CodeTryAgain, says)
+		l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, says)
 	}
 	d := good
 	d.ID = "ens0f0v0"
 	*l.devices = []allocation.Device{d}
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, `the pod has the device "ens0f0v0", which is no VF`)
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, `the pod has the device "ens0f0v0", which is no VF`)
 	*l.devices = []allocation.Device{good, good}
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "was allocated to the pod twice")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "was allocated to the pod twice")
 	l.allocate(vf0, vf1)
-	l.fails(l.call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "the pod has 2 VFs, and only one of them could have it")
+	l.Fails(l.Call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "the pod has 2 VFs, and only one of them could have it")
 	l.sriov.socket = "/nonexistent"
-	o := l.call("ADD", "a")
-	l.fails(o, plugin.CodeTryAgain, "which VFs the pod has: ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
-	if !strings.Contains(o.failure.Details, "pod=shop/web-0") || !strings.Contains(o.failure.Details, "is the kubelet running") {
-		t.Errorf("%q", o.failure.Details)
+	o := l.Call("ADD", "a")
+	l.Fails(o, plugin.CodeTryAgain, "which VFs the pod has: ask the kubelet at /run/no-kubelet/pod-resources/kubelet.sock")
+	if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || !strings.Contains(o.Failure.Details, "is the kubelet running") {
+		t.Errorf("%q", o.Failure.Details)
 	}
 	l.isGolden()
 }
@@ -167,14 +167,14 @@ func TestFailClosed(t *testing.T) {
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is no VF of this node")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is no VF of this node")
 	l.allocate("0000:12:00.0")
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 is gone")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 is gone")
 	must(t, l.host.AddBridge("br0", nil, 0, false))
 	bridge := l.link("br0")
 	must(t, l.host.SetMaster(l.link("ens0f0v0"), bridge))
 	l.allocate(vf1, vf0) // the one before comes back
-	l.fails(l.call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is the port of another interface")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is the port of another interface")
 	must(t, l.host.DelLink("br0"))
 	l.isGolden()
 }
@@ -184,7 +184,7 @@ func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	for key, value := range map[string]any{"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "enable", "min_tx_rate": 1, "max_tx_rate": 100} {
-		l.fails(l.call("ADD", "a", key, value), plugin.CodeKernelFeature, key+": the PF of VF 0000:11:02.0 cannot be told")
+		l.Fails(l.Call("ADD", "a", key, value), plugin.CodeKernelFeature, key+": the PF of VF 0000:11:02.0 cannot be told")
 	}
 	l.add("a", "vlan", 0, "max_tx_rate", 0)
 	l.del("a")
@@ -198,7 +198,7 @@ func TestTaken(t *testing.T) {
 		lo, _, err := pod.Link("lo")
 		must(t, err, pod.AddAltName(lo, "net2"))
 	})
-	l.fails(l.call("ADD", "a"), plugin.CodeAddressTaken, "interface net2 already exists in the pod")
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface net2 already exists in the pod")
 	l.isGolden()
 	if found, err := filepath.Glob(store.Root + "/*/[^.]*"); len(found) > 0 {
 		t.Errorf("written: %v, %v", found, err)
@@ -222,7 +222,7 @@ func TestAddresses(t *testing.T) {
 	if len(quiet.result.IPs) != 1 || len(quiet.result.Routes) != 0 {
 		t.Errorf("reported: %s", quiet.prev)
 	}
-	l.ok(quiet.check())
+	l.OK(quiet.check())
 	leases, _ := filepath.Glob("/var/lib/cni/networks/net.vf/*:*")
 	if own, _ := filepath.Glob("/var/lib/cni/networks/net/*"); len(leases) != 2 || len(own) != 0 {
 		t.Errorf("leases %v and %v", leases, own)
@@ -244,7 +244,7 @@ func TestAddresses(t *testing.T) {
 			t.Errorf("%s, %v", text, err)
 		}
 	})
-	l.ok(a.check("reportIPs", true))
+	l.OK(a.check("reportIPs", true))
 	l.del("a")
 	if leases, _ := filepath.Glob("/var/lib/cni/networks/net.vf/*[:.]*[0-9]"); len(leases) != 2 { // last_reserved_ip of two ranges
 		t.Errorf("leases %v", leases)
