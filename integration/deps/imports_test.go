@@ -49,13 +49,13 @@ func only() map[string][]string {
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
 		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                                     // what changes the system
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
-		module + "pkg/kernel/kerneltest": nil,
+		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/card", "integration/bench"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/harness", "integration/card", "integration/bench"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 

@@ -3,68 +3,41 @@
 package docs
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"syscall"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // root is the top of the source tree.
 const root = "../.."
 
-// Names of the variables by which the outer process tells the inner one where the programs are: the sandbox has no network to fetch
-// modules from.
-const (
-	binEnv    = "PODLACE_BIN"
-	tracedEnv = "PODLACE_TRACED" // the same plugins, built to write down each change
-)
+// tracedEnv names the folder of the plugins that are built to write down each change.
+const tracedEnv = "PODLACE_TRACED"
 
 var update = flag.Bool("update", false, "rewrite the listings in docs/ARCHITECTURE.md and the table in docs/CONFORMANCE.md")
 
 func TestMain(m *testing.M) {
-	if os.Getenv(tracedEnv) != "" {
-		// An ordinary user's PATH lacks the folders of nft and iptables.
-		os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-		kerneltest.Main(m)
-		return
-	}
-	code, err := buildAndRun()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "docs:", err)
-		code = 1
-	}
-	os.Exit(code)
+	// An ordinary user's PATH lacks the folders of nft and iptables.
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	harness.Main(m, tracedEnv, build)
 }
 
-// buildAndRun builds what the tests need, runs this program again with it and removes it afterwards.
-func buildAndRun() (int, error) {
-	dir, err := os.MkdirTemp("", "podlace-docs-")
-	if err != nil {
-		return 0, err
-	}
-	defer os.RemoveAll(dir)
+func build(dir string) ([]string, error) {
 	traced := filepath.Join(dir, "traced")
-	if err := build(traced, "-tags=podlace_fault"); err != nil {
-		return 0, err
+	if err := harness.Build(root, traced, "-tags=podlace_fault", "./plugins/..."); err != nil {
+		return nil, err
 	}
-	bin := os.Getenv(binEnv)
-	if bin == "" {
-		bin = filepath.Join(dir, "bin")
-		if err := build(bin); err != nil {
-			return 0, err
-		}
+	bin, err := harness.Programs(root, filepath.Join(dir, "bin"))
+	if err != nil {
+		return nil, err
 	}
-	if bin, err = filepath.Abs(bin); err != nil {
-		return 0, err
-	}
-	return rerun(binEnv+"="+bin, tracedEnv+"="+traced, referenceEnv+"="+buildReference(filepath.Join(dir, "reference")))
+	reference := buildReference(filepath.Join(dir, "reference"))
+	return []string{harness.BinEnv + "=" + bin, tracedEnv + "=" + traced, referenceEnv + "=" + reference}, nil
 }
 
 // buildReference returns the folder of the reference plugins, "" when they cannot be built. What uses them is skipped then.
@@ -79,33 +52,7 @@ func buildReference(dir string) string {
 	return dir
 }
 
-func build(dir string, flags ...string) error {
-	args := append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, flags...)
-	cmd := exec.Command("go", append(args, "./plugins/...")...)
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return nil
-}
-
-func rerun(env ...string) (int, error) {
-	runtime.LockOSThread() // Pdeathsig follows the thread that forked
-	defer runtime.UnlockOSThread()
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return exit.ExitCode(), nil
-	}
-	return 0, err
-}
-
-func binDir() string { return os.Getenv(binEnv) }
+func binDir() string { return os.Getenv(harness.BinEnv) }
 
 // read returns a file of the source tree.
 func read(t testing.TB, path string) string {
