@@ -3,7 +3,7 @@
 // Package sandbox gives a program a network of its own to play with, and an
 // oracle that says what the program changed in it.
 //
-// Enter re-executes the program in fresh user, mount and network namespaces,
+// Enter re-executes the program in fresh user, mount, UTS and network namespaces,
 // which works as root and as an ordinary user. NewPod makes further network
 // namespaces as a container runtime does. Take and Diff compare everything
 // that a CNI plugin may touch. The machine itself never sees any of it.
@@ -26,7 +26,7 @@ import (
 // its parent, so that a copy inherited by accident is told from a real one.
 const mark = "PODLACE_SANDBOX_PARENT"
 
-// Enter runs the rest of the program in user, mount and network namespaces of
+// Enter runs the rest of the program in user, mount, UTS and network namespaces of
 // its own.
 //
 // In the process that the user started it runs the same command line again
@@ -109,7 +109,7 @@ func exitStatus(err error) (int, error) {
 }
 
 // start forks the copy. Root does not depend on user namespaces: where they
-// are switched off, mount and network namespaces do.
+// are switched off, the other namespaces do.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {
@@ -121,12 +121,12 @@ func start(env []string) (*exec.Cmd, error) {
 		return cmd, nil
 	}
 	if os.Geteuid() == 0 {
-		plain := command(env, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET})
+		plain := command(env, &syscall.SysProcAttr{Cloneflags: withoutUser})
 		if plain.Start() == nil {
 			return plain, nil
 		}
 	}
-	return nil, fmt.Errorf("cannot create user, mount and network namespaces: %w%s", err, hint(err, sysctlFile))
+	return nil, fmt.Errorf("cannot create user, mount, UTS and network namespaces: %w%s", err, hint(err, sysctlFile))
 }
 
 func command(env []string, attr *syscall.SysProcAttr) *exec.Cmd {

@@ -37,6 +37,7 @@ const (
 type facts struct {
 	UID, GID     int
 	OwnNetwork   bool // other than that of the process which asked
+	OwnHostname  bool
 	MarkGone     bool
 	Links        []string
 	LoopbackUp   bool
@@ -65,10 +66,11 @@ func play(role string) int {
 
 func report() int {
 	netns, _ := os.Readlink("/proc/self/ns/net")
+	uts, _ := os.Readlink("/proc/self/ns/uts")
 	_, marked := os.LookupEnv("PODLACE_SANDBOX_PARENT")
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	f := facts{
-		UID: os.Getuid(), GID: os.Getgid(), OwnNetwork: netns != os.Getenv("OUTER_NETNS"), MarkGone: !marked,
+		UID: os.Getuid(), GID: os.Getgid(), OwnNetwork: netns != os.Getenv("OUTER_NETNS"), OwnHostname: uts != os.Getenv("OUTER_UTS"), MarkGone: !marked,
 		Run: entries("/run"), VarLib: entries("/var/lib"), SysfsLinks: entries("/sys/class/net"), Args: os.Args[1:],
 	}
 	f.Dir, _ = os.Getwd()
@@ -155,8 +157,9 @@ func again(role string, uid int) int {
 
 func player(role string) *exec.Cmd {
 	netns, _ := os.Readlink("/proc/self/ns/net")
+	uts, _ := os.Readlink("/proc/self/ns/uts")
 	cmd := exec.Command("/proc/self/exe", "-x", "two words")
-	cmd.Env = append(os.Environ(), roleEnv+"="+role, "OUTER_NETNS="+netns)
+	cmd.Env = append(os.Environ(), roleEnv+"="+role, "OUTER_NETNS="+netns, "OUTER_UTS="+uts)
 	return cmd
 }
 
@@ -164,7 +167,7 @@ func wantFacts(t *testing.T) facts {
 	dir, err := os.Getwd()
 	must(t, err)
 	return facts{
-		OwnNetwork: true, MarkGone: true, Links: []string{"lo"}, LoopbackUp: true, Run: []string{"lock", "netns"}, VarLib: []string{},
+		OwnNetwork: true, OwnHostname: true, MarkGone: true, Links: []string{"lo"}, LoopbackUp: true, Run: []string{"lock", "netns"}, VarLib: []string{},
 		SysfsLinks: []string{"lo"}, Dir: dir, Args: []string{"-x", "two words"},
 	}
 }

@@ -28,7 +28,7 @@ func hint(err error, sysctl func(path string) string) string {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		text = refused(sysctl)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS):
-		text = "the kernel seems to be built without CONFIG_USER_NS or CONFIG_NET_NS"
+		text = "the kernel seems to be built without CONFIG_USER_NS, CONFIG_NET_NS or CONFIG_UTS_NS"
 	case errors.Is(err, unix.EUSERS):
 		text = "user namespaces are nested too deeply (the kernel allows 32)"
 	default:
@@ -38,14 +38,14 @@ func hint(err error, sysctl func(path string) string) string {
 }
 
 func exhausted(sysctl func(string) string) string {
-	for _, kind := range []string{"user", "net", "mnt"} {
+	for _, kind := range []string{"user", "net", "mnt", "uts"} {
 		name := "user/max_" + kind + "_namespaces"
 		if sysctl(name) == "0" {
 			name = strings.ReplaceAll(name, "/", ".")
 			return name + " is 0: as root run `sysctl -w " + name + "=10000`"
 		}
 	}
-	return "a limit on namespaces is reached: see user.max_user_namespaces, user.max_net_namespaces and user.max_mnt_namespaces"
+	return "a limit on namespaces is reached: see user.max_user_namespaces, user.max_net_namespaces, user.max_mnt_namespaces and user.max_uts_namespaces"
 }
 
 func refused(sysctl func(string) string) string {

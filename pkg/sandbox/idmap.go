@@ -11,11 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// withoutUser are the namespaces of the copy beside the user namespace.
+const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
+
 // userNamespace describes the namespaces of the copy. Root keeps every id it
 // has, an ordinary user becomes root alone.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
 	}
