@@ -66,7 +66,16 @@ func Programs(root, dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)
 	}
-	return dir, Build(root, dir, "./plugins/...")
+	if err := Build(root, dir, "./plugins/..."); err != nil {
+		return dir, err
+	}
+	cmd := exec.Command("scripts/source-hash.sh") // as make build does, for make install
+	cmd.Dir = root
+	hash, err := cmd.Output()
+	if err != nil {
+		return dir, err
+	}
+	return dir, os.WriteFile(filepath.Join(dir, ".source"), hash, 0o644)
 }
 
 func rerun(env []string) (int, error) {
