@@ -23,27 +23,43 @@ import (
 	"github.com/podlace/podlace/conf"
 )
 
-const architecture = "docs/ARCHITECTURE.md"
+const (
+	architecture     = "docs/ARCHITECTURE.md"
+	nftablesDocument = "docs/NFTABLES.md"
+	decisions        = "docs/DECISIONS.md"
+)
 
-// TestListings compares the listings of the document, code blocks whose language is "text" and a name, with what the programs do.
+// TestListings compares the listings of the documents, code blocks whose language is "text" and a name, with what the programs do. Each
+// listing is in exactly one document.
 func TestListings(t *testing.T) {
 	got := changes(t)
-	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(read(t, architecture))
+	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(read(t, nftablesDocument))
 	if *update || hasNFT(t, shown) {
 		maps.Copy(got, tables(t))
 	}
 	for name, text := range got {
-		blocks := parse(t, architecture).of("text " + name)
+		in, blocks := listings(t, name)
 		switch {
 		case len(blocks) != 1:
-			t.Errorf("%s has %d listings called %s", architecture, len(blocks), name)
+			t.Errorf("the documents have %d listings called %s, want 1", len(blocks), name)
 		case *update:
-			rewrite(t, blocks[0], text)
+			rewrite(t, in, blocks[0], text)
 		case evened(name, blocks[0].text) != evened(name, text):
-			t.Errorf("%s:%d: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
-				architecture, blocks[0].line, cmp.Diff(blocks[0].text, text))
+			t.Errorf("%s: go test ./integration/docs -update rewrites this listing (-document +program):\n%s",
+				in.at(blocks[0]), cmp.Diff(blocks[0].text, text))
 		}
 	}
+}
+
+// listings returns the listings with a name, and the last document that has one.
+func listings(t *testing.T, name string) (in document, blocks []block) {
+	t.Helper()
+	for _, d := range documents(t) {
+		if found := d.of("text " + name); len(found) > 0 {
+			in, blocks = d, append(blocks, found...)
+		}
+	}
+	return in, blocks
 }
 
 // evened evens out white space, and the order of sets in a table and of leases that are deleted, which is not the same each time.
@@ -60,7 +76,7 @@ func evened(name, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// hasNFT tells whether the program is there whose output the document shows: versions print differently.
+// hasNFT reports whether the program is there whose output the document shows: versions print differently.
 func hasNFT(t *testing.T, version string) bool {
 	t.Helper()
 	out, err := exec.Command("nft", "--version").Output()
@@ -70,16 +86,16 @@ func hasNFT(t *testing.T, version string) bool {
 	if err != nil && os.Getenv("KERNELTEST") == "require" {
 		t.Error("nft is not installed")
 	}
-	fmt.Printf("SKIP the nftables listings of %s: want %q, have %q\n", architecture, version, out)
+	fmt.Printf("SKIP the nftables listings of %s: want %q, have %q\n", nftablesDocument, version, out)
 	return false
 }
 
-func rewrite(t *testing.T, b block, text string) {
+func rewrite(t *testing.T, d document, b block, text string) {
 	t.Helper()
-	lines := strings.SplitAfter(read(t, architecture), "\n")
+	lines := strings.SplitAfter(read(t, d.path), "\n")
 	end := b.line + strings.Count(b.text, "\n")
 	lines = slices.Concat(lines[:b.line], []string{text}, lines[end:])
-	if err := os.WriteFile(filepath.Join(root, architecture), []byte(strings.Join(lines, "")), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, d.path), []byte(strings.Join(lines, "")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -268,4 +284,45 @@ func importsOf(t *testing.T) map[string][]string {
 		found[strings.TrimPrefix(p.ImportPath, module)] = own
 	}
 	return found
+}
+
+// TestWhere: every package and file in the table for newcomers exists.
+func TestWhere(t *testing.T) {
+	rows := parse(t, architecture).under("Where do I change X")
+	if len(rows) == 0 {
+		t.Fatalf("%s: no table", architecture)
+	}
+	for _, row := range rows {
+		if len(row) != 3 || len(code(row[1])) == 0 || len(code(row[2])) == 0 {
+			t.Fatalf("%s: row %q: want task, package or file, and test", architecture, row)
+		}
+		for _, path := range append(code(row[1]), code(row[2])...) {
+			if _, err := os.Stat(filepath.Join(root, path)); err != nil && strings.Contains(path, "/") {
+				t.Errorf("%s: %s: %v", architecture, row[0], err)
+			}
+		}
+	}
+}
+
+// TestDecisions holds the records of decisions to their form.
+func TestDecisions(t *testing.T) {
+	records := strings.Split(read(t, decisions), "\n### ")
+	for n, record := range records[1:] {
+		record, _, _ = strings.Cut(record, "\n## ")
+		lines := strings.Split(strings.TrimSpace(record), "\n")
+		if !strings.HasPrefix(lines[0], fmt.Sprintf("%d. ", n+1)) {
+			t.Errorf("%s: %q: want number %d", decisions, lines[0], n+1)
+		}
+		if len(lines) > 12 {
+			t.Errorf("%s: %q has %d lines, want at most 12", decisions, lines[0], len(lines))
+		}
+		parts := regexp.MustCompile(`(?m)^- \*\*(.+):\*\* `).FindAllStringSubmatch(record, -1)
+		got := make([]string, len(parts))
+		for i, part := range parts {
+			got[i] = part[1]
+		}
+		if diff := cmp.Diff([]string{"Context", "Decision", "Consequences", "Rejected"}, got); diff != "" {
+			t.Errorf("%s: %q: parts (-want +got):\n%s", decisions, lines[0], diff)
+		}
+	}
 }

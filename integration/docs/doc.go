@@ -4,5 +4,5 @@
 // show, through the real programs in a sandbox, and compare what the documents list with what the source has: keys, error codes,
 // packages, nftables tables, the changes of one ADD.
 //
-// -update rewrites the listings of docs/ARCHITECTURE.md that are output of programs.
+// -update rewrites the listings in docs/ that are output of programs.
 package docs

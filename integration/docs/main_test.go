@@ -19,7 +19,7 @@ const root = "../.."
 // tracedEnv names the folder of the plugins that are built to write down each change.
 const tracedEnv = "PODLACE_TRACED"
 
-var update = flag.Bool("update", false, "rewrite the listings in docs/ARCHITECTURE.md and the table in docs/CONFORMANCE.md")
+var update = flag.Bool("update", false, "rewrite the listings in docs/ and the table in docs/CONFORMANCE.md")
 
 func TestMain(m *testing.M) {
 	// An ordinary user's PATH lacks the folders of nft and iptables.

@@ -194,8 +194,8 @@ func TestRollbackOfTheDead(t *testing.T) {
 func TestTablesNamed(t *testing.T) {
 	for _, table := range kernel.Tables() {
 		for file, text := range map[string]string{
-			"docs/ARCHITECTURE.md": fmt.Sprintf("| `%s` | ", table),
-			"docs/MIGRATING.md":    fmt.Sprintf("sudo nft 'add table %[1]s; delete table %[1]s'\n", table),
+			nftablesDocument:    fmt.Sprintf("| `%s` | ", table),
+			"docs/MIGRATING.md": fmt.Sprintf("sudo nft 'add table %[1]s; delete table %[1]s'\n", table),
 		} {
 			if data, err := os.ReadFile(filepath.Join("..", "..", file)); err != nil || !strings.Contains(string(data), text) {
 				t.Errorf("%s does not have %q (%v)", file, text, err)
