@@ -42,6 +42,13 @@ demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubern
 test: build ## run the tests, each in namespaces of its own; nothing is installed
 	@scripts/test.sh
 
+# Packages whose tests take a second or some: no traffic is measured, and nothing waits.
+QUICK := allocation attachment cli ipam loopback plugin podresources pool reconcile rollback store validate
+
+.PHONY: quick
+quick: build ## run the quick tests, in less than a minute, without root
+	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK))' scripts/test.sh $(ARGS)
+
 .PHONY: race
 race: build ## run the tests of the device plugin with Go's race detector (needs gcc)
 	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin pci podresources pool)' scripts/test.sh -race $(ARGS)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, and counts what was skipped, with the reasons. The
-# tests make their own namespaces; no root and no network is needed.
+# test.sh [go test flags]: runs all tests of the main module, or those of $PACKAGES, prints each package as it ends, and counts what was skipped,
+# with the reasons, and what failed, with the command that runs it alone. The tests make their own namespaces; no root and no network is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
@@ -9,11 +9,9 @@ trap 'rm -f "$log"' EXIT
 export PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 status=0
 # -p 1: the packages measure traffic and must not disturb one another.
-go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} >"$log" 2>&1 || status=$?
+go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
 if [ "$status" -ne 0 ]; then
   grep -vE '^(=== (RUN|PAUSE|CONT|NAME)|    *--- PASS|--- PASS|PASS$)' "$log" || true
-else
-  grep -E '^(ok|FAIL|---? ?FAIL)' "$log" || true
 fi
 passed=$(grep -cE '^ *--- PASS' "$log" || true)
 failed=$(grep -cE '^ *--- FAIL' "$log" || true)
@@ -24,5 +22,6 @@ if [ "$skipped" -gt 0 ]; then
   awk '/^=== / {name = $3} /^ +[^ ]+\.go:[0-9]+: / {said[name] = $0}
     /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi
+[ "$status" -eq 0 ] || awk -f scripts/failures.awk "$log"
 echo "$passed passed, $failed failed, $skipped skipped"
 exit "$status"
