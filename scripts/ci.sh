@@ -1,11 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# ci.sh: every check of the project. As root on Debian it installs what the checks use; elsewhere it takes what is there, and the tests
-# name what they skip.
+# ci.sh: every check of the project, and at the end how long each took. As root on Debian it installs what the checks use; elsewhere it takes what
+# is there, and the tests name what they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
-step() { printf '\n=== %s (%d s)\n' "$*" "$SECONDS"; }
+steps=()
+step() {
+  printf '\n=== %s (%d s)\n' "$*" "$SECONDS"
+  steps+=("$SECONDS $*")
+}
 
 root() { [ "$(id -u)" -eq 0 ]; }
 
@@ -39,8 +43,9 @@ else
 fi
 
 if root; then
-  step test and demo as an ordinary user
-  scripts/as-user.sh 'make test && make demo'
+  # integration calls the plugins as the runtime does, which is root.
+  step test of packages and documents, and demo, as an ordinary user
+  scripts/as-user.sh 'PACKAGES="./pkg/... ./integration/docs" make test && make demo'
 
   step real containerd
   (cd integration/containerd && go vet ./... && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
@@ -53,3 +58,6 @@ step benchmark, a few rounds to see that it runs
 make bench ARGS='-rounds 5 -scale 0.1'
 
 step done
+for ((i = 0; i + 1 < ${#steps[@]}; i++)); do
+  printf '%6d s  %s\n' $((${steps[i + 1]%% *} - ${steps[i]%% *})) "${steps[i]#* }"
+done
