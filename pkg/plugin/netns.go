@@ -62,7 +62,7 @@ func openNetns(path string) (ns.NetNS, error) {
 	var other ns.NSPathNotNSErr
 	switch {
 	case errors.As(err, &missing):
-		return nil, fs.ErrNotExist
+		return nil, unix.ENOENT
 	case errors.As(err, &other):
 		return nil, otherFile
 	case err != nil:
