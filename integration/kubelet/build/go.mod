@@ -3,6 +3,8 @@ module github.com/podlace/podlace/integration/kubelet/build
 
 go 1.26.0
 
+require k8s.io/kubernetes v1.37.0
+
 replace (
 	k8s.io/api => k8s.io/api v0.37.0
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.37.0
