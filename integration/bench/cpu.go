@@ -96,7 +96,7 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 }
 
 // since is the time that processors spent on this process and on packets: what no other process did. It is 0 where that is unknown, because
-// a process for which nobody waited took the times of all its children with it.
+// the kernel drops the times of a process, and of all its children, if its parent never waited for it.
 func (p processors) since(before processors) time.Duration {
 	others := p.others - before.others
 	if others < 0 {

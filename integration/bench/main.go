@@ -109,7 +109,7 @@ func run(o options, out, progress io.Writer) (int, error) {
 	if o.temporary, err = os.MkdirTemp("", "podlace-bench-"); err != nil {
 		return 1, err
 	}
-	defer func() { _ = os.RemoveAll(o.temporary) }() // a leftover in the temporary folder harms nobody
+	defer func() { _ = os.RemoveAll(o.temporary) }() // best effort: it is a temporary folder
 
 	r := newReport(o)
 	start := time.Now()

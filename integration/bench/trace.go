@@ -30,7 +30,7 @@ func (inv invocation) traced() ([]byte, started, error) {
 	if err != nil {
 		return nil, started{}, err
 	}
-	defer func() { _ = os.RemoveAll(folder) }() // a leftover in the temporary folder harms nobody
+	defer func() { _ = os.RemoveAll(folder) }() // best effort: it is a temporary folder
 	log := filepath.Join(folder, "calls")
 	// With -z each successful call is one line.
 	inv.args = []string{"-f", "-qq", "-z", "-e", "signal=none", "-e", "trace=execve,clone,?clone3,?fork,?vfork", "-o", log, inv.path}

@@ -134,7 +134,7 @@ func TestRateLimit(t *testing.T) {
 	for _, who := range []string{"daemon", "kubelet"} {
 		rate := 600
 		if who == "kubelet" {
-			// The kubelet answers 100 questions a second. At 600 of others each ADD is refused every now and then, by chance also for a minute.
+			// The kubelet's rate limit is 100 questions a second. With 600 questions of another program, all ADDs of one minute may be refused.
 			l.plugin.end(syscall.SIGTERM)
 			rate = 200
 		}

@@ -74,8 +74,8 @@ type Answer struct {
 // ErrUncertain is for a pod that may have a device that no container is known to have.
 var ErrUncertain = errors.New("it was handed out, and the kubelet names no container that has it")
 
-// Ask puts a question to the socket, and waits for the answer until a time. The error is the answer's, if that has one, and
-// ErrUncertain by errors.Is if the answer says so; where nobody answers it is fs.ErrNotExist or syscall.ECONNREFUSED by errors.Is, where it takes too long os.ErrDeadlineExceeded.
+// Ask puts a question to the socket, and waits for the answer until a time. An answer with an error becomes an error, which is ErrUncertain (errors.Is)
+// if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the deadline os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {

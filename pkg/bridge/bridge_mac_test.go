@@ -211,12 +211,7 @@ func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
-	former := mac(t, "bt0")
-	l.Cleanup(func() {
-		if err := setMACTo("bt0", former); err != nil {
-			t.Error(err)
-		}
-	})
+	former := keepMAC(t, "bt0")
 	for _, ip := range a.result.IPs {
 		gateway := ip.Gateway.String()
 		l.answers(l.Pod, gateway)
@@ -241,6 +236,18 @@ func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l.OK(a.check())
 }
 
+// keepMAC returns the MAC of a link, and sets it again at the end of the test.
+func keepMAC(t *testing.T, name string) string {
+	t.Helper()
+	former := mac(t, name)
+	t.Cleanup(func() {
+		if err := setMACTo(name, former); err != nil {
+			t.Error(err)
+		}
+	})
+	return former
+}
+
 func setMACTo(name, mac string) error {
 	return onHost(name, func(link netlink.Link) error {
 		to, err := net.ParseMAC(mac)
@@ -254,18 +261,13 @@ func (l lab) forgetNeighbour(addr string) error {
 	})
 }
 
-// TestEntryOfTenant (C-61): an entry that the pod's kernel is about to verify heals by itself. The MAC of a permanent one, which a tenant can write,
-// is none that the hint would have an admin set.
+// TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies by itself. A tenant can write a permanent entry, so
+// the hint never names its MAC.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)
 	a := l.add("a")
-	former := mac(t, "bt0")
-	t.Cleanup(func() {
-		if err := setMACTo("bt0", former); err != nil {
-			t.Error(err)
-		}
-	})
+	former := keepMAC(t, "bt0")
 	if err := setMACTo("bt0", "02:00:00:00:00:66"); err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ package bridge
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -20,7 +19,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -362,40 +360,5 @@ func TestIPAMFails(t *testing.T) {
 		if f.addErr != nil {
 			l.Fails(o, plugin.CodeExhausted, "bridge add: ipam fake: full")
 		}
-	}
-}
-
-// TestGCLeavesRunningADD: an ADD that has not set its guard and masquerade yet has lost nothing.
-func TestGCLeavesRunningADD(t *testing.T) {
-	for _, backend := range []string{"nftables", "iptables"} {
-		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
-				t.Skip("SKIPPED: iptables is not installed")
-			}
-			l := bareLab(t, "name", "runs", "bridge", "btrun", "ipam", hostLocal("10.77.0.0/24"), "antiSpoof", true, "ipMasqBackend", backend)
-			l.withoutBridge()
-			valid := []any{}
-			for _, id := range []string{"a", "b"} {
-				l.other().add(id)
-				valid = append(valid, object{"containerID": id, "ifname": "eth0"})
-			}
-			unfinish(t, l, "b")
-			var st state
-			records, err := attachment.List("runs", "bridge")
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, rec := range records {
-				if rec.ContainerID == "b" {
-					err = json.Unmarshal(rec.State, &st)
-				}
-			}
-			if err := errors.Join(err, kernel.WithHost(func(host *kernel.Node) error { return host.DelGuard(*st.Guard) })); err != nil {
-				t.Fatal(err)
-			}
-			if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
-				t.Errorf("nobody flushed anything: %s", log)
-			}
-		})
 	}
 }

@@ -31,7 +31,7 @@ type daemon struct {
 	count  counters
 	health *health
 	gate   *gate  // before mu
-	owners shared // the question who has the devices that were handed out
+	owners shared // shares the question which pods have the devices that were handed out
 
 	mu          sync.Mutex
 	config      *pool.Config

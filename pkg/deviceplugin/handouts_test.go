@@ -223,7 +223,7 @@ func TestFormerCheckpoint(t *testing.T) {
 	}
 }
 
-// TestAskBesideRefresh: questions about all resources of the daemon are answered while the offers are made anew.
+// TestAskBesideRefresh: the daemon answers questions about all its resources during a refresh.
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

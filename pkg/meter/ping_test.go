@@ -122,7 +122,7 @@ func TestPingAnsweredTwice(t *testing.T) {
 	}
 }
 
-// TestPingUnanswered: that nobody answers is no error.
+// TestPingUnanswered: lost echoes are a result, not an error.
 func TestPingUnanswered(t *testing.T) {
 	answering(t, func(int, []byte, func([]byte)) {})
 	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})

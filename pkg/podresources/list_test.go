@@ -54,7 +54,7 @@ func TestAllocatable(t *testing.T) {
 	}
 }
 
-// TestListFails: an error that stays is told at once, one that may end until the time is up.
+// TestListFails: List returns a permanent error at once, and retries after a temporary one until the deadline.
 func TestListFails(t *testing.T) {
 	broken := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) { return nil, status.Error(codes.Internal, "broken") }})
 	if got, err := List(t.Context(), broken.Kubelet); got != nil || err == nil || !strings.Contains(err.Error(), "broken") || !slices.Equal(broken.questions(), []string{"List"}) {

@@ -11,7 +11,7 @@ import (
 )
 
 func del(r *plugin.Request) error {
-	protect(r)
+	protect(r, false)
 	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
 }
 

@@ -83,9 +83,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(cfg.Mappings) == 0 || !kernel.LoopbackUsed() { // with ports and records, what follows protects
-		protect(r)
-	}
+	protect(r, len(cfg.Mappings) > 0)
 	if len(cfg.Mappings) == 0 {
 		attachment.LogOnce(r, traps(r.Config))
 		return nil, nil

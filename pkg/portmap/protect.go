@@ -14,9 +14,10 @@ import (
 )
 
 // protect restores the protection of the node's 127.0.0.0/8 that a flush removed while hostPorts keep it open. ADD and DEL call it first,
-// also for pods without ports. Where no record names such hostPorts, and Podlace did not open the links of the pod itself, it does nothing.
-func protect(r *plugin.Request) {
-	if !kernel.LoopbackUsed() && !opensLoopback(r) {
+// also for pods without ports. It is a no-op where no record names such hostPorts and Podlace did not open the pod's links. With such a record it
+// leaves the protection to an ADD that forwards ports, which restores it with the other rules.
+func protect(r *plugin.Request, forwards bool) {
+	if used := kernel.LoopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
 	}
 	err := kernel.WithHost(func(host *kernel.Node) error {

@@ -163,7 +163,7 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 		return nil
 	}
 	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules too.
-	ending, _, _ := attachment.ByHash("portmap", hash) // an error is told below
+	ending, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
 	all, err := recordedBut(hash, ending.ContainerID)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)

@@ -189,7 +189,8 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: a port that attachments share since a version that left no mark is passed on all the same, whoever ends in between.
+// TestSharedByOlderVersion: an earlier version left no mark for a port that two attachments share. DEL of one passes the port to the other, also after
+// DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
