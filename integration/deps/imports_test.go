@@ -21,7 +21,8 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/child", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
+		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
+		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel"},
@@ -44,10 +45,10 @@ func only() map[string][]string {
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge knows EEXIST.
 		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
-		"os/exec":               {"pkg/child", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
+		"os/exec":               {"pkg/child", "pkg/fault", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci"},                                                                     // what changes the system
+		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},                                          // what changes the system, starts a program, or answers
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/card"},

@@ -42,11 +42,12 @@ type call struct {
 	prev json.RawMessage
 }
 
-// outcome is what a call printed, and the changes that it made, in order.
+// outcome is what a call printed, the changes that it made, in order, and the moments that it came to, changes among them.
 type outcome struct {
 	exit    int
 	stdout  []byte
 	changes []string
+	moments []string
 }
 
 // run calls the plugin and lets the change with the number failAt fail; 0 for none.
@@ -74,20 +75,26 @@ func (c call) with(t testing.TB, fault string) outcome {
 	cmd := exec.Command(filepath.Join(os.Getenv(binEnv), c.plugin))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	cmd.Env = []string{"CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.pod.Name, "CNI_IFNAME=eth0", "CNI_NETNS=" + c.pod.Path, "CNI_PATH=" + os.Getenv(binEnv),
-		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "PODLACE_FAULT_TRACE=" + trace, fault}
+		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", fault,
+		"PODLACE_FAULT_TRACE=" + trace, "PODLACE_FAULT_MOMENTS=" + trace + ".moments"}
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	o := outcome{exit: cmd.ProcessState.ExitCode(), stdout: stdout.Bytes()}
-	text, _ := os.ReadFile(trace) // there is none when nothing was changed
-	for line := range strings.Lines(string(text)) {
-		_, op, _ := strings.Cut(strings.TrimSpace(line), " ")
-		o.changes = append(o.changes, op)
-	}
+	o := outcome{exit: cmd.ProcessState.ExitCode(), stdout: stdout.Bytes(), changes: traced(trace), moments: traced(trace + ".moments")}
 	if strings.Contains(stderr.String(), "goroutine ") {
 		t.Errorf("%s %s: %s", c.plugin, c.verb, stderr.String())
 	}
 	return o
+}
+
+// traced reads a trace.
+func traced(file string) (ops []string) {
+	text, _ := os.ReadFile(file) // there is none when nothing was changed
+	for line := range strings.Lines(string(text)) {
+		_, op, _ := strings.Cut(strings.TrimSpace(line), " ")
+		ops = append(ops, op)
+	}
+	return ops
 }
 
 // ok runs the call without a fault and wants success.

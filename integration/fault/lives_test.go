@@ -34,7 +34,7 @@ type lives struct {
 	golden  []string
 	running []*life // by VF
 	late    []*life // whose DEL comes when another pod has the VF perhaps
-	changes map[string]int
+	usual   map[string]outcome
 
 	number, failed, killed int
 	dirty, after, refused  int // after: pods that got a VF which nobody had brought home
@@ -88,7 +88,7 @@ func newLives(t *testing.T) *lives {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
-	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), changes: map[string]int{}}
+	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), usual: map[string]outcome{}}
 	for i := range vfsOfCard {
 		l.golden = append(l.golden, l.home(i))
 	}
@@ -122,12 +122,12 @@ func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bo
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
 	fault := "NO=1"
-	if n := l.changes[kind]; mayFault && n > 0 {
+	if usual := l.usual[kind]; mayFault && len(usual.changes) > 0 {
 		switch l.random.IntN(faulty) {
 		case 0:
-			fault = fmt.Sprint("PODLACE_FAIL_AT=", 1+l.random.IntN(n))
+			fault = fmt.Sprint("PODLACE_FAIL_AT=", 1+l.random.IntN(len(usual.changes)))
 		case 1:
-			fault = fmt.Sprint("PODLACE_KILL_AT=", 1+l.random.IntN(n))
+			fault = fmt.Sprintf("PODLACE_RUN_AT=%d kill -KILL $PPID", 1+l.random.IntN(len(usual.moments)))
 		}
 	}
 	if verb == "ADD" {
@@ -145,7 +145,7 @@ func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bo
 		l.refused++
 		l.Errorf("life %d, VF %d, %s %s: %s", l.number, of.vf, fault, verb, o.stdout)
 	case fault == "NO=1":
-		l.changes[kind] = len(o.changes)
+		l.usual[kind] = o
 	}
 	return o.stdout, o.exit == 0
 }

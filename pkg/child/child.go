@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // ErrTimeout says that a program did not end in time, and was killed with all that it started.
@@ -45,6 +47,7 @@ func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	fault.Step("wait for", cmd.Path, cmd.Process.Pid)
 	late := make(chan struct{})
 	timer := time.AfterFunc(timeout, func() {
 		close(late)

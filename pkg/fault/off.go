@@ -6,3 +6,6 @@ package fault
 
 // Point never fails in a production build.
 func Point(string) error { return nil }
+
+// Step does nothing in a production build.
+func Step(string, string, ...int) {}

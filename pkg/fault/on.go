@@ -7,38 +7,70 @@ package fault
 import (
 	"fmt"
 	"os"
-	"strconv"
+	"os/exec"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
 
-// EnvFailAt names the variable that holds n, the change to fail, counted from 1; EnvKillAt is the same for SIGKILL right before the change.
-// EnvTrace names a file to which each change is appended, one per line, so that a test learns how many there are.
+// EnvFailAt names the variable that holds n, the change to fail, counted from 1. EnvTrace names a file to which each change is appended,
+// one per line. EnvMoments does the same for moments: changes and steps, counted together. EnvRunAt holds the number of a moment and a
+// shell command. The process waits there until the command has ended; the trace of moments shows the output of a failed one.
 const (
-	EnvFailAt = "PODLACE_FAIL_AT"
-	EnvKillAt = "PODLACE_KILL_AT"
-	EnvTrace  = "PODLACE_FAULT_TRACE"
+	EnvFailAt  = "PODLACE_FAIL_AT"
+	EnvTrace   = "PODLACE_FAULT_TRACE"
+	EnvMoments = "PODLACE_FAULT_MOMENTS"
+	EnvRunAt   = "PODLACE_RUN_AT"
 )
 
-var count atomic.Int64
+var changes, moments atomic.Int64
 
 // Point counts the change op and returns an error when it is the one that the environment asks to fail.
 func Point(op string) error {
-	n := count.Add(1)
-	if path := os.Getenv(EnvTrace); path != "" {
-		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		if err == nil {
-			fmt.Fprintf(f, "%d %s\n", n, op)
-			f.Close()
-		}
-	}
-	if at, err := strconv.ParseInt(os.Getenv(EnvKillAt), 10, 64); err == nil && at == n {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // it comes at once, but not at this very instruction
-	}
-	if at, err := strconv.ParseInt(os.Getenv(EnvFailAt), 10, 64); err == nil && at == n {
+	moment(op)
+	n := changes.Add(1)
+	trace(EnvTrace, n, op)
+	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
 		// The end is what runtimes take for "already gone" when DEL says it.
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
+}
+
+// Step counts a moment that is not a change; it never fails. The child that the process waits for, if there is one, stands still too; the
+// command knows its process ID as $CHILD.
+func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
+
+func moment(op string, children ...int) {
+	n := moments.Add(1)
+	trace(EnvMoments, n, op)
+	at, command, _ := strings.Cut(os.Getenv(EnvRunAt), " ")
+	if at != fmt.Sprint(n) {
+		return
+	}
+	for _, child := range children {
+		_ = syscall.Kill(child, syscall.SIGSTOP) // at once: it needs milliseconds for all of its work
+		defer func() { _ = syscall.Kill(child, syscall.SIGCONT) }()
+		command = fmt.Sprintf("CHILD=%d; %s", child, command)
+	}
+	var shell sync.WaitGroup
+	shell.Go(func() { // this thread may be in the namespace of a pod
+		if out, err := exec.Command("/bin/sh", "-ec", command).CombinedOutput(); err != nil {
+			trace(EnvMoments, n, fmt.Sprintf("COMMAND FAILED: %v: %s", err, out))
+		}
+	})
+	shell.Wait()
+}
+
+func trace(variable string, n int64, op string) {
+	path := os.Getenv(variable)
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		fmt.Fprintf(f, "%d %s\n", n, op)
+		f.Close()
+	}
 }

@@ -5,9 +5,11 @@
 package fault
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -26,18 +28,37 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill: the process dies before the change with the number, which is traced.
+// TestKill: the process dies at the moment with the number, which is traced.
 func TestKill(t *testing.T) {
-	if os.Getenv(EnvKillAt) != "" {
+	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
-		_ = Point("b")
+		Step("part of", "a")
 		t.Fatal("it lives")
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestKill$")
-	cmd.Env = append(os.Environ(), EnvTrace+"="+trace, EnvKillAt+"=2")
+	cmd.Env = append(os.Environ(), EnvMoments+"="+trace, EnvRunAt+"=2 kill -KILL $PPID")
 	err := cmd.Run()
-	if got, readErr := os.ReadFile(trace); string(got) != "1 a\n2 b\n" || cmd.ProcessState.ExitCode() != -1 {
+	if got, readErr := os.ReadFile(trace); string(got) != "1 a\n2 part of a\n" || cmd.ProcessState.ExitCode() != -1 {
 		t.Errorf("traced %q, %v, %v", got, err, readErr)
+	}
+}
+
+// TestCommand: the process stands still while the command runs, and goes on. A command that fails is traced.
+func TestCommand(t *testing.T) {
+	dir := t.TempDir()
+	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")
+	t.Setenv(EnvMoments, trace)
+	t.Setenv(EnvRunAt, fmt.Sprint(moments.Load()+2, " : >", mark, "; exit 3"))
+	Step("a", "b")
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("the command ran too early")
+	}
+	Step("c", "d")
+	if _, err := os.Stat(mark); err != nil {
+		t.Error(err)
+	}
+	if got, _ := os.ReadFile(trace); !strings.Contains(string(got), "COMMAND FAILED: exit status 3") {
+		t.Errorf("traced %q", got)
 	}
 }

@@ -17,6 +17,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Plugin describes one CNI plugin to the frame. A nil verb succeeds without doing anything.
@@ -71,6 +73,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if getenv("PODLACE_LOG") == "debug" { // every change of the system is logged
 		r.level = slog.LevelDebug
 	}
+	fault.Step("start of", p.Name)
 	if !p.Late {
 		r.Patient()
 	}
@@ -82,6 +85,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			r.Log.Error(err.Error())
 		}
 	}
+	fault.Step("end of", p.Name)
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.takeBack(r, &werr)
@@ -150,6 +154,7 @@ func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (
 			return nil, err
 		}
 	}
+	fault.Step("verb of", p.Name)
 	return p.call(r)
 }
 

@@ -4,7 +4,6 @@ package sriov
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,62 +27,41 @@ func binary(t *testing.T, folder, name string) string {
 	return path
 }
 
-// faulty is the plugin with faults at the nth change, as the environment says.
-func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outcome, changes []string) {
+// kill is the fault that kills the plugin at the moment with a number.
+const kill = "PODLACE_RUN_AT=%d kill -KILL $PPID"
+
+// faulty runs the plugin with a fault at the nth change or moment. moments are those that it came to.
+func (l igb) faulty(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	trace := filepath.Join(l.TempDir(), "trace")
-	env := []string{fmt.Sprint(fault, "=", at), "PODLACE_FAULT_TRACE=" + trace}
-	o = l.execute(env, []string{binary(l.T, "PODLACE_TOOLS", "fault/sriov")}, verb, id, keys...)
-	text, err := os.ReadFile(trace)
-	if !errors.Is(err, fs.ErrNotExist) {
-		must(l, err)
-	}
-	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
-}
-
-// execute runs a program as the plugin; env is more variables.
-func (l igb) execute(env []string, argv []string, verb, id string, keys ...any) outcome {
-	l.Helper()
 	variables, stdin := l.Request(verb, id, keys...)
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd := exec.Command(binary(l.T, "PODLACE_TOOLS", "fault/sriov"))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	cmd.Env = []string{fmt.Sprintf(fault, at), "PODLACE_FAULT_MOMENTS=" + trace}
 	for k, v := range variables {
-		env = append(env, k+"="+v)
+		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	cmd.Env = env
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		l.Fatal(err)
 	}
-	return l.Outcome(verb, cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.String())
+	text, err := os.ReadFile(trace)
+	must(l, err)
+	o = l.Outcome(verb, cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.String())
+	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// killed runs a verb until its nth change, and kills the plugin there; done tells that there was none. With PODLACE_EVERY_CALL it is the
-// plugin as it is installed, and the nth of all system calls that may change something, which takes ten times as long.
+// killed runs a verb until its nth moment, and kills the plugin there; done tells that there was none.
 func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
-	if os.Getenv("PODLACE_EVERY_CALL") == "" {
-		o, changes := l.faulty("PODLACE_KILL_AT", at, verb, id, keys...)
-		if o.Exit == 0 {
-			return "", true
-		}
-		if o.Exit != -1 || len(changes) != at {
-			l.Fatalf("exit %d: %s, %q", o.Exit, o.Stdout, changes)
-		}
-		return changes[at-1], false
+	o, moments := l.faulty(kill, at, verb, id, keys...)
+	if o.Exit == 0 {
+		return "", true
 	}
-	report := filepath.Join(l.TempDir(), "report")
-	o := l.execute(nil, []string{binary(l.T, "PODLACE_TOOLS", "stepper"), "-at", fmt.Sprint(at), "-report", report, "--", binary(l.T, "PODLACE_BIN", "sriov")}, verb, id, keys...)
-	var p struct {
-		Killed bool   `json:"killed"`
-		Call   string `json:"call"`
+	if o.Exit != -1 || len(moments) != at {
+		l.Fatalf("exit %d: %s, %q", o.Exit, o.Stdout, moments)
 	}
-	text, err := os.ReadFile(report)
-	must(l, err, json.Unmarshal(text, &p))
-	if !p.Killed {
-		l.OK(o)
-	}
-	return fmt.Sprint(at, " ", p.Call), !p.Killed
+	return moments[at-1], false
 }
 
 // clean tells whether the VFs are as before, nothing is recorded, and so many leases are left.
@@ -191,7 +169,7 @@ func TestIGBLives(t *testing.T) {
 	}
 	dirty, failed, killed := 0, 0, 0
 	call := func(l igb, verb, id string, keys ...any) bool {
-		fault := []string{"PODLACE_FAIL_AT", "PODLACE_KILL_AT"}[random.IntN(2)]
+		fault := []string{"PODLACE_FAIL_AT=%d", kill}[random.IntN(2)]
 		o, _ := l.faulty(fault, misfortune(), verb, id, keys...)
 		switch {
 		case o.Exit < 0:

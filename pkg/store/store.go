@@ -129,12 +129,14 @@ func (d *Dir) Written(name string) (time.Time, error) {
 
 // SetWritten changes what Written returns.
 func (d *Dir) SetWritten(name string, at time.Time) error {
+	fault.Step("set time of", name)
 	return d.named(d.root.Chtimes(name, time.Time{}, at))
 }
 
 // Stamp sets the folder's time of modification to now and returns what Modified returns from then on. Kernels before 6.13 take the time
 // of a change from their last tick, so that two changes within some milliseconds have the same; a stamp has one that no tick has.
 func (d *Dir) Stamp() (int64, error) {
+	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())
 	err := unix.UtimesNanoAt(int(d.self.Fd()), ".", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, now}, 0)
 	if err != nil && !errors.Is(err, unix.EPERM) { // the folder of another user keeps its time
@@ -258,6 +260,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 		err = sync(f)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
+		fault.Step("rename", temp)
 		err = d.named(d.root.Rename(temp, name))
 	}
 	if err != nil {
@@ -278,6 +281,7 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return d.named(err)
 	}
+	fault.Step("fill", name)
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
