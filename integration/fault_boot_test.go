@@ -146,7 +146,7 @@ func testRebootMidway(t *testing.T, verb string) {
 		if verb == "DEL" {
 			s.must(t, "ADD", attachment(pod, victim, capabilities()))
 		}
-		e, err := s.stepped(kill{verb: verb, at: at, policy: "all"})
+		e, err := s.killed(kill{verb: verb, at: at, policy: "all"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -89,8 +89,8 @@ func (s *sweep) emptied(rt *libcni.RuntimeConf) error {
 }
 
 // paused runs a verb of the chain and, at its point number at, a shell command.
-func (s *sweep) paused(verb string, at int, command string) (*stepExec, error) {
-	e := &stepExec{at: at, policy: "pause", run: command, dir: s.dir}
+func (s *sweep) paused(verb string, at int, command string) (*faultExec, error) {
+	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := openNetwork(s.conflist, s.cacheDir, e)
 	if err != nil {
 		return nil, err

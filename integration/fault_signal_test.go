@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -35,13 +36,13 @@ func signalEverywhere(t *testing.T, verb string) {
 						return err
 					}
 				}
-				e := &stepExec{at: at, policy: "root", signal: signal, dir: s.dir}
+				e := &faultExec{at: at, run: killing("root", signal), dir: s.dir}
 				n, err := openNetwork(s.conflist, s.cacheDir, e)
 				if err != nil {
 					return err
 				}
 				_, err = n.do(verb, rt, nil)
-				if starting := e.where == "execve of bridge in bridge"; verb == "DEL" || err == nil || at > s.bridge || starting {
+				if starting := strings.HasPrefix(e.where, "start of "); verb == "DEL" || err == nil || at > s.bridge || starting {
 					if verb == "DEL" && !starting && err != nil {
 						return err
 					}

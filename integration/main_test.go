@@ -26,7 +26,11 @@ func TestMain(m *testing.M) { harness.Main(m, toolsEnv, build) }
 
 func build(dir string) ([]string, error) {
 	tools := filepath.Join(dir, "tools")
-	if err := harness.Build("..", tools, "./integration/stepper", "./integration/calico"); err != nil {
+	if err := harness.Build("..", tools, "./integration/calico"); err != nil {
+		return nil, err
+	}
+	faulty := []string{"-tags=podlace_fault", "./plugins/bridge", "./plugins/portmap", "./plugins/bandwidth"}
+	if err := harness.Build("..", filepath.Join(tools, faultDir), faulty...); err != nil {
 		return nil, err
 	}
 	others := referencePlugins("main/ptp", "main/macvlan", "meta/firewall", "meta/tuning", "ipam/static")

@@ -10,7 +10,6 @@ export VM PODLACE_BIN=$PWD/bin PODLACE_TOOLS=$PWD/build/tools KERNELTEST=full
 export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip6_tables}"
 scripts/vm/setup.sh "$VM"
 # What integration tests would build themselves, which takes long in the machine.
-CGO_ENABLED=0 go build -buildvcs=false -o build/tools/ ./integration/stepper
 CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/tools/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 "$@"
