@@ -74,37 +74,56 @@ func failures() map[string][]string {
 	}
 }
 
-// TestFaultCalls lets system calls of the real programs fail.
+// kills returns the system calls that change the node, take or release a lock, or answer, each with SIGKILL.
+func kills() map[string][]string {
+	kills := map[string][]string{}
+	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
+		"sendto", "sendmsg", "setns", "exit_group"} {
+		kills[call] = []string{sigkill}
+	}
+	return kills
+}
+
+// sigkill is what comes in place of an error.
+const sigkill = "SIGKILL"
+
+// TestFaultCalls lets system calls of the real programs fail, and kills them there.
 func TestFaultCalls(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
-		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) {
-			strace := program(t, "strace")
-			s := newSweep(t, "nftables")
-			s.unreadable = true
-			kinds := 0
-			for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
-				for call, errnos := range inOrder(failures()) {
-					for _, errno := range errnos {
-						if kinds++; kinds%some(9, 1) == 0 {
-							s.failCall(t, verb, plugin, call, errno, strace)
-						}
-					}
+		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, failures(), 9, 4) })
+	}
+	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", kills(), 5, 1) })
+	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", kills(), 5, 1) })
+}
+
+// failCalls visits one of some kinds of failure, from the call with the number first on; FAULTS=all visits all.
+func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
+	t.Helper()
+	strace := program(t, "strace")
+	s := newSweep(t, "nftables")
+	s.unreadable = true
+	kinds := 0
+	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		for call, errnos := range inOrder(how) {
+			for _, errno := range errnos {
+				if kinds++; kinds%some(one, 1) == 0 {
+					s.failCall(t, verb, plugin, call, errno, strace, some(first, 1))
 				}
 			}
-			s.report(t)
-		})
+		}
 	}
+	s.report(t)
 }
 
 // failCall fails each call of a kind in turn, until there is none, or a few of them.
-func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string) {
+func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
 	step := some(9, 1)
 	if call == "recvmsg" && errno == "EINTR" {
 		step = 9 // each takes until the time for an answer is over
 	}
-	for when := some(4, 1); when < 1000; when += step {
+	for when := first; when < 1000; when += step {
 		injected := true
 		s.try(t, fmt.Sprintf("%s of %s: %s number %d: %s", verb, plugin, call, when, errno), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if verb == "DEL" {
@@ -112,13 +131,17 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string)
 					return fmt.Errorf("ADD before: %w", err)
 				}
 			}
-			err := s.wrapped(verb, plugin, rt, strace, "-f", "-qq", "-y", "-o", trace, "-e", "trace="+call,
-				"-e", fmt.Sprintf("inject=%s:error=%s:when=%d", call, errno, when))
+			fault := "error=" + errno
+			if errno == sigkill {
+				fault = "signal=" + errno
+			}
+			err := s.wrapped(verb, plugin, rt, strace, "-f", "-q", "-y", "-o", trace, "-e", "trace="+call,
+				"-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when))
 			log, _ := os.ReadFile(trace)
 			line := hit(string(log))
 			injected = line != ""
 			switch {
-			case unspeakable(line):
+			case unspeakable(line) || injected && errno == sigkill:
 				err = nil
 			case err == nil && verb == "ADD":
 				_, err = s.do("CHECK", rt, nil)
@@ -145,6 +168,8 @@ func hit(log string) string {
 		line = strings.TrimSpace(line)
 		process, _, _ := strings.Cut(line, " ")
 		switch {
+		case strings.Contains(line, "+++ killed by SIGKILL"):
+			return line
 		case !strings.Contains(line, "(INJECTED)"):
 			began[process] = line
 		case strings.Contains(line, " resumed>"):
