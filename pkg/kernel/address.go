@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // IPNet converts a prefix, host bits kept, to the form that CNI results and netlink use.
@@ -43,13 +45,13 @@ func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	if p.Addr().Is6() && !dad {
 		addr.Flags = unix.IFA_F_NODAD
 	}
-	return change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
+	return fault.Change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
 // DelAddress removes an address; one that is not there is no error.
 func (n *NS) DelAddress(link Link, p netip.Prefix) error {
-	return change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
-		return ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
+	return fault.Change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
+		return fault.Ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
 	})
 }
 
@@ -147,7 +149,7 @@ func (n *NS) AddRoute(link Link, r Route) error {
 	if r.Gateway.IsValid() {
 		op = fmt.Sprintf("route add %s via %s dev %s", r.Dst, r.Gateway, link.Name)
 	}
-	return change(op, func() error { return n.h.RouteAddEcmp(r.netlink(link.Index)) })
+	return fault.Change(op, func() error { return n.h.RouteAddEcmp(r.netlink(link.Index)) })
 }
 
 // HasRoute tells whether the link has a route with this destination, gateway, table and priority.
@@ -205,7 +207,7 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 		return err
 	})
-	if err := ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL); err != nil {
+	if err := fault.Ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL); err != nil {
 		return false, fmt.Errorf("route get %s: %w", addr, err)
 	}
 	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == link.Index, nil

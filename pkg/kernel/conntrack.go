@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Attributes of ctnetlink that are missing in the packages used here (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
@@ -67,7 +69,7 @@ func (n *Node) DelFlows(ports []HostPort) error {
 	if len(stale) == 0 {
 		return nil
 	}
-	return change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error { return table.deleteAll(stale) })
+	return fault.Change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error { return table.deleteAll(stale) })
 }
 
 // maxAnswers bounds how often answers are looked for that were on their way.
@@ -260,7 +262,7 @@ func (t conntrack) delete(f udpFlow) error {
 	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.message[0])
 	req.AddRawData(entryOf(f.message))
 	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	return ignore(err, unix.ENOENT)
+	return fault.Ignore(err, unix.ENOENT)
 }
 
 // get returns the entry to which packets of f belong by now, in whichever direction, nil for none.

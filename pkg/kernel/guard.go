@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -180,7 +181,7 @@ func (n *Node) DelGuardOf(link string) error {
 	if err != nil || found == 0 {
 		return err
 	}
-	return change("nft delete guard of "+link, conn.Flush)
+	return fault.Change("nft delete guard of "+link, conn.Flush)
 }
 
 // CheckGuard returns nil when the guard is whole, else an error with code 100.

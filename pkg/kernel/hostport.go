@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -164,7 +165,7 @@ func (t *nft) ensureHairpin(link string) error {
 		return err
 	}
 	err = t.add([]element{e})
-	return ignore(err, unix.EEXIST)
+	return fault.Ignore(err, unix.EEXIST)
 }
 
 func hairpin(link string) element {

@@ -14,6 +14,7 @@ import (
 	mdl "github.com/mdlayher/netlink"
 
 	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -109,7 +110,7 @@ func editNAT(program string, edit func(NAT) ([]string, error), most time.Duratio
 		return err
 	}
 	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	return change(fmt.Sprintf("%s-restore with %d lines", program, len(lines)), func() error {
+	return fault.Change(fmt.Sprintf("%s-restore with %d lines", program, len(lines)), func() error {
 		_, err := iptables(program, "-restore", input, lock.File(), append([]string{"--noflush"}, wait...)...)
 		return err
 	})

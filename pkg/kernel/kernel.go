@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel is the only door to Linux networking: links, addresses, routes, qdiscs, nftables, conntrack and sysctls. Its verbs
-// speak ip(8)'s words. Ensure means idempotent, nouns read, other verbs change. Every change passes one function,
-// change, which names it in errors and in the debug log, retries it when a signal interrupted it, and lets tests fail it.
+// speak ip(8)'s words. Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
 package kernel
 
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"runtime"
 	"time"
@@ -19,9 +17,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/fault"
 )
-
-// maxRetries bounds how often an interrupted request is sent again.
-const maxRetries = 30
 
 // requestTimeout bounds one answer of the kernel, which takes microseconds; a link that goes may take some seconds on a busy node.
 const requestTimeout = 30 * time.Second
@@ -170,37 +165,5 @@ func (n *NS) within(f func() error) error {
 	return <-done
 }
 
-// change makes one change of the system. op names it in ip(8)'s words and begins the text of the error.
-func change(op string, f func() error) error {
-	err := fault.Point(op)
-	if err == nil {
-		err = retry(f)
-	}
-	slog.Debug("change", "op", op, "error", err)
-	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	return nil
-}
-
 // retry repeats what was interrupted, such as a dump during which the table changed.
-func retry(f func() error) error {
-	var err error
-	for range maxRetries {
-		err = f()
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-	}
-	return err
-}
-
-// ignore returns nil when err is one of the errnos.
-func ignore(err error, errnos ...error) error {
-	for _, e := range errnos {
-		if errors.Is(err, e) {
-			return nil
-		}
-	}
-	return err
-}
+func retry(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
@@ -28,7 +30,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 	if filtered {
 		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
 	}
-	return change(op, func() error {
+	return fault.Change(op, func() error {
 		req := n.request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		for _, attr := range linkAttrs(name, mac, mtu) {
@@ -68,7 +70,7 @@ type Veth struct {
 // unix.EEXIST: one of the two names is taken.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
-	err := change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
+	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
 		replies, err := n.vethRequest(v).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 		if err == nil && len(replies) > 0 {
 			index = int(nl.DeserializeIfInfomsg(replies[0]).Index)
@@ -144,18 +146,20 @@ func (n *NS) Ports(bridge Link) (names []string, err error) {
 
 // SetUp brings a link up.
 func (n *NS) SetUp(link Link) error {
-	return change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
+	return fault.Change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
 }
 
 // SetMAC changes the address of a link.
 func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
-	return change(fmt.Sprintf("link set %s address %s", link.Name, mac), func() error { return n.h.LinkSetHardwareAddr(byIndex(link.Index), mac) })
+	return fault.Change(fmt.Sprintf("link set %s address %s", link.Name, mac), func() error {
+		return n.h.LinkSetHardwareAddr(byIndex(link.Index), mac)
+	})
 }
 
 // SetARPNotify makes the kernel announce the IPv4 addresses of a link when it comes up (arp_notify in Documentation/networking/ip-sysctl.rst),
 // as the reference does. When a new veth comes up nothing is sent yet: it acts when the link goes down and up later.
 func (n *NS) SetARPNotify(link Link) error {
-	return change("link set "+link.Name+" arp_notify 1", func() error {
+	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
 		req.AddData(indexed(link.Index))
 		conf := nl.NewRtAttr(iflaInetConf, nil)
@@ -170,7 +174,7 @@ func (n *NS) SetARPNotify(link Link) error {
 
 // SetDown brings a link down.
 func (n *NS) SetDown(link Link) error {
-	return change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
+	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
 // PinMTU sets the MTU of a bridge so that the kernel takes it as the admin's: else it would follow the smallest one of the ports, and below
@@ -195,7 +199,7 @@ func MTUBeside(mtu int) int {
 
 // SetMTU sets the MTU of a link.
 func (n *NS) SetMTU(link Link, mtu int) error {
-	return change(fmt.Sprintf("link set %s mtu %d", link.Name, mtu), func() error { return n.h.LinkSetMTU(byIndex(link.Index), mtu) })
+	return fault.Change(fmt.Sprintf("link set %s mtu %d", link.Name, mtu), func() error { return n.h.LinkSetMTU(byIndex(link.Index), mtu) })
 }
 
 // SetPromisc switches promiscuous mode on or off.
@@ -210,7 +214,7 @@ func (n *NS) SetAllMulti(link Link, on bool) error {
 
 func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
 	words := map[bool]string{true: " on", false: " off"}
-	return change("link set "+link.Name+" "+name+words[on], func() error {
+	return fault.Change("link set "+link.Name+" "+name+words[on], func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
 		msg := indexed(link.Index)
 		msg.Change = flag
@@ -225,27 +229,33 @@ func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
 
 // SetMaster makes a link a port of a bridge.
 func (n *NS) SetMaster(link, bridge Link) error {
-	return change("link set "+link.Name+" master "+bridge.Name, func() error { return n.h.LinkSetMasterByIndex(byIndex(link.Index), bridge.Index) })
+	return fault.Change("link set "+link.Name+" master "+bridge.Name, func() error {
+		return n.h.LinkSetMasterByIndex(byIndex(link.Index), bridge.Index)
+	})
 }
 
 // SetHairpin lets a bridge port send a frame back out of the port that it came from, or not.
 func (n *NS) SetHairpin(link Link, on bool) error {
-	return change(fmt.Sprintf("bridge link set %s hairpin %t", link.Name, on), func() error { return n.h.LinkSetHairpin(byIndex(link.Index), on) })
+	return fault.Change(fmt.Sprintf("bridge link set %s hairpin %t", link.Name, on), func() error {
+		return n.h.LinkSetHairpin(byIndex(link.Index), on)
+	})
 }
 
 // SetIsolated stops traffic between isolated ports of one bridge, or not.
 func (n *NS) SetIsolated(link Link, on bool) error {
-	return change(fmt.Sprintf("bridge link set %s isolated %t", link.Name, on), func() error { return n.h.LinkSetIsolated(byIndex(link.Index), on) })
+	return fault.Change(fmt.Sprintf("bridge link set %s isolated %t", link.Name, on), func() error {
+		return n.h.LinkSetIsolated(byIndex(link.Index), on)
+	})
 }
 
 // DelLink deletes the interface name; one that is not there is no error. For a veth both ends go.
 func (n *NS) DelLink(name string) error {
-	return change("link del "+name, func() error {
+	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)
 		if err != nil || !ok {
 			return err
 		}
-		return ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
+		return fault.Ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
 	})
 }
 
@@ -253,7 +263,7 @@ func (n *NS) DelLink(name string) error {
 // Devices that only serve the link join the group (EnsureIFB), so that DelGroup deletes all of them in one request: each request
 // by itself would wait some 15 ms for the kernel (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
-	return change("link set "+link.Name+" up alias "+alias, func() error {
+	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		req := n.request(unix.RTM_NEWLINK, 0)
 		msg := indexed(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
@@ -268,7 +278,7 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 // DelGroup deletes the interface name and the device group that the interface with the ifindex leads or led. What is not there is no
 // error. index is 0 when it is not known.
 func (n *Node) DelGroup(name string, index int) error {
-	return change("link del "+name+" and its group", func() error {
+	return fault.Change("link del "+name+" and its group", func() error {
 		link, ok, err := n.Link(name)
 		if err != nil {
 			return err
@@ -281,12 +291,12 @@ func (n *Node) DelGroup(name string, index int) error {
 			}
 		}
 		if index != 0 {
-			if err := ignore(n.delByGroup(groupOf(index)), unix.ENODEV); err != nil {
+			if err := fault.Ignore(n.delByGroup(groupOf(index)), unix.ENODEV); err != nil {
 				return err
 			}
 		}
 		if ok && !link.LeadsGroup() {
-			return ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
+			return fault.Ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
 		}
 		return nil
 	})

@@ -10,13 +10,15 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with another
 // ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an alternative name
 // of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
-	return change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
+	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
 		if errors.Is(err, unix.EEXIST) {
 			return errors.Join(err, n.fetch(link, to))
@@ -72,12 +74,14 @@ func (n *NS) fetch(link Link, from Namespace) error {
 
 // Rename gives a link another name; before Linux 6.2 it must be down. unix.EEXIST: it is another link's.
 func (n *NS) Rename(link Link, name string) error {
-	return change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error { return n.h.LinkSetName(byIndex(link.Index), name) })
+	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error { return n.h.LinkSetName(byIndex(link.Index), name) })
 }
 
 // SetAlias gives a link a text that ip(8) shows; "" is none.
 func (n *NS) SetAlias(link Link, text string) error {
-	return change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error { return n.h.LinkSetAlias(byIndex(link.Index), text) })
+	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
+		return n.h.LinkSetAlias(byIndex(link.Index), text)
+	})
 }
 
 // AddAltName gives a link one more name. unix.EEXIST: a link has it, as its name or an alternative one.
@@ -87,11 +91,11 @@ func (n *NS) AddAltName(link Link, name string) error {
 
 // DelAltName takes an alternative name from a link; one that it does not have is no error.
 func (n *NS) DelAltName(link Link, name string) error {
-	return ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
+	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
 }
 
 func (n *NS) altName(kind int, verb string, link Link, name string) error {
-	return change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
+	return fault.Change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
 		req := n.request(kind, 0)
 		req.AddData(indexed(link.Index))
 		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
@@ -104,7 +108,9 @@ func (n *NS) altName(kind int, verb string, link Link, name string) error {
 
 // SetTxQueue sets how many packets may wait to be sent.
 func (n *NS) SetTxQueue(link Link, packets int) error {
-	return change(fmt.Sprintf("link set %s txqueuelen %d", link.Name, packets), func() error { return n.h.LinkSetTxQLen(byIndex(link.Index), packets) })
+	return fault.Change(fmt.Sprintf("link set %s txqueuelen %d", link.Name, packets), func() error {
+		return n.h.LinkSetTxQLen(byIndex(link.Index), packets)
+	})
 }
 
 // DelXDP takes all programs away that see what a link receives before the kernel does. One that is attached by a file descriptor (a bpf link)
@@ -124,7 +130,7 @@ func (n *NS) DelXDP(link Link) error {
 
 // setXDP attaches a program that the kernel has loaded, or with fd -1 none.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
-	return change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
+	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
 		req.AddData(indexed(link.Index))
 		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
@@ -139,7 +145,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 // SetTraits makes the traits of a link as wanted; only those that differ are set.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
-	return change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
+	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
 		msg := indexed(link.Index)
 		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC

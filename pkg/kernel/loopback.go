@@ -15,6 +15,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -127,7 +128,7 @@ func (n *Node) OpenLoopback(owner, link string) error {
 // LendLoopback leaves a link that Podlace opened to the rules of the reference plugins, which need route_localnet and never switch it off.
 func (n *Node) LendLoopback(link string) error {
 	if on, err := n.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
-		return ignore(err, fs.ErrNotExist)
+		return fault.Ignore(err, fs.ErrNotExist)
 	}
 	return n.Set(routeLocalnet(link, "1"))
 }
@@ -151,7 +152,7 @@ func (n *Node) openedUnknown() (bool, error) {
 func (n *Node) routeLocalnets(matches func(link, value string) bool) (links []string, err error) {
 	folder, err := n.openSysctl("ipv4/conf", os.O_RDONLY)
 	if err != nil {
-		return nil, ignore(err, fs.ErrNotExist)
+		return nil, fault.Ignore(err, fs.ErrNotExist)
 	}
 	defer folder.Close()
 	all, err := folder.Readdirnames(-1)
@@ -234,7 +235,9 @@ func forgetUsers(has func(owner string) bool) error {
 		err = errors.Join(err, e)
 		for _, owner := range users {
 			if !has(owner) {
-				err = errors.Join(err, change("forget a user of 127.0.0.1 on "+link, func() error { return os.Remove(filepath.Join(folder, owner)) }))
+				err = errors.Join(err, fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
+					return os.Remove(filepath.Join(folder, owner))
+				}))
 			}
 		}
 		_ = os.Remove(folder) // fails while it has files
@@ -283,10 +286,10 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 		}
 		before := finish
 		finish = func() error {
-			return errors.Join(before(), change("forget a user of 127.0.0.1 on "+link, func() error {
-				err := ignore(os.Remove(filepath.Join(users, owner)), fs.ErrNotExist)
+			return errors.Join(before(), fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
+				err := fault.Ignore(os.Remove(filepath.Join(users, owner)), fs.ErrNotExist)
 				if err == nil && only {
-					err = ignore(os.Remove(users), unix.ENOTEMPTY, fs.ErrNotExist)
+					err = fault.Ignore(os.Remove(users), unix.ENOTEMPTY, fs.ErrNotExist)
 				}
 				return err
 			}))
@@ -321,9 +324,9 @@ func (n *Node) closeUnused(owner string) (closed bool, err error) {
 func names(folder string, most int) ([]string, error) {
 	f, err := os.Open(folder)
 	if err != nil {
-		return nil, ignore(err, fs.ErrNotExist)
+		return nil, fault.Ignore(err, fs.ErrNotExist)
 	}
 	defer f.Close()
 	list, err := f.Readdirnames(most)
-	return list, ignore(err, io.EOF)
+	return list, fault.Ignore(err, io.EOF)
 }

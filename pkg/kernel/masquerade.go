@@ -15,6 +15,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // masqueradeTable holds, for each network, a base chain and four sets: for each family the sources that are masqueraded and the
@@ -159,7 +161,7 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 		if ok && err == nil {
 			err = t.delete(elements)
 		}
-		errs = append(errs, ignoreNoNFT(ignore(err, unix.ENOENT)))
+		errs = append(errs, ignoreNoNFT(fault.Ignore(err, unix.ENOENT)))
 	}
 	return errors.Join(errs...)
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Neighbour returns the MAC on which the kernel relies for an address behind a link, or nil when it asks, at once or with the next packets.
@@ -29,7 +31,7 @@ func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})
 	req.AddData(nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	if err := ignore(err, unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP, unix.EINVAL); err != nil {
+	if err := fault.Ignore(err, unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP, unix.EINVAL); err != nil {
 		return nil, fmt.Errorf("neigh get %s dev %s: %w", addr, link.Name, err)
 	}
 	if err != nil || len(replies) == 0 {
@@ -46,7 +48,7 @@ func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) e
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {
 		return err
 	}
-	return change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
-		return ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
+	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
+		return fault.Ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables"
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // NoNFT tells whether an error says that the kernel has no nf_tables.
@@ -65,7 +67,7 @@ type nftSocket struct {
 func (s *nftSocket) ask(question mdl.Message) ([]mdl.Message, error) {
 	s.begin()
 	answers, err := s.Execute(question)
-	s.spoilt = ignore(err, unix.ENOENT) != nil
+	s.spoilt = fault.Ignore(err, unix.ENOENT) != nil
 	return answers, err
 }
 
@@ -135,7 +137,7 @@ func (t *nft) find(elements []element) ([]*element, error) {
 		}
 		for _, e := range chunk {
 			replies, err := t.conn.Receive() // one for each question, or an error
-			if err := ignore(err, unix.ENOENT); err != nil {
+			if err := fault.Ignore(err, unix.ENOENT); err != nil {
 				return nil, fmt.Errorf("nft get element %s %s: %w", t.table, e.Set, err)
 			}
 			var one *element
@@ -171,11 +173,11 @@ func (t *nft) list(set string) ([]element, error) {
 // dump calls each for the body of every answer. It begins again when something changed meanwhile.
 func (t *nft) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
-	err := retry(func() (err error) {
+	err := fault.Retry(func() (err error) {
 		replies, err = t.conn.ask(ask)
 		return err
 	})
-	if err := ignore(err, unix.ENOENT); err != nil {
+	if err := fault.Ignore(err, unix.ENOENT); err != nil {
 		return fmt.Errorf("nft list %s: %w", t.table, err)
 	}
 	for _, reply := range replies {
@@ -261,7 +263,7 @@ func (t *nft) apply(op string, edits ...edit) error {
 		return nil
 	}
 	batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
-	return change(op, func() error { return t.send(batch) })
+	return fault.Change(op, func() error { return t.send(batch) })
 }
 
 // send sends a transaction and reads one acknowledgement for each message between its marks.
@@ -337,7 +339,7 @@ func skeleton(op string, build func(*nftables.Conn) error) error {
 		return fmt.Errorf("open nftables socket: %w", err)
 	}
 	defer func() { _ = conn.CloseLasting() }()
-	return change(op, func() error {
+	return fault.Change(op, func() error {
 		if err := build(conn); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -40,7 +41,7 @@ func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
 		replies, err = qdisc{link: link.Index, parent: parent}.request(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
-		return ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 	if err != nil || len(replies) == 0 {
 		return qdisc{}, false, wrapped("qdisc show dev "+link.Name, err)

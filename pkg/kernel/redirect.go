@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
@@ -24,14 +26,14 @@ const referencePriority = 1
 // EnsureIFB makes the intermediate device name for a link, up and with its MTU, or returns the one that is there. What is redirected to
 // it passes its qdisc and goes on where it came from (tc-mirred(8)). It joins the group of a link that leads one.
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
-	err := change("link add "+name+" type ifb", func() error {
+	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU, attrs.Flags = name, of.MTU, net.FlagUp
 		attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
 		if of.LeadsGroup() {
 			attrs.Group = of.Traits.Group
 		}
-		return ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
+		return fault.Ignore(n.h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}), unix.EEXIST)
 	})
 	if err != nil {
 		return Link{}, err
@@ -41,7 +43,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group { // it was left over: it would stay when the group goes
-		err = change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
+		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
 	if err == nil && !link.Up {
 		err = n.SetUp(link)
@@ -54,7 +56,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 // only RedirectsLong goes after the new one is in place, so that a live pod keeps its limit. If all frames are redirected it changes nothing.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
-	err := change("qdisc add dev "+from.Name+" clsact", func() error {
+	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
 		err := n.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}})
 		if found = errors.Is(err, unix.EEXIST); found {
 			return nil
@@ -85,7 +87,7 @@ func (n *NS) Redirect(from, to Link) error {
 // addRedirect adds the filter. Its selector has no key: a key of u32 reads 4 bytes behind the Ethernet header, and a frame that is shorter
 // does not match, even if the key compares none of them.
 func (n *NS) addRedirect(from, to Link) error {
-	return change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
+	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
 		return lacks(n.h.FilterAdd(&netlink.U32{
 			FilterAttrs: redirectAttrs(from),
 			ClassId:     netlink.MakeHandle(1, 1),
@@ -138,7 +140,7 @@ func redirection(f netlink.Filter) Redirection {
 func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error) {
 	err = retry(func() (err error) {
 		list, err = n.h.FilterList(byIndex(link.Index), parent)
-		return ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
+		return fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	})
 	return list, wrapped("filter show dev "+link.Name, err)
 }
@@ -242,9 +244,9 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if used, err := n.hasFilters(from); err != nil || used {
 		return err
 	}
-	return change("qdisc del dev "+from.Name+" "+q.kind, func() error {
+	return fault.Change("qdisc del dev "+from.Name+" "+q.kind, func() error {
 		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
-		return ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
 
@@ -258,7 +260,7 @@ func (n *NS) delRedirects(from, to Link, spare func(netlink.Filter) bool) error 
 		}
 		return priority == redirectPriority || to.Index != 0 && leadsTo(f, to.Index) || priority == referencePriority && leadsTo(f, 0)
 	}
-	return change("filter del dev "+from.Name+" ingress", func() error {
+	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
 		if err != nil {
 			return err
@@ -272,7 +274,7 @@ func (n *NS) delRedirects(from, to Link, spare func(netlink.Filter) bool) error 
 			if !slices.ContainsFunc(list, func(o netlink.Filter) bool { return !own(o) && o.Attrs().Priority == attrs.Priority }) {
 				attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
 			}
-			if err := ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
+			if err := fault.Ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
 				return err
 			}
 		}

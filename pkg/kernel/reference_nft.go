@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables/userdata"
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // place is a chain in nf_tables, or with an empty chain every chain of a table.
@@ -60,7 +62,7 @@ func (t *nft) hasChain(p place) (bool, error) {
 		return true, nil
 	}
 	// ERANGE: the name is longer than any that exists.
-	if ignoreNoNFT(ignore(err, unix.ENOENT, unix.ERANGE)) == nil {
+	if ignoreNoNFT(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil {
 		return false, nil
 	}
 	return false, fmt.Errorf("nft list chain %s %s: %w", p.table, p.chain, err)
@@ -78,7 +80,7 @@ func (t *nft) rules(p place) ([]rule, error) {
 		return nil, err
 	}
 	var found []rule
-	err = retry(func() error {
+	err = fault.Retry(func() error {
 		found = nil
 		replies, err := t.conn.ask(msg)
 		for _, reply := range replies {
@@ -92,7 +94,7 @@ func (t *nft) rules(p place) ([]rule, error) {
 		}
 		return err
 	})
-	if err = ignoreNoNFT(ignore(err, unix.ENOENT)); err != nil {
+	if err = ignoreNoNFT(fault.Ignore(err, unix.ENOENT)); err != nil {
 		return nil, fmt.Errorf("nft list rules of %s: %w", p.table, err)
 	}
 	return found, nil
@@ -216,6 +218,9 @@ func (t *nft) unlink(parent place, chain string) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
+// maxRaces bounds how often a removal begins anew.
+const maxRaces = 30
+
 // removeListed deletes in one transaction what list names, and begins anew when somebody else was faster with a part of it.
 func removeListed(op string, list func(*nft) ([]mdl.Message, error)) error {
 	t, err := openNFT("")
@@ -223,14 +228,14 @@ func removeListed(op string, list func(*nft) ([]mdl.Message, error)) error {
 		return ignoreNoNFT(err)
 	}
 	defer t.close()
-	for range maxRetries {
+	for range maxRaces {
 		var messages []mdl.Message
 		if messages, err = list(t); err != nil || len(messages) == 0 {
 			return err
 		}
 		batch := append([]mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
 		batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
-		err = change(op, func() error { return t.send(batch) })
+		err = fault.Change(op, func() error { return t.send(batch) })
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
 			return err
 		}

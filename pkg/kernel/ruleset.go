@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // ruleset writes a table of rules that are made once a node.
@@ -144,7 +146,7 @@ func rulesOf(table *nftables.Table, chains ...string) ([]int, error) {
 	defer func() { _ = conn.CloseLasting() }()
 	for i, chain := range chains {
 		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
-		if err := ignore(err, unix.ENOENT); err != nil {
+		if err := fault.Ignore(err, unix.ENOENT); err != nil {
 			return found, err
 		}
 		found[i] = len(rules)

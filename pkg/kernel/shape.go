@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Shaper is a token bucket (tc-tbf(8)). What waits for tokens waits in line, or, with a fair queue, in a line for each flow.
@@ -48,7 +50,7 @@ const (
 
 // Shape limits what a link sends. It replaces a token bucket that is there, in place.
 func (n *NS) Shape(link Link, s Shaper) error {
-	err := change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, s.Rate), func() error {
+	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, s.Rate), func() error {
 		_, err := s.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel does not replace it when it has our handle
 			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
@@ -59,7 +61,7 @@ func (n *NS) Shape(link Link, s Shaper) error {
 	if err != nil || s.Fair == (FairQueue{}) {
 		return err
 	}
-	return change("qdisc replace dev "+link.Name+" parent 1:1 "+fairQueue, func() error {
+	return fault.Change("qdisc replace dev "+link.Name+" parent 1:1 "+fairQueue, func() error {
 		req := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 		options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(s.Fair.Target.Microseconds())))
@@ -191,9 +193,9 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 
 // Unshape removes the token bucket of a link; a link without one is no error.
 func (n *NS) Unshape(link Link) error {
-	return change("qdisc del dev "+link.Name+" root tbf", func() error {
+	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		_, err := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
-		return ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
+		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
 

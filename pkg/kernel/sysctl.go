@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Sysctl is a setting below /proc/sys/net.
@@ -94,7 +96,7 @@ func (n *NS) set(s Sysctl) error {
 	if got, err := readSysctl(f); err == nil && got == s.Value {
 		return nil
 	}
-	return change(fmt.Sprintf("sysctl %s=%s", s.Path, s.Value), func() error {
+	return fault.Change(fmt.Sprintf("sysctl %s=%s", s.Path, s.Value), func() error {
 		_, err := f.WriteAt([]byte(s.Value), 0)
 		return err
 	})

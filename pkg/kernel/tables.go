@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Table is an nftables table that Podlace makes.
@@ -79,5 +81,5 @@ func (n *Node) DelTable(t Table) error {
 		c.DelTable(t.netlink())
 		return nil
 	})
-	return ignoreNoNFT(ignore(err, unix.ENOENT))
+	return ignoreNoNFT(fault.Ignore(err, unix.ENOENT))
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // VF is how a PF is set for one of its VFs, in the words of ip-link(8).
@@ -154,7 +156,8 @@ func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	former := have.settings(index)
 	for i, s := range want.settings(index) {
 		if s.words != "" && s.words != former[i].words {
-			errs = append(errs, change(fmt.Sprintf("link set %s vf %d %s", pf.Name, index, s.words), func() error { return n.setVF(pf, s.attribute) }))
+			op := fmt.Sprintf("link set %s vf %d %s", pf.Name, index, s.words)
+			errs = append(errs, fault.Change(op, func() error { return n.setVF(pf, s.attribute) }))
 		}
 	}
 	return errors.Join(errs...)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // VLAN is one VLAN of a bridge port.
@@ -104,7 +106,7 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 
 // SetVLANFiltering makes a bridge keep VLANs apart.
 func (n *Node) SetVLANFiltering(bridge Link) error {
-	return change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
+	return fault.Change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 		req.AddData(indexed(bridge.Index))
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
@@ -184,7 +186,9 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })
 	if len(add) > 0 {
-		err := change(fmt.Sprintf("bridge vlan add dev %s vid %s", port.Name, add), func() error { return add.request(unix.RTM_SETLINK, port) })
+		err := fault.Change(fmt.Sprintf("bridge vlan add dev %s vid %s", port.Name, add), func() error {
+			return add.request(unix.RTM_SETLINK, port)
+		})
 		if err != nil {
 			return err
 		}
@@ -192,7 +196,9 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	if len(del) == 0 {
 		return nil
 	}
-	return change(fmt.Sprintf("bridge vlan del dev %s vid %s", port.Name, del), func() error { return del.request(unix.RTM_DELLINK, port) })
+	return fault.Change(fmt.Sprintf("bridge vlan del dev %s vid %s", port.Name, del), func() error {
+		return del.request(unix.RTM_DELLINK, port)
+	})
 }
 
 func (v VLANs) request(kind int, port Link) error {

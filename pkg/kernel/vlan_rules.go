@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -73,7 +74,7 @@ func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 	if err == nil {
 		err = t.add(missing)
 	}
-	return ignore(err, unix.EEXIST) // many first pods come at once
+	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
 }
 
 // CheckVLANGateway returns nil when the rules are there or cannot be, else an error with code 100.

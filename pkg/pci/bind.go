@@ -196,21 +196,19 @@ func (c control) setOverride(ctx context.Context, driver string) error {
 
 // write writes to a file below sysfs. The kernel acts before the write returns; nothing can stop it.
 func (c control) write(ctx context.Context, file, value string) error {
-	op := fmt.Sprintf("write %q to %s", value, file)
-	if err := errors.Join(ctx.Err(), fault.Point(op)); err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- writeAttribute(c.root, file, value) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("%s: %w", op, err)
+	return fault.Change(fmt.Sprintf("write %q to %s", value, file), func() error {
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%s: the kernel has not finished, something uses the function: %w", op, ctx.Err())
-	}
+		done := make(chan error, 1)
+		go func() { done <- writeAttribute(c.root, file, value) }()
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return fmt.Errorf("the kernel has not finished, something uses the function: %w", ctx.Err())
+		}
+	})
 }
 
 // await waits until the function has the driver, or none.

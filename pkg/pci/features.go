@@ -180,11 +180,5 @@ func SetFeatures(ifname string, on []string) error {
 		return nil
 	}
 	op := "ethtool -K " + ifname + strings.Join(words, "")
-	if err = fault.Point(op); err == nil {
-		err = s.change(other, shall)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	return nil
+	return fault.Change(op, func() error { return s.change(other, shall) })
 }
