@@ -206,7 +206,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 // checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record, and a
 // runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look at all.
 func (j *job) checkMasquerade(l layer3) error {
-	err := j.missingMasquerade(l)
+	err := withHint(j.missingMasquerade(l))
 	if plugin.Code(err) != plugin.CodeStateDiffers || err == nil || attachment.Recorded(j.r) {
 		return err
 	}

@@ -4,12 +4,14 @@ package bridge
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Masquerade is what a network gives the node's address when it leaves the network.
@@ -193,10 +195,19 @@ func masqueradeByIPTables(host *kernel.Node, key attachment.Key, addresses, exce
 			return append(nat.Deletions("POSTROUTING", masqueradeChain(key)), lines...), nil
 		})
 		if err != nil {
-			return err
+			return withHint(err)
 		}
 	}
 	return nil
+}
+
+// withHint says what to do about a missing program.
+func withHint(err error) error {
+	var program *kernel.MissingProgram
+	if errors.As(err, &program) {
+		return plugin.WithHint(err, "install iptables, or use the nftables backend, which needs no program")
+	}
+	return err
 }
 
 func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {

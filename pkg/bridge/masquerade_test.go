@@ -17,6 +17,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+func TestHint(t *testing.T) {
+	err := withHint(fmt.Errorf("x: %w", &kernel.MissingProgram{Name: "iptables-save"}))
+	if plugin.Code(err) != plugin.CodeKernelFeature || plugin.Hint(err) != "install iptables, or use the nftables backend, which needs no program" {
+		t.Errorf("code %d, hint %q", plugin.Code(err), plugin.Hint(err))
+	}
+	if err := withHint(nil); err != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
 // masquerades wants sources and exceptions to be in force for the lab's network.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Guard says what a port of a bridge may send: with Addresses, ARP, neighbour discovery and IP of the pod itself and nothing else;
@@ -135,7 +134,7 @@ func (n *Node) EnsureGuard(g Guard) error {
 func needBridgeFamily(err error) error {
 	for _, no := range []error{unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT} {
 		if errors.Is(err, no) {
-			return plugin.Errorf(plugin.CodeKernelFeature, "the kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE): %w", err)
+			return &MissingFeature{"nftables for bridges (CONFIG_NF_TABLES_BRIDGE)", err}
 		}
 	}
 	return err
@@ -184,7 +183,7 @@ func (n *Node) DelGuardOf(link string) error {
 	return fault.Change("nft delete guard of "+link, conn.Flush)
 }
 
-// CheckGuard returns nil when the guard is whole, else an error with code 100.
+// CheckGuard returns nil when the guard is whole, else Differs.
 func (n *Node) CheckGuard(g Guard) error {
 	elements, err := g.elements()
 	if err != nil {
@@ -196,13 +195,13 @@ func (n *Node) CheckGuard(g Guard) error {
 	}
 	defer t.close()
 	if ok, err := t.marked(guardSchema); err != nil || !ok {
-		return errors.Join(plugin.Errorf(plugin.CodeStateDiffers, "nftables rules of table bridge %s are missing", guardTable), err)
+		return errors.Join(missingRules("nftables rules of table bridge %s are missing", guardTable), err)
 	}
 	for _, e := range elements {
 		if _, ok, err := t.get(e); err != nil {
 			return err
 		} else if !ok {
-			return plugin.Errorf(plugin.CodeStateDiffers, "the guard of %s misses an entry in nftables set %s", g.Link, e.Set)
+			return missingEntry(e.Set, "the guard of %s misses an entry in nftables set %s", g.Link, e.Set)
 		}
 	}
 	return nil

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // ErrFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: RestoreHostPorts comes first.
@@ -277,8 +276,8 @@ func (n *Node) HostPortRules() (bool, error) {
 	return n.LoopbackProtected()
 }
 
-// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else an error with
-// code 100. other tells who another owner is, and whether that one shares the port.
+// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
+// other tells who another owner is, and whether that one shares the port.
 func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string, shares bool)) error {
 	t, err := n.openNFT(hostportTable)
 	if err != nil {
@@ -287,8 +286,7 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 	if ok, err := n.HostPortRules(); err != nil {
 		return err
 	} else if !ok {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the rules of nftables tables inet %s and %s are missing", hostportTable, loopbackTable),
-			"somebody flushed them; 'podlace reload' brings back those of all pods")
+		return missingRules("the rules of nftables tables inet %s and %s are missing", hostportTable, loopbackTable)
 	}
 	want := h.elements()
 	found, err := t.find(want)
@@ -309,20 +307,20 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		}
 		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
 			if who, shares := other(got.Comment); !shares {
-				return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, e.port(), who)
+				return differs(belongsTo, e.port(), who)
 			}
 			continue
 		}
 		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: leads elsewhere", e.port())
+			return differs("hostPort %s: leads elsewhere", e.port())
 		}
 	}
 	if err := t.lost(h, missing, other); err != nil {
 		return err
 	}
 	if !owned {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
-			OwnerName(h.Owner)), "'podlace reload' brings it back")
+		return missingEntry("owners",
+			"nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost", OwnerName(h.Owner))
 	}
 	if h.Taken {
 		return nil
@@ -331,7 +329,8 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		if _, ok, err := t.get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), "'podlace reload' brings it back")
+			return missingEntry("hairpin",
+				"the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge)
 		}
 	}
 	return t.checkShadows(h, other)
@@ -362,10 +361,10 @@ func (t *nft) lost(h HostPorts, missing []element, other func(owner string) (str
 		for _, o := range found {
 			if e.forwards() && o.port().Overlaps(e.port()) {
 				who, _ := other(o.Comment)
-				return plugin.Errorf(plugin.CodeStateDiffers, belongsTo, o.port(), who)
+				return differs(belongsTo, o.port(), who)
 			}
 		}
-		return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+		return missingEntry(e.Set, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
 	}
 	return nil
 }
@@ -386,7 +385,7 @@ func (t *nft) checkShadows(h HostPorts, other func(owner string) (string, bool))
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: %s has it too, by the iptables backend, which comes first", found[0].port(), OwnerName(found[0].Comment))
+	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", found[0].port(), OwnerName(found[0].Comment))
 }
 
 func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }

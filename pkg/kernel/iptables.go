@@ -15,7 +15,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/child"
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -86,7 +85,7 @@ func (n *Node) EditNAT(is4 bool, edit func(NAT) ([]string, error)) error {
 	return editNAT(iptablesName(is4), edit, store.NodeLockTimeout, "-w", iptablesWait)
 }
 
-// TryLocks lets EditNAT fail with code 11 where it would wait for a lock.
+// TryLocks lets EditNAT fail as busy where it would wait for a lock.
 func (n *Node) TryLocks() { n.tries = true }
 
 // editNAT waits for the node's lock as long as most; the arguments wait say how long iptables-restore waits for the lock of xtables.
@@ -194,8 +193,7 @@ func iptablesBinary(name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "%s is not installed", name),
-		"install iptables, or use the nftables backend, which needs no program")
+	return "", &MissingProgram{name}
 }
 
 func iptables(program, tool, stdin string, hold *os.File, args ...string) (string, error) {
@@ -211,10 +209,11 @@ func iptables(program, tool, stdin string, hold *os.File, args ...string) (strin
 	if err == nil {
 		return stdout.String(), nil
 	}
-	text := strings.Join(strings.Fields(stderr.String()), " ")
 	var exit *exec.ExitError
-	if errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == busy {
-		return "", plugin.Errorf(plugin.CodeTryAgain, "%s%s: %w: %s", program, tool, err, text)
+	late := errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == busy
+	err = fmt.Errorf("%s%s: %w: %s", program, tool, err, strings.Join(strings.Fields(stderr.String()), " "))
+	if late {
+		return "", busyError{err}
 	}
-	return "", fmt.Errorf("%s%s: %w: %s", program, tool, err, text)
+	return "", err
 }

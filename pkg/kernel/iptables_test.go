@@ -3,14 +3,13 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 const saved = `# Generated
@@ -123,7 +122,9 @@ func TestEditNATParallel(t *testing.T) {
 }
 
 func TestIPTablesMissing(t *testing.T) {
-	if _, err := iptablesBinary("iptables-none"); plugin.Code(err) != plugin.CodeKernelFeature {
+	_, err := iptablesBinary("iptables-none")
+	var missing *MissingProgram
+	if !errors.As(err, &missing) || err.Error() != "iptables-none is not installed" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -94,7 +94,7 @@ func nameOf(netns Namespace) string {
 	return "of a pod"
 }
 
-// Open opens the namespace of a pod, as the frame validated it (plugin.Request.Netns).
+// Open opens the namespace of a pod, once it is validated.
 func Open(netns Namespace) (*NS, error) {
 	n := &NS{work: make(chan func())}
 	ready := make(chan error)

@@ -74,7 +74,9 @@ func (n *NS) fetch(link Link, from Namespace) error {
 
 // Rename gives a link another name; before Linux 6.2 it must be down. unix.EEXIST: it is another link's.
 func (n *NS) Rename(link Link, name string) error {
-	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error { return n.h.LinkSetName(byIndex(link.Index), name) })
+	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
+		return n.h.LinkSetName(byIndex(link.Index), name)
+	})
 }
 
 // SetAlias gives a link a text that ip(8) shows; "" is none.

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // qdisc is a queueing discipline of a link (tc(8)), with what the kernel has counted since it was made.
@@ -106,14 +105,6 @@ func (q *qdisc) count(stats []byte) error {
 		}
 	}
 	return wrapped("statistics of a qdisc", err)
-}
-
-// lacks names what the kernel does not know.
-func lacks(err error, what string) error {
-	if errors.Is(err, unix.ENOENT) {
-		return plugin.Errorf(plugin.CodeKernelFeature, "the kernel has no %s: %w", what, err)
-	}
-	return err
 }
 
 func wrapped(op string, err error) error {

@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // asReference redirects a link as the reference does.
@@ -142,13 +140,14 @@ func TestBucketsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNamesWhatIsMissing: what the kernel does not know is named, with the code for it.
+// TestNamesWhatIsMissing: what the kernel does not know is named.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
 		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
-	if err = lacks(err, "podlace (CONFIG_X)"); plugin.Code(err) != plugin.CodeKernelFeature || !errors.Is(err, unix.ENOENT) {
-		t.Errorf("code %d, %v", plugin.Code(err), err)
+	var missing *MissingFeature
+	if err = lacks(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" || !errors.Is(err, unix.ENOENT) {
+		t.Errorf("got %v", err)
 	}
 	if err := lacks(unix.EINVAL, "x"); err != unix.EINVAL {
 		t.Errorf("got %v", err)

@@ -15,8 +15,6 @@ import (
 
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // What the reference plugins (github.com/containernetworking/plugins) leave in the node's tables for one attachment. H is SHA-512 of
@@ -196,7 +194,7 @@ func delLegacy(chains natChains) error {
 		for parent, names := range chains {
 			for _, name := range names {
 				err := removeChain(legacyProgram(is4), parent, name)
-				if errs = append(errs, err); plugin.Code(err) == plugin.CodeTryAgain {
+				if errs = append(errs, err); isBusy(err) {
 					return errors.Join(errs...) // the next would wait for the same lock as long once more
 				}
 			}

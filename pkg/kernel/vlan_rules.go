@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // vlanTable is static: the gateway of a VLAN is an element of its sets.
@@ -77,7 +76,7 @@ func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
 }
 
-// CheckVLANGateway returns nil when the rules are there or cannot be, else an error with code 100.
+// CheckVLANGateway returns nil when the rules are there or cannot be, else Differs.
 func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	t, err := openNFT(vlanTable)
 	if err != nil {
@@ -86,7 +85,7 @@ func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	defer t.close()
 	missing, err := t.lacks(g)
 	if err == nil && len(missing) > 0 {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
+		return missingEntry(missing[0].Set, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
 	}
 	if err != nil {
 		return ignoreNoNFT(err)
@@ -94,7 +93,7 @@ func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	if ok, err := t.marked(vlanSchema); err != nil || ok {
 		return err
 	}
-	return plugin.Errorf(plugin.CodeStateDiffers, "nftables rules of table inet %s are missing", vlanTable)
+	return missingRules("nftables rules of table inet %s are missing", vlanTable)
 }
 
 func (t *nft) lacks(g VLANGateway) (missing []element, err error) {

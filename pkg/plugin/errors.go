@@ -59,14 +59,21 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// Code returns the CNI error code of err: that of the outermost Error in its tree, else one derived from the errno.
+// Code returns the CNI error code of err: that of the outermost Error in its tree, else one by what an error in the tree says of itself,
+// else one derived from the errno.
 func Code(err error) uint {
 	var e *Error
-	if errors.As(err, &e) {
-		return e.Code
-	}
+	var feature interface{ MissingFeature() string }
+	var state interface{ Differs() bool }
+	var later interface{ Busy() bool }
 	switch {
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+	case errors.As(err, &e):
+		return e.Code
+	case errors.As(err, &feature):
+		return CodeKernelFeature
+	case errors.As(err, &state) && state.Differs():
+		return CodeStateDiffers
+	case errors.As(err, &later) && later.Busy(), errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		return CodeTryAgain
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT):
 		return CodeKernelFeature

@@ -13,6 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+type (
+	featureless struct{ error }
+	busy        struct{ error }
+	different   struct{ error }
+)
+
+func (featureless) MissingFeature() string { return "x" }
+func (busy) Busy() bool                    { return true }
+func (different) Differs() bool            { return true }
+
 func TestCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -31,6 +41,11 @@ func TestCode(t *testing.T) {
 		{fmt.Errorf("link add: %w", unix.EPERM), CodeIO},
 		{WithHint(Errorf(CodeConfig, "x"), "do y"), CodeConfig},
 		{WithHint(unix.EBUSY, "do y"), CodeTryAgain},
+		{fmt.Errorf("link add: %w", featureless{unix.EBUSY}), CodeKernelFeature},
+		{fmt.Errorf("link add: %w", busy{unix.EOPNOTSUPP}), CodeTryAgain},
+		{fmt.Errorf("link add: %w", different{unix.EPERM}), CodeStateDiffers},
+		{WithHint(different{unix.EPERM}, "do y"), CodeStateDiffers},
+		{Errorf(CodeDevice, "outer: %w", featureless{unix.ENOENT}), CodeDevice},
 	} {
 		if got := Code(c.err); got != c.want {
 			t.Errorf("%v: %d, want %d", c.err, got, c.want)

@@ -56,7 +56,7 @@ func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Lo
 			err = edit(true) // it may be a rule of another that is refused
 		}
 		if err != nil {
-			return st.Rules.blame(err, is4)
+			return withHint(st.Rules.blame(err, is4))
 		}
 	}
 	if !flushed {
@@ -317,7 +317,7 @@ func checkIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPor
 		}
 		nat, err := host.ReadNAT(is4)
 		if err != nil {
-			return err
+			return withHint(err)
 		}
 		if err := checkRules(nat, podChain(key), own); err != nil {
 			return err

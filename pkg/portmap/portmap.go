@@ -328,8 +328,11 @@ func check(r *plugin.Request) error {
 	}
 	if reference == "iptables" {
 		st.Backend = reference
-	} else if err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r)); err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
-		return err
+	} else {
+		err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r))
+		if err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
+			return withHint(err)
+		}
 	}
 	if st.Backend == "iptables" {
 		return checkIPTables(host, attachment.KeyOf(r), ports)

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
@@ -22,7 +20,7 @@ const LockTimeout = 10 * time.Second
 // busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error has code 11.
+// Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error says Busy.
 // The lock ends with Unlock, or with the process.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
@@ -81,10 +79,10 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 		if err != nil {
 			if most <= 0 && isHeld(err) {
 				f.Close()
-				return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process", filepath.Join(d.path, name))
+				return nil, held("lock %s: held by another process", filepath.Join(d.path, name))
 			}
 			if errors.Is(err, errLate) {
-				return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: held by another process for %v", filepath.Join(d.path, name), most)
+				return nil, held("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
 			}
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
@@ -95,10 +93,20 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 		}
 		l.Unlock()
 		if time.Now().After(deadline) {
-			return nil, plugin.Errorf(plugin.CodeTryAgain, "lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
+			return nil, held("lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
 		}
 	}
 }
+
+// heldError is the error when another process holds a lock.
+type heldError string
+
+func held(format string, args ...any) error { return heldError(fmt.Sprintf(format, args...)) }
+
+func (e heldError) Error() string { return string(e) }
+
+// Busy reports that the same may work later.
+func (heldError) Busy() bool { return true }
 
 // isHeld reports whether an attempt failed because another process holds the lock.
 func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// MissingFeature is the error when the kernel does not know what is asked for.
+type MissingFeature struct {
+	What string // with the options of the kernel's configuration
+	Err  error  // the kernel's answer
+}
+
+func (e *MissingFeature) Error() string {
+	return fmt.Sprintf("the kernel has no %s: %v", e.What, e.Err)
+}
+
+// Unwrap returns the kernel's answer.
+func (e *MissingFeature) Unwrap() error { return e.Err }
+
+// MissingFeature returns what the kernel lacks.
+func (e *MissingFeature) MissingFeature() string { return e.What }
+
+// lacks names what the kernel does not know.
+func lacks(err error, what string) error {
+	if errors.Is(err, unix.ENOENT) {
+		return &MissingFeature{what, err}
+	}
+	return err
+}
+
+// MissingProgram is the error when a program is not installed.
+type MissingProgram struct{ Name string }
+
+func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
+
+// MissingFeature returns the name of the program.
+func (e *MissingProgram) MissingFeature() string { return e.Name }
+
+// busyError is the error when a program holds a lock, or does not end.
+type busyError struct{ error }
+
+func (e busyError) Unwrap() error { return e.error }
+
+// Busy reports that the same may work later.
+func (busyError) Busy() bool { return true }
+
+// isBusy reports whether somebody held a lock for too long.
+func isBusy(err error) bool {
+	var busy interface{ Busy() bool }
+	return errors.As(err, &busy) && busy.Busy()
+}
+
+// Differs is the error when something is not as it was made.
+type Differs struct {
+	Text  string
+	Rules bool   // all rules of a table are missing
+	Set   string // the nftables set that misses an entry
+}
+
+func (e *Differs) Error() string { return e.Text }
+
+// Differs tells this error from those of a failure.
+func (e *Differs) Differs() bool { return true }
+
+func differs(format string, args ...any) error { return &Differs{Text: fmt.Sprintf(format, args...)} }
+
+func missingRules(format string, args ...any) error {
+	return &Differs{Text: fmt.Sprintf(format, args...), Rules: true}
+}
+
+func missingEntry(set, format string, args ...any) error {
+	return &Differs{Text: fmt.Sprintf(format, args...), Set: set}
+}
