@@ -73,10 +73,12 @@ func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 type Record struct {
 	Format int `json:"format"`
 	Key
-	Plugin string          `json:"plugin"`
-	Pod    string          `json:"pod,omitempty"`
-	Netns  string          `json:"netns,omitempty"`
-	State  json.RawMessage `json:"state,omitempty"` // the plugin's own
+	Plugin string `json:"plugin"`
+	Pod    string `json:"pod,omitempty"`
+	Netns  string `json:"netns,omitempty"`
+	// WithLink says that what the record names goes with the link of the attachment, such as its qdiscs.
+	WithLink bool            `json:"withLink,omitempty"`
+	State    json.RawMessage `json:"state,omitempty"` // the plugin's own
 
 	Written time.Time `json:"-"` // of the file
 }
@@ -84,6 +86,9 @@ type Record struct {
 // Attachment is an attachment that this process holds the lock of.
 type Attachment struct {
 	Key
+	// WithLink is saved with the record: the plugin that deletes the link removes the record, too.
+	WithLink bool
+
 	plugin string
 	pod    string
 	netns  string
@@ -116,11 +121,21 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 func Writable(network string) error { return store.Writable(folder(network)) }
 
 // Close gives the lock up.
-func (a *Attachment) Close() { a.lock.Unlock(); a.dir.Close() }
+func (a *Attachment) Close() {
+	if a != nil {
+		a.lock.Unlock()
+		a.dir.Close()
+	}
+}
 
 // LockFile returns the file that carries the lock, for a child process to inherit: a DEL then waits for the child even when this
 // process was killed.
-func (a *Attachment) LockFile() *os.File { return a.lock.File() }
+func (a *Attachment) LockFile() *os.File {
+	if a == nil {
+		return nil
+	}
+	return a.lock.File()
+}
 
 func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
 
@@ -130,7 +145,7 @@ func (a *Attachment) Save(state any) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(Record{Format: format, Key: a.Key, Plugin: a.plugin, Pod: a.pod, Netns: a.netns, State: raw})
+	data, err := json.Marshal(Record{Format: format, Key: a.Key, Plugin: a.plugin, Pod: a.pod, Netns: a.netns, WithLink: a.WithLink, State: raw})
 	if err != nil {
 		return err
 	}
@@ -169,16 +184,21 @@ func (a *Attachment) Resave(state any) {
 // Load reads the record's state; ok is false when there is none. A record that cannot be read counts as none: the caller falls
 // back to what it can compute from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
-	data, err := a.dir.Read(a.file())
+	_, ok, err = a.load(state)
+	return ok, err
+}
+
+func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
+	data, written, err := a.dir.ReadWritten(a.file())
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return rec, false, nil
 	}
 	if err != nil && !errors.Is(err, store.ErrTooLarge) {
-		return false, fmt.Errorf("read record: %w", err)
+		return rec, false, fmt.Errorf("read record: %w", err)
 	}
-	var rec Record
 	if err == nil {
 		rec, err = parse(data)
+		rec.Written = written
 	}
 	if err == nil && rec.Key != a.Key {
 		err = errors.New("it is of another attachment")
@@ -188,20 +208,37 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 	}
 	if err != nil {
 		slog.Warn("a record cannot be read and is ignored", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
-		return false, nil
+		return rec, false, nil
 	}
-	a.saved = true
-	return true, nil
+	a.saved, a.WithLink = true, rec.WithLink
+	return rec, true, nil
 }
 
-// Remove deletes the record.
+// Remove deletes the record, also one that cannot be read.
 func (a *Attachment) Remove() error {
+	if a == nil {
+		return nil
+	}
 	a.saved = false
 	return a.dir.Remove(a.file())
 }
 
-// Forget deletes the record that another plugin has of the attachment, once all that it names is gone.
-func (a *Attachment) Forget(plugin string) error { return a.dir.Remove(plugin + "-" + a.Hash()) }
+// Plugins are the plugins that keep records.
+var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
+
+// ForgetWithLink deletes the records of the attachment that say WithLink, once the link is gone.
+func (a *Attachment) ForgetWithLink() error {
+	if a == nil {
+		return nil
+	}
+	var errs []error
+	for _, name := range Plugins {
+		if rec, err := readRecord(a.dir, name+"-"+a.Hash()); err == nil && rec.WithLink {
+			errs = append(errs, a.dir.Remove(name+"-"+a.Hash()))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // LockNetwork locks the network against other attachments that write what all of them share.
 func (a *Attachment) LockNetwork() (unlock func(), err error) {
@@ -216,49 +253,6 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
 	return err == nil
-}
-
-// Drop serves DEL: under the attachment's lock, remove is called with the recorded state; it removes the record last. found is false
-// when there is no record, and then nothing is made either.
-func Drop[T any](r *plugin.Request, remove func(*Attachment, T) error) (found bool, err error) {
-	return drop(r, KeyOf(r), remove, func(*Attachment) error { return nil })
-}
-
-// DropOr is Drop that calls unrecorded when there is no record, also under the lock: an ADD that comes next must not lose what it makes.
-// Only in a network of which nothing is recorded there is no lock, and no attachment.
-func DropOr[T any](r *plugin.Request, remove func(*Attachment, T) error, unrecorded func(*Attachment) error) error {
-	called := false
-	found, err := drop(r, KeyOf(r), remove, func(a *Attachment) error {
-		called = true
-		return unrecorded(a)
-	})
-	if err != nil || found || called {
-		return err
-	}
-	return unrecorded(nil)
-}
-
-func drop[T any](r *plugin.Request, k Key, remove func(*Attachment, T) error,
-	unrecorded func(*Attachment) error) (found bool, err error) {
-	dir, err := store.Open(folder(k.Network))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	a, err := lock(dir, k, r)
-	if err != nil {
-		return false, err
-	}
-	defer a.Close()
-	var state T
-	if ok, err := a.Load(&state); err != nil {
-		return false, err
-	} else if !ok {
-		return false, errors.Join(unrecorded(a), a.Remove()) // what a writer left that was killed
-	}
-	return true, remove(a, state)
 }
 
 // List returns the records that a plugin has in a network.

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -94,45 +93,6 @@ func mustOpen(t *testing.T, r *plugin.Request) *Attachment {
 		t.Fatal(err)
 	}
 	return a
-}
-
-// TestDrop: without a record nothing is made, and what a killed writer left is removed; with one, remove gets what it says.
-func TestDrop(t *testing.T) {
-	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
-	r := request(t.Name(), "id", "eth0")
-	remove := func(a *Attachment, st testState) error {
-		if st.Value != "x" {
-			t.Errorf("got %+v", st)
-		}
-		return a.Remove()
-	}
-	if found, err := Drop(r, remove); found || err != nil {
-		t.Errorf("without a folder: %t, %v", found, err)
-	}
-	if _, err := os.Stat(filepath.Join(store.Root, t.Name())); err == nil {
-		t.Error("Drop made the folder")
-	}
-	a := mustOpen(t, r)
-	if err := a.Save(testState{"x"}); err != nil {
-		t.Fatal(err)
-	}
-	a.Close()
-	if !Recorded(r) {
-		t.Error("the record is not seen")
-	}
-	if found, err := Drop(r, remove); !found || err != nil || Recorded(r) {
-		t.Errorf("with a record: %t, %v", found, err)
-	}
-	torn := filepath.Join(store.Root, t.Name(), ".tmp-"+a.file())
-	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if found, err := Drop(r, remove); found || err != nil {
-		t.Errorf("with an unfinished record: %t, %v", found, err)
-	}
-	if _, err := os.Stat(torn); err == nil {
-		t.Error("the unfinished record is left")
-	}
 }
 
 func recordFile(a *Attachment) string { return filepath.Join(store.Root, a.Network, "test-"+a.Hash()) }
@@ -218,12 +178,6 @@ func TestRecorded(t *testing.T) {
 	if !Recorded(r) || Recorded(request(t.Name(), "id", "net1")) || Recorded(&other) {
 		t.Error("not what was saved")
 	}
-	if err := a.Forget("another"); err != nil || !Recorded(r) {
-		t.Errorf("forgot the wrong one: %v", err)
-	}
-	if err := a.Forget("test"); err != nil || Recorded(r) {
-		t.Errorf("not forgotten: %v", err)
-	}
 }
 
 // TestNotes: a mark is the network's, and is no record.
@@ -264,38 +218,10 @@ func TestUnreadableFolder(t *testing.T) {
 	t.Cleanup(func() { os.Remove(folder(r.Network)) })
 	_, openErr := Open(r)
 	_, listErr := List(r.Network, r.Plugin)
-	_, dropErr := Drop(r, func(*Attachment, testState) error { return nil })
-	collectErr := Collect(r, func(*Attachment, testState) error { return nil })
-	if openErr == nil || listErr == nil || dropErr == nil || collectErr == nil {
-		t.Errorf("open %v, list %v, drop %v, collect %v", openErr, listErr, dropErr, collectErr)
-	}
-}
-
-// TestDropOr: what is done without a record is done under the lock as well, and once; only a network without a folder has no lock.
-func TestDropOr(t *testing.T) {
-	r := request(t.Name(), "id", "eth0")
-	calls := 0
-	recorded := func(*Attachment, testState) error { t.Error("there is no record"); return nil }
-	if err := DropOr(r, recorded, func(a *Attachment) error {
-		calls++
-		if a != nil {
-			t.Error("an attachment without a folder")
-		}
-		return nil
-	}); err != nil || calls != 1 {
-		t.Errorf("without a folder: %d calls, %v", calls, err)
-	}
-	mustOpen(t, r).Close()
-	t.Cleanup(func() { os.RemoveAll(folder(r.Network)) })
-	err := DropOr(r, recorded, func(a *Attachment) error {
-		calls++
-		if err := unix.FcntlFlock(mustFile(t, r).Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: a.offset(), Len: 1}); err == nil {
-			t.Error("the attachment is not locked")
-		}
-		return errors.New("told")
-	})
-	if err == nil || err.Error() != "told" || calls != 2 {
-		t.Errorf("with a folder: %d calls, %v", calls, err)
+	_, _, _, takeErr := Take[testState](r)
+	gcErr := collect(r, func(*Attachment, testState) error { return nil })
+	if openErr == nil || listErr == nil || takeErr == nil || gcErr == nil {
+		t.Errorf("open %v, list %v, take %v, GC %v", openErr, listErr, takeErr, gcErr)
 	}
 }
 
@@ -339,7 +265,7 @@ func TestUnreadableRecordFile(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Remove(recordFile(a)) })
 	a.Close()
-	found, err := Drop(r, func(*Attachment, testState) error { return nil })
+	_, _, found, err := Take[testState](r)
 	if found || err == nil {
 		t.Errorf("found %t, %v", found, err)
 	}
@@ -392,75 +318,6 @@ func TestList(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%q: %v\n%s", name, err, diff)
 		}
-	}
-}
-
-// TestCollect (C-83) deletes what is not valid, goes on after errors, and tells all of them.
-func TestCollect(t *testing.T) {
-	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
-	r := request(t.Name(), "", "")
-	for _, id := range []string{"a", "b", "c", "d"} {
-		a := mustOpen(t, request(t.Name(), id, "eth0"))
-		if err := a.Save(testState{id}); err != nil {
-			t.Fatal(err)
-		}
-		a.Close()
-	}
-	r.Valid = map[plugin.Attachment]bool{{ContainerID: "b", IfName: "eth0"}: true, {ContainerID: "d", IfName: "net1"}: true}
-	var seen []string
-	err := Collect(r, func(a *Attachment, st testState) error {
-		seen = append(seen, st.Value)
-		if a.ContainerID == "a" || a.ContainerID == "c" {
-			return errors.New("cannot")
-		}
-		return a.Remove()
-	})
-	slices.Sort(seen)
-	if diff := cmp.Diff([]string{"a", "c", "d"}, seen); diff != "" {
-		t.Error(diff)
-	}
-	for _, id := range []string{"a", "c"} {
-		if want := "pod shop/web-0, container " + id + " eth0: cannot"; err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: want %q", err, want)
-		}
-	}
-	if records, _ := List(t.Name(), "test"); len(records) != 3 {
-		t.Errorf("left %v, want a, b and c", records)
-	}
-}
-
-// TestCollectWaits (C-85) waits for whoever works on an attachment, and decides by what he left.
-func TestCollectWaits(t *testing.T) {
-	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
-	r := request(t.Name(), "", "")
-	r.Valid, r.Dead = map[plugin.Attachment]bool{}, map[plugin.Attachment]bool{{ContainerID: "a", IfName: "eth0"}: true}
-	dead, alive := request(t.Name(), "a", "eth0"), request(t.Name(), "a", "eth0")
-	dead.NetnsPath, alive.NetnsPath = "/nonexistent", "/proc/self/ns/net"
-	a := mustOpen(t, dead)
-	if err := a.Save(testState{"dead"}); err != nil {
-		t.Fatal(err)
-	}
-	a.Close()
-	a = mustOpen(t, alive) // an ADD of the same key is under way
-	result := make(chan error, 1)
-	collected := 0
-	go func() {
-		result <- Collect(r, func(a *Attachment, _ testState) error {
-			collected++
-			return a.Remove()
-		})
-	}()
-	select {
-	case err := <-result:
-		t.Errorf("it did not wait for the lock: %v", err)
-	case <-time.After(50 * time.Millisecond): // long enough to be in the wait, mostly; no verdict
-	}
-	if err := a.Save(testState{"alive"}); err != nil {
-		t.Fatal(err)
-	}
-	a.Close()
-	if err := <-result; err != nil || collected != 0 {
-		t.Errorf("%v, collected %d: it is alive by now", err, collected)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -13,58 +14,92 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Collect serves GC: Drop for each record of the plugin whose attachment is not valid any more. It goes on after errors.
-func Collect[T any](r *plugin.Request, remove func(*Attachment, T) error) error {
-	records, err := List(r.Network, r.Plugin)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, rec := range records {
-		if of := rec.Attachment(); r.Candidate(of) {
-			// What the list said may be old by the time that the lock is had.
-			_, err := dropIf(r, rec.Key, func(now Record, written time.Time) bool { return r.Stale(of, now.Netns, written) }, remove)
-			if err != nil {
-				r.Spare(of) // what it has left keeps its addresses
-			}
-			errs = append(errs, wrap(rec, err))
-		}
-	}
-	return errors.Join(errs...)
+// GC collects the attachments of a plugin that are not valid any more. It goes on after errors.
+type GC[T any] struct {
+	r    *plugin.Request
+	errs []error
 }
 
-// CollectUnreadable serves GC for records that cannot be read, such as those of a newer version: remove gets the hash of each key that is
-// of no attachment to keep, and takes away what can be found by it.
-func CollectUnreadable(r *plugin.Request, remove func(hash string) error) error {
-	_, unreadable, err := read(r.Network, r.Plugin+"-")
-	errs := []error{err}
-	hashes := func(of map[plugin.Attachment]bool) map[string]bool {
-		set := map[string]bool{}
-		for a := range of {
-			set[Key{r.Network, a.ContainerID, a.IfName}.Hash()] = true
+// NewGC returns the collection that r asks for.
+func NewGC[T any](r *plugin.Request) *GC[T] { return &GC[T]{r: r} }
+
+// Stale yields the attachments that r collects, each locked until the next, with the recorded state. The caller removes what the
+// attachment has and calls Report.
+func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
+	return func(yield func(*Attachment, T) bool) {
+		records, err := List(g.r.Network, g.r.Plugin)
+		g.errs = append(g.errs, err)
+		for _, rec := range records {
+			if g.r.Candidate(rec.Attachment()) && !g.yield(rec, yield) {
+				return
+			}
 		}
-		return set
 	}
-	var valid, dead map[string]bool
-	for _, name := range unreadable {
-		hash, own := strings.CutPrefix(name, r.Plugin+"-")
-		if !own || !isHash(hash) { // such as the copy of a record beside it
-			continue
-		}
-		if valid == nil {
-			valid, dead = hashes(r.Valid), hashes(r.Dead)
-		}
-		if valid[hash] || r.Dead != nil && !dead[hash] {
-			continue
-		}
-		err := remove(hash)
-		if err == nil {
-			err = forget(r.Network, name)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
+
+// yield yields the attachment of a listed record if it is stale. The record may be another one by the time that the lock is had.
+func (g *GC[T]) yield(listed Record, yield func(*Attachment, T) bool) (more bool) {
+	att, rec, found, err := take[T](g.r, listed.Key)
+	defer att.Close()
+	if err != nil {
+		g.fail(listed, err)
+	}
+	return !found || !g.r.Stale(listed.Attachment(), rec.Netns, rec.Written) || yield(att, rec.State)
+}
+
+// Report notes how the removal of an attachment ended.
+func (g *GC[T]) Report(att *Attachment, err error) {
+	if err != nil {
+		g.fail(Record{Key: att.Key, Pod: att.pod}, err)
+	}
+}
+
+func (g *GC[T]) fail(rec Record, err error) {
+	of := "container " + rec.ContainerID + " " + rec.IfName
+	if rec.Pod != "" {
+		of = "pod " + rec.Pod + ", " + of
+	}
+	g.r.Spare(rec.Attachment()) // what it has left keeps its addresses
+	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
+}
+
+// Unreadable yields the hashes of keys whose record cannot be read, such as one of a newer version, and that are of no attachment to keep.
+// The caller removes what can be found by the hash and calls ReportUnreadable.
+func (g *GC[T]) Unreadable() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		_, unreadable, err := read(g.r.Network, g.r.Plugin+"-")
+		g.errs = append(g.errs, err)
+		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
+		for _, name := range unreadable {
+			hash, own := strings.CutPrefix(name, g.r.Plugin+"-")
+			if !own || !isHash(hash) { // such as the copy of a record beside it
+				continue
+			}
+			if !valid[hash] && (g.r.Dead == nil || dead[hash]) && !yield(hash) {
+				return
+			}
+		}
+	}
+}
+
+func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
+	set := map[string]bool{}
+	for a := range of {
+		set[Key{g.r.Network, a.ContainerID, a.IfName}.Hash()] = true
+	}
+	return set
+}
+
+// ReportUnreadable notes how the removal by a hash ended, and removes the file of the record if it succeeded.
+func (g *GC[T]) ReportUnreadable(hash string, err error) {
+	if err == nil {
+		err = forget(g.r.Network, g.r.Plugin+"-"+hash)
+	}
+	g.errs = append(g.errs, err)
+}
+
+// Err returns what failed.
+func (g *GC[T]) Err() error { return errors.Join(g.errs...) }
 
 // isHash tells whether text is as Key.Hash writes it.
 func isHash(text string) bool {
@@ -81,38 +116,8 @@ func forget(network, name string) error {
 	return dir.Remove(name)
 }
 
-// DropDead removes an attachment of the network of r if its namespace is gone.
-func DropDead[T any](r *plugin.Request, of plugin.Attachment, remove func(*Attachment, T) error) (found bool, err error) {
-	k := Key{r.Network, of.ContainerID, of.IfName}
-	return dropIf(r, k, func(now Record, _ time.Time) bool { return plugin.NetnsGone(now.Netns) }, remove)
-}
-
-func dropIf[T any](r *plugin.Request, k Key, when func(Record, time.Time) bool, remove func(*Attachment, T) error) (found bool, err error) {
-	dropped := false
-	_, err = drop(r, k, func(a *Attachment, state T) error {
-		rec, err := readRecord(a.dir, a.file())
-		if err != nil || !when(rec, rec.Written) {
-			return err
-		}
-		dropped = true
-		return remove(a, state)
-	}, func(*Attachment) error { return nil })
-	return dropped, err
-}
-
 // Written returns when the record was last written.
 func (a *Attachment) Written() (time.Time, error) { return a.dir.Written(a.file()) }
-
-func wrap(rec Record, err error) error {
-	if err == nil {
-		return nil
-	}
-	of := "container " + rec.ContainerID + " " + rec.IfName
-	if rec.Pod != "" {
-		of = "pod " + rec.Pod + ", " + of
-	}
-	return fmt.Errorf("%s: %w", of, err)
-}
 
 // Attachment returns the interface that a record is about.
 func (r Record) Attachment() plugin.Attachment {

@@ -20,10 +20,9 @@ const (
 	Trying
 )
 
-// Repair runs the repair of a plugin in GC, with Waiting, or in STATUS, with Trying. Neither fails because of it: an error is a line in the log.
-// STATUS comes every few seconds, and logs an error once until it changes.
-func Repair(r *plugin.Request, locks Locker, repair func(Locker) error) {
-	err := repair(locks)
+// ReportRepair logs the error of a plugin's repair in GC, with Waiting, or in STATUS, with Trying: neither fails because of it. STATUS comes every
+// few seconds, and logs an error once until it changes.
+func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()

@@ -52,7 +52,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	attachment.LogOnce(r, traps(r.Config))
 	if cfg.none() {
 		if attachment.Recorded(r) { // the limits were lifted
-			_, err = attachment.Drop(r, removeFromNode)
+			err = lift(r)
 		}
 		return nil, err
 	}
@@ -110,6 +110,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 // of the egress limit.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.without(next)
+	att.WithLink = true // the kernel deletes qdiscs with their link, and bridge deletes the ifb device with its group
 	if err := att.Save(next.with(lifted)); err != nil {
 		return ifb, err
 	}
@@ -252,32 +253,60 @@ func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (strin
 }
 
 func del(r *plugin.Request) error {
-	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error {
-		host, err := kernel.Host()
-		if err != nil {
-			return err
+	att, st, recorded, err := attachment.Take[state](r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	if !recorded {
+		return errors.Join(delUnrecorded(r), att.Remove())
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	link, ok, err := st.hostSide(host)
+	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
+		// The main plugin, whose DEL comes next, deletes the limits with the link, and then the record.
+		if !att.WithLink { // a record of an earlier version
+			att.WithLink = true
+			att.Resave(st)
 		}
-		defer host.Close()
-		link, ok, err := st.hostSide(host)
-		if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-			// The main plugin, whose DEL comes next, deletes the limits with the link, and then the record.
-			return nil
-		}
-		return remove(host, att, st)
-	}, func(*attachment.Attachment) error { return delUnrecorded(r) })
+		return nil
+	}
+	return remove(host, att, st)
+}
+
+// lift removes the limits of an attachment whose ADD asks for none.
+func lift(r *plugin.Request) error {
+	att, st, recorded, err := attachment.Take[state](r)
+	if err != nil || !recorded {
+		att.Close()
+		return err
+	}
+	defer att.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return remove(host, att, st)
 }
 
 // gc also restores the limits of the other attachments.
 func gc(r *plugin.Request) error {
-	err := attachment.Collect(r, removeFromNode)
-	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
-		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
-	})
-	return err
-}
-
-func removeFromNode(att *attachment.Attachment, st state) error {
-	return kernel.WithHost(func(host *kernel.Node) error { return remove(host, att, st) })
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	gc := attachment.NewGC[state](r)
+	for att, st := range gc.Stale() {
+		gc.Report(att, remove(host, att, st))
+	}
+	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
+	return gc.Err()
 }
 
 // remove takes the limits away. The record goes last.
@@ -332,8 +361,11 @@ func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err
 	}
-	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
-		return kernel.WithHost(func(host *kernel.Node) error { return restoreRecorded(host, r.Log, locks) })
-	})
+	host, err := kernel.Host()
+	if err == nil {
+		defer host.Close()
+		err = restoreRecorded(host, r.Log, attachment.Trying)
+	}
+	attachment.ReportRepair(r, attachment.Trying, err)
 	return nil
 }

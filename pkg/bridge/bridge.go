@@ -205,29 +205,25 @@ func (b bridge) clear(j *job, st state) error {
 }
 
 func (b bridge) del(r *plugin.Request) error {
-	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return b.delRecorded(r, att, st) },
-		func(att *attachment.Attachment) error {
-			as := *r
-			if att != nil {
-				as.Hold = att.LockFile()
-			}
-			err := b.delUnrecorded(&as)
-			if err == nil && att != nil {
-				err = att.Forget("bandwidth") // the limits went with the link
-			}
-			return err
-		})
-}
-
-// delRecorded is DEL for an attachment that has a record.
-func (b bridge) delRecorded(r *plugin.Request, att *attachment.Attachment, st state) error {
-	return kernel.WithHost(func(host *kernel.Node) error {
-		return b.removed(r, att, st, errors.Join(delSuccessor(r, host), takeAway(host, att, &st)))
-	})
-}
-
-func (b bridge) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
-	return kernel.WithHost(func(host *kernel.Node) error { return b.remove(r, att, host, st) })
+	att, st, recorded, err := attachment.Take[state](r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	as := *r
+	as.Hold = att.LockFile()
+	if recorded {
+		return b.removed(&as, att, st, errors.Join(delSuccessor(&as, host), takeAway(host, att, &st)))
+	}
+	if err = b.delUnrecorded(&as, host); err == nil {
+		err = att.ForgetWithLink()
+	}
+	return errors.Join(err, att.Remove())
 }
 
 // remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone. The
@@ -248,8 +244,7 @@ func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state,
 	if err != nil {
 		return err
 	}
-	// The limits went with the link.
-	return errors.Join(att.Forget("bandwidth"), att.Remove())
+	return errors.Join(att.ForgetWithLink(), att.Remove())
 }
 
 func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
@@ -278,12 +273,11 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	defer host.Close()
-	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
-		if cfg.intact(host, r.Network) {
-			return nil
-		}
-		return restoreAll(host, r.Log, locks)
-	})
+	var repaired error
+	if !cfg.intact(host, r.Network) {
+		repaired = restoreAll(host, r.Log, attachment.Trying)
+	}
+	attachment.ReportRepair(r, attachment.Trying, repaired)
 	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}

@@ -244,8 +244,9 @@ func TestDelForgetsLimits(t *testing.T) {
 			l := newLab(t)
 			l.add("a")
 			key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+			record := `{"format":1,"network":"net","containerID":"a","ifname":"eth0","plugin":"bandwidth","withLink":true}`
 			limits := "/run/podlace/net/bandwidth-" + key.Hash()
-			if err := errors.Join(lose("/run/podlace/net/bridge-"+key.Hash()), os.WriteFile(limits, []byte("{}"), 0o600)); err != nil {
+			if err := errors.Join(lose("/run/podlace/net/bridge-"+key.Hash()), os.WriteFile(limits, []byte(record), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			l.OK(l.Call("DEL", "a"))

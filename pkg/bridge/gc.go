@@ -14,32 +14,33 @@ import (
 )
 
 func (b bridge) gc(r *plugin.Request) error {
-	errs := []error{attachment.Collect(r, b.removeAs(r)), attachment.CollectUnreadable(r, removeByHash)}
-	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
-		errs = append(errs, b.ipam.GC(r, t))
+	host, err := kernel.Host()
+	if err != nil {
+		return err
 	}
-	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
-		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
-	})
-	return errors.Join(errs...)
-}
-
-// removeByHash takes away the link of an attachment of which only the hash of the key is known. Its addresses go back with the other leases
-// that are nobody's.
-func removeByHash(hash string) error {
-	return kernel.WithHost(func(host *kernel.Node) error {
-		return errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash)))
-	})
-}
-
-// removeAs returns DEL for attachments other than the one that r is about.
-func (b bridge) removeAs(r *plugin.Request) func(*attachment.Attachment, state) error {
+	defer host.Close()
 	config := r.ConfigForDel()
-	return func(att *attachment.Attachment, st state) error {
-		of := *r
-		of.Config, of.Verb, of.ContainerID, of.IfName, of.Hold = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
-		return b.removeFromNode(&of, att, st)
+	gc := attachment.NewGC[state](r)
+	for att, st := range gc.Stale() {
+		gc.Report(att, b.remove(delOf(r, config, att), att, host, st))
 	}
+	for hash := range gc.Unreadable() {
+		// The addresses go back with the other leases that are nobody's.
+		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash))))
+	}
+	err = gc.Err()
+	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
+		err = errors.Join(err, b.ipam.GC(r, t))
+	}
+	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
+	return err
+}
+
+// delOf returns DEL of another attachment than the one that r is about.
+func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin.Request {
+	of := *r
+	of.Config, of.Verb, of.ContainerID, of.IfName, of.Hold = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
+	return &of
 }
 
 // allocate asks the IPAM plugin for addresses. A pool that is short may be so because a runtime never called DEL for pods that are gone.
@@ -67,26 +68,12 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// removeDead is removeAs for what is gone by its record alone. The container may live in another namespace, by another program, with
-// leases that are younger than the record.
-func (b bridge) removeDead(r *plugin.Request) func(*attachment.Attachment, state) error {
-	return func(att *attachment.Attachment, st state) error {
-		written, err := att.Written()
-		if err != nil {
-			return err
-		}
-		as := *r
-		as.NotAfter = written
-		return b.removeAs(&as)(att, st)
-	}
-}
-
 // collectDead removes attachments whose namespace is gone, and returns how many. Nobody else takes the lock of one of these while he
 // holds another's but an ADD that does the same, and none of them is what any ADD is about: so no two wait for each other.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
-		found, err := attachment.DropDead(j.r, of, b.removeDead(j.r))
+		found, err := b.removeDead(j, of)
 		if err != nil {
 			j.r.Log.Warn("could not collect a pod that is gone", "of", of.ContainerID, "ifname", of.IfName, "error", err)
 		} else if found {
@@ -95,4 +82,19 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 		}
 	}
 	return n
+}
+
+// removeDead removes an attachment that is gone by its record alone. The container may live in another namespace, by another program, with
+// leases that are younger than the record.
+func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
+	att, st, found, err := attachment.TakeDead[state](j.r, of)
+	if err != nil || !found {
+		return false, err
+	}
+	defer att.Close()
+	as := delOf(j.r, j.r.ConfigForDel(), att)
+	if as.NotAfter, err = att.Written(); err != nil {
+		return true, err
+	}
+	return true, b.remove(as, att, j.host, st)
 }

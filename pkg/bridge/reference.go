@@ -17,14 +17,9 @@ import (
 
 // delUnrecorded is DEL for an attachment that the reference plugin made, or whose record is lost. Names are computed, and what has no
 // such name, the veth pair, is deleted only when it is proven to be this attachment's.
-func (b bridge) delUnrecorded(r *plugin.Request) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
+func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	err = errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), host.DelReferenceMasquerade(asReference(key)),
+	err := errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), host.DelReferenceMasquerade(asReference(key)),
 		host.DelGuardOf(key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.

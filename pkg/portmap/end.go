@@ -12,23 +12,38 @@ import (
 
 func del(r *plugin.Request) error {
 	protect(r, false)
-	return attachment.DropOr(r, removeFromNode, func(*attachment.Attachment) error { return delUnrecorded(r) })
+	att, st, recorded, err := attachment.Take[state](r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if recorded {
+		return remove(host, att, st)
+	}
+	return errors.Join(delUnrecorded(r, host), att.Remove())
 }
 
 func gc(r *plugin.Request) error {
-	err := errors.Join(
-		attachment.Collect(r, removeFromNode),
-		attachment.CollectUnreadable(r, func(hash string) error {
-			return kernel.WithHost(func(host *kernel.Node) error {
-				_, err := endLost(host, hash)
-				return err
-			})
-		}),
-		kernel.WithHost(collectLost),
-	)
-	attachment.Repair(r, attachment.Waiting, func(locks attachment.Locker) error {
-		return kernel.WithHost(func(host *kernel.Node) error { return restoreAll(host, r.Log, locks) })
-	})
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	gc := attachment.NewGC[state](r)
+	for att, st := range gc.Stale() {
+		gc.Report(att, remove(host, att, st))
+	}
+	for hash := range gc.Unreadable() {
+		_, err := endLost(host, hash)
+		gc.ReportUnreadable(hash, err)
+	}
+	err = errors.Join(gc.Err(), collectLost(host))
+	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
 	return err
 }
 
@@ -47,10 +62,6 @@ func collectLost(host *kernel.Node) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-func removeFromNode(att *attachment.Attachment, st state) error {
-	return kernel.WithHost(func(host *kernel.Node) error { return remove(host, att, st) })
 }
 
 // remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
@@ -93,18 +104,16 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.Host
 }
 
 // delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
-func delUnrecorded(r *plugin.Request) error {
-	return kernel.WithHost(func(host *kernel.Node) error {
-		lost, err := endLost(host, attachment.KeyOf(r).Hash())
-		if err == nil && !lost && namesPorts(r) {
-			// Record and rules may both be lost, and 127.0.0.1 still be open for this pod alone.
-			err = mendLost(host)
-		}
-		if err != nil {
-			return err
-		}
-		return delReference(r, host, lost)
-	})
+func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
+	lost, err := endLost(host, attachment.KeyOf(r).Hash())
+	if err == nil && !lost && namesPorts(r) {
+		// Record and rules may both be lost, and 127.0.0.1 still be open for this pod alone.
+		err = mendLost(host)
+	}
+	if err != nil {
+		return err
+	}
+	return delReference(r, host, lost)
 }
 
 // endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.

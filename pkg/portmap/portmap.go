@@ -370,13 +370,19 @@ func status(r *plugin.Request) error {
 	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	attachment.Repair(r, attachment.Trying, func(locks attachment.Locker) error {
-		return kernel.WithHost(func(host *kernel.Node) error {
-			if intact(host, cfg) {
-				return nil
-			}
-			return restoreAll(host, r.Log, locks)
-		})
-	})
+	attachment.ReportRepair(r, attachment.Trying, repair(r, cfg))
 	return nil
+}
+
+// repair restores what a flush removed, for STATUS: it waits for no lock.
+func repair(r *plugin.Request, cfg Config) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if intact(host, cfg) {
+		return nil
+	}
+	return restoreAll(host, r.Log, attachment.Trying)
 }

@@ -55,17 +55,14 @@ func (n *node) returned(a pci.Address) error {
 
 func (s sriov) gc(r *plugin.Request) error {
 	r.Patient()
-	return errors.Join(attachment.Collect(r, s.removeAs(r)), s.collectJournals(r), s.collectLeases(r))
-}
-
-// removeAs returns DEL for attachments other than the one that r is about.
-func (s sriov) removeAs(r *plugin.Request) func(*attachment.Attachment, state) error {
 	config := r.ConfigForDel()
-	return func(att *attachment.Attachment, st state) error {
+	gc := attachment.NewGC[state](r)
+	for att, st := range gc.Stale() {
 		of := *r
 		of.Config, of.Verb, of.ContainerID, of.IfName = config, "DEL", att.ContainerID, att.IfName
-		return s.removeFromNode(&of, att, st)
+		gc.Report(att, s.removeFromNode(&of, att, st))
 	}
+	return errors.Join(gc.Err(), s.collectJournals(r), s.collectLeases(r))
 }
 
 // collectJournals brings VFs back whose attachment is not valid any more, and has no record either.

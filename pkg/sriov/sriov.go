@@ -220,8 +220,15 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 }
 
 func (s sriov) del(r *plugin.Request) error {
-	return attachment.DropOr(r, func(att *attachment.Attachment, st state) error { return s.removeFromNode(r, att, st) },
-		func(att *attachment.Attachment) error { return s.delUnrecorded(r, att) })
+	att, st, recorded, err := attachment.Take[state](r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	if recorded {
+		return s.removeFromNode(r, att, st)
+	}
+	return errors.Join(s.delUnrecorded(r, att), att.Remove())
 }
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachment
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// Take serves DEL: it locks the attachment of r and returns the recorded state. found is false if there is no record; the lock is held
+// then as well, because the next ADD must not lose what it makes. The caller removes what the attachment has, calls Remove, and closes
+// the attachment. In a network without any record there is nothing to lock, and att is nil: Close, Remove and ForgetWithLink are no-ops.
+func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
+	att, rec, found, err := take[T](r, KeyOf(r))
+	return att, rec.State, found, err
+}
+
+// TakeDead is Take for another attachment of r's network. It returns one with a record whose namespace is gone, and none otherwise.
+func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
+	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
+	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
+		att.Close()
+		return nil, state, false, err
+	}
+	return att, rec.State, true, nil
+}
+
+func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bool, err error) {
+	dir, err := store.Open(folder(k.Network))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, rec, false, nil
+	}
+	if err != nil {
+		return nil, rec, false, err
+	}
+	if att, err = lock(dir, k, r); err != nil {
+		return nil, rec, false, err
+	}
+	if rec.Record, found, err = att.load(&rec.State); err != nil {
+		att.Close()
+		return nil, rec, false, err
+	}
+	if found {
+		att.pod, att.netns = rec.Pod, rec.Netns
+	}
+	return att, rec, found, nil
+}
+
+// Of is a record with the plugin's state.
+type Of[T any] struct {
+	Record
+	State T
+}
+
+// States decodes the states of records, as List and AllOf return them. It leaves out a record whose state is of another form.
+func States[T any](records []Record, err error) ([]Of[T], error) {
+	var all []Of[T]
+	for _, rec := range records {
+		one := Of[T]{Record: rec}
+		if json.Unmarshal(rec.State, &one.State) == nil {
+			all = append(all, one)
+		}
+	}
+	return all, err
+}
