@@ -24,7 +24,7 @@ func layers() [][]string {
 		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
-		{"pkg/store", "pkg/kernel/kerneltest"},
+		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
 		{"pkg/attachment", "pkg/kernel"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
@@ -38,20 +38,20 @@ func layers() [][]string {
 // only says who may import a package, or a module with all its packages; nobody else does, but tests. Folders end in "/".
 func only() map[string][]string {
 	return map[string][]string{
-		// The door to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
+		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox"},
-		"github.com/google/nftables":     {"pkg/kernel"},
-		"github.com/mdlayher/netlink":    {"pkg/kernel"},
+		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel"},
+		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge knows EEXIST.
-		"golang.org/x/sys/unix": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
+		"golang.org/x/sys/unix": {"pkg/nft", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/fault", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},                                          // what changes the system, starts a program, or answers
+		module + "pkg/fault":             {"pkg/nft", "pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},                               // what changes the system, starts a program, or answers
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/card"},

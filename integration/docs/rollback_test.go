@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // rollback runs the command with the network's configuration, and returns what it says.
@@ -192,7 +192,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 
 // TestTablesNamed: the documents name each nftables table of the registry where a reader looks for all of them.
 func TestTablesNamed(t *testing.T) {
-	for _, table := range kernel.Tables() {
+	for _, table := range nft.Tables() {
 		for file, text := range map[string]string{
 			nftablesDocument:    fmt.Sprintf("| `%s` | ", table),
 			"docs/MIGRATING.md": fmt.Sprintf("sudo nft 'add table %[1]s; delete table %[1]s'\n", table),

@@ -40,10 +40,11 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 // yield yields the attachment of a listed record if it is stale. The record may be another one by the time that the lock is had.
 func (g *GC[T]) yield(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
-	defer att.Close()
 	if err != nil {
 		g.fail(listed, err)
+		return true
 	}
+	defer att.Close()
 	return !found || !g.r.Stale(listed.Attachment(), rec.Netns, rec.Written) || yield(att, rec.State)
 }
 

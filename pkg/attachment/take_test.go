@@ -39,9 +39,12 @@ func TestTake(t *testing.T) {
 	take := func(wantFound bool) {
 		t.Helper()
 		att, st, found, err := Take[testState](r)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer att.Close()
-		if found != wantFound || err != nil || found && (st.Value != "x" || att.pod != a.pod || att.netns != a.netns) {
-			t.Errorf("found %t, want %t, %+v, %v", found, wantFound, st, err)
+		if found != wantFound || found && (st.Value != "x" || att.pod != a.pod || att.netns != a.netns) {
+			t.Errorf("found %t, want %t, %+v", found, wantFound, st)
 		}
 		if err := unix.FcntlFlock(mustFile(t, r).Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: a.offset(), Len: 1}); err == nil {
 			t.Error("the attachment is not locked")

@@ -10,12 +10,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // Attributes of ctnetlink that are missing in the packages used here (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
@@ -28,6 +30,9 @@ const (
 	ctGetStats         = 5
 	ctaGlobalEntries   = 1
 )
+
+// conntrackTimeout bounds one answer of the kernel; a walk of a large table takes milliseconds.
+const conntrackTimeout = 10 * time.Second
 
 // manyFlows is how many entries, told one by one, take as long as another walk (3 us each; a walk of the whole table 11 ms).
 const manyFlows = 3500
@@ -176,7 +181,7 @@ func openConntrack() (conntrack, error) {
 	if err != nil {
 		return conntrack{}, fmt.Errorf("open conntrack socket: %w", err)
 	}
-	timeout := unix.NsecToTimeval(nftTimeout.Nanoseconds())
+	timeout := unix.NsecToTimeval(conntrackTimeout.Nanoseconds())
 	_ = s.SetReceiveTimeout(&timeout)
 	return conntrack{&nl.SocketHandle{Socket: s}}, nil
 }
@@ -231,11 +236,11 @@ func udpFilter(wanted map[uint16][]HostPort) []*nl.RtAttr {
 	if len(wanted) == 1 {
 		for port := range wanted {
 			flags |= filterDstPort
-			protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, be16(port))
+			protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nft.BigEndian(port))
 		}
 	}
 	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
-	filter.AddRtAttr(ctaFilterOrigFlags, native(flags))
+	filter.AddRtAttr(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags))
 	return []*nl.RtAttr{tuple, filter}
 }
 

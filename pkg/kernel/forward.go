@@ -3,11 +3,7 @@
 package kernel
 
 import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-
-	mdl "github.com/mdlayher/netlink"
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,78 +34,29 @@ func FilterChain(is4 bool, name string) Chain {
 // policy Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each,
 // however many rules there are.
 func (n *Node) ForwardDrops() (drops []Chain, err error) {
-	err = n.chains([]Chain{FilterChain(true, "FORWARD"), FilterChain(false, "FORWARD"), {"inet", "filter", "forward"}}, func(c Chain, state chainState) {
-		if state.base && state.policy == policyDrop {
+	for _, c := range []Chain{FilterChain(true, "FORWARD"), FilterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
+		state, _, err := n.chain(c)
+		if err != nil {
+			return nil, err
+		}
+		if state.Base && state.Policy == policyDrop {
 			drops = append(drops, c)
 		}
-	})
-	return drops, err
+	}
+	return drops, nil
 }
 
-// HasChain tells whether there is such a chain.
-func (n *Node) HasChain(c Chain) (has bool, err error) {
-	err = n.chains([]Chain{c}, func(Chain, chainState) { has = true })
+// HasChain reports whether a chain exists.
+func (n *Node) HasChain(c Chain) (bool, error) {
+	_, has, err := n.chain(c)
 	return has, err
 }
 
-// chains calls f for those of the chains that are there.
-func (n *Node) chains(list []Chain, f func(Chain, chainState)) error {
-	t, err := n.openNFT("")
+func (n *Node) chain(c Chain) (state nft.Chain, ok bool, err error) {
+	t, err := n.NFT.Open("")
 	if err != nil {
-		return err
-	}
-	for _, c := range list {
-		state, ok, err := t.getChain(c)
-		if err != nil {
-			return err
-		}
-		if ok {
-			f(c, state)
-		}
-	}
-	return nil
-}
-
-// chainState is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy.
-type chainState struct {
-	base   bool
-	policy uint32
-}
-
-func (t *nft) getChain(c Chain) (state chainState, ok bool, err error) {
-	enc := mdl.NewAttributeEncoder()
-	enc.String(unix.NFTA_CHAIN_TABLE, c.Table)
-	enc.String(unix.NFTA_CHAIN_NAME, c.Name)
-	data, err := enc.Encode()
-	if err != nil {
-		return chainState{}, false, fmt.Errorf("encode the name of chain %s: %w", c, err)
+		return state, false, err
 	}
 	family := map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family]
-	replies, err := t.conn.ask(mdl.Message{
-		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN), Flags: mdl.Request},
-		Data:   append([]byte{family, 0, 0, 0}, data...),
-	})
-	if errors.Is(err, unix.ENOENT) || NoNFT(err) {
-		return chainState{}, false, nil
-	}
-	if err != nil {
-		return chainState{}, false, fmt.Errorf("nft list chain %s: %w", c, err)
-	}
-	if len(replies) == 0 {
-		return chainState{}, false, nil
-	}
-	return parseChain(replies[0].Data), true, nil
-}
-
-// parseChain reads a NFT_MSG_NEWCHAIN message.
-func parseChain(data []byte) (state chainState) {
-	if len(data) < 4 {
-		return chainState{}
-	}
-	walk(data[4:], func(kind uint16, value []byte) {
-		if kind == unix.NFTA_CHAIN_POLICY && len(value) == 4 {
-			state.base, state.policy = true, binary.BigEndian.Uint32(value)
-		}
-	})
-	return state
+	return t.Chain(nft.Place{Family: family, Table: c.Table, Chain: c.Name})
 }

@@ -101,10 +101,3 @@ func TestHasChain(t *testing.T) {
 		}
 	}
 }
-
-// FuzzChain: no answer of the kernel, however broken, is a panic.
-func FuzzChain(f *testing.F) {
-	f.Add([]byte("\x02\x00\x00\x00\x08\x00\x05\x00\x00\x00\x00\x01"))
-	f.Add([]byte{})
-	f.Fuzz(func(_ *testing.T, answer []byte) { _ = parseChain(answer) })
-}

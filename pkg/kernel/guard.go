@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // Guard says what a port of a bridge may send: with Addresses, ARP, neighbour discovery and IP of the pod itself and nothing else;
@@ -25,19 +26,19 @@ type Guard struct {
 }
 
 // elements returns what stands for the port in the sets of the table.
-func (g Guard) elements() ([]element, error) {
+func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
 		return nil, err
 	}
 	link := ifname(g.Link)
-	out := []element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), maxComment-1)]}, {Set: "macs", Key: key(link, mac)}}
+	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), nft.MaxComment-1)]}, {Set: "macs", Key: key(link, mac)}}
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}
-	out = append(out, element{Set: "ports", Key: link})
+	out = append(out, nft.Element{Set: "ports", Key: link})
 	for _, a := range append([]netip.Addr{linkLocal(mac)}, g.Addresses...) {
-		out = append(out, element{Set: "addresses" + familyDigit(a.Is4()), Key: key(link, a.AsSlice())})
+		out = append(out, nft.Element{Set: "addresses" + familyDigit(a.Is4()), Key: key(link, a.AsSlice())})
 	}
 	return out, nil
 }
@@ -47,16 +48,14 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-func openGuards() (*nft, error) { return openFamily(byte(tableOf(guardTable).family), guardTable) }
-
 // HasGuards tells whether the rules of guards are there, all of them and in this version.
 func (n *Node) HasGuards() (bool, error) {
-	t, err := openGuards()
+	t, err := nft.Open(nft.GuardTable)
 	if err != nil {
 		return false, err
 	}
-	defer t.close()
-	ok, err := t.marked(guardSchema)
+	defer t.Close()
+	ok, err := t.Marked(guardSchema)
 	return ok, needBridgeFamily(err)
 }
 
@@ -65,17 +64,17 @@ func (n *Node) LacksGuards(guards []Guard) (bool, error) {
 	if has, err := n.HasGuards(); err != nil || !has {
 		return !has && err == nil, err
 	}
-	t, err := openGuards()
+	t, err := nft.Open(nft.GuardTable)
 	if err != nil {
 		return false, err
 	}
-	defer t.close()
+	defer t.Close()
 	for _, g := range guards {
 		want, err := g.elements()
 		if err != nil {
 			return false, err
 		}
-		if has, err := t.existing(want); err != nil || len(has) < len(want) {
+		if has, err := t.Existing(want); err != nil || len(has) < len(want) {
 			return err == nil, err
 		}
 	}
@@ -94,13 +93,13 @@ func (n *Node) SetGuards(guards []Guard) error {
 			bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, Comment: e.Comment})
 		}
 	}
-	return needBridgeFamily(skeleton("nft set table bridge "+guardTable, func(c *nftables.Conn) error {
+	return needBridgeFamily(nft.Build("nft set table bridge "+nft.GuardTable, func(c *nftables.Conn) error {
 		sets, err := buildGuards(c)
 		if err != nil {
 			return err
 		}
 		for name, elements := range bySet {
-			for some := range slices.Chunk(elements, maxElements) {
+			for some := range slices.Chunk(elements, nft.MaxElements) {
 				if err := c.SetAddElements(sets[name], some); err != nil {
 					return err
 				}
@@ -116,16 +115,16 @@ func (n *Node) EnsureGuard(g Guard) error {
 	if err != nil {
 		return err
 	}
-	t, err := openGuards()
+	t, err := nft.Open(nft.GuardTable)
 	if err != nil {
 		return err
 	}
-	defer t.close()
-	err = t.add(elements)
+	defer t.Close()
+	err = t.Add(elements)
 	if isExist(err) { // of an attachment of the same name that was cut off
-		var old []element
-		if old, err = t.existing(elements); err == nil {
-			err = t.replace(old, elements)
+		var old []nft.Element
+		if old, err = t.Existing(elements); err == nil {
+			err = t.Replace(old, elements)
 		}
 	}
 	return err
@@ -146,28 +145,28 @@ func (n *Node) DelGuard(g Guard) error {
 	if err != nil {
 		return err
 	}
-	t, err := openGuards()
+	t, err := nft.Open(nft.GuardTable)
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	defer t.close()
-	found, err := t.existing(elements)
+	defer t.Close()
+	found, err := t.Existing(elements)
 	if err == nil {
-		err = t.delete(found)
+		err = t.Delete(found)
 	}
-	return ignoreNoNFT(err)
+	return nft.IgnoreUnsupported(err)
 }
 
 // DelGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
 func (n *Node) DelGuardOf(link string) error {
-	if ok, err := hasTable(guardTable); err != nil || !ok {
+	if ok, err := nft.HasTable(nft.GuardTable); err != nil || !ok {
 		return err
 	}
-	conn, err := newNFT()
+	conn, err := nft.New()
 	if err != nil {
 		return err
 	}
-	sets, err := conn.GetSets(tableOf(guardTable).netlink())
+	sets, err := conn.GetSets(nft.TableOf(nft.GuardTable).Netlink())
 	found := 0
 	for _, set := range sets {
 		elements, e := conn.GetSetElements(set)
@@ -189,16 +188,16 @@ func (n *Node) CheckGuard(g Guard) error {
 	if err != nil {
 		return err
 	}
-	t, err := openGuards()
+	t, err := nft.Open(nft.GuardTable)
 	if err != nil {
 		return err
 	}
-	defer t.close()
-	if ok, err := t.marked(guardSchema); err != nil || !ok {
-		return errors.Join(missingRules("nftables rules of table bridge %s are missing", guardTable), err)
+	defer t.Close()
+	if ok, err := t.Marked(guardSchema); err != nil || !ok {
+		return errors.Join(missingRules("nftables rules of table bridge %s are missing", nft.GuardTable), err)
 	}
 	for _, e := range elements {
-		if _, ok, err := t.get(e); err != nil {
+		if _, ok, err := t.Get(e); err != nil {
 			return err
 		} else if !ok {
 			return missingEntry(e.Set, "the guard of %s misses an entry in nftables set %s", g.Link, e.Set)

@@ -3,13 +3,15 @@
 package kernel
 
 import (
+	"slices"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
 // guardTable is static, as the table of hostPorts is: a port is an element of its sets.
-const guardTable = "podlace_guard"
 
 // guardSchema is the version of the table.
 const guardSchema = 2
@@ -24,14 +26,14 @@ const (
 )
 
 type guards struct {
-	ruleset
+	nft.Ruleset
 	macs, four, six *nftables.Set
 }
 
 // buildGuards writes the rules and returns the sets by name.
 func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	sets = map[string]*nftables.Set{}
-	g := guards{ruleset: newRuleset(c, tableOf(guardTable).netlink())}
+	g := guards{Ruleset: nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink())}
 	var macPorts, ports *nftables.Set
 	for _, s := range []struct {
 		name string
@@ -41,31 +43,31 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 		{"mac_ports", &macPorts, nil}, {"macs", &g.macs, []nftables.SetDatatype{nftables.TypeEtherAddr}}, {"ports", &ports, nil},
 		{"addresses4", &g.four, []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", &g.six, []nftables.SetDatatype{nftables.TypeIP6Addr}},
 	} {
-		if *s.into, err = g.set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
+		if *s.into, err = g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
 			return nil, err
 		}
 		sets[s.name] = *s.into
 	}
-	mac, arp, ip, ip6, all := g.chain("mac", nil, 0, ""), g.chain("arp", nil, 0, ""), g.chain("ip", nil, 0, ""), g.chain("ip6", nil, 0, ""), g.chain("guard", nil, 0, "")
-	g.rule(mac, join(g.not(etherSource(), g.macs), drop())...)
+	mac, arp, ip, ip6, all := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
+	g.Rule(mac, slices.Concat(g.not(etherSource(), g.macs), drop())...)
 	for _, to := range []struct {
 		kind  uint16
 		chain *nftables.Chain
 	}{{unix.ETH_P_IP, ip}, {unix.ETH_P_IPV6, ip6}, {unix.ETH_P_ARP, arp}} {
-		g.rule(all, etherType(), equal(be16(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
+		g.Rule(all, etherType(), nft.Equal(nft.BigEndian(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
 	}
-	g.rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
+	g.Rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
 	g.arp(arp)
 	g.ip(ip)
 	g.ip6(ip6)
-	base := g.chain("prerouting", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
+	base := g.Chain("prerouting", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
 		set   *nftables.Set
 		chain *nftables.Chain
 	}{{macPorts, mac}, {ports, all}} {
-		g.rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
+		g.Rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
-	return sets, g.mark(guardSchema)
+	return sets, g.Mark(guardSchema)
 }
 
 func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
@@ -94,20 +96,20 @@ func (g guards) not(value expr.Any, set *nftables.Set) []expr.Any {
 }
 
 // at loads a part of the network header behind the interface name.
-func at(offset, length uint32) expr.Any { return network(regValue, offset, length) }
+func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
 func (g guards) arp(chain *nftables.Chain) {
-	g.rule(chain, network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
-	g.rule(chain, join(g.not(at(8, 6), g.macs), drop())...)
-	g.rule(chain, join(g.of(at(14, 4), g.four), accept())...)
-	g.rule(chain, join([]expr.Any{network(1, 6, 2), equal(be16(1)), network(1, 14, 4), equal(make([]byte, 4))}, accept())...)
-	g.rule(chain, drop()...)
+	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
+	g.Rule(chain, slices.Concat(g.not(at(8, 6), g.macs), drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(14, 4), g.four), accept())...)
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}, accept())...)
+	g.Rule(chain, drop()...)
 }
 
 func udp(source, destination uint16) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{unix.IPPROTO_UDP}),
-		transport(0, 4), equal(append(be16(source), be16(destination)...))}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_UDP}),
+		transport(0, 4), nft.Equal(append(nft.BigEndian(source), nft.BigEndian(destination)...))}
 }
 
 func transport(offset, length uint32) expr.Any {
@@ -116,10 +118,10 @@ func transport(offset, length uint32) expr.Any {
 
 // ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
 func (g guards) ip(chain *nftables.Chain) {
-	g.rule(chain, join(udp(67, 68), drop())...)
-	g.rule(chain, join(g.of(at(ipv4.source, 4), g.four), accept())...)
-	g.rule(chain, join([]expr.Any{network(1, ipv4.source, 4), equal(make([]byte, 4))}, udp(68, 67), accept())...)
-	g.rule(chain, drop()...)
+	g.Rule(chain, slices.Concat(udp(67, 68), drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(ipv4.source, 4), g.four), accept())...)
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv4.source, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), accept())...)
+	g.Rule(chain, drop()...)
 }
 
 // Types of ICMPv6 (RFC 2710, 3810 and 4861).
@@ -136,21 +138,21 @@ const (
 )
 
 func icmp6(kind byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal([]byte{unix.IPPROTO_ICMPV6}), transport(0, 1), equal([]byte{kind})}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_ICMPV6}), transport(0, 1), nft.Equal([]byte{kind})}
 }
 
 // ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast
 // querier, and answers for its own addresses alone. Without an address yet it may only look for one.
 func (g guards) ip6(chain *nftables.Chain) {
 	for _, kind := range []byte{routerAdvert, redirect, mldQuery} {
-		g.rule(chain, join(icmp6(kind), drop())...)
+		g.Rule(chain, slices.Concat(icmp6(kind), drop())...)
 	}
-	g.rule(chain, join(udp(547, 546), drop())...)
+	g.Rule(chain, slices.Concat(udp(547, 546), drop())...)
 	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
-	g.rule(chain, join(icmp6(neighAdvert), g.not(target, g.six), drop())...)
-	g.rule(chain, join(g.of(at(ipv6.source, 16), g.six), accept())...)
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, g.six), drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(ipv6.source, 16), g.six), accept())...)
 	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
-		g.rule(chain, join([]expr.Any{network(1, ipv6.source, 16), equal(make([]byte, 16))}, icmp6(kind), accept())...)
+		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv6.source, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), accept())...)
 	}
-	g.rule(chain, drop()...)
+	g.Rule(chain, drop()...)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // ErrFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: RestoreHostPorts comes first.
@@ -26,26 +27,26 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 	} else if !ok {
 		return ErrFlushed
 	}
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
 	elements := h.elements()
-	found, err := t.clashes(h, elements)
+	found, err := clashes(t, h, elements)
 	if err != nil {
 		return err
 	}
-	var gone []element
+	var gone []nft.Element
 	var shared PortIndex
 	for _, e := range found {
-		if e.forwards() && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
-			loses, err := yields(e.Comment, e.port())
+		if isForward(e) && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
+			loses, err := yields(e.Comment, portOf(e))
 			if errors.Is(err, ErrShared) {
-				shared.Add(e.Comment, e.port())
+				shared.Add(e.Comment, portOf(e))
 				continue
 			}
 			for _, lost := range loses {
-				more, e := t.ownedBy(lost)
+				more, e := ownedBy(t, lost)
 				gone, err = append(gone, more...), errors.Join(err, e)
 			}
 			if err != nil {
@@ -57,26 +58,26 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 	if elements, err = withoutShared(elements, shared); err != nil {
 		return err
 	}
-	if err := t.replace(once(gone), elements); err != nil {
+	if err := t.Replace(once(gone), elements); err != nil {
 		return err
 	}
 	if h.Bridge == "" || h.Taken {
 		return nil
 	}
-	return t.ensureHairpin(h.Bridge)
+	return ensureHairpin(t, h.Bridge)
 }
 
 // ownedBy returns the elements of h that are there and still its owner's.
-func (t *nft) ownedBy(h HostPorts) ([]element, error) {
-	found, err := t.existing(h.elements())
-	return slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(h.Owner) }), err
+func ownedBy(t *nft.Handle, h HostPorts) ([]nft.Element, error) {
+	found, err := t.Existing(h.elements())
+	return slices.DeleteFunc(found, func(e nft.Element) bool { return OwnerHash(e.Comment) != OwnerHash(h.Owner) }), err
 }
 
 // maxAsked is how long a range may be whose ports are asked for one by one. For a longer one all ports of the node are looked at.
 const maxAsked = 2000
 
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
-func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
+func clashes(t *nft.Handle, h HostPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are looked at as a whole
 	for _, p := range h.Ports {
@@ -84,7 +85,7 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 		if p.Last != 0 {
 			whole["ranges"+family] = true
 		} else if !p.HostIP.IsValid() {
-			ask = append(ask, element{Set: "ranges" + family, Key: key(p.protocol(), be16(p.Port))})
+			ask = append(ask, nft.Element{Set: "ranges" + family, Key: key(p.protocol(), nft.BigEndian(p.Port))})
 		}
 		if int(p.last()-p.Port) > maxAsked {
 			whole["ports"+family], whole["taken"+family] = true, true
@@ -99,76 +100,76 @@ func (t *nft) clashes(h HostPorts, elements []element) ([]element, error) {
 			}
 		}
 	}
-	var clashes []element
+	var clashes []nft.Element
 	for _, set := range slices.Sorted(maps.Keys(whole)) {
-		all, err := t.list(set)
+		all, err := t.List(set)
 		if err != nil {
 			return nil, err
 		}
 		clashes = append(clashes, all...)
 	}
-	clashes = slices.DeleteFunc(clashes, func(e element) bool {
-		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(e.port()) })
+	clashes = slices.DeleteFunc(clashes, func(e nft.Element) bool {
+		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(portOf(e)) })
 	})
-	found, err := t.existing(ask)
+	found, err := t.Existing(ask)
 	return once(append(found, clashes...)), err
 }
 
 // RestoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
 // it. The caller holds the lock of AddHostPorts.
 func (n *Node) RestoreHostPorts(all []HostPorts) error {
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
 	rules := 0
-	err = skeleton("nft add table "+hostportTable, buildHostports)
+	err = nft.Build("nft add table "+nft.HostportTable, buildHostports)
 	if err == nil {
-		rules, err = t.countRules()
+		rules, err = t.CountRules()
 	}
 	if err != nil {
 		return err
 	}
-	var want []element
+	var want []nft.Element
 	for _, h := range all {
 		want = append(want, h.elements()...)
 		if h.Bridge != "" && !h.Taken {
-			if err := t.ensureHairpin(h.Bridge); err != nil {
+			if err := ensureHairpin(t, h.Bridge); err != nil {
 				return err
 			}
 		}
 	}
 	want = once(want)
-	has, err := t.find(want)
+	has, err := t.Find(want)
 	if err != nil {
 		return err
 	}
-	var missing []element
+	var missing []nft.Element
 	for i, e := range want {
 		if has[i] == nil {
 			missing = append(missing, e)
 		}
 	}
-	if err := t.add(missing); err != nil {
+	if err := t.Add(missing); err != nil {
 		return err
 	}
-	return t.add([]element{{Set: schemaSet, Key: be16(schema), Comment: markText(rules)}})
+	return t.Mark(schema, rules)
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
 // straight back, past the node that has to translate them.
-func (t *nft) ensureHairpin(link string) error {
+func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
-	_, ok, err := t.get(e)
+	_, ok, err := t.Get(e)
 	if err != nil || ok {
 		return err
 	}
-	err = t.add([]element{e})
+	err = t.Add([]nft.Element{e})
 	return fault.Ignore(err, unix.EEXIST)
 }
 
-func hairpin(link string) element {
-	return element{Set: "hairpin", Key: append(ifname(link), ifname(link)...)}
+func hairpin(link string) nft.Element {
+	return nft.Element{Set: "hairpin", Key: append(ifname(link), ifname(link)...)}
 }
 
 // ifname pads an interface name as nf_tables keeps it.
@@ -180,19 +181,19 @@ func ifname(name string) []byte {
 
 // DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
 func (n *Node) DelHostPorts(h HostPorts) error {
-	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft) ([]element, error) { return t.ownedBy(h) })
+	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft.Handle) ([]nft.Element, error) { return ownedBy(t, h) })
 }
 
 // DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
 func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
-	err = n.endHostPorts(hash, anyLink, func(t *nft) ([]element, error) {
-		all, err := t.existing([]element{ownerElement(hash)})
+	err = n.endHostPorts(hash, anyLink, func(t *nft.Handle) ([]nft.Element, error) {
+		all, err := t.Existing([]nft.Element{ownerElement(hash)})
 		if err != nil {
 			return nil, err
 		}
 		for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
 			for _, family := range []string{ipv4.digit, ipv6.digit} {
-				list, err := t.list(set + family)
+				list, err := t.List(set + family)
 				if err != nil {
 					return nil, err
 				}
@@ -200,8 +201,8 @@ func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
 			}
 		}
 		for _, e := range all {
-			if e.forwards() && OwnerHash(e.Comment) == hash {
-				ports = append(ports, e.port())
+			if isForward(e) && OwnerHash(e.Comment) == hash {
+				ports = append(ports, portOf(e))
 			}
 		}
 		return all, nil
@@ -209,65 +210,65 @@ func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
 	return ports, err
 }
 
-func (n *Node) endHostPorts(owner, link string, find func(*nft) ([]element, error)) error {
+func (n *Node) endHostPorts(owner, link string, find func(*nft.Handle) ([]nft.Element, error)) error {
 	last, finish, err := n.closeLoopback(OwnerHash(owner), link)
 	if err != nil {
 		return err
 	}
-	t, err := n.openNFT(hostportTable)
-	var found []element
+	t, err := n.NFT.Open(nft.HostportTable)
+	var found []nft.Element
 	if err == nil {
 		found, err = find(t)
 	}
 	if err == nil {
-		err = t.endOwned(owner, found, last)
+		err = endOwned(t, owner, found, last)
 	}
-	if err := ignoreNoNFT(err); err != nil {
+	if err := nft.IgnoreUnsupported(err); err != nil {
 		return err
 	}
 	return finish()
 }
 
 // endOwned deletes those of the elements that are the owner's, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
-func (t *nft) endOwned(owner string, found []element, unprotect bool) error {
-	own := slices.DeleteFunc(found, func(e element) bool { return OwnerHash(e.Comment) != OwnerHash(owner) })
-	edits := []edit{{kind: unix.NFT_MSG_DELSETELEM, elements: own}}
+func endOwned(t *nft.Handle, owner string, found []nft.Element, unprotect bool) error {
+	own := slices.DeleteFunc(found, func(e nft.Element) bool { return OwnerHash(e.Comment) != OwnerHash(owner) })
+	edits := []nft.Edit{{Kind: unix.NFT_MSG_DELSETELEM, Elements: own}}
 	if unprotect {
-		if has, err := hasTable(loopbackTable); err != nil {
+		if has, err := nft.HasTable(nft.LoopbackTable); err != nil {
 			return err
 		} else if has {
-			edits = append(edits, edit{kind: unix.NFT_MSG_DELTABLE, table: loopbackTable})
+			edits = append(edits, nft.Edit{Kind: unix.NFT_MSG_DELTABLE, Table: nft.LoopbackTable})
 		}
 	}
-	return t.apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.table), edits...)
+	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.Table), edits...)
 }
 
 // HostPortOwner tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
 func (n *Node) HostPortOwner(hash string) (owner HostPortOwner, ok bool, err error) {
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return HostPortOwner{}, false, ignoreNoNFT(err)
+		return HostPortOwner{}, false, nft.IgnoreUnsupported(err)
 	}
-	e, ok, err := t.get(ownerElement(hash))
-	return e.owner(), ok, ignoreNoNFT(err)
+	e, ok, err := t.Get(ownerElement(hash))
+	return ownerOf(e), ok, nft.IgnoreUnsupported(err)
 }
 
 // HostPortOwners returns all attachments that have hostPorts.
 func (n *Node) HostPortOwners() (owners []HostPortOwner, err error) {
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return nil, ignoreNoNFT(err)
+		return nil, nft.IgnoreUnsupported(err)
 	}
-	all, err := t.list("owners")
+	all, err := t.List("owners")
 	for _, e := range all {
-		owners = append(owners, e.owner())
+		owners = append(owners, ownerOf(e))
 	}
-	return owners, ignoreNoNFT(err)
+	return owners, nft.IgnoreUnsupported(err)
 }
 
 // HostPortRules tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
 func (n *Node) HostPortRules() (bool, error) {
-	if ok, err := n.marked(hostportTable, schema); !ok || err != nil {
+	if ok, err := n.marked(nft.HostportTable, schema); !ok || err != nil {
 		return false, err
 	}
 	if !LoopbackUsed() {
@@ -279,22 +280,22 @@ func (n *Node) HostPortRules() (bool, error) {
 // CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
 // other tells who another owner is, and whether that one shares the port.
 func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string, shares bool)) error {
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
 	if ok, err := n.HostPortRules(); err != nil {
 		return err
 	} else if !ok {
-		return missingRules("the rules of nftables tables inet %s and %s are missing", hostportTable, loopbackTable)
+		return missingRules("the rules of nftables tables inet %s and %s are missing", nft.HostportTable, nft.LoopbackTable)
 	}
 	want := h.elements()
-	found, err := t.find(want)
+	found, err := t.Find(want)
 	if err != nil {
 		return err
 	}
 	owned := false
-	var missing []element
+	var missing []nft.Element
 	for i, e := range want {
 		got := found[i]
 		if e.Set == "owners" {
@@ -307,15 +308,15 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		}
 		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
 			if who, shares := other(got.Comment); !shares {
-				return differs(belongsTo, e.port(), who)
+				return differs(belongsTo, portOf(e), who)
 			}
 			continue
 		}
 		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
-			return differs("hostPort %s: leads elsewhere", e.port())
+			return differs("hostPort %s: leads elsewhere", portOf(e))
 		}
 	}
-	if err := t.lost(h, missing, other); err != nil {
+	if err := lostPorts(t, h, missing, other); err != nil {
 		return err
 	}
 	if !owned {
@@ -326,66 +327,66 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		return nil
 	}
 	if h.Bridge != "" {
-		if _, ok, err := t.get(hairpin(h.Bridge)); err != nil {
+		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
 			return missingEntry("hairpin",
 				"the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge)
 		}
 	}
-	return t.checkShadows(h, other)
+	return checkShadows(t, h, other)
 }
 
 const belongsTo = "hostPort %s: now belongs to %s"
 
 // lost returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
-func (t *nft) lost(h HostPorts, missing []element, other func(owner string) (string, bool)) error {
+func lostPorts(t *nft.Handle, h HostPorts, missing []nft.Element, other func(owner string) (string, bool)) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	found, err := t.clashes(h, nil)
+	found, err := clashes(t, h, nil)
 	if err != nil {
 		return err
 	}
-	found = slices.DeleteFunc(found, func(o element) bool { return !o.forwards() || OwnerHash(o.Comment) == OwnerHash(h.Owner) })
+	found = slices.DeleteFunc(found, func(o nft.Element) bool { return !isForward(o) || OwnerHash(o.Comment) == OwnerHash(h.Owner) })
 	var shared PortIndex
 	for _, o := range found {
 		if _, shares := other(o.Comment); shares {
-			shared.Add(o.Comment, o.port())
+			shared.Add(o.Comment, portOf(o))
 		}
 	}
 	for _, e := range missing {
-		if e.forwards() && shared.Overlap(e.port(), "") {
+		if isForward(e) && shared.Overlap(portOf(e), "") {
 			continue
 		}
 		for _, o := range found {
-			if e.forwards() && o.port().Overlaps(e.port()) {
+			if isForward(e) && portOf(o).Overlaps(portOf(e)) {
 				who, _ := other(o.Comment)
-				return differs(belongsTo, o.port(), who)
+				return differs(belongsTo, portOf(o), who)
 			}
 		}
-		return missingEntry(e.Set, "hostPort %s: its entry in nftables set %s is missing", e.port(), e.Set)
+		return missingEntry(e.Set, "hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
 	}
 	return nil
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
-func (t *nft) checkShadows(h HostPorts, other func(owner string) (string, bool)) error {
-	var ask []element
+func checkShadows(t *nft.Handle, h HostPorts, other func(owner string) (string, bool)) error {
+	var ask []nft.Element
 	for _, p := range Singles(h.Ports) {
 		every := p
 		every.HostIP = netip.Addr{}
 		ask = append(ask, p.taken(""), every.taken(""))
 	}
-	found, err := t.existing(once(ask))
-	found = slices.DeleteFunc(found, func(e element) bool {
+	found, err := t.Existing(once(ask))
+	found = slices.DeleteFunc(found, func(e nft.Element) bool {
 		_, shares := other(e.Comment)
 		return shares
 	})
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", found[0].port(), OwnerName(found[0].Comment))
+	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), OwnerName(found[0].Comment))
 }
 
 func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }

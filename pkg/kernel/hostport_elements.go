@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,18 +54,15 @@ func Singles(ports []HostPort) (out []HostPort) {
 	return out
 }
 
-// maxComment is what nft(8) shows of a comment.
-const maxComment = 128
-
 var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
 
 // elements returns the elements that forward the port; owner is their comment.
-func (p HostPort) elements(owner string) []element {
+func (p HostPort) elements(owner string) []nft.Element {
 	family := familyDigit(p.To.Addr().Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
-		return func(port uint16) []byte { return key(address, p.protocol(), be16(port)) }
+		return func(port uint16) []byte { return key(address, p.protocol(), nft.BigEndian(port)) }
 	}
-	e := element{Set: "ports" + family, Key: fields()(p.Port), Value: key(p.To.Addr().AsSlice(), be16(p.To.Port())), Comment: owner}
+	e := nft.Element{Set: "ports" + family, Key: fields()(p.Port), Value: key(p.To.Addr().AsSlice(), nft.BigEndian(p.To.Port())), Comment: owner}
 	suffix := ""
 	switch {
 	case p.HostIP.IsValid():
@@ -73,7 +71,7 @@ func (p HostPort) elements(owner string) []element {
 		suffix = "_ranges"
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
-	out := []element{e}
+	out := []nft.Element{e}
 	// The connection is told from a Service's to the same pod by the port that the client used.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
@@ -83,7 +81,7 @@ func (p HostPort) elements(owner string) []element {
 		if !set.in {
 			continue
 		}
-		e := element{Set: set.name + suffix + family, Key: back(p.Port), Comment: owner}
+		e := nft.Element{Set: set.name + suffix + family, Key: back(p.Port), Comment: owner}
 		if p.Last != 0 {
 			e.Last = back(p.Last)
 		}
@@ -92,8 +90,8 @@ func (p HostPort) elements(owner string) []element {
 	return out
 }
 
-// taken is the element that tells other pods of a port that the iptables backend forwards.
-func (p HostPort) taken(owner string) element {
+// taken is the nft.Element that tells other pods of a port that the iptables backend forwards.
+func (p HostPort) taken(owner string) nft.Element {
 	of := p.HostIP
 	if !of.IsValid() {
 		of = netip.AddrFrom4([4]byte{})
@@ -101,7 +99,7 @@ func (p HostPort) taken(owner string) element {
 			of = netip.IPv6Unspecified()
 		}
 	}
-	return element{Set: "taken" + familyDigit(p.To.Addr().Is4()), Key: key(of.AsSlice(), p.protocol(), be16(p.Port)), Comment: owner}
+	return nft.Element{Set: "taken" + familyDigit(p.To.Addr().Is4()), Key: key(of.AsSlice(), p.protocol(), nft.BigEndian(p.Port)), Comment: owner}
 }
 
 func (p HostPort) protocol() []byte { return []byte{protocols[p.Protocol]} }
@@ -112,8 +110,6 @@ func familyDigit(is4 bool) string {
 	}
 	return "6"
 }
-
-func be16(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
 
 // key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
 func key(fields ...[]byte) []byte {
@@ -144,26 +140,26 @@ type HostPorts struct {
 	Shared []HostPort
 }
 
-func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), maxComment-1)] }
+func (h HostPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
 
 // ownerElement stands for the attachment with a hash. Its comment ends with the pod's network namespace, if that is known.
-func ownerElement(comment string) element {
+func ownerElement(comment string) nft.Element {
 	sum, _ := hex.DecodeString(OwnerHash(comment))
-	return element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
+	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
 }
 
-func (h HostPorts) elements() []element {
+func (h HostPorts) elements() []nft.Element {
 	who := OwnerHash(h.Owner)
-	if with := who + " " + h.Netns; h.Netns != "" && len(with) < maxComment {
+	if with := who + " " + h.Netns; h.Netns != "" && len(with) < nft.MaxComment {
 		who = with
 	}
-	out := []element{ownerElement(who)}
+	out := []nft.Element{ownerElement(who)}
 	shared := map[HostPort]bool{}
 	for _, p := range h.Shared {
 		shared[p] = true
 	}
 	for _, p := range h.Ports {
-		of := []element{p.taken(h.comment())}
+		of := []nft.Element{p.taken(h.comment())}
 		if !h.Taken {
 			of = p.elements(h.comment())
 		}
@@ -176,9 +172,9 @@ func (h HostPorts) elements() []element {
 }
 
 // once leaves out elements whose key is in the set already.
-func once(elements []element) []element {
+func once(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
-	return slices.DeleteFunc(elements, func(e element) bool {
+	return slices.DeleteFunc(elements, func(e nft.Element) bool {
 		id := e.Set + string(e.Key)
 		again := seen[id]
 		seen[id] = true
@@ -191,15 +187,15 @@ func (p HostPort) Overlaps(o HostPort) bool {
 	return p.To.Addr().Is4() == o.To.Addr().Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.last() && o.Port <= p.last()
 }
 
-// forwards tells whether the element is of a set in which each port has one owner.
-func (e element) forwards() bool {
+// forwards tells whether the nft.Element is of a set in which each port has one owner.
+func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// port reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads the address is
+// port reads the port of the node from the key of an nft.Element that forwards: address, protocol, first port. Of where it leads the address is
 // told, or at least its family.
-func (e element) port() HostPort {
+func portOf(e nft.Element) HostPort {
 	to, size := netip.IPv6Unspecified(), int(ipv6.length)
 	if strings.HasSuffix(e.Set, ipv4.digit) {
 		to, size = netip.IPv4Unspecified(), int(ipv4.length)
@@ -233,8 +229,8 @@ type HostPortOwner struct {
 	Netns string // see HostPorts.Netns
 }
 
-// owner reads an element that stands for an attachment.
-func (e element) owner() HostPortOwner {
+// owner reads an nft.Element that stands for an attachment.
+func ownerOf(e nft.Element) HostPortOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {
 		netns = ""

@@ -49,7 +49,7 @@ func TestHostPortText(t *testing.T) {
 		}
 	}
 	for _, e := range mapping("udp 192.0.2.1:53 10.1.0.5:5353").elements("x") {
-		if got := e.port().String(); e.forwards() && got != "udp 192.0.2.1:53" {
+		if got := portOf(e).String(); isForward(e) && got != "udp 192.0.2.1:53" {
 			t.Errorf("%s: %s", e.Set, got)
 		}
 	}

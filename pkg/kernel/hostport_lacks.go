@@ -2,24 +2,26 @@
 
 package kernel
 
+import "github.com/podlace/podlace/pkg/nft"
+
 // LacksHostPorts reports whether the kernel lacks a rule or an element that RestoreHostPorts writes for the attachments. A kernel without
 // nftables lacks nothing that could be restored.
 func (n *Node) LacksHostPorts(all []HostPorts) (bool, error) {
 	if ok, err := n.HostPortRules(); err != nil || !ok {
-		return !ok && err == nil, ignoreNoNFT(err)
+		return !ok && err == nil, nft.IgnoreUnsupported(err)
 	}
-	var want []element
+	var want []nft.Element
 	for _, h := range all {
 		want = append(want, h.elements()...)
 		if h.Bridge != "" && !h.Taken {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return false, err
 	}
 	want = once(want)
-	has, err := t.existing(want)
+	has, err := t.Existing(want)
 	return len(has) < len(want), err
 }

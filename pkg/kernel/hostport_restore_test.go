@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
@@ -18,11 +19,11 @@ func TestFlushed(t *testing.T) {
 	never := func(string, HostPort) ([]HostPorts, error) { return nil, errors.New("asked") }
 	a := HostPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}
 	for range 2 {
-		if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(records(t, "nft table inet "+hostportTable)) > 0 {
+		if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(records(t, "nft table inet "+nft.HostportTable)) > 0 {
 			t.Errorf("got %v", err)
 		}
 	}
-	mustDo(t, skeleton("rules without their mark", buildHostports))
+	mustDo(t, nft.Build("rules without their mark", buildHostports))
 	if err := h.AddHostPorts(a, never); !errors.Is(err, ErrFlushed) || len(portElements(t)) > 0 {
 		t.Errorf("got %v", err)
 	}
@@ -39,7 +40,7 @@ func TestRestoreHostPorts(t *testing.T) {
 	all := []HostPorts{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
 	c, err := nftables.New()
 	mustDo(t, err)
-	c.FlushTable(&nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet})
+	c.FlushTable(&nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet})
 	mustDo(t, c.Flush())
 	if ok, err := h.HostPortRules(); ok || err != nil {
 		t.Error("the flush of the rules is not seen", err)

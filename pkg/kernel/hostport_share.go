@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // ErrShared is returned by callers of AddHostPorts for an owner that shares a port, and by AddHostPorts itself for a range of which another
@@ -58,12 +60,12 @@ func (x *PortIndex) covers(p HostPort) bool {
 }
 
 // withoutShared returns the elements that do not forward a shared port.
-func withoutShared(elements []element, shared PortIndex) (own []element, err error) {
+func withoutShared(elements []nft.Element, shared PortIndex) (own []nft.Element, err error) {
 	for _, e := range elements {
-		if !e.forwards() || !shared.Overlap(e.port(), "") {
+		if !isForward(e) || !shared.Overlap(portOf(e), "") {
 			own = append(own, e)
-		} else if !shared.covers(e.port()) {
-			return nil, fmt.Errorf("hostPort %s: %w in part", e.port(), ErrShared)
+		} else if !shared.covers(portOf(e)) {
+			return nil, fmt.Errorf("hostPort %s: %w in part", portOf(e), ErrShared)
 		}
 	}
 	return own, nil
@@ -72,23 +74,23 @@ func withoutShared(elements []element, shared PortIndex) (own []element, err err
 // PassHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner, and ports
 // that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the lock of AddHostPorts.
 func (n *Node) PassHostPorts(owner string, to []HostPorts) error {
-	if ok, err := n.marked(hostportTable, schema); err != nil || !ok {
-		return ignoreNoNFT(err)
+	if ok, err := n.marked(nft.HostportTable, schema); err != nil || !ok {
+		return nft.IgnoreUnsupported(err)
 	}
-	t, err := n.openNFT(hostportTable)
+	t, err := n.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
-	var want []element
+	var want []nft.Element
 	for _, h := range to {
 		want = append(want, h.elements()...)
 	}
 	want = once(want)
-	has, err := t.find(want)
+	has, err := t.Find(want)
 	if err != nil {
 		return err
 	}
-	var passed, missing []element
+	var passed, missing []nft.Element
 	for i, e := range want {
 		if has[i] != nil && OwnerHash(has[i].Comment) != OwnerHash(owner) {
 			continue
@@ -98,5 +100,5 @@ func (n *Node) PassHostPorts(owner string, to []HostPorts) error {
 			passed = append(passed, *has[i])
 		}
 	}
-	return t.replace(once(passed), missing)
+	return t.Replace(once(passed), missing)
 }

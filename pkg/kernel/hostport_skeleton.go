@@ -4,15 +4,16 @@ package kernel
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
 // hostportTable is static: tables, chains and rules are made once a node, pods are elements of its maps, so that a packet costs the
 // same however many pods there are.
-const hostportTable = "podlace_hostport"
 
 // schema is the version of the table.
 const schema = 2
@@ -21,40 +22,40 @@ const schema = 2
 const hostportPriority = -99
 
 // hostports builds the table.
-type hostports struct{ ruleset }
+type hostports struct{ nft.Ruleset }
 
 // buildHostports writes the rules without their mark, which comes when the ports of all pods are there.
 func buildHostports(c *nftables.Conn) error {
-	h := hostports{newRuleset(c, tableOf(hostportTable).netlink())}
-	hairpin, err := h.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
+	h := hostports{nft.NewRuleset(c, nft.TableOf(nft.HostportTable).Netlink())}
+	hairpin, err := h.Set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
 	if err == nil {
-		_, err = h.set("owners", nil, nftables.TypeMark, nftables.TypeMark)
+		_, err = h.Set("owners", nil, nftables.TypeMark, nftables.TypeMark)
 	}
 	if err != nil {
 		return err
 	}
-	forward := h.chain("forward_ports", nil, 0, "")
+	forward := h.Chain("forward_ports", nil, 0, "")
 	for _, hook := range []struct {
 		name string
 		hook *nftables.ChainHook
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
-		chain := h.chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
+		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
 			// Nothing gets from ::1 to a pod: without this it would wait for an answer instead of being refused.
-			h.rule(chain, join(ipv6.only(), []expr.Any{network(1, ipv6.destination, ipv6.length), equal(netip.IPv6Loopback().AsSlice()),
+			h.Rule(chain, slices.Concat(ipv6.only(), []expr.Any{nft.Network(1, ipv6.destination, ipv6.length), nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
-		h.rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)),
+		h.Rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
-	back := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+	back := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	for _, f := range []family{ipv4, ipv6} {
 		if err := h.family(f, forward, back, hairpin); err != nil {
 			return err
 		}
 	}
-	_, err = h.unmark()
+	_, err = h.Unmark()
 	return err
 }
 
@@ -74,7 +75,7 @@ var (
 )
 
 func (f family) only() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{f.proto})}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, nft.Equal([]byte{f.proto})}
 }
 
 func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
@@ -83,37 +84,37 @@ func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nfta
 		return err
 	}
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: f.second}
-	h.rule(forward, join(f.only(), []expr.Any{network(1, f.destination, f.length),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second}, port(f.third), find(sets["hostip_ports"]), dnat})...)
+	h.Rule(forward, slices.Concat(f.only(), []expr.Any{nft.Network(1, f.destination, f.length),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second}, nft.DestinationPort(f.third), nft.Lookup(sets["hostip_ports"]), dnat})...)
 	// A range leads to the ports of the same numbers.
 	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
 		to  *expr.NAT
 	}{{sets["ports"], dnat}, {sets["ranges"], same}} {
-		h.rule(forward, join(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, port(9), find(any.set), any.to})...)
+		h.Rule(forward, slices.Concat(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.DestinationPort(9), nft.Lookup(any.set), any.to})...)
 	}
 
 	masquerade := &expr.Masq{}
 	// mapped matches when the address at the offset is that of a pod, and the port that the client used is one of that pod's.
 	mapped := func(offset uint32, set *nftables.Set) []expr.Any {
-		return []expr.Any{network(1, offset, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
+		return []expr.Any{nft.Network(1, offset, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
 	}
-	snat := h.chain("snat"+f.digit, nil, 0, "")
+	snat := h.Chain("snat"+f.digit, nil, 0, "")
 	for _, suffix := range []string{"", "_ranges"} {
 		to := func(set string) []expr.Any {
-			return join(f.only(), translated(), mapped(f.destination, sets[set+suffix]))
+			return slices.Concat(f.only(), translated(), mapped(f.destination, sets[set+suffix]))
 		}
-		h.rule(back, join(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
-		h.rule(back, join(to("masqall"), []expr.Any{masquerade})...)
+		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
+		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
 		// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
-		h.rule(snat, join(mapped(f.source, sets["snat"+suffix]), []expr.Any{masquerade})...)
+		h.Rule(snat, slices.Concat(mapped(f.source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.digit == ipv4.digit {
-		h.rule(snat, join(loopback(f.source), []expr.Any{masquerade})...)
+		h.Rule(snat, slices.Concat(loopback(f.source), []expr.Any{masquerade})...)
 	}
-	h.rule(snat, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+	h.Rule(snat, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade)
 	return nil
 }
@@ -129,7 +130,7 @@ func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
 		name       string
 		value, key []nftables.SetDatatype
 	}{{"hostip_ports", target, one}, {"ports", target, any}, {"snat", nil, one}, {"masqall", nil, one}, {"taken", nil, one}} {
-		if sets[s.name], err = h.set(s.name+f.digit, s.value, s.key...); err != nil {
+		if sets[s.name], err = h.Set(s.name+f.digit, s.value, s.key...); err != nil {
 			return nil, err
 		}
 	}
@@ -138,7 +139,7 @@ func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
 		value nftables.SetDatatype
 		key   []nftables.SetDatatype
 	}{{"ranges", f.address, any}, {"snat_ranges", nftables.SetDatatype{}, one}, {"masqall_ranges", nftables.SetDatatype{}, one}} {
-		if sets[s.name], err = h.intervals(s.name+f.digit, s.value, s.key...); err != nil {
+		if sets[s.name], err = h.Intervals(s.name+f.digit, s.value, s.key...); err != nil {
 			return nil, err
 		}
 	}
@@ -150,7 +151,7 @@ func translated() []expr.Any {
 	const dstNAT = 1 << 5
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(dstNAT), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(0)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: nft.Native(dstNAT), Xor: nft.Native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.Native(0)},
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 const (
@@ -95,8 +96,8 @@ func flush(t testing.TB) {
 // portElements lists the elements of all port sets, without the skeleton.
 func portElements(t *testing.T) (lines []string) {
 	t.Helper()
-	for _, line := range records(t, "nft element inet "+hostportTable) {
-		if !strings.Contains(line, " hairpin ") && !strings.Contains(line, " owners ") && !strings.Contains(line, " "+schemaSet+" ") {
+	for _, line := range records(t, "nft element inet "+nft.HostportTable) {
+		if !strings.Contains(line, " hairpin ") && !strings.Contains(line, " owners ") && !strings.Contains(line, " "+"schema"+" ") {
 			lines = append(lines, line)
 		}
 	}
@@ -108,7 +109,7 @@ func TestHostPorts(t *testing.T) {
 	h := host(t)
 	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81", "sctp 9 10.1.0.5:9")
 	b := portList("tcp 8082 10.1.0.6:80", "tcp 192.0.2.2:8081 10.1.0.6:81", "udp 8081 10.1.0.6:81")
-	empty := func() { // as before: the skeleton alone
+	empty := func() { // as before: the nft.Build alone
 		t.Helper()
 		if left := portElements(t); len(left) > 0 {
 			t.Errorf("left %q", left)
@@ -196,7 +197,7 @@ func TestAfterFlush(t *testing.T) {
 	h := host(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
 	skeletonLines := func() []string {
-		return append(records(t, "nft chain inet "+hostportTable), append(records(t, "nft rule inet "+hostportTable), records(t, "nft set inet "+hostportTable)...)...)
+		return append(records(t, "nft chain inet "+nft.HostportTable), append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
 	}
 	mustDo(t, addPorts(h, ownerA, "kt0", ports))
 	whole := skeletonLines()
@@ -223,9 +224,9 @@ func TestAfterFlush(t *testing.T) {
 func TestSkeletonTwice(t *testing.T) {
 	flush(t)
 	for range 3 {
-		mustDo(t, skeleton("test", buildHostports))
+		mustDo(t, nft.Build("test", buildHostports))
 	}
-	if lines := records(t, "nft rule inet "+hostportTable+" prerouting"); len(lines) != 1 {
+	if lines := records(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)
 	}
 }
@@ -236,20 +237,20 @@ func TestSchema(t *testing.T) {
 	h := host(t)
 	a := portList("tcp 8080 10.1.0.5:80")
 	mustDo(t, addPorts(h, ownerA, "kt0", a))
-	rules := records(t, "nft rule inet "+hostportTable)
-	n, err := openNFT(hostportTable)
+	rules := records(t, "nft rule inet "+nft.HostportTable)
+	n, err := nft.Open(nft.HostportTable)
 	mustDo(t, err)
-	defer n.close()
-	mark := []element{{Set: schemaSet, Key: be16(schema)}}
+	defer n.Close()
+	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(schema)}}
 	c, err := nftables.New()
 	mustDo(t, err)
-	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: hostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
-	mustDo(t, c.Flush(), n.delete(mark), n.add([]element{{Set: schemaSet, Key: be16(schema + 1)}}))
+	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
+	mustDo(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(schema + 1)}}))
 	mustDo(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
-	if diff := cmp.Diff(rules, records(t, "nft rule inet "+hostportTable)); diff != "" {
+	if diff := cmp.Diff(rules, records(t, "nft rule inet "+nft.HostportTable)); diff != "" {
 		t.Error(diff)
 	}
-	if lines := records(t, "nft element inet "+hostportTable+" "+schemaSet+" "); len(lines) != 1 {
+	if lines := records(t, "nft element inet "+nft.HostportTable+" "+"schema"+" "); len(lines) != 1 {
 		t.Errorf("marks %q", lines)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/child"
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -120,7 +121,7 @@ func editNAT(program string, edit func(NAT) ([]string, error), most time.Duratio
 // older xtables goes, whichever it is now. In nf_tables that needs no program.
 func (n *Node) RemoveChain(parent, chain string) error {
 	chains := natChains{parent: {chain}}
-	return errors.Join(removeListed("nft delete chain "+chain, func(t *nft) ([]mdl.Message, error) { return t.listChains(chains) }), delLegacy(chains))
+	return errors.Join(nft.Remove("nft delete chain "+chain, func(t *nft.Handle) ([]mdl.Message, error) { return listChains(t, chains) }), delLegacy(chains))
 }
 
 func removeChain(program, parent, chain string) error {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // requestTimeout bounds one answer of the kernel, which takes microseconds; a link that goes may take some seconds on a busy node.
@@ -34,8 +35,8 @@ type NS struct {
 // Node is the namespace of the process itself, with what is done there alone.
 type Node struct {
 	NS
-	nft   *nftSocket
-	tries bool // see TryLocks
+	NFT   nft.Conn // closed with the node
+	tries bool     // see TryLocks
 }
 
 // Host opens the namespace that the process is in.
@@ -149,9 +150,7 @@ func (n *NS) Close() {
 // Close releases the namespace. It may wait some milliseconds: after a delete nf_tables frees memory only when nobody reads it any more
 // (RCU), and closing its socket waits for that.
 func (n *Node) Close() {
-	if n.nft != nil {
-		n.nft.Close()
-	}
+	n.NFT.Close()
 	n.NS.Close()
 }
 

@@ -107,7 +107,7 @@ func readSockets(protocol string) socketTable {
 		state = stateClosed
 	}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		body := append([]byte{family, protocols[protocol], 0, 0}, native(1<<state)...)
+		body := append([]byte{family, protocols[protocol], 0, 0}, binary.NativeEndian.AppendUint32(nil, 1<<state)...)
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {

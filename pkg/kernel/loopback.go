@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 // loopbackTable keeps the network from the node's 127.0.0.0/8, for as long as a link has route_localnet.
-const loopbackTable = "podlace_loopback"
 
 // loopbackSchema is the version of the table.
 const loopbackSchema = 1
@@ -38,32 +38,32 @@ const foreign = "foreign:"
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
 // needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
 func buildLoopback(c *nftables.Conn) error {
-	r := newRuleset(c, tableOf(loopbackTable).netlink())
-	chain := r.chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	r := nft.NewRuleset(c, nft.TableOf(nft.LoopbackTable).Netlink())
+	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}}
 	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
 		// Every packet comes here: what nearly none has is looked at first.
-		r.rule(chain, join(ipv4.only(), loopback(offset), notLo, drop())...)
+		r.Rule(chain, slices.Concat(ipv4.only(), loopback(offset), notLo, drop())...)
 	}
-	return r.mark(loopbackSchema)
+	return r.Mark(loopbackSchema)
 }
 
 // loopback matches an IPv4 address in 127.0.0.0/8.
 func loopback(offset uint32) []expr.Any {
-	return []expr.Any{network(1, offset, 1), equal([]byte{127})}
+	return []expr.Any{nft.Network(1, offset, 1), nft.Equal([]byte{127})}
 }
 
 func (n *Node) marked(table string, version uint16) (bool, error) {
-	t, err := n.openNFT(table)
+	t, err := n.NFT.Open(table)
 	if err != nil {
 		return false, err
 	}
-	return t.marked(version)
+	return t.Marked(version)
 }
 
 // LoopbackProtected reports whether the protection is in place.
 func (n *Node) LoopbackProtected() (bool, error) {
-	return n.marked(loopbackTable, loopbackSchema)
+	return n.marked(nft.LoopbackTable, loopbackSchema)
 }
 
 // LoopbackUsed reports whether an attachment is recorded that the node's 127.0.0.1 reaches. It is one look at a folder.
@@ -74,10 +74,10 @@ func LoopbackUsed() bool {
 
 // ProtectLoopback drops packets from the network for 127.0.0.0/8.
 func (n *Node) ProtectLoopback() error {
-	if ok, err := n.marked(loopbackTable, loopbackSchema); ok || err != nil {
+	if ok, err := n.marked(nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
 	}
-	return skeleton("nft add table "+loopbackTable, buildLoopback)
+	return nft.Build("nft add table "+nft.LoopbackTable, buildLoopback)
 }
 
 // openedByUs is the value of route_localnet that Podlace writes. The kernel takes every value but 0 for on, and other programs write 1. So
@@ -215,7 +215,7 @@ func (n *Node) MendLoopback(isUser func(owner string) bool) error {
 	if err := n.CloseLoopback(); err != nil {
 		return err
 	}
-	if has, err := hasTable(loopbackTable); err != nil || !has {
+	if has, err := nft.HasTable(nft.LoopbackTable); err != nil || !has {
 		return err
 	}
 	if lost {
@@ -223,7 +223,7 @@ func (n *Node) MendLoopback(isUser func(owner string) bool) error {
 			return err
 		}
 	}
-	return n.DelTable(tableOf(loopbackTable))
+	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
 // forgetUsers removes the files of attachments that are gone, and folders without files.

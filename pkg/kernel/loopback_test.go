@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // TestProtectLoopback makes a table of its own.
@@ -16,7 +18,7 @@ func TestProtectLoopback(t *testing.T) {
 	h := host(t)
 	for range 2 {
 		mustDo(t, h.ProtectLoopback())
-		if lines := records(t, "nft rule inet "+loopbackTable+" prerouting", "immediate"); len(lines) != 2 {
+		if lines := records(t, "nft rule inet "+nft.LoopbackTable+" prerouting", "immediate"); len(lines) != 2 {
 			t.Errorf("got %q", lines)
 		}
 	}
@@ -35,7 +37,7 @@ func TestLoopbackUsers(t *testing.T) {
 		t.Helper()
 		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
 		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+loopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
 			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
 		}
 	}
@@ -86,7 +88,7 @@ func TestLoopbackUsersLost(t *testing.T) {
 		t.Helper()
 		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
 		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+loopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
 			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
 		}
 	}

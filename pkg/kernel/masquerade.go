@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // masqueradeTable holds, for each network, a base chain and four sets: for each family the sources that are masqueraded and the
 // destinations that never are. A packet costs one lookup for each network, however many pods there are, and a pod whose network's
 // subnets are in the set costs no change at all.
-const masqueradeTable = "podlace_masquerade"
 
 // Masquerade says what a network masquerades: traffic from Sources to anything but Local and multicast gets the node's
 // address.
@@ -52,18 +52,18 @@ func (m Masquerade) Empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 // AddMasquerade adds what MissingMasquerade returned to a network that HasMasquerade. unix.EEXIST: a prefix overlaps with one that
 // is there, and SetMasquerade must write all of them.
 func (n *Node) AddMasquerade(m Masquerade) error {
-	t, err := openNFT(masqueradeTable)
+	t, err := nft.Open(nft.MasqueradeTable)
 	if err != nil {
 		return err
 	}
-	defer t.close()
-	var elements []element
+	defer t.Close()
+	var elements []nft.Element
 	for _, s := range m.sets() {
 		for _, p := range s.prefixes {
 			elements = append(elements, interval(setName(s.kind, m.name(), p.Addr().Is4()), p)...)
 		}
 	}
-	if err := t.add(elements); err != nil {
+	if err := t.Add(elements); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) {
 			return unix.EEXIST
 		}
@@ -78,7 +78,7 @@ func (n *Node) AddMasquerade(m Masquerade) error {
 
 // SetMasquerade makes m everything that the network masquerades.
 func (n *Node) SetMasquerade(m Masquerade) error {
-	return skeleton("nft set masquerade of network "+m.Network, m.build)
+	return nft.Build("nft set masquerade of network "+m.Network, m.build)
 }
 
 // HasMasquerade tells whether the network's chain, with its rules, and sets are there.
@@ -92,23 +92,23 @@ func (n *Node) HasMasquerade(network string) (bool, error) {
 
 // MasqueradeRules tells whether the network's chain has its rules, one for each family.
 func (n *Node) MasqueradeRules(network string) (bool, error) {
-	table := tableOf(masqueradeTable).netlink()
-	found, err := rulesOf(table, Masquerade{Network: network}.chain(table).Name)
+	table := nft.TableOf(nft.MasqueradeTable).Netlink()
+	found, err := nft.CountRules(table, Masquerade{Network: network}.chain(table).Name)
 	return found[0] >= 2, err
 }
 
 // MissingMasquerade returns the part of m that the kernel lacks.
 func (n *Node) MissingMasquerade(m Masquerade) (Masquerade, error) {
 	missing := Masquerade{Network: m.Network}
-	t, err := openNFT(masqueradeTable)
+	t, err := nft.Open(nft.MasqueradeTable)
 	if err != nil {
 		return missing, err
 	}
-	defer t.close()
+	defer t.Close()
 	for i, s := range m.sets() {
 		into := []*[]netip.Prefix{&missing.Sources, &missing.Local}[i]
 		for _, p := range s.prefixes {
-			ok, err := t.covers(setName(s.kind, m.name(), p.Addr().Is4()), p)
+			ok, err := covers(t, setName(s.kind, m.name(), p.Addr().Is4()), p)
 			if err != nil {
 				return missing, err
 			}
@@ -131,16 +131,16 @@ func (m Masquerade) sets() [2]masqueradeSet {
 
 // covers tells whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
 // around it.
-func (t *nft) covers(set string, p netip.Prefix) (bool, error) {
+func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	last := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(last)*8; bit++ {
 		last[bit/8] |= 1 << (7 - bit%8)
 	}
-	begin, ok, err := t.get(element{Set: set, Key: p.Masked().Addr().AsSlice()})
+	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
 	if err != nil || !ok {
 		return false, err
 	}
-	end, ok, err := t.get(element{Set: set, Key: last})
+	end, ok, err := t.Get(nft.Element{Set: set, Key: last})
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
@@ -149,30 +149,30 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 	if len(m.Sources) == 0 {
 		return nil
 	}
-	t, err := openNFT(masqueradeTable)
+	t, err := nft.Open(nft.MasqueradeTable)
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	defer t.close()
+	defer t.Close()
 	var errs []error
 	for _, p := range m.Sources {
 		elements := interval(setName("pods", m.name(), p.Addr().Is4()), p)
-		_, ok, err := t.get(elements[0])
+		_, ok, err := t.Get(elements[0])
 		if ok && err == nil {
-			err = t.delete(elements)
+			err = t.Delete(elements)
 		}
-		errs = append(errs, ignoreNoNFT(fault.Ignore(err, unix.ENOENT)))
+		errs = append(errs, nft.IgnoreUnsupported(fault.Ignore(err, unix.ENOENT)))
 	}
 	return errors.Join(errs...)
 }
 
 // EndMasquerade removes the chain and the sets of a network; what is missing is no error.
 func (n *Node) EndMasquerade(m Masquerade) error {
-	if ok, err := hasTable(masqueradeTable); err != nil || !ok {
+	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}
-	return skeleton("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
-		table := c.AddTable(tableOf(masqueradeTable).netlink())
+	return nft.Build("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
+		table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
 		// What is missing would end the transaction, so all is made first.
 		chain := c.AddChain(m.chain(table))
 		c.FlushChain(chain)
@@ -191,10 +191,10 @@ func (n *Node) EndMasquerade(m Masquerade) error {
 }
 
 // interval returns the two elements that stand for a prefix in an interval set: its first address, and the first behind it.
-func interval(set string, p netip.Prefix) []element {
-	out := []element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
+func interval(set string, p netip.Prefix) []nft.Element {
+	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
 	if end := after(p); end.IsValid() {
-		out = append(out, element{Set: set, Key: end.AsSlice(), KeyEnd: true})
+		out = append(out, nft.Element{Set: set, Key: end.AsSlice(), KeyEnd: true})
 	}
 	return out
 }
@@ -228,7 +228,7 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 }
 
 func (m Masquerade) build(c *nftables.Conn) error {
-	table := c.AddTable(tableOf(masqueradeTable).netlink())
+	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
 	chain := c.AddChain(m.chain(table))
 	c.FlushChain(chain)
 	m.Local = append(m.multicast(), m.Local...)

@@ -11,13 +11,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // inSet lists the intervals of a network's set as "from-behind", in the order of the addresses.
 func inSet(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
-	for _, line := range records(t, "nft element inet "+masqueradeTable+" "+setName(kind, Masquerade{Network: network}.name(), is4)+" ") {
+	for _, line := range records(t, "nft element inet "+nft.MasqueradeTable+" "+setName(kind, Masquerade{Network: network}.name(), is4)+" ") {
 		_, key, _ := strings.Cut(line, "{1:")
 		key, _, _ = strings.Cut(key, "}")
 		mark := "~"

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	mdl "github.com/mdlayher/netlink"
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,8 +54,8 @@ func (r Reference) masqueradePrefix() string {
 	return shortHash(r.Network) + "-" + shortHash(r.IfName+":"+r.ContainerID)
 }
 
-func (r Reference) isMasquerade(of rule) bool {
-	return strings.HasPrefix(of.comment, r.masqueradePrefix())
+func (r Reference) isMasquerade(of nft.Rule) bool {
+	return strings.HasPrefix(of.Comment, r.masqueradePrefix())
 }
 
 func shortHash(text string) string {
@@ -62,11 +63,11 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func natTable(is4 bool, chain string) place {
+func natTable(is4 bool, chain string) nft.Place {
 	if is4 {
-		return place{unix.NFPROTO_IPV4, "nat", chain}
+		return nft.Place{Family: unix.NFPROTO_IPV4, Table: "nat", Chain: chain}
 	}
-	return place{unix.NFPROTO_IPV6, "nat", chain}
+	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
 // names appends a part of each hash to a prefix.
@@ -89,19 +90,19 @@ func (r Reference) portChains() natChains {
 // DelReferenceMasquerade removes the rules of a bridge attachment that the reference made: masquerade in every form, and the protection
 // against false MACs. Nothing there is no error and costs some questions; rules that are there are listed.
 func (n *Node) DelReferenceMasquerade(ref Reference) error {
-	err := removeListed("nft delete rules that the reference plugins left", func(t *nft) ([]mdl.Message, error) {
-		out, err := t.listChains(ref.masqueradeChains())
+	err := nft.Remove("nft delete rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
+		out, err := listChains(t, ref.masqueradeChains())
 		if err != nil {
 			return nil, err
 		}
 		for _, chain := range []string{ref.spoofChain(), ref.spoofChain() + "-mac"} {
-			more, err := t.unlink(place{unix.NFPROTO_BRIDGE, "nat", spoofParent}, chain)
+			more, err := t.Unlink(nft.Place{Family: unix.NFPROTO_BRIDGE, Table: "nat", Chain: spoofParent}, chain)
 			if err != nil {
 				return nil, err
 			}
 			out = append(out, more...)
 		}
-		more, err := t.deletions(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain},
+		more, err := t.Deletions(nft.Place{Family: unix.NFPROTO_INET, Table: referenceMasquerade, Chain: referenceMasqChain},
 			ref.isMasquerade)
 		return append(out, more...), err
 	})
@@ -110,13 +111,13 @@ func (n *Node) DelReferenceMasquerade(ref Reference) error {
 
 // DelReferencePorts removes the hostPort rules of an attachment that the reference made, in every form.
 func (n *Node) DelReferencePorts(ref Reference) error {
-	err := removeListed("nft delete hostPort rules that the reference plugins left", func(t *nft) ([]mdl.Message, error) {
-		out, err := t.listChains(ref.portChains())
+	err := nft.Remove("nft delete hostPort rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
+		out, err := listChains(t, ref.portChains())
 		if err != nil {
 			return nil, err
 		}
 		for _, family := range []byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-			more, err := t.deletions(place{family, referenceHostports, ""}, ref.isPortRule)
+			more, err := t.Deletions(nft.Place{Family: family, Table: referenceHostports, Chain: ""}, ref.isPortRule)
 			if err != nil {
 				return nil, err
 			}
@@ -129,20 +130,20 @@ func (n *Node) DelReferencePorts(ref Reference) error {
 
 // isPortRule tells whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two
 // networks of one container.
-func (r Reference) isPortRule(of rule) bool {
-	if of.comment != r.ContainerID {
+func (r Reference) isPortRule(of nft.Rule) bool {
+	if of.Comment != r.ContainerID {
 		return false
 	}
-	return len(r.Addresses) == 0 || slices.ContainsFunc(r.Addresses, func(a netip.Addr) bool { return of.has(a.AsSlice()) })
+	return len(r.Addresses) == 0 || slices.ContainsFunc(r.Addresses, func(a netip.Addr) bool { return of.Has(a.AsSlice()) })
 }
 
 // listChains lists what deletes the chains in both families.
-func (t *nft) listChains(chains natChains) ([]mdl.Message, error) {
+func listChains(t *nft.Handle, chains natChains) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range chains {
 			for _, name := range names {
-				more, err := t.unlink(natTable(is4, parent), name)
+				more, err := t.Unlink(natTable(is4, parent), name)
 				if err != nil {
 					return nil, err
 				}
@@ -207,25 +208,25 @@ func (r Reference) spoofChain() string { return "cni-br-iface-" + r.ContainerID 
 
 // HasReferenceSpoofCheck tells whether the reference checks the MACs of the attachment.
 func (n *Node) HasReferenceSpoofCheck(ref Reference) (bool, error) {
-	list, err := listedRules(place{unix.NFPROTO_BRIDGE, "nat", spoofParent})
-	return slices.ContainsFunc(list, func(r rule) bool { return r.jump == ref.spoofChain() }), err
+	list, err := nft.ListRules(nft.Place{Family: unix.NFPROTO_BRIDGE, Table: "nat", Chain: spoofParent})
+	return slices.ContainsFunc(list, func(r nft.Rule) bool { return r.Jump == ref.spoofChain() }), err
 }
 
 // HasReferenceMasquerade tells whether the reference's rules masquerade an address of the attachment.
 func (n *Node) HasReferenceMasquerade(ref Reference, address netip.Addr) (bool, error) {
-	is := func(r rule) bool { return r.has(address.AsSlice()) }
-	list, err := listedRules(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain})
+	is := func(r nft.Rule) bool { return r.Has(address.AsSlice()) }
+	list, err := nft.ListRules(nft.Place{Family: unix.NFPROTO_INET, Table: referenceMasquerade, Chain: referenceMasqChain})
 	if err != nil {
 		return false, err
 	}
-	if slices.ContainsFunc(list, func(r rule) bool { return ref.isMasquerade(r) && is(r) }) {
+	if slices.ContainsFunc(list, func(r nft.Rule) bool { return ref.isMasquerade(r) && is(r) }) {
 		return true, nil
 	}
-	if list, err = listedRules(natTable(address.Is4(), "POSTROUTING")); err != nil {
+	if list, err = nft.ListRules(natTable(address.Is4(), "POSTROUTING")); err != nil {
 		return false, err
 	}
 	chains := ref.names("CNI-", 24)
-	if slices.ContainsFunc(list, func(r rule) bool { return slices.Contains(chains, r.jump) && is(r) }) {
+	if slices.ContainsFunc(list, func(r nft.Rule) bool { return slices.Contains(chains, r.Jump) && is(r) }) {
 		return true, nil
 	}
 	if !hasLegacyNAT(address.Is4()) {
@@ -239,14 +240,14 @@ func (n *Node) HasReferenceMasquerade(ref Reference, address netip.Addr) (bool, 
 
 // HasReferencePort tells whether the reference's rules of nftables forward the port to the pod.
 func (n *Node) HasReferencePort(ref Reference, p HostPort) (bool, error) {
-	at := place{unix.NFPROTO_IPV4, referenceHostports, ""}
+	at := nft.Place{Family: unix.NFPROTO_IPV4, Table: referenceHostports, Chain: ""}
 	if !p.To.Addr().Is4() {
-		at.family = unix.NFPROTO_IPV6
+		at.Family = unix.NFPROTO_IPV6
 	}
-	list, err := listedRules(at)
-	return slices.ContainsFunc(list, func(r rule) bool {
-		return r.comment == ref.ContainerID && r.has(p.protocol()) && r.has(be16(p.Port)) && r.has(be16(p.To.Port())) && r.has(p.To.Addr().AsSlice()) &&
-			(!p.HostIP.IsValid() || r.has(p.HostIP.AsSlice()))
+	list, err := nft.ListRules(at)
+	return slices.ContainsFunc(list, func(r nft.Rule) bool {
+		return r.Comment == ref.ContainerID && r.Has(p.protocol()) && r.Has(nft.BigEndian(p.Port)) && r.Has(nft.BigEndian(p.To.Port())) && r.Has(p.To.Addr().AsSlice()) &&
+			(!p.HostIP.IsValid() || r.Has(p.HostIP.AsSlice()))
 	}), err
 }
 
@@ -255,11 +256,11 @@ func (n *Node) HasReferencePortChain(ref Reference) (bool, error) {
 	if hasLegacyNAT(true) || hasLegacyNAT(false) {
 		return true, nil
 	}
-	t, err := openNFT("")
+	t, err := nft.Open("")
 	if err != nil {
 		return false, err
 	}
-	defer t.close()
-	list, err := t.listChains(natChains{"CNI-HOSTPORT-DNAT": ref.names("CNI-DN-", 21)})
+	defer t.Close()
+	list, err := listChains(t, natChains{"CNI-HOSTPORT-DNAT": ref.names("CNI-DN-", 21)})
 	return len(list) > 0, err
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -157,23 +158,23 @@ func TestTwoNetworksOfOneContainer(t *testing.T) {
 		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
 	ref := Reference{Network: "n", ContainerID: "c", IfName: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
 	mustDo(t, h.DelReferencePorts(ref))
-	left, err := mustNFT(t).rules(place{unix.NFPROTO_IPV4, referenceHostports, ""})
-	if err != nil || len(left) != 1 || !left[0].has([]byte{10, 9, 0, 2}) {
+	left, err := mustNFT(t).Rules(nft.Place{Family: unix.NFPROTO_IPV4, Table: referenceHostports, Chain: ""})
+	if err != nil || len(left) != 1 || !left[0].Has([]byte{10, 9, 0, 2}) {
 		t.Errorf("left %v, %v", left, err)
 	}
 	ref.Addresses = nil
 	mustDo(t, h.DelReferencePorts(ref))
-	if left, err = mustNFT(t).rules(place{unix.NFPROTO_IPV4, referenceHostports, ""}); err != nil || len(left) != 0 {
+	if left, err = mustNFT(t).Rules(nft.Place{Family: unix.NFPROTO_IPV4, Table: referenceHostports, Chain: ""}); err != nil || len(left) != 0 {
 		t.Errorf("without addresses: left %v, %v", left, err)
 	}
 }
 
-func mustNFT(t *testing.T) *nft {
+func mustNFT(t *testing.T) *nft.Handle {
 	t.Helper()
-	n, err := openNFT("")
+	n, err := nft.Open("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(n.close)
+	t.Cleanup(n.Close)
 	return n
 }

@@ -10,41 +10,41 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
+	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
 
 // EnsureReferenceMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables.
 // Destinations in except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would begin that never gets an answer.
 func (n *Node) EnsureReferenceMasquerade(ref Reference, addresses, except []netip.Prefix) error {
-	has, err := listedRules(place{unix.NFPROTO_INET, referenceMasquerade, referenceMasqChain})
+	has, err := nft.ListRules(nft.Place{Family: unix.NFPROTO_INET, Table: referenceMasquerade, Chain: referenceMasqChain})
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
-		return !slices.ContainsFunc(has, func(r rule) bool { return ref.isMasquerade(r) && r.has(a.Addr().AsSlice()) })
+		return !slices.ContainsFunc(has, func(r nft.Rule) bool { return ref.isMasquerade(r) && r.Has(a.Addr().AsSlice()) })
 	}) {
 		return err
 	}
-	return skeleton("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
+	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		table := c.AddTable(&nftables.Table{Name: referenceMasquerade, Family: nftables.TableFamilyINet})
-		h := newRuleset(c, table)
+		h := nft.NewRuleset(c, table)
 		checks := c.AddChain(&nftables.Chain{Table: table, Name: referenceMasqChain})
 		// The reference gives its chain no policy; the default is the same.
-		base := h.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for i, f := range []family{ipv4, ipv6} {
 			p := netip.MustParsePrefix(multicast[i])
-			h.rule(base, join(f.only(), f.subnet(f.destination, p, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
+			h.Rule(base, slices.Concat(f.only(), f.subnet(f.destination, p, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
-		h.rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
+		h.Rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
 		comment := fmt.Sprintf("%s, net: %s, if: %s, id: %s", ref.masqueradePrefix(), ref.Network, ref.IfName, ref.ContainerID)
 		for _, a := range addresses {
 			f := familyOf(a.Addr())
-			comment := comment[:min(len(comment), maxComment)]
+			comment := comment[:min(len(comment), nft.MaxComment)]
 			for _, p := range except {
 				if p.Addr().Is4() == a.Addr().Is4() {
-					h.commented(checks, comment, join(f.only(), f.is(f.source, a.Addr()), f.subnet(f.destination, p, expr.CmpOpEq),
+					h.Commented(checks, comment, slices.Concat(f.only(), f.is(f.source, a.Addr()), f.subnet(f.destination, p, expr.CmpOpEq),
 						[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}))
 				}
 			}
-			h.commented(checks, comment, join(f.only(), f.is(f.source, a.Addr()),
+			h.Commented(checks, comment, slices.Concat(f.only(), f.is(f.source, a.Addr()),
 				f.subnet(f.destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
 		}
 		return nil
@@ -64,7 +64,7 @@ func (n *Node) EnsureReferencePorts(ref Reference, ports []HostPort) error {
 	if !missing {
 		return nil
 	}
-	return skeleton("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
+	return nft.Build("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
 		for _, f := range []family{ipv4, ipv6} {
 			var own []HostPort
 			for _, p := range ports {
@@ -83,15 +83,15 @@ func (n *Node) EnsureReferencePorts(ref Reference, ports []HostPort) error {
 // referencePorts writes the ports of one family, in the table of that family.
 func (f family) referencePorts(c *nftables.Conn, ref Reference, ports []HostPort) {
 	table := c.AddTable(&nftables.Table{Name: referenceHostports, Family: nftables.TableFamily(f.proto)})
-	h := newRuleset(c, table)
+	h := nft.NewRuleset(c, table)
 	chain := c.AddChain(&nftables.Chain{Table: table, Name: "hostports"})
 	byIP := c.AddChain(&nftables.Chain{Table: table, Name: "hostip_hostports"})
-	all := h.chain("hostports_all", nil, 0, "")
-	h.rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: byIP.Name})
-	h.rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: chain.Name})
+	all := h.Chain("hostports_all", nil, 0, "")
+	h.Rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: byIP.Name})
+	h.Rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: chain.Name})
 	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput} {
-		base := h.chain(name, hook, int(*nftables.ChainPriorityNATDest), nftables.ChainTypeNAT)
-		h.rule(base, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)),
+		base := h.Chain(name, hook, int(*nftables.ChainPriorityNATDest), nftables.ChainTypeNAT)
+		h.Rule(base, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: all.Name})
 	}
 	for _, p := range ports {
@@ -99,9 +99,9 @@ func (f family) referencePorts(c *nftables.Conn, ref Reference, ports []HostPort
 		if p.HostIP.IsValid() {
 			match = f.is(f.destination, p.HostIP)
 		}
-		h.commented(chain, ref.ContainerID, join(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equal(p.protocol()),
-			port(1), equal(be16(p.Port)),
-			&expr.Immediate{Register: 1, Data: p.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: be16(p.To.Port())},
+		h.Commented(chain, ref.ContainerID, slices.Concat(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal(p.protocol()),
+			nft.DestinationPort(1), nft.Equal(nft.BigEndian(p.Port)),
+			&expr.Immediate{Register: 1, Data: p.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: nft.BigEndian(p.To.Port())},
 			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: 2}}))
 	}
 	if !ports[0].SNAT {
@@ -116,7 +116,7 @@ func (f family) referencePorts(c *nftables.Conn, ref Reference, ports []HostPort
 		sources = append(sources, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	for _, source := range sources {
-		h.commented(back, ref.ContainerID, join(f.is(f.source, source), f.is(f.destination, to), []expr.Any{&expr.Masq{}}))
+		h.Commented(back, ref.ContainerID, slices.Concat(f.is(f.source, source), f.is(f.destination, to), []expr.Any{&expr.Masq{}}))
 	}
 }
 
@@ -126,18 +126,18 @@ func (n *Node) EnsureReferenceSpoofCheck(ref Reference, link string, mac net.Har
 	if ok, err := n.HasReferenceSpoofCheck(ref); ok || err != nil {
 		return err
 	}
-	return skeleton("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
-		r := newRuleset(c, &nftables.Table{Name: "nat", Family: nftables.TableFamilyBridge})
+	return nft.Build("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
+		r := nft.NewRuleset(c, &nftables.Table{Name: "nat", Family: nftables.TableFamilyBridge})
 		policy := nftables.ChainPolicyAccept
-		base := c.AddChain(&nftables.Chain{Table: r.table, Name: spoofParent, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+		base := c.AddChain(&nftables.Chain{Table: r.Table, Name: spoofParent, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
 			Priority: nftables.ChainPriorityRef(-300), Policy: &policy})
 		comment := "macspoofchk-" + ref.ContainerID + "-" + ref.IfName
-		port, macs := r.chain(ref.spoofChain(), nil, 0, ""), r.chain(ref.spoofChain()+"-mac", nil, 0, "")
-		r.commented(macs, comment, []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, equal(mac),
+		port, macs := r.Chain(ref.spoofChain(), nil, 0, ""), r.Chain(ref.spoofChain()+"-mac", nil, 0, "")
+		r.Commented(macs, comment, []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, nft.Equal(mac),
 			&expr.Verdict{Kind: expr.VerdictReturn}})
-		r.commented(macs, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
-		r.commented(port, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: macs.Name}})
-		r.commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equal(ifname(link)),
+		r.Commented(macs, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
+		r.Commented(port, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: macs.Name}})
+		r.Commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, nft.Equal(ifname(link)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: port.Name}})
 		return nil
 	})
@@ -152,25 +152,21 @@ func familyOf(a netip.Addr) family {
 
 // is matches one address of the header at the offset.
 func (f family) is(offset uint32, a netip.Addr) []expr.Any {
-	return []expr.Any{network(1, offset, f.length), equal(a.AsSlice())}
+	return []expr.Any{nft.Network(1, offset, f.length), nft.Equal(a.AsSlice())}
 }
 
 // subnet compares the address of the header at the offset with a subnet.
 func (f family) subnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
 		length := uint32(p.Bits() / 8)
-		return []expr.Any{network(1, offset, length), &expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()[:length]}}
+		return []expr.Any{nft.Network(1, offset, length), &expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()[:length]}}
 	}
 	mask, none := make([]byte, f.length), make([]byte, f.length)
 	for bit := range p.Bits() {
 		mask[bit/8] |= 1 << (7 - bit%8)
 	}
-	return []expr.Any{network(1, offset, f.length), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.length, Mask: mask, Xor: none},
+	return []expr.Any{nft.Network(1, offset, f.length), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.length, Mask: mask, Xor: none},
 		&expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()}}
-}
-
-func (h ruleset) commented(chain *nftables.Chain, comment string, exprs []expr.Any) {
-	h.c.AddRule(&nftables.Rule{Table: h.table, Chain: chain, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
 }
 
 // ReferenceBackend returns the backend that the reference takes: the one that is named, else iptables where it is installed.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -20,7 +21,7 @@ func TestRules(t *testing.T) {
 	flush(t)
 	h := host(t)
 	mustDo(t, h.ProtectLoopback(), h.RestoreHostPorts(nil), h.SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
-	for _, table := range []string{hostportTable, loopbackTable, masqueradeTable} {
+	for _, table := range []string{nft.HostportTable, nft.LoopbackTable, nft.MasqueradeTable} {
 		var lines []string
 		for _, kind := range []string{"nft chain", "nft rule"} {
 			lines = append(lines, inTable(t, kind, table)...)

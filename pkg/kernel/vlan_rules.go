@@ -4,12 +4,14 @@ package kernel
 
 import (
 	"net"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // vlanTable is static: the gateway of a VLAN is an element of its sets.
@@ -19,7 +21,6 @@ import (
 // see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
 // carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
 // past it.
-const vlanTable = "podlace_vlan"
 
 // vlanSchema is the version of the table.
 const vlanSchema = 2
@@ -30,75 +31,75 @@ type VLANGateway struct {
 	MAC          net.HardwareAddr
 }
 
-func (g VLANGateway) elements() []element {
-	return []element{{Set: "gateways", Key: key(ifname(g.Bridge), g.MAC)}, {Set: "hairpin", Key: key(ifname(g.Link), ifname(g.Link))}}
+func (g VLANGateway) elements() []nft.Element {
+	return []nft.Element{{Set: "gateways", Key: key(ifname(g.Bridge), g.MAC)}, {Set: "hairpin", Key: key(ifname(g.Link), ifname(g.Link))}}
 }
 
 func buildVLANs(c *nftables.Conn) error {
-	r := newRuleset(c, tableOf(vlanTable).netlink())
-	gateways, err := r.set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
+	r := nft.NewRuleset(c, nft.TableOf(nft.VLANTable).Netlink())
+	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
 		return err
 	}
-	hairpin, err := r.set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
+	hairpin, err := r.Set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
 	if err != nil {
 		return err
 	}
-	bridged := r.chain("bridged", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	bridged := r.Chain("bridged", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	for _, offset := range []uint32{0, 6} { // destination and source of the frame
-		r.rule(bridged, link(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
+		r.Rule(bridged, link(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
 			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
 	}
-	back := r.chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
-	r.rule(back, join(translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
+	back := r.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+	r.Rule(back, slices.Concat(translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
-	return r.mark(vlanSchema)
+	return r.Mark(vlanSchema)
 }
 
 // EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
 func (n *Node) EnsureVLANGateway(g VLANGateway) error {
-	t, err := openNFT(vlanTable)
+	t, err := nft.Open(nft.VLANTable)
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	defer t.close()
-	missing, err := t.lacks(g)
+	defer t.Close()
+	missing, err := lacksVLAN(t, g)
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	ok, err := t.marked(vlanSchema)
+	ok, err := t.Marked(vlanSchema)
 	if err == nil && !ok {
-		err = skeleton("nft add table inet "+vlanTable, buildVLANs)
+		err = nft.Build("nft add table inet "+nft.VLANTable, buildVLANs)
 	}
 	if err == nil {
-		err = t.add(missing)
+		err = t.Add(missing)
 	}
 	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
 }
 
 // CheckVLANGateway returns nil when the rules are there or cannot be, else Differs.
 func (n *Node) CheckVLANGateway(g VLANGateway) error {
-	t, err := openNFT(vlanTable)
+	t, err := nft.Open(nft.VLANTable)
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	defer t.close()
-	missing, err := t.lacks(g)
+	defer t.Close()
+	missing, err := lacksVLAN(t, g)
 	if err == nil && len(missing) > 0 {
-		return missingEntry(missing[0].Set, "the gateway %s misses an entry in nftables table inet %s", g.Link, vlanTable)
+		return missingEntry(missing[0].Set, "the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
 	}
 	if err != nil {
-		return ignoreNoNFT(err)
+		return nft.IgnoreUnsupported(err)
 	}
-	if ok, err := t.marked(vlanSchema); err != nil || ok {
+	if ok, err := t.Marked(vlanSchema); err != nil || ok {
 		return err
 	}
-	return missingRules("nftables rules of table inet %s are missing", vlanTable)
+	return missingRules("nftables rules of table inet %s are missing", nft.VLANTable)
 }
 
-func (t *nft) lacks(g VLANGateway) (missing []element, err error) {
+func lacksVLAN(t *nft.Handle, g VLANGateway) (missing []nft.Element, err error) {
 	for _, e := range g.elements() {
-		if _, ok, err := t.get(e); err != nil {
+		if _, ok, err := t.Get(e); err != nil {
 			return nil, err
 		} else if !ok {
 			missing = append(missing, e)

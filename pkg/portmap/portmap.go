@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -190,7 +191,7 @@ func (c Config) plan(r *plugin.Request, host *kernel.Node, st *state, pod []neti
 
 // choose goes without nftables where the kernel has none, unless the configuration wants it.
 func (c *Config) choose() error {
-	if c.Backend != "nftables" || kernel.HasNFT() {
+	if c.Backend != "nftables" || nft.Available() {
 		return nil
 	}
 	if c.Unset {
@@ -235,7 +236,7 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 			r.Log.Warn(notRestored, "error", lost)
 		}
 	}
-	if st.Backend == "iptables" && kernel.NoNFT(err) {
+	if st.Backend == "iptables" && nft.Unsupported(err) {
 		err = nil
 	}
 	if err == nil {
@@ -263,7 +264,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 		return nil
 	}
 	err := host.OpenLoopback(key.Hash(), st.Localhost)
-	if kernel.NoNFT(err) {
+	if nft.Unsupported(err) {
 		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
 		st.Localhost = ""
 		return nil
@@ -330,7 +331,7 @@ func check(r *plugin.Request) error {
 		st.Backend = reference
 	} else {
 		err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r))
-		if err != nil && (st.Backend != "iptables" || !kernel.NoNFT(err)) {
+		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 			return withHint(err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -109,7 +110,7 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 
 // ignoreNoNFT drops the error of a kernel without nftables, which has nothing to restore there.
 func ignoreNoNFT(err error) error {
-	if kernel.NoNFT(err) {
+	if nft.Unsupported(err) {
 		return nil
 	}
 	return err
@@ -154,7 +155,7 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 // record unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
 	ok, err := host.HostPortRules()
-	if kernel.NoNFT(err) || err == nil && ok {
+	if nft.Unsupported(err) || err == nil && ok {
 		return cfg.Backend != "iptables" || iptablesIntact(host)
 	}
 	if err != nil {

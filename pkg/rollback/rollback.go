@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
@@ -234,12 +235,12 @@ func (j *job) node() error {
 	if open { // it closes before its protection goes
 		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it", Do: j.host.CloseLoopback})
 	}
-	tables, err := j.host.OwnTables()
+	tables, err := nft.Own()
 	if err != nil {
 		return err
 	}
 	for _, table := range tables {
-		steps = append(steps, attachment.Step{Text: "delete nftables table " + table.String(), Do: func() error { return j.host.DelTable(table) }})
+		steps = append(steps, attachment.Step{Text: "delete nftables table " + table.String(), Do: func() error { return nft.DelTable(table) }})
 	}
 	for _, i := range sortedPairs(j.indexes) {
 		if path, ok := hostlocal.IndexPath(i[0], i[1]); ok {

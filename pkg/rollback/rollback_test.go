@@ -20,6 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -175,7 +176,7 @@ func TestTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	var registered []string
-	for _, table := range kernel.Tables() {
+	for _, table := range nft.Tables() {
 		registered = append(registered, "table "+table.String())
 	}
 	slices.Sort(registered)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package nft
 
 import (
 	"github.com/google/nftables/userdata"
@@ -11,8 +11,11 @@ import (
 // nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
 const nftaKeyEnd = 10
 
-// element is one element of an nftables set or map. Comment is where its owner stands.
-type element struct {
+// MaxComment is how many bytes of a comment nft(8) shows, with the final zero.
+const MaxComment = 128
+
+// Element is one element of an nftables set or map. Comment is where its owner stands.
+type Element struct {
 	Set     string
 	Key     []byte
 	Last    []byte // the last key of an interval of concatenated keys
@@ -21,7 +24,7 @@ type element struct {
 	Comment string
 }
 
-func listOf(elements []element) func(*mdl.AttributeEncoder) error {
+func listOf(elements []Element) func(*mdl.AttributeEncoder) error {
 	return func(list *mdl.AttributeEncoder) error {
 		for i, e := range elements {
 			list.Nested(uint16(i+1), e.encode)
@@ -30,7 +33,7 @@ func listOf(elements []element) func(*mdl.AttributeEncoder) error {
 	}
 }
 
-func (e element) encode(enc *mdl.AttributeEncoder) error {
+func (e Element) encode(enc *mdl.AttributeEncoder) error {
 	value := func(b []byte) func(*mdl.AttributeEncoder) error {
 		return func(n *mdl.AttributeEncoder) error {
 			n.Bytes(unix.NFTA_DATA_VALUE, b)
@@ -54,7 +57,7 @@ func (e element) encode(enc *mdl.AttributeEncoder) error {
 }
 
 // parseElements reads the elements of a NFT_MSG_NEWSETELEM message.
-func parseElements(data []byte) (all []element) {
+func parseElements(data []byte) (all []Element) {
 	if len(data) < 4 {
 		return nil
 	}
@@ -66,7 +69,7 @@ func parseElements(data []byte) (all []element) {
 	return all
 }
 
-func parseOne(data []byte) (e element) {
+func parseOne(data []byte) (e Element) {
 	value := func(nested []byte) (b []byte) {
 		walk(nested, func(kind uint16, v []byte) {
 			if kind == unix.NFTA_DATA_VALUE {

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nft speaks to nf_tables: transactions, elements, rules, the schema version of a table, and the registry of the tables that Podlace
+// makes. What the tables hold belongs to the plugins that own them.
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/nftables"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// Unsupported reports whether an error says that the kernel has no nf_tables.
+func Unsupported(err error) bool {
+	return noFamily(err) || errors.Is(err, unix.EINVAL) && !Available() // which has other meanings too
+}
+
+func noFamily(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+// Available asks nf_tables for its generation: where there is none, nfnetlink answers EINVAL. What keeps one from asking is no answer.
+func Available() bool {
+	t, err := Open("")
+	if err == nil {
+		defer t.Close()
+		_, err = t.ask(mdl.Message{
+			Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
+			Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
+		})
+	}
+	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
+}
+
+// IgnoreUnsupported is for what there is nothing of on a kernel without nf_tables.
+func IgnoreUnsupported(err error) error {
+	if Unsupported(err) {
+		return nil
+	}
+	return err
+}
+
+// answerTimeout bounds one answer of the kernel; transactions take microseconds.
+const answerTimeout = 10 * time.Second
+
+// Conn is a connection to nf_tables, made when it is first used. The zero value is ready.
+type Conn struct {
+	sock *mdl.Conn
+	// spoilt says that there may be unread answers, after an error, for the next question to take for its own.
+	spoilt bool
+}
+
+// Open opens a registered table on the connection; with no name, no table.
+func (c *Conn) Open(table string) (*Handle, error) {
+	if c.spoilt {
+		c.Close()
+	}
+	if c.sock == nil {
+		sock, err := mdl.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return nil, fmt.Errorf("open nftables socket: %w", err)
+		}
+		c.sock = sock
+	}
+	family := byte(unix.NFPROTO_INET)
+	if table != "" {
+		family = byte(TableOf(table).family)
+	}
+	return &Handle{c, family, table}, nil
+}
+
+// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more (RCU),
+// and closing waits for that.
+func (c *Conn) Close() {
+	if c.sock != nil {
+		c.sock.Close()
+	}
+	*c = Conn{}
+}
+
+// ask sends a question of one message and returns its answers. unix.ENOENT: there are none.
+func (c *Conn) ask(question mdl.Message) ([]mdl.Message, error) {
+	c.begin()
+	answers, err := c.sock.Execute(question)
+	c.spoilt = fault.Ignore(err, unix.ENOENT) != nil
+	return answers, err
+}
+
+// begin is called before something is sent. Until all answers are read, the connection is spoilt.
+func (c *Conn) begin() {
+	c.spoilt = true
+	_ = c.sock.SetDeadline(time.Now().Add(answerTimeout))
+}
+
+// Handle works on the elements of one table. It does what google/nftables lacks: adding exclusively, and getting one element by its key. Tables,
+// chains and rules, made once a node, go through google/nftables.
+type Handle struct {
+	*Conn
+	family byte
+	Table  string // its name
+}
+
+// Open opens a registered table on a connection of its own, which the caller closes.
+func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
+
+// Get returns the element with the key of e, or the interval that it is in; ok is false when the element, the set or the table is missing.
+func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
+	all, err := t.Find([]Element{e})
+	if err != nil || all[0] == nil {
+		return Element{}, false, err
+	}
+	return *all[0], true, nil
+}
+
+// maxQuestions is how many elements are asked for at a time: the answers must fit the socket's buffer.
+const maxQuestions = 64
+
+// Find returns for each element what Get does, nil where there is none.
+func (t *Handle) Find(elements []Element) ([]*Element, error) {
+	found := make([]*Element, 0, len(elements))
+	for chunk := range slices.Chunk(elements, maxQuestions) {
+		var ask []mdl.Message
+		for _, e := range chunk {
+			msg, err := t.message(unix.NFT_MSG_GETSETELEM, 0, e.Set, []Element{{Key: e.Key}})
+			if err != nil {
+				return nil, err
+			}
+			ask = append(ask, msg)
+		}
+		t.begin()
+		if _, err := t.sock.SendMessages(ask); err != nil {
+			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
+		}
+		for _, e := range chunk {
+			replies, err := t.sock.Receive() // one for each question, or an error
+			if err := fault.Ignore(err, unix.ENOENT); err != nil {
+				return nil, fmt.Errorf("nft get Element %s %s: %w", t.Table, e.Set, err)
+			}
+			var one *Element
+			for _, reply := range replies {
+				for _, got := range parseElements(reply.Data) {
+					got.Set = e.Set
+					one = &got
+				}
+			}
+			found = append(found, one)
+		}
+		t.spoilt = false
+	}
+	return found, nil
+}
+
+// List returns all elements of a set; those of a missing one are none.
+func (t *Handle) List(set string) ([]Element, error) {
+	msg, err := t.message(unix.NFT_MSG_GETSETELEM, mdl.Dump, set, nil)
+	if err != nil {
+		return nil, err
+	}
+	var all []Element
+	err = t.dump(msg, func(data []byte) {
+		for _, e := range parseElements(data) {
+			e.Set = set
+			all = append(all, e)
+		}
+	})
+	return all, err
+}
+
+// dump calls each for the body of every answer. It begins again when something changed meanwhile.
+func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
+	var replies []mdl.Message
+	err := fault.Retry(func() (err error) {
+		replies, err = t.ask(ask)
+		return err
+	})
+	if err := fault.Ignore(err, unix.ENOENT); err != nil {
+		return fmt.Errorf("nft list %s: %w", t.Table, err)
+	}
+	for _, reply := range replies {
+		each(reply.Data)
+	}
+	return nil
+}
+
+// CountRules counts the rules of the table.
+func (t *Handle) CountRules() (n int, err error) {
+	ask, err := t.tableMessage(unix.NFT_MSG_GETRULE, mdl.Dump, t.Table)
+	if err != nil {
+		return 0, err
+	}
+	return n, t.dump(ask, func([]byte) { n++ })
+}
+
+// tableMessage names a table alone: its attribute has the same number in all kinds of messages (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
+func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
+	enc := mdl.NewAttributeEncoder()
+	enc.String(unix.NFTA_TABLE_NAME, table)
+	data, err := enc.Encode()
+	return mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
+		Data:   append([]byte{t.family, 0, 0, 0}, data...),
+	}, err
+}
+
+// Add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
+func (t *Handle) Add(elements []Element) error {
+	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table), Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
+}
+
+// Existing returns those of the elements that are there, as it finds them.
+func (t *Handle) Existing(elements []Element) (found []Element, err error) {
+	all, err := t.Find(elements)
+	for _, e := range all {
+		if e != nil {
+			found = append(found, *e)
+		}
+	}
+	return found, err
+}
+
+// Delete takes the elements out, all or none. unix.ENOENT: one is missing.
+func (t *Handle) Delete(elements []Element) error {
+	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table), Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
+}
+
+// Replace takes the elements old out and puts the elements in, all or none.
+func (t *Handle) Replace(old, elements []Element) error {
+	return t.Apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.Table),
+		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
+}
+
+// Edit is one step of a transaction.
+type Edit struct {
+	Kind     int             // such as unix.NFT_MSG_NEWSETELEM
+	Flags    mdl.HeaderFlags // beside those of a request
+	Elements []Element
+	Table    string // for what is about a whole table
+}
+
+// Apply makes the edits in one transaction, all or none. op names it in errors.
+func (t *Handle) Apply(op string, edits ...Edit) error {
+	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
+	for _, e := range edits {
+		if e.Table != "" {
+			msg, err := t.tableMessage(e.Kind, mdl.Acknowledge, e.Table)
+			if err != nil {
+				return err
+			}
+			batch = append(batch, msg)
+		}
+		for _, group := range bySet(e.Elements) {
+			msg, err := t.message(e.Kind, e.Flags|mdl.Acknowledge, group[0].Set, group)
+			if err != nil {
+				return err
+			}
+			batch = append(batch, msg)
+		}
+	}
+	if len(batch) == 1 {
+		return nil
+	}
+	batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
+	return fault.Change(op, func() error { return t.send(batch) })
+}
+
+// send sends a transaction and reads one acknowledgement for each message between its marks.
+func (t *Handle) send(batch []mdl.Message) error {
+	t.begin()
+	if len(batch) > 6 {
+		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
+		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
+		_ = t.sock.SetOption(mdl.CapAcknowledge, true)       // errors would repeat the message, and overrun the socket
+	}
+	if _, err := t.sock.SendMessages(batch); err != nil {
+		return err
+	}
+	var first error
+	for range len(batch) - 2 {
+		_, err := t.sock.Receive()
+		if first == nil {
+			first = err
+		}
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
+			break // the kernel answers the whole batch with one error
+		}
+	}
+	t.spoilt = first != nil
+	return first
+}
+
+// MaxElements is how many elements one message holds: together with their comments they must fit an attribute of 64 KiB.
+const MaxElements = 200
+
+func bySet(elements []Element) [][]Element {
+	var groups [][]Element
+	at := map[string]int{}
+	for _, e := range elements {
+		i, ok := at[e.Set]
+		if !ok || len(groups[i]) == MaxElements {
+			i = len(groups)
+			at[e.Set] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], e)
+	}
+	return groups
+}
+
+func batchMark(kind int) mdl.Message {
+	// struct nfgenmsg: family, version, res_id (big endian).
+	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
+}
+
+func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements []Element) (mdl.Message, error) {
+	enc := mdl.NewAttributeEncoder()
+	enc.ByteOrder = binary.BigEndian
+	enc.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Table)
+	enc.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	if len(elements) > 0 {
+		enc.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, listOf(elements))
+	}
+	data, err := enc.Encode()
+	if err != nil {
+		return mdl.Message{}, fmt.Errorf("encode nftables elements: %w", err)
+	}
+	return mdl.Message{
+		Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
+		Data:   append([]byte{t.family, 0, 0, 0}, data...),
+	}, nil
+}
+
+// Build makes tables, chains, sets and rules in one transaction. All that it adds may be there already.
+func Build(op string, build func(*nftables.Conn) error) error {
+	conn, err := New(nftables.AsLasting())
+	if err != nil {
+		return fmt.Errorf("open nftables socket: %w", err)
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	return fault.Change(op, func() error {
+		if err := build(conn); err != nil {
+			return err
+		}
+		return conn.Flush()
+	})
+}
+
+// New is nftables.New whose answers do not take for ever: one that the kernel dropped for want of memory never comes.
+func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
+	return nftables.New(append(options, nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(answerTimeout)) }))...)
+}

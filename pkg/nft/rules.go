@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/userdata"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// Place is a chain in nf_tables, or with an empty chain every chain of a table.
+type Place struct {
+	Family       byte
+	Table, Chain string
+}
+
+// Rule is what is known of a rule of others: enough to tell whose it is and to delete it.
+type Rule struct {
+	Place
+	Comment string
+	Jump    string // the chain that it leads to
+
+	handle []byte
+	values [][]byte // what it compares with and loads: addresses and ports among others
+}
+
+// request encodes a message about chains or rules.
+func (p Place) request(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
+	enc := mdl.NewAttributeEncoder()
+	enc.ByteOrder = binary.BigEndian
+	fill(enc)
+	data, err := enc.Encode()
+	if err != nil {
+		return mdl.Message{}, fmt.Errorf("encode nftables request: %w", err)
+	}
+	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: mdl.Request | flags},
+		Data: append([]byte{p.Family, 0, 0, 0}, data...)}, nil
+}
+
+func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
+	return p.request(kind, flags, func(enc *mdl.AttributeEncoder) {
+		enc.String(unix.NFTA_CHAIN_TABLE, p.Table)
+		enc.String(unix.NFTA_CHAIN_NAME, p.Chain)
+	})
+}
+
+// HasChain reports whether a chain exists, by one question.
+func (t *Handle) HasChain(p Place) (bool, error) {
+	_, ok, err := t.Chain(p)
+	return ok, err
+}
+
+// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP.
+type Chain struct {
+	Base   bool
+	Policy uint32
+}
+
+// Chain asks for one chain by its name; ok is false if it does not exist.
+func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
+	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
+	if err != nil {
+		return state, false, err
+	}
+	replies, err := t.ask(msg)
+	// ERANGE: the name is longer than any that exists.
+	if err != nil && IgnoreUnsupported(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil || err == nil && len(replies) == 0 {
+		return state, false, nil
+	}
+	if err != nil {
+		return state, false, fmt.Errorf("nft list chain %s %s: %w", p.Table, p.Chain, err)
+	}
+	return parseChain(replies[0].Data), true, nil
+}
+
+// parseChain reads a NFT_MSG_NEWCHAIN message.
+func parseChain(data []byte) (state Chain) {
+	if len(data) < 4 {
+		return state
+	}
+	walk(data[4:], func(kind uint16, value []byte) {
+		if kind == unix.NFTA_CHAIN_POLICY && len(value) == 4 {
+			state.Base, state.Policy = true, binary.BigEndian.Uint32(value)
+		}
+	})
+	return state
+}
+
+// Rules lists the rules of a chain or a table; none when it is not there.
+func (t *Handle) Rules(p Place) ([]Rule, error) {
+	msg, err := p.request(unix.NFT_MSG_GETRULE, mdl.Dump, func(enc *mdl.AttributeEncoder) {
+		enc.String(unix.NFTA_RULE_TABLE, p.Table)
+		if p.Chain != "" {
+			enc.String(unix.NFTA_RULE_CHAIN, p.Chain)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []Rule
+	err = fault.Retry(func() error {
+		found = nil
+		replies, err := t.ask(msg)
+		for _, reply := range replies {
+			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
+				return unix.EINTR
+			}
+			// Kernels before 4.10 list more than was asked for.
+			if r := parseRule(reply.Data); r.Family == p.Family && r.Table == p.Table && (p.Chain == "" || r.Chain == p.Chain) {
+				found = append(found, r)
+			}
+		}
+		return err
+	})
+	if err = IgnoreUnsupported(fault.Ignore(err, unix.ENOENT)); err != nil {
+		return nil, fmt.Errorf("nft list rules of %s: %w", p.Table, err)
+	}
+	return found, nil
+}
+
+// ListRules is Rules with a socket of its own.
+func ListRules(p Place) ([]Rule, error) {
+	t, err := Open("")
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	return t.Rules(p)
+}
+
+func text(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }
+
+// parseRule reads a NFT_MSG_NEWRULE message.
+func parseRule(data []byte) (r Rule) {
+	if len(data) < 4 {
+		return r
+	}
+	r.Family = data[0]
+	walk(data[4:], func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_RULE_TABLE:
+			r.Table = text(v)
+		case unix.NFTA_RULE_CHAIN:
+			r.Chain = text(v)
+		case unix.NFTA_RULE_HANDLE:
+			r.handle = slices.Clone(v)
+		case unix.NFTA_RULE_USERDATA:
+			r.Comment, _ = userdata.GetString(v, userdata.TypeComment)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			walk(v, func(_ uint16, one []byte) { r.parseExpression(one) })
+		}
+	})
+	return r
+}
+
+// parseExpression keeps the data of "cmp" and "immediate", whose attributes for it have different numbers.
+func (r *Rule) parseExpression(data []byte) {
+	var name string
+	walk(data, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_EXPR_NAME:
+			name = text(v)
+		case unix.NFTA_EXPR_DATA:
+			want := map[string]uint16{"cmp": unix.NFTA_CMP_DATA, "immediate": unix.NFTA_IMMEDIATE_DATA}[name]
+			walk(v, func(kind uint16, v []byte) {
+				if want != 0 && kind == want {
+					r.parseData(v)
+				}
+			})
+		}
+	})
+}
+
+func (r *Rule) parseData(data []byte) {
+	walk(data, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_DATA_VALUE:
+			r.values = append(r.values, slices.Clone(v))
+		case unix.NFTA_DATA_VERDICT:
+			walk(v, func(kind uint16, v []byte) {
+				if kind == unix.NFTA_VERDICT_CHAIN {
+					r.Jump = text(v)
+				}
+			})
+		}
+	})
+}
+
+// Has reports whether a value is one of those that the rule compares with or loads.
+func (r Rule) Has(value []byte) bool {
+	return slices.ContainsFunc(r.values, func(v []byte) bool { return bytes.Equal(v, value) })
+}
+
+// deletion is the message that deletes the rule.
+func (r Rule) deletion() (mdl.Message, error) {
+	return r.request(unix.NFT_MSG_DELRULE, mdl.Acknowledge, func(enc *mdl.AttributeEncoder) {
+		enc.String(unix.NFTA_RULE_TABLE, r.Table)
+		enc.String(unix.NFTA_RULE_CHAIN, r.Chain)
+		enc.Bytes(unix.NFTA_RULE_HANDLE, r.handle)
+	})
+}
+
+// Deletions lists what deletes the rules of p that match.
+func (t *Handle) Deletions(p Place, match func(Rule) bool) ([]mdl.Message, error) {
+	list, err := t.Rules(p)
+	if err != nil {
+		return nil, err
+	}
+	var out []mdl.Message
+	for _, r := range list {
+		if !match(r) {
+			continue
+		}
+		msg, err := r.deletion()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, msg)
+	}
+	return out, nil
+}
+
+// Unlink lists what deletes a chain with its rules, and the rules of parent that jump to it. When the chain is not there, which one
+// question tells, nothing is listed.
+func (t *Handle) Unlink(parent Place, chain string) ([]mdl.Message, error) {
+	of := Place{parent.Family, parent.Table, chain}
+	ok, err := t.HasChain(of)
+	if err != nil || !ok {
+		return nil, err
+	}
+	out, err := t.Deletions(parent, func(r Rule) bool { return r.Jump == chain })
+	if err != nil {
+		return nil, err
+	}
+	msg, err := of.asChain(unix.NFT_MSG_DELCHAIN, mdl.Acknowledge)
+	return append(out, msg), err
+}
+
+// maxRaces bounds how often a removal begins anew.
+const maxRaces = 30
+
+// Remove deletes in one transaction what list names, and begins anew when somebody else was faster with a part of it.
+func Remove(op string, list func(*Handle) ([]mdl.Message, error)) error {
+	t, err := Open("")
+	if err != nil {
+		return IgnoreUnsupported(err)
+	}
+	defer t.Close()
+	for range maxRaces {
+		var messages []mdl.Message
+		if messages, err = list(t); err != nil || len(messages) == 0 {
+			return err
+		}
+		batch := append([]mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
+		batch = append(batch, batchMark(unix.NFNL_MSG_BATCH_END))
+		err = fault.Change(op, func() error { return t.send(batch) })
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// Ruleset writes a table of rules that are made once a node.
+type Ruleset struct {
+	C     *nftables.Conn
+	Table *nftables.Table
+	rules *int // how many were written
+}
+
+// NewRuleset makes a table and begins its rules.
+func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
+	return Ruleset{c, c.AddTable(table), new(int)}
+}
+
+// schemaSet is a set whose element is the version of the table, so that a newer plugin sees that it has to write the rules anew. The
+// version is raised with every change of them. How many there are stands beside it, so that a flush is seen.
+const schemaSet = "schema"
+
+// Mark writes the schema version. It comes after the rules.
+func (r Ruleset) Mark(version uint16) error {
+	mark, err := r.Unmark()
+	if err != nil {
+		return err
+	}
+	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(*r.rules)}})
+}
+
+// Unmark makes the set of the mark, empty.
+func (r Ruleset) Unmark() (*nftables.Set, error) {
+	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
+	if err := r.C.AddSet(mark, nil); err != nil {
+		return nil, err
+	}
+	r.C.FlushSet(mark)
+	return mark, nil
+}
+
+func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
+
+// Mark writes the schema version of a table whose rules were counted.
+func (t *Handle) Mark(version uint16, rules int) error {
+	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
+}
+
+// Marked reports whether the table has the rules of this version, all of them.
+func (t *Handle) Marked(version uint16) (bool, error) {
+	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
+	if err != nil || !ok {
+		return false, err
+	}
+	n, err := t.CountRules()
+	return mark.Comment == markText(n), err
+}
+
+// Chain makes a chain, empty; with a hook, a base chain.
+func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
+	chain := &nftables.Chain{Table: r.Table, Name: name}
+	if hook != nil {
+		policy := nftables.ChainPolicyAccept
+		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
+		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
+	}
+	r.C.AddChain(chain)
+	r.C.FlushChain(chain)
+	return chain
+}
+
+// Rule appends a rule to a chain.
+func (r Ruleset) Rule(chain *nftables.Chain, exprs ...expr.Any) {
+	*r.rules++
+	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs})
+}
+
+// Commented appends a rule with a comment to a chain.
+func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.Any) {
+	*r.rules++
+	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
+}
+
+// Set makes a set, or with a value type a map.
+func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
+	keyType, err := nftables.ConcatSetType(key...)
+	if err != nil {
+		return nil, err
+	}
+	s := &nftables.Set{Table: r.Table, Name: name, KeyType: keyType}
+	if len(key) == 1 && key[0].Name == nftables.TypeIFName.Name {
+		s.KeyByteOrder = binaryutil.NativeEndian // nft(8) prints names of this order alone
+	}
+	if value != nil {
+		s.IsMap = true
+		if s.DataType, err = nftables.ConcatSetType(value...); err != nil {
+			return nil, err
+		}
+	}
+	return s, r.C.AddSet(s, nil)
+}
+
+// Intervals is Set for keys that are intervals in their last field.
+func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
+	keyType, err := nftables.ConcatSetType(key...)
+	if err != nil {
+		return nil, err
+	}
+	s := &nftables.Set{Table: r.Table, Name: name, KeyType: keyType, Interval: true, Concatenation: true}
+	if value.Name != "" {
+		s.IsMap, s.DataType = true, value
+	}
+	return s, r.C.AddSet(s, nil)
+}
+
+// Network loads a field of the network header.
+func Network(register, offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
+}
+
+// DestinationPort loads the destination port, which tcp, udp and sctp have at the same place.
+func DestinationPort(register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+}
+
+// Lookup looks the value of register 1 up in a map.
+func Lookup(set *nftables.Set) expr.Any {
+	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
+}
+
+// Equal compares what was loaded into register 1.
+func Equal(data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
+}
+
+// BigEndian returns a port or version in network byte order.
+func BigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+
+// Native returns a number in the byte order of the machine.
+func Native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// CountRules counts the rules of chains; those of a missing chain are none.
+func CountRules(table *nftables.Table, chains ...string) ([]int, error) {
+	found := make([]int, len(chains))
+	conn, err := New(nftables.AsLasting())
+	if err != nil {
+		return found, err
+	}
+	defer func() { _ = conn.CloseLasting() }()
+	for i, chain := range chains {
+		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
+		if err := fault.Ignore(err, unix.ENOENT); err != nil {
+			return found, err
+		}
+		found[i] = len(rules)
+	}
+	return found, nil
+}
