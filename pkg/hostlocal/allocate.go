@@ -99,52 +99,51 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 	return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s: it is leased to %s", addr, set, owner)
 }
 
-// next prefers addresses that were not released lately, then the one that was released first. When none is left, addresses of pods
-// that are certainly gone are collected.
-func (a *allocation) next(i int, set RangeSet) (got netip.Addr, err error) {
-	resting := a.l.index.resting()
-	for collected := false; ; collected = true {
-		err = set.walk(a.l.last(i), func(addr netip.Addr, _ Range) (bool, error) {
-			if slices.Contains(resting, addr) {
-				return false, nil
-			}
-			ok, err := a.try(addr)
-			if ok {
-				got = addr
-			}
-			return ok, err
-		})
-		if plugin.Code(err) != plugin.CodeExhausted {
+// next takes a free address of the set. When none is left, addresses of pods that are certainly gone are collected.
+func (a *allocation) next(i int, set RangeSet) (netip.Addr, error) {
+	got, ok, err := a.free(i, set, a.l.index.resting())
+	if ok || err != nil {
+		return got, err
+	}
+	collected, err := a.collectDead(set)
+	if err != nil {
+		return got, err
+	}
+	if collected > 0 {
+		if got, ok, err = a.free(i, set, nil); ok || err != nil {
 			return got, err
 		}
-		for _, addr := range resting {
-			if r, in := set.find(addr); in && addr != r.Gateway {
-				if ok, err := a.try(addr); ok || err != nil {
-					return addr, err
-				}
-			}
-		}
-		if collected {
-			return got, a.exhausted(set, err)
-		}
-		n, e := a.collectDead(set)
-		if e != nil {
-			return got, e
-		}
-		if n == 0 {
-			return got, a.exhausted(set, err)
-		}
-		resting = nil
 	}
+	return got, a.exhausted(set)
 }
 
-func (a *allocation) exhausted(set RangeSet, err error) error {
-	taken, e := a.l.names()
-	if e != nil {
-		return e
+// free prefers addresses that are not resting since their release, then the one that was released first.
+func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
+	for addr := range set.from(a.l.last(i)) {
+		if slices.Contains(resting, addr) {
+			continue
+		}
+		if ok, err = a.try(addr); ok || err != nil {
+			return addr, ok, err
+		}
+	}
+	for _, addr := range resting {
+		if r, in := set.find(addr); in && addr != r.Gateway {
+			if ok, err = a.try(addr); ok || err != nil {
+				return addr, ok, err
+			}
+		}
+	}
+	return got, false, nil
+}
+
+func (a *allocation) exhausted(set RangeSet) error {
+	taken, err := a.l.names()
+	if err != nil {
+		return err
 	}
 	usage, _ := set.usage(taken)
-	return plugin.WithHint(err, "%s in %s", usage, a.l.dir.Path())
+	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s", usage, a.l.dir.Path())
 }
 
 // collectDead ends the leases of pods that are certainly gone and have an address of the set, and returns how many pods these were.

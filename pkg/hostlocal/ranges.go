@@ -4,6 +4,7 @@ package hostlocal
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"strings"
 
@@ -173,34 +174,32 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// walk calls try for each address of the set but the gateways, from the one after begin on and round to begin, until try returns
-// true. A begin outside the set starts at the first address.
-func (s RangeSet) walk(begin netip.Addr, try func(netip.Addr, Range) (bool, error)) error {
-	at, first, stop := 0, s[0].Start, netip.Addr{}
-	for i, r := range s {
-		if r.Contains(begin) {
-			at, first, stop = i, begin.Next(), begin // first is invalid behind the last address of all
-		}
-	}
-	for turn := 0; turn <= len(s); turn++ {
-		r := s[(at+turn)%len(s)]
-		from, to := r.Start, r.End
-		switch turn {
-		case 0:
-			from = first
-		case len(s):
-			to = stop
-		}
-		for addr := from; addr.IsValid() && r.Contains(addr) && !to.Less(addr); addr = addr.Next() {
-			if addr == r.Gateway {
-				continue
-			}
-			if done, err := try(addr, r); done || err != nil {
-				return err
+// from yields each address of the set but the gateways, with its range: from the one after begin on and round to begin. A begin outside
+// the set starts at the first address.
+func (s RangeSet) from(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
+	return func(yield func(netip.Addr, Range) bool) {
+		at, first, stop := 0, s[0].Start, netip.Addr{}
+		for i, r := range s {
+			if r.Contains(begin) {
+				at, first, stop = i, begin.Next(), begin // first is invalid behind the last address of all
 			}
 		}
+		for turn := 0; turn <= len(s); turn++ {
+			r := s[(at+turn)%len(s)]
+			from, to := r.Start, r.End
+			switch turn {
+			case 0:
+				from = first
+			case len(s):
+				to = stop
+			}
+			for addr := from; addr.IsValid() && r.Contains(addr) && !to.Less(addr); addr = addr.Next() {
+				if addr != r.Gateway && !yield(addr, r) {
+					return
+				}
+			}
+		}
 	}
-	return plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", s)
 }
 
 // size returns how many addresses the set has to give; ok is false when they are more than 2^32.

@@ -152,20 +152,16 @@ func TestCheckSets(t *testing.T) {
 	}
 }
 
-// walked returns the last parts of the addresses in the order in which walk tries them.
+// walked returns the last parts of the addresses in the order in which from yields them.
 func walked(t *testing.T, s RangeSet, begin string) (order []string) {
 	t.Helper()
 	addr, _ := netip.ParseAddr(begin)
-	err := s.walk(addr, func(a netip.Addr, in Range) (bool, error) {
+	for a, in := range s.from(addr) {
 		if !in.Contains(a) {
 			t.Errorf("%s is not in %s", a, in)
 		}
 		text := a.String()
 		order = append(order, text[strings.LastIndexAny(text, ".:"):])
-		return false, nil
-	})
-	if plugin.Code(err) != plugin.CodeExhausted || !strings.HasPrefix(err.Error(), "no IP addresses available in range set: "+s.String()) {
-		t.Errorf("got %v", err)
 	}
 	return order
 }
