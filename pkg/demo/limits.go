@@ -81,39 +81,44 @@ func stepsOfLimits() []step {
 
 // applied judges the token bucket that the kernel has for one direction of a pod.
 func applied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
-	var bucket kernel.Bucket
-	err := kernel.WithHost(func(host *kernel.Node) error {
-		pod, err := os.Open(p.Path)
-		if err != nil {
-			return err
-		}
-		defer pod.Close()
-		inside, err := kernel.Open(pod)
-		if err != nil {
-			return err
-		}
-		defer inside.Close()
-		eth0, _, err := inside.Link(p.ifname)
-		if err != nil {
-			return err
-		}
-		peer, _, err := host.PeerOf(eth0, pod)
-		if err != nil {
-			return err
-		}
-		buckets, err := host.Buckets()
-		if err != nil {
-			return err
-		}
-		index, err := find(host, peer, buckets)
-		bucket = buckets[index]
-		return err
-	})
+	bucket, err := bucketOf(p, find)
 	if err != nil {
 		return failed(err)
 	}
 	// The kernel counts whole bytes per second.
 	return megabits(float64(bucket.Rate), limit-8, limit+8).withNote("burst %.0f kB", float64(bucket.Burst)/1e3)
+}
+
+func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) (bucket kernel.Bucket, err error) {
+	host, err := kernel.Host()
+	if err != nil {
+		return bucket, err
+	}
+	defer host.Close()
+	pod, err := os.Open(p.Path)
+	if err != nil {
+		return bucket, err
+	}
+	defer pod.Close()
+	inside, err := kernel.Open(pod)
+	if err != nil {
+		return bucket, err
+	}
+	defer inside.Close()
+	eth0, _, err := inside.Link(p.ifname)
+	if err != nil {
+		return bucket, err
+	}
+	peer, _, err := host.PeerOf(eth0, pod)
+	if err != nil {
+		return bucket, err
+	}
+	buckets, err := host.Buckets()
+	if err != nil {
+		return bucket, err
+	}
+	index, err := find(host, peer, buckets)
+	return buckets[index], err
 }
 
 // into is the link whose bucket limits what a pod receives: the peer of its interface.

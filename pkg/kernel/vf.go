@@ -69,21 +69,24 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 
 // VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace, and with any driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
-	return stats, WithHost(func(n *Node) error {
-		message, ok, err := n.show(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
-			nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs)))
-		if err == nil && !ok {
-			err = fmt.Errorf("link show %s: %w", pf, unix.ENODEV)
-		}
-		if err != nil {
-			return err
-		}
-		stats = map[int]VFStats{}
-		for i, attributes := range vfsIn(message) {
-			stats[i] = parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
-		}
-		return nil
-	})
+	n, err := Host()
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	message, ok, err := n.show(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
+		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs)))
+	if err == nil && !ok {
+		err = fmt.Errorf("link show %s: %w", pf, unix.ENODEV)
+	}
+	if err != nil {
+		return nil, err
+	}
+	stats = map[int]VFStats{}
+	for i, attributes := range vfsIn(message) {
+		stats[i] = parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
+	}
+	return stats, nil
 }
 
 // vfsIn returns the index and the attributes of each VF in a message about its PF. One that the driver says nothing about is left out.

@@ -26,11 +26,13 @@ type Node struct {
 
 // ThisNode reads the facts about the node that this process is on. A node without podCIDRs is no error.
 func ThisNode() (node Node, err error) {
-	err = kernel.WithHost(func(host *kernel.Node) (err error) {
-		node.Subnets, err = host.Subnets()
-		return err
-	})
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
+	host, err := kernel.Host()
+	if err != nil {
+		return node, err
+	}
+	defer host.Close()
+	node.Subnets, err = host.Subnets()
 	return node, err
 }
 
