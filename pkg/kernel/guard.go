@@ -31,14 +31,14 @@ func (g Guard) elements() ([]nft.Element, error) {
 	if err != nil {
 		return nil, err
 	}
-	link := ifname(g.Link)
-	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), nft.MaxComment-1)]}, {Set: "macs", Key: key(link, mac)}}
+	link := nft.IfName(g.Link)
+	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), nft.MaxComment-1)]}, {Set: "macs", Key: nft.Key(link, mac)}}
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}
 	out = append(out, nft.Element{Set: "ports", Key: link})
 	for _, a := range append([]netip.Addr{linkLocal(mac)}, g.Addresses...) {
-		out = append(out, nft.Element{Set: "addresses" + familyDigit(a.Is4()), Key: key(link, a.AsSlice())})
+		out = append(out, nft.Element{Set: "addresses" + nft.Digit(a.Is4()), Key: nft.Key(link, a.AsSlice())})
 	}
 	return out, nil
 }
@@ -171,7 +171,7 @@ func (n *Node) DelGuardOf(link string) error {
 	for _, set := range sets {
 		elements, e := conn.GetSetElements(set)
 		err = errors.Join(err, e)
-		elements = slices.DeleteFunc(elements, func(e nftables.SetElement) bool { return !bytes.HasPrefix(e.Key, ifname(link)) })
+		elements = slices.DeleteFunc(elements, func(e nftables.SetElement) bool { return !bytes.HasPrefix(e.Key, nft.IfName(link)) })
 		if found += len(elements); len(elements) > 0 {
 			err = errors.Join(err, conn.SetDeleteElements(set, elements))
 		}

@@ -49,14 +49,14 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 		sets[s.name] = *s.into
 	}
 	mac, arp, ip, ip6, all := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
-	g.Rule(mac, slices.Concat(g.not(etherSource(), g.macs), drop())...)
+	g.Rule(mac, slices.Concat(g.not(etherSource(), g.macs), nft.Drop())...)
 	for _, to := range []struct {
 		kind  uint16
 		chain *nftables.Chain
 	}{{unix.ETH_P_IP, ip}, {unix.ETH_P_IPV6, ip6}, {unix.ETH_P_ARP, arp}} {
 		g.Rule(all, etherType(), nft.Equal(nft.BigEndian(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
 	}
-	g.Rule(all, drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
+	g.Rule(all, nft.Drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
 	g.arp(arp)
 	g.ip(ip)
 	g.ip6(ip6)
@@ -71,10 +71,6 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 }
 
 func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
-
-func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
-
-func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
 func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
@@ -101,10 +97,10 @@ func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, l
 // arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
 func (g guards) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
-	g.Rule(chain, slices.Concat(g.not(at(8, 6), g.macs), drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(14, 4), g.four), accept())...)
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}, accept())...)
-	g.Rule(chain, drop()...)
+	g.Rule(chain, slices.Concat(g.not(at(8, 6), g.macs), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(14, 4), g.four), nft.Accept())...)
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}, nft.Accept())...)
+	g.Rule(chain, nft.Drop()...)
 }
 
 func udp(source, destination uint16) []expr.Any {
@@ -118,10 +114,10 @@ func transport(offset, length uint32) expr.Any {
 
 // ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
 func (g guards) ip(chain *nftables.Chain) {
-	g.Rule(chain, slices.Concat(udp(67, 68), drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(ipv4.source, 4), g.four), accept())...)
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv4.source, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), accept())...)
-	g.Rule(chain, drop()...)
+	g.Rule(chain, slices.Concat(udp(67, 68), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(ipv4.source, 4), g.four), nft.Accept())...)
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv4.source, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), nft.Accept())...)
+	g.Rule(chain, nft.Drop()...)
 }
 
 // Types of ICMPv6 (RFC 2710, 3810 and 4861).
@@ -145,14 +141,14 @@ func icmp6(kind byte) []expr.Any {
 // querier, and answers for its own addresses alone. Without an address yet it may only look for one.
 func (g guards) ip6(chain *nftables.Chain) {
 	for _, kind := range []byte{routerAdvert, redirect, mldQuery} {
-		g.Rule(chain, slices.Concat(icmp6(kind), drop())...)
+		g.Rule(chain, slices.Concat(icmp6(kind), nft.Drop())...)
 	}
-	g.Rule(chain, slices.Concat(udp(547, 546), drop())...)
+	g.Rule(chain, slices.Concat(udp(547, 546), nft.Drop())...)
 	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, g.six), drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(ipv6.source, 16), g.six), accept())...)
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, g.six), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(ipv6.source, 16), g.six), nft.Accept())...)
 	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
-		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv6.source, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), accept())...)
+		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv6.source, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), nft.Accept())...)
 	}
-	g.Rule(chain, drop()...)
+	g.Rule(chain, nft.Drop()...)
 }

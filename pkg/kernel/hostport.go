@@ -81,11 +81,11 @@ func clashes(t *nft.Handle, h HostPorts, elements []nft.Element) ([]nft.Element,
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are looked at as a whole
 	for _, p := range h.Ports {
-		family := familyDigit(p.To.Addr().Is4())
+		family := nft.Digit(p.To.Addr().Is4())
 		if p.Last != 0 {
 			whole["ranges"+family] = true
 		} else if !p.HostIP.IsValid() {
-			ask = append(ask, nft.Element{Set: "ranges" + family, Key: key(p.protocol(), nft.BigEndian(p.Port))})
+			ask = append(ask, nft.Element{Set: "ranges" + family, Key: nft.Key(p.protocol(), nft.BigEndian(p.Port))})
 		}
 		if int(p.last()-p.Port) > maxAsked {
 			whole["ports"+family], whole["taken"+family] = true, true
@@ -169,14 +169,7 @@ func ensureHairpin(t *nft.Handle, link string) error {
 }
 
 func hairpin(link string) nft.Element {
-	return nft.Element{Set: "hairpin", Key: append(ifname(link), ifname(link)...)}
-}
-
-// ifname pads an interface name as nf_tables keeps it.
-func ifname(name string) []byte {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, name)
-	return b
+	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
 // DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.

@@ -58,11 +58,11 @@ var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP
 
 // elements returns the elements that forward the port; owner is their comment.
 func (p HostPort) elements(owner string) []nft.Element {
-	family := familyDigit(p.To.Addr().Is4())
+	family := nft.Digit(p.To.Addr().Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
-		return func(port uint16) []byte { return key(address, p.protocol(), nft.BigEndian(port)) }
+		return func(port uint16) []byte { return nft.Key(address, p.protocol(), nft.BigEndian(port)) }
 	}
-	e := nft.Element{Set: "ports" + family, Key: fields()(p.Port), Value: key(p.To.Addr().AsSlice(), nft.BigEndian(p.To.Port())), Comment: owner}
+	e := nft.Element{Set: "ports" + family, Key: fields()(p.Port), Value: nft.Key(p.To.Addr().AsSlice(), nft.BigEndian(p.To.Port())), Comment: owner}
 	suffix := ""
 	switch {
 	case p.HostIP.IsValid():
@@ -99,29 +99,10 @@ func (p HostPort) taken(owner string) nft.Element {
 			of = netip.IPv6Unspecified()
 		}
 	}
-	return nft.Element{Set: "taken" + familyDigit(p.To.Addr().Is4()), Key: key(of.AsSlice(), p.protocol(), nft.BigEndian(p.Port)), Comment: owner}
+	return nft.Element{Set: "taken" + nft.Digit(p.To.Addr().Is4()), Key: nft.Key(of.AsSlice(), p.protocol(), nft.BigEndian(p.Port)), Comment: owner}
 }
 
 func (p HostPort) protocol() []byte { return []byte{protocols[p.Protocol]} }
-
-func familyDigit(is4 bool) string {
-	if is4 {
-		return "4"
-	}
-	return "6"
-}
-
-// key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
-func key(fields ...[]byte) []byte {
-	var out []byte
-	for _, f := range fields {
-		out = append(out, f...)
-		for len(out)%4 != 0 {
-			out = append(out, 0)
-		}
-	}
-	return out
-}
 
 // HostPorts are the ports of one attachment.
 type HostPorts struct {

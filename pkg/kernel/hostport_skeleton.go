@@ -104,7 +104,7 @@ func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nfta
 	snat := h.Chain("snat"+f.digit, nil, 0, "")
 	for _, suffix := range []string{"", "_ranges"} {
 		to := func(set string) []expr.Any {
-			return slices.Concat(f.only(), translated(), mapped(f.destination, sets[set+suffix]))
+			return slices.Concat(f.only(), nft.Translated(), mapped(f.destination, sets[set+suffix]))
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
@@ -144,14 +144,4 @@ func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
 		}
 	}
 	return sets, nil
-}
-
-// translated matches connections whose destination was translated (IPS_DST_NAT, bit 5 of the conntrack status).
-func translated() []expr.Any {
-	const dstNAT = 1 << 5
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: nft.Native(dstNAT), Xor: nft.Native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.Native(0)},
-	}
 }

@@ -40,10 +40,10 @@ const foreign = "foreign:"
 func buildLoopback(c *nftables.Conn) error {
 	r := nft.NewRuleset(c, nft.TableOf(nft.LoopbackTable).Netlink())
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
-	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: ifname("lo")}}
+	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
 		// Every packet comes here: what nearly none has is looked at first.
-		r.Rule(chain, slices.Concat(ipv4.only(), loopback(offset), notLo, drop())...)
+		r.Rule(chain, slices.Concat(ipv4.only(), loopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
 }

@@ -6,11 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
-	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
@@ -107,21 +105,8 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// records returns the lines of a snapshot of the host that hold all parts, without "host: ".
-func records(t testing.TB, parts ...string) (lines []string) {
+// records returns the lines of a snapshot of the host that hold all parts.
+func records(t testing.TB, parts ...string) []string {
 	t.Helper()
-	s, err := sandbox.Take(sandbox.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-next:
-	for line := range strings.Lines(s.String()) {
-		for _, p := range parts {
-			if !strings.Contains(line, p) {
-				continue next
-			}
-		}
-		lines = append(lines, strings.TrimPrefix(strings.TrimSpace(line), "host: "))
-	}
-	return lines
+	return kerneltest.Records(t, parts...)
 }

@@ -137,7 +137,7 @@ func (n *Node) EnsureReferenceSpoofCheck(ref Reference, link string, mac net.Har
 			&expr.Verdict{Kind: expr.VerdictReturn}})
 		r.Commented(macs, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
 		r.Commented(port, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: macs.Name}})
-		r.Commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, nft.Equal(ifname(link)),
+		r.Commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, nft.Equal(nft.IfName(link)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: port.Name}})
 		return nil
 	})

@@ -32,7 +32,7 @@ type VLANGateway struct {
 }
 
 func (g VLANGateway) elements() []nft.Element {
-	return []nft.Element{{Set: "gateways", Key: key(ifname(g.Bridge), g.MAC)}, {Set: "hairpin", Key: key(ifname(g.Link), ifname(g.Link))}}
+	return []nft.Element{{Set: "gateways", Key: nft.Key(nft.IfName(g.Bridge), g.MAC)}, {Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
 func buildVLANs(c *nftables.Conn) error {
@@ -51,7 +51,7 @@ func buildVLANs(c *nftables.Conn) error {
 			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
 	}
 	back := r.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
-	r.Rule(back, slices.Concat(translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
+	r.Rule(back, slices.Concat(nft.Translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
 	return r.Mark(vlanSchema)
 }

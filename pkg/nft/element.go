@@ -24,6 +24,33 @@ type Element struct {
 	Comment string
 }
 
+// Key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
+func Key(fields ...[]byte) []byte {
+	var out []byte
+	for _, f := range fields {
+		out = append(out, f...)
+		for len(out)%4 != 0 {
+			out = append(out, 0)
+		}
+	}
+	return out
+}
+
+// IfName returns the name of an interface as keys and rules hold it.
+func IfName(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+// Digit returns the digit of a family, with which the names of its sets and chains end.
+func Digit(is4 bool) string {
+	if is4 {
+		return "4"
+	}
+	return "6"
+}
+
 func listOf(elements []Element) func(*mdl.AttributeEncoder) error {
 	return func(list *mdl.AttributeEncoder) error {
 		for i, e := range elements {

@@ -144,6 +144,22 @@ func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
+// Translated matches connections whose destination was translated (IPS_DST_NAT, bit 5 of the conntrack status).
+func Translated() []expr.Any {
+	const dstNAT = 1 << 5
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: Native(dstNAT), Xor: Native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: Native(0)},
+	}
+}
+
+// Drop drops the packet.
+func Drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+// Accept lets the packet pass.
+func Accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
 // BigEndian returns a port or version in network byte order.
 func BigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kerneltest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Records returns the lines of a snapshot of the host that hold all parts, without "host: ".
+func Records(t testing.TB, parts ...string) (lines []string) {
+	t.Helper()
+	s, err := sandbox.Take(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+next:
+	for line := range strings.Lines(s.String()) {
+		for _, p := range parts {
+			if !strings.Contains(line, p) {
+				continue next
+			}
+		}
+		lines = append(lines, strings.TrimPrefix(strings.TrimSpace(line), "host: "))
+	}
+	return lines
+}
+
+// Golden compares the chains and rules of an nftables table of the family inet, as the kernel tells them, with the golden file of the table in
+// testdata; with update it rewrites the file.
+func Golden(t testing.TB, table string, update bool) {
+	t.Helper()
+	var got strings.Builder
+	for _, kind := range []string{"nft chain", "nft rule"} {
+		for _, line := range Records(t, kind+" inet "+table+" ") {
+			if strings.HasPrefix(line, kind) { // not the hash of their order
+				got.WriteString(line + "\n")
+			}
+		}
+	}
+	path := filepath.Join("testdata", table+".golden")
+	if update {
+		if err := os.WriteFile(path, []byte(got.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if diff := cmp.Diff(string(want), got.String()); diff != "" || err != nil {
+		t.Errorf("%s: %v\n%s", table, err, diff)
+	}
+}
