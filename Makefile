@@ -65,14 +65,17 @@ node: build ## run pods with VFs through a real kubelet and a real containerd; t
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
+# Folders of the modules; that of the kubelet's build has no source.
+MODULES := . integration/e2e/containerd integration/e2e/kubelet
+
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint
-	@go vet ./...
+	@for m in $(MODULES); do go -C $$m vet ./...; done
 	@test -x $(CACHE)/tools/golangci-lint-$(GOLANGCI) || { \
 	  echo "building golangci-lint $(GOLANGCI), once"; \
 	  GOFLAGS= GOBIN=$(CACHE)/tools/build go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI); \
 	  mv $(CACHE)/tools/build/golangci-lint $(CACHE)/tools/golangci-lint-$(GOLANGCI); }
-	@$(CACHE)/tools/golangci-lint-$(GOLANGCI) run
+	@for m in $(MODULES); do (cd $$m && $(CACHE)/tools/golangci-lint-$(GOLANGCI) run); done
 	@go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
 
 .PHONY: fmt
@@ -89,7 +92,7 @@ bench: build reference ## measure side by side with the reference plugins
 
 .PHONY: faults
 faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
-	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-run 'Fault|Sweep|Lives') ./integration ./integration/fault
+	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-run 'Fault|Sweep|Lives') ./integration/faults ./integration/plugins
 
 .PHONY: sim
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'

@@ -48,7 +48,7 @@ if root; then
   scripts/as-user.sh 'PACKAGES="./pkg/... ./integration/docs" make test && make demo'
 
   step real containerd
-  (cd integration/containerd && go vet ./... && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
+  (cd integration/e2e/containerd && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
 
   step real kubelet
   make node

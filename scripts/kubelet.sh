@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # kubelet.sh FOLDER: prints the path of the kubelet that the tests run, and builds it before if the folder does not have it. Its version and
-# all that it is made of stand in integration/kubelet/build/go.mod. The first build takes 6 to 10 minutes on 2 cores.
+# all that it is made of stand in integration/e2e/kubelet/build/go.mod. The first build takes 6 to 10 minutes on 2 cores.
 set -euo pipefail
-cd "$(dirname "$0")/../integration/kubelet/build"
+cd "$(dirname "$0")/../integration/e2e/kubelet/build"
 version=$(awk '$1 == "require" && $2 == "k8s.io/kubernetes" {print $3}' go.mod)
 kubelet=$1/kubelet-$version
 if [ ! -x "$kubelet" ]; then

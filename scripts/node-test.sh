@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# node-test.sh FOLDER [go test flags]: runs the tests of integration/kubelet with $KUBELET, or else with the kubelet that is kept in the
+# node-test.sh FOLDER [go test flags]: runs the tests of integration/e2e/kubelet with $KUBELET, or else with the kubelet that is kept in the
 # folder, and counts what was skipped, with the reasons.
 set -euo pipefail
 folder=$1
@@ -16,7 +16,7 @@ export KUBELET=$kubelet PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-(cd integration/kubelet && go vet ./... && go test -buildvcs=false -count=1 -v -timeout 15m "$@" ./...) >"$log" 2>&1 || status=$?
+(cd integration/e2e/kubelet && go test -buildvcs=false -count=1 -v -timeout 15m "$@" ./...) >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then
   cat "$log"
 fi

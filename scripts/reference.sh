@@ -14,4 +14,9 @@ CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$out/" \
 	"$module/main/loopback" \
 	"$module/ipam/host-local" \
 	"$module/meta/portmap" \
-	"$module/meta/bandwidth"
+	"$module/meta/bandwidth" \
+	"$module/main/ptp" \
+	"$module/main/macvlan" \
+	"$module/meta/firewall" \
+	"$module/meta/tuning" \
+	"$module/ipam/static"

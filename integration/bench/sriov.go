@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/integration/card"
+	"github.com/podlace/podlace/integration/harness/card"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )

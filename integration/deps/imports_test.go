@@ -39,7 +39,7 @@ func layers() [][]string {
 func only() map[string][]string {
 	return map[string][]string{
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
-		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox"},
+		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel"},
 		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
@@ -54,18 +54,18 @@ func only() map[string][]string {
 		module + "pkg/fault":             {"pkg/nft", "pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},                               // what changes the system, starts a program, or answers
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
-		module + "pkg/pci/pcitest":       {"integration/card"},
+		module + "pkg/pci/pcitest":       {"integration/harness/card"},
 		module + "pkg/demo":              {"pkg/cli"},
 		module + "pkg/reconcile":         {"pkg/rollback", "pkg/cli", "integration/"},
 		module + "pkg/rollback":          {"pkg/cli"},
 		module + "pkg/cli":               {"plugins/podlace"},
-		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/node", "integration/harness", "integration/card", "integration/bench"},
+		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 
 		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.
-		"github.com/containernetworking/cni/libcni":     {"pkg/demo"},
-		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo"},
+		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
+		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
 		"k8s.io":                              {"pkg/deviceplugin"},

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/integration/harness"
 )
 
 const (
@@ -154,7 +155,7 @@ func shipped(t *testing.T, bin string, hostPort int) network {
 func changes(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
-	bin := os.Getenv(tracedEnv)
+	bin := harness.FaultDir()
 	x := &tracer{DefaultExec: &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, dir: t.TempDir()}
 	first, second := shipped(t, bin, 8080).through(bin, x), shipped(t, bin, 8081).through(bin, x)
 	first.forget(t)
@@ -191,7 +192,7 @@ func clearNode(t *testing.T) {
 func tables(t *testing.T) map[string]string {
 	t.Helper()
 	clearNode(t)
-	n, pod := shipped(t, binDir(), 8080), newPod(t, "web-2")
+	n, pod := shipped(t, harness.BinDir(), 8080), newPod(t, "web-2")
 	n.forget(t)
 	n.add(t, containerID, pod)
 	got := map[string]string{}

@@ -19,7 +19,8 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/podlace/podlace/integration/card"
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/harness/card"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -173,7 +174,7 @@ func exercise(t *testing.T, config string, caps map[string]any) []byte {
 	if strings.Contains(config, `"sriov"`) {
 		card.New(t, 1)
 	}
-	n := open(t, config, binDir(), caps)
+	n := open(t, config, harness.BinDir(), caps)
 	needTools(t, config)
 	n.forget(t)
 	t.Cleanup(func() { n.forget(t) })
@@ -227,9 +228,9 @@ func raw(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(binDir(), conf.Type))
+	cmd := exec.CommandContext(ctx, filepath.Join(harness.BinDir(), conf.Type))
 	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + containerID, "CNI_NETNS=" + pod.Path, "CNI_IFNAME=eth0",
-		"CNI_PATH=" + binDir(), "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + podName}
+		"CNI_PATH=" + harness.BinDir(), "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + podName}
 	cmd.Stdin = strings.NewReader(config)
 	var out bytes.Buffer
 	cmd.Stdout = &out

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // TestCommands runs the sh blocks of the documents, with an empty folder in place of / for what is installed. Targets of make are
@@ -78,7 +80,7 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 	cmd := exec.Command("sh", "-eu", "-c", script.String())
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "PATH="+binDir()+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), "PATH="+harness.BinDir()+":"+os.Getenv("PATH"))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\n%s", err, script.String(), out)
 	}
@@ -88,7 +90,7 @@ func runCommands(t *testing.T, text, folder string) {
 func command(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):
-		bin, err := filepath.Abs(binDir())
+		bin, err := filepath.Abs(harness.BinDir())
 		if err != nil {
 			panic(err)
 		}

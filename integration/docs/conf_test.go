@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/conf"
-	"github.com/podlace/podlace/integration/card"
+	"github.com/podlace/podlace/integration/harness/card"
 )
 
 // conflists returns the names of the shipped configurations.
@@ -27,8 +27,8 @@ func conflists(t testing.TB) []string {
 		switch name := filepath.Base(path); filepath.Ext(name) {
 		case ".go", ".md":
 		case ".service", ".timer": // TestUnits
-		case ".json", ".yaml": // TestPools, TestManifest, and TestManifests of integration/kubelet
-		case ".conf": // TestStory of integration/kubelet
+		case ".json", ".yaml": // TestPools, TestManifest, and TestManifests of integration/e2e/kubelet
+		case ".conf": // TestStory of integration/e2e/kubelet
 		case ".conflist":
 			names = append(names, name)
 		default:

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // sudoPath is PATH as sudo sets it: Go is not in it.
@@ -40,7 +42,7 @@ func newCheckout(t *testing.T) checkout {
 	c.write(t, "conf/conf.go", "package conf\n")
 	c.write(t, "conf/10-podlace.conflist", "{}")
 	for _, name := range append(slices.Clone(listed(t, "CNI_PLUGINS")), listed(t, "TOOLS")...) {
-		data, err := os.ReadFile(filepath.Join(binDir(), name))
+		data, err := os.ReadFile(filepath.Join(harness.BinDir(), name))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,20 +18,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
 const migrating = "docs/MIGRATING.md"
 
-// referenceEnv names the folder of the reference plugins.
-const referenceEnv = "PODLACE_REFERENCE"
-
 // needReference returns the folder of the reference plugins, which need the programs of both backends.
 func needReference(t *testing.T) string {
 	t.Helper()
-	dir := os.Getenv(referenceEnv)
-	if dir == "" {
+	dir := harness.ReferenceDir()
+	if !harness.Present(dir, "bridge") {
 		t.Skip("SKIPPED: the reference plugins could not be built")
 	}
 	if _, err := exec.LookPath("nft"); err != nil {
@@ -63,7 +61,7 @@ func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) ne
 // TestWhatStays proves the table of the document: it makes an attachment by one set of plugins, ends it by the other, and names what
 // is left. Then the commands of the document must clean it all.
 func TestWhatStays(t *testing.T) {
-	folders := map[string]string{"reference": needReference(t), "Podlace": binDir()}
+	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, migrating)
 	rows := d.under("Changing over a node")
 	if len(rows) == 0 {
@@ -153,7 +151,7 @@ func inWords(line string) string {
 // TestSideBySide: pods of both sets on one bridge get different addresses and reach one another.
 func TestSideBySide(t *testing.T) {
 	theirs := mixed(t, "nftables", needReference(t), 7100)
-	ours := mixed(t, "nftables", binDir(), 7101).by(binDir())
+	ours := mixed(t, "nftables", harness.BinDir(), 7101).by(harness.BinDir())
 	theirs.forget(t)
 	t.Cleanup(func() { theirs.forget(t) })
 	old, fresh := newPod(t, "old"), newPod(t, "new")
@@ -181,7 +179,7 @@ func TestSideBySide(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	theirs.by(binDir()).del(t, "old", old)
+	theirs.by(harness.BinDir()).del(t, "old", old)
 	ours.del(t, "new", fresh)
 	leases, err := filepath.Glob("/var/lib/cni/networks/mixed/*[.:]*[0-9]")
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 )
@@ -19,7 +20,7 @@ import (
 // rollback runs the command with the network's configuration, and returns what it says.
 func rollback(t *testing.T, n network, flags ...string) (string, error) {
 	t.Helper()
-	return rollbackBy(t, binDir(), n, nil, flags...)
+	return rollbackBy(t, harness.BinDir(), n, nil, flags...)
 }
 
 func rollbackBy(t *testing.T, bin string, n network, env []string, flags ...string) (string, error) {
@@ -63,7 +64,7 @@ func TestRollback(t *testing.T) {
 		t.Run(backends, func(t *testing.T) {
 			port := 7300 + i
 			edits := withSpoofCheck(backends == "nftables")
-			ours := mixed(t, backends, binDir(), port, edits...)
+			ours := mixed(t, backends, harness.BinDir(), port, edits...)
 			theirs := ours.by(reference)
 			t.Cleanup(func() { ours.forget(t) })
 			peer := newPeer(t)
@@ -132,7 +133,7 @@ func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
 		t.Run(backends, func(t *testing.T) {
-			ours := mixed(t, backends, binDir(), 7400)
+			ours := mixed(t, backends, harness.BinDir(), 7400)
 			theirs := ours.by(reference)
 			t.Cleanup(func() { ours.forget(t) })
 			newPeer(t)
@@ -143,7 +144,7 @@ func TestRollbackInterrupted(t *testing.T) {
 			for n := 1; ; n++ {
 				ours.add(t, "old", pod)
 				traffic := startStream(t, pod)
-				out, err := rollbackBy(t, os.Getenv(tracedEnv), ours, []string{fmt.Sprint("PODLACE_FAIL_AT=", n)}, "--yes")
+				out, err := rollbackBy(t, harness.FaultDir(), ours, []string{fmt.Sprint("PODLACE_FAIL_AT=", n)}, "--yes")
 				if err != nil && !strings.Contains(out, "injected fault") {
 					t.Fatalf("%v\n%s", err, out)
 				}
@@ -167,7 +168,7 @@ func TestRollbackInterrupted(t *testing.T) {
 // TestRollbackOfTheDead (F-44): what a pod left that went away without a DEL goes, and an unknown network keeps everything.
 func TestRollbackOfTheDead(t *testing.T) {
 	reference := needReference(t)
-	ours := mixed(t, "nftables", binDir(), 7450)
+	ours := mixed(t, "nftables", harness.BinDir(), 7450)
 	theirs := ours.by(reference)
 	t.Cleanup(func() { ours.forget(t) })
 	warm(t, theirs, ours)
@@ -175,11 +176,11 @@ func TestRollbackOfTheDead(t *testing.T) {
 	before := take(t)
 	pod, live := newPod(t, "old"), newPod(t, "live")
 	ours.add(t, "old", pod)
-	mixed(t, "nftables", binDir(), 7451).add(t, "live", live)
+	mixed(t, "nftables", harness.BinDir(), 7451).add(t, "live", live)
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)
 	}
-	unknown := mixed(t, "nftables", binDir(), 7450, `"mixed"`, `"another"`)
+	unknown := mixed(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
 	if out, err := rollback(t, unknown, "--yes"); err == nil || !strings.Contains(out, "no configuration of this network names the plugin bridge") ||
 		!strings.Contains(take(t).String(), "podlace_masquerade") {
 		t.Errorf("without the configuration: %v\n%s", err, out)

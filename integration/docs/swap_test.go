@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -24,7 +25,7 @@ func TestSwapUnderLoad(t *testing.T) {
 			install(t, reference, bin)
 			n := mixed(t, backends, bin, 7500)
 			t.Cleanup(func() { n.forget(t) })
-			warm(t, n.by(reference), n.by(binDir()))
+			warm(t, n.by(reference), n.by(harness.BinDir()))
 			mustRollback(t, n, "--yes")
 			before := take(t)
 
@@ -50,7 +51,7 @@ func TestSwapUnderLoad(t *testing.T) {
 			go func() { load.Wait(); close(done) }()
 			swaps := 0
 			for busy := true; busy; swaps++ {
-				install(t, []string{binDir(), reference}[swaps%2], bin)
+				install(t, []string{harness.BinDir(), reference}[swaps%2], bin)
 				select {
 				case <-done:
 					busy = false

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -250,7 +251,7 @@ func TestTakeOver(t *testing.T) {
 		t.Run(c.backends+"/"+c.netns, func(t *testing.T) {
 			edits := withSpoofCheck(c.backends == "nftables" && c.netns == "live")
 			theirs := mixed(t, c.backends, reference, 7200+i, edits...)
-			ours := theirs.by(binDir())
+			ours := theirs.by(harness.BinDir())
 			t.Cleanup(func() { theirs.forget(t) })
 			peer := newPeer(t)
 			warm(t, theirs, ours)
@@ -261,7 +262,7 @@ func TestTakeOver(t *testing.T) {
 			tellAddresses(t, old, net.JoinHostPort(listen, "80"))
 			traffic := startStream(t, old)
 			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(7200+i))
-			other := mixed(t, c.backends, binDir(), 7250+i, edits...)
+			other := mixed(t, c.backends, harness.BinDir(), 7250+i, edits...)
 			for _, id := range []string{"new1", "new2"} {
 				fresh := newPod(t, id)
 				other.add(t, id, fresh)
@@ -302,9 +303,9 @@ func TestTakeOverVariants(t *testing.T) {
 			}
 			theirs := mixed(t, "unset", reference, 7280, added...)
 			t.Cleanup(func() { theirs.forget(t) })
-			ours := mixed(t, "unset", binDir(), 7280, c.edits...)
+			ours := mixed(t, "unset", harness.BinDir(), 7280, c.edits...)
 			ours.cache = theirs.cache
-			ours = ours.by(binDir())
+			ours = ours.by(harness.BinDir())
 			warm(t, theirs)
 			before := take(t)
 			old := newPod(t, "old")

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // unit is a parsed systemd unit: values by section and key.
@@ -65,7 +67,7 @@ func TestUnits(t *testing.T) {
 			t.Errorf("%s: %q", name, command)
 			continue
 		}
-		out, err := exec.Command(filepath.Join(binDir(), program), append(command[1:], "--help")...).CombinedOutput()
+		out, err := exec.Command(filepath.Join(harness.BinDir(), program), append(command[1:], "--help")...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), says) {
 			t.Errorf("%s: %q: %v\n%s", name, command, err, out)
 		}
@@ -109,7 +111,7 @@ func verifyUnits(t *testing.T, names []string) {
 	dir := t.TempDir()
 	args := []string{"verify", "--man=no"}
 	for _, name := range names {
-		bin, err := filepath.Abs(binDir())
+		bin, err := filepath.Abs(harness.BinDir())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package harness starts tests whose programs must be built first.
+// Package harness is what the tests of several folders share: it builds their programs and starts them (Main), watches the node for
+// what is left (Oracle), calls single plugins (Call) and whole conflists through libcni (Network), and sends traffic.
 //
 // The test binary has two lives: the first, on the machine, builds the programs and runs the binary again; the second runs the tests in
 // a sandbox, which has no network to fetch modules from.
@@ -13,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -22,14 +24,19 @@ import (
 // BinEnv names the folder of the programs under test. Where it is not set, they are built from this tree.
 const BinEnv = "PODLACE_BIN"
 
-// Main is what TestMain calls. The function build puts programs into a folder, which Main removes after the tests, and returns variables of
-// the environment that tell the tests where the programs are. The variable built is one of them: where it is set, the tests run.
-func Main(m *testing.M, built string, build func(dir string) (env []string, err error)) {
-	if os.Getenv(built) != "" {
+// ToolsEnv names the folder of the programs that the tests use beside those under test. Where it is not set, they are built.
+const ToolsEnv = "PODLACE_TOOLS"
+
+// A Tool builds programs that the tests use beside those under test into the folder that ToolsEnv names.
+type Tool func(dir string) error
+
+// Main runs the tests of a package with the programs under test and the tools that the package needs. TestMain calls it.
+func Main(m *testing.M, tools ...Tool) {
+	if os.Getenv(ToolsEnv) != "" {
 		kerneltest.Main(m)
 		return
 	}
-	code, err := buildAndRun(build)
+	code, err := buildAndRun(tools)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build of the tested programs:", err)
 		code = 1
@@ -37,23 +44,97 @@ func Main(m *testing.M, built string, build func(dir string) (env []string, err 
 	os.Exit(code)
 }
 
-func buildAndRun(build func(dir string) (env []string, err error)) (int, error) {
+func buildAndRun(tools []Tool) (int, error) {
 	dir, err := os.MkdirTemp("", "podlace-test-")
 	if err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	env, err := build(dir)
+	for _, build := range tools {
+		if err := build(filepath.Join(dir, "tools")); err != nil {
+			return 0, err
+		}
+	}
+	bin, err := programs(filepath.Join(dir, "bin"))
 	if err != nil {
 		return 0, err
 	}
-	return rerun(env)
+	reportMissing(bin)
+	return rerun([]string{BinEnv + "=" + bin, ToolsEnv + "=" + filepath.Join(dir, "tools")})
 }
 
-// Build builds packages of the source tree at root into a folder; flags of "go build" may come before them.
-func Build(root, dir string, args ...string) error {
+// Faulty builds the programs of this tree with the tag podlace_fault into FaultDir.
+func Faulty(dir string) error {
+	return build(filepath.Join(dir, "fault"), "-tags=podlace_fault", "./plugins/...")
+}
+
+// Reference builds the reference plugins into ReferenceDir. Without them it says so, and what uses them is skipped.
+func Reference(dir string) error {
+	if out, err := exec.Command(filepath.Join(root(), "scripts/reference.sh"), filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "integration: SKIPPING what needs the reference plugins: %v\n%s", err, out)
+	}
+	return nil
+}
+
+// Calico builds the stand-in for the plugin of that name.
+func Calico(dir string) error { return build(dir, "./integration/harness/calico") }
+
+// BinDir returns the folder of the programs under test.
+func BinDir() string { return os.Getenv(BinEnv) }
+
+// FaultDir returns the folder of the programs that Faulty built.
+func FaultDir() string { return filepath.Join(os.Getenv(ToolsEnv), "fault") }
+
+// ReferenceDir returns the folder of the reference plugins.
+func ReferenceDir() string { return filepath.Join(os.Getenv(ToolsEnv), "reference") }
+
+// AllPlugins returns the plugins that the reference has, too.
+func AllPlugins() []string {
+	return []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"}
+}
+
+func reportMissing(bin string) {
+	var missing []string
+	for _, p := range AllPlugins() {
+		if !Present(bin, p) {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) > 0 {
+		fmt.Fprintf(os.Stderr, "integration: SKIPPING the tests of %d of %d plugins, not in %s: %s\n",
+			len(missing), len(AllPlugins()), bin, strings.Join(missing, " "))
+	}
+}
+
+// Present reports whether a folder holds a program.
+func Present(bin, program string) bool {
+	info, err := os.Stat(filepath.Join(bin, program))
+	return err == nil && info.Mode().IsRegular()
+}
+
+// Need skips a test whose plugins are not in the folder under test.
+func Need(t testing.TB, plugins ...string) {
+	t.Helper()
+	for _, p := range plugins {
+		if !Present(BinDir(), p) {
+			t.Skipf("SKIPPED: no %s in %s", p, BinDir())
+		}
+	}
+}
+
+// root returns the top of the source tree: the module above the folder of a package, in which its tests run.
+func root() string {
+	dir := ".."
+	for !Present(dir, "go.mod") {
+		dir = filepath.Join("..", dir)
+	}
+	return dir
+}
+
+// build builds packages of the source tree into a folder; flags of "go build" may come before them.
+func build(dir string, args ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, args...)...)
-	cmd.Dir = root
+	cmd.Dir = root()
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %q: %w\n%s", args, err, out)
@@ -61,16 +142,16 @@ func Build(root, dir string, args ...string) error {
 	return nil
 }
 
-// Programs returns the folder that BinEnv names, or builds all programs of the source tree at root into a folder.
-func Programs(root, dir string) (string, error) {
+// programs returns the folder that BinEnv names, or builds all programs of the source tree into a folder.
+func programs(dir string) (string, error) {
 	if bin := os.Getenv(BinEnv); bin != "" {
 		return filepath.Abs(bin)
 	}
-	if err := Build(root, dir, "./plugins/..."); err != nil {
+	if err := build(dir, "./plugins/..."); err != nil {
 		return dir, err
 	}
 	cmd := exec.Command("scripts/source-hash.sh") // as make build does, for make install
-	cmd.Dir = root
+	cmd.Dir = root()
 	hash, err := cmd.Output()
 	if err != nil {
 		return dir, err

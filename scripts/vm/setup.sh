@@ -8,7 +8,7 @@ tree=$(cd "$here/../.." && pwd)
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 
-recipe=$(cat "$here"/{setup.sh,modules,packages} "$tree"/integration/vm/*.go | sha256sum | cut -c 1-16)
+recipe=$(cat "$here"/{setup.sh,modules,packages} "$tree"/integration/harness/vm/*.go | sha256sum | cut -c 1-16)
 exec 9>"$folder/lock"
 flock 9
 [ "$(cat "$folder/recipe" 2>/dev/null)" != "$recipe" ] || exit 0
@@ -89,7 +89,7 @@ for name in sys.stdin.read().split():
 done
 "$folder/bin/depmod" -b "$folder/modules" "$release"
 
-(cd "$tree" && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$folder/bin/guest" ./integration/vm)
+(cd "$tree" && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o "$folder/bin/guest" ./integration/harness/vm)
 "$folder/bin/guest" -modules "$to" -load 9p,9pnet_virtio,overlay -out "$folder/initrd"
 rm -rf "$folder"/{kernel,apt,packages}
 echo "$recipe" >"$folder/recipe"

@@ -16,6 +16,6 @@ if [ -n "${PACKAGES:-}" ]; then
 fi
 status=0
 PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
-PACKAGES='./integration' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
+PACKAGES='./integration/plugins' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
 PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov ./pkg/deviceplugin' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
 exit "$status"

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster attaches pods to two nodes with the shipped configurations and connects them.
+package cluster
+
+import (
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }

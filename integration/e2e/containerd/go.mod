@@ -1,0 +1,21 @@
+module github.com/podlace/podlace/integration/e2e/containerd
+
+go 1.26.0
+
+replace github.com/podlace/podlace => ../../..
+
+require (
+	github.com/podlace/podlace v0.0.0-00010101000000-000000000000
+	golang.org/x/sys v0.49.0
+	google.golang.org/grpc v1.85.0
+	k8s.io/cri-api v0.37.0
+)
+
+require (
+	github.com/vishvananda/netlink v1.3.1 // indirect
+	github.com/vishvananda/netns v0.0.5 // indirect
+	golang.org/x/net v0.60.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+)

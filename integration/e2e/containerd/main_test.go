@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package containerd_test runs pods through a real containerd with the plugins
+// of this repository, in a node that is made for the run (package node).
+package containerd_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+// TestMain runs the tests in a node, after a first pod that leaves behind what
+// a network's first pod may leave: the bridge and the skeleton of the rules.
+func TestMain(m *testing.M) { os.Exit(node.Lab{Warm: warmUp}.Main(m)) }

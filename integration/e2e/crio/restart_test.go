@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package crio
+
+import (
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/meter"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// crioNode is a node whose runtime calls in the order of CRI-O 1.36 and sends its documents.
+type crioNode struct {
+	*harness.Network
+	conflist []byte
+	cache    string
+	lan      *sandbox.Pod
+	pods     map[*sandbox.Pod]*libcni.RuntimeConf
+}
+
+const (
+	crioIngress = 40 // Mbit/s, as the pod sees them
+	crioEgress  = 20
+)
+
+// crioRuntimeConf is what CRI-O passes for a pod with both limits. It never passes portMappings; more is what other runtimes pass.
+func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
+	const noBurst = 34359738359 // of a pod without one
+	rt := &libcni.RuntimeConf{
+		ContainerID: strings.ToLower(pod.Name), NetNS: pod.Path, IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", pod.Name}, {"K8S_POD_INFRA_CONTAINER_ID", strings.ToLower(pod.Name)},
+			{"K8S_POD_UID", "0b5b7a1c-0000-4000-8000-000000000000"}},
+		CapabilityArgs: map[string]any{
+			"bandwidth": harness.Object{"ingressRate": crioIngress * 1_000_000, "ingressBurst": noBurst, "egressRate": crioEgress * 1_000_000, "egressBurst": noBurst},
+			"io.kubernetes.cri.pod-annotations": harness.Object{
+				"kubernetes.io/ingress-bandwidth": "40M", "kubernetes.io/egress-bandwidth": "20M"},
+			"cgroupPath": "/kubepods/besteffort/pod0b5b7a1c",
+		},
+	}
+	for key, value := range more {
+		rt.CapabilityArgs[key] = value
+	}
+	return rt
+}
+
+// start is what CRI-O calls when it starts: VERSION of each plugin, STATUS twice, GC with all pods that live, CHECK of each of them.
+func (n *crioNode) start(t *testing.T) {
+	t.Helper()
+	var err error
+	if n.Network, err = harness.OpenNetwork(n.conflist, n.cache, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range n.List.Plugins {
+		if _, err := n.CNI.GetVersionInfo(t.Context(), p.Network.Type); err != nil {
+			t.Errorf("VERSION of %s: %v", p.Network.Type, err)
+		}
+	}
+	n.Must(t, "STATUS", nil)
+	n.Must(t, "STATUS", nil)
+	var valid []types.GCAttachment
+	for _, rt := range n.pods {
+		valid = append(valid, types.GCAttachment{ContainerID: rt.ContainerID, IfName: rt.IfName})
+	}
+	n.Must(t, "GC", nil, valid...)
+	for pod, rt := range n.pods {
+		if _, err := n.Do("CHECK", rt, nil); err != nil {
+			t.Errorf("CHECK of %s: %v; CRI-O drops its address and the kubelet makes the pod again", pod.Name, err)
+		}
+	}
+}
+
+// run is RunPodSandbox: ADD of all plugins, then CHECK of all.
+func (n *crioNode) run(t *testing.T, pod *sandbox.Pod, more map[string]any) {
+	t.Helper()
+	n.pods[pod] = crioRuntimeConf(pod, more)
+	t.Cleanup(func() { _, _ = n.Do("DEL", n.pods[pod], nil) })
+	n.Must(t, "ADD", n.pods[pod])
+	n.Must(t, "CHECK", n.pods[pod])
+}
+
+// works wants masquerade to another machine in both families, and limits that limit.
+func (n *crioNode) works(t *testing.T) {
+	t.Helper()
+	for pod := range n.pods {
+		for to, want := range map[string]string{harness.LANV4: harness.NodeV4, harness.LANV6: harness.NodeV6} {
+			if got, err := harness.Dial(pod, net.JoinHostPort(to, "7000"), harness.TrafficLimit); err != nil || got != want {
+				t.Errorf("%s -> %s: seen as %q, %v; want %s", pod.Name, to, got, err, want)
+			}
+		}
+		inPod := netip.MustParseAddr(harness.IPv4Of(t, pod))
+		for what, c := range map[string]struct {
+			flow meter.Flow
+			mbit float64
+		}{
+			"receives": {meter.Flow{To: pod.Do, Listen: netip.AddrPortFrom(inPod, 0)}, crioIngress},
+			"sends":    {meter.Flow{From: pod.Do, Listen: netip.MustParseAddrPort("10.71.0.1:0")}, crioEgress},
+		} {
+			c.flow.Protocol, c.flow.Duration, c.flow.Rate = meter.UDP, time.Second, 3e6*c.mbit
+			r, err := meter.Run(t.Context(), c.flow)
+			if got := r.Mean.Wire / 1e6; err != nil || got <= 0 || got > c.mbit*1.1 {
+				t.Errorf("%s %s %.2f Mbit/s, %v; want at most %.0f", pod.Name, what, got, err, c.mbit)
+			}
+		}
+	}
+}
+
+// TestRestartAfterFlush (F-21): after a flush of the firewall, and after another program removed qdiscs, a restart of CRI-O finds its pods whole:
+// STATUS and GC restore, and CHECK, which changes nothing, passes. Masquerade works and limits limit.
+func TestRestartAfterFlush(t *testing.T) {
+	harness.Program(t, "nft")
+	harness.Program(t, "tc")
+	for what, more := range map[string]map[string]any{"CRI-O": nil, "hostPorts": harness.HostPort()} {
+		for _, backend := range []string{"nftables", "iptables"} {
+			t.Run(what+" "+backend, func(t *testing.T) {
+				harness.NeedBackend(t, backend)
+				harness.Need(t, "portmap", "bandwidth")
+				conflist := strings.Replace(string(harness.ChainOf(t, "1.1.0", backend)), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1)
+				n := &crioNode{conflist: []byte(conflist), cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
+				server, err := harness.TellClients(n.lan, 7000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer server.Close()
+				n.start(t)
+				web, client := harness.NewPod(t, harness.Plain(t)+"-web"), harness.NewPod(t, harness.Plain(t)+"-client")
+				n.run(t, web, more)
+				n.run(t, client, nil)
+				n.works(t)
+
+				harness.Shell(t, "nft flush ruleset")
+				if got, err := harness.Dial(web, net.JoinHostPort(harness.LANV4, "7000"), harness.Patience(true)); err == nil {
+					t.Errorf("after the flush a pod is seen as %s: this test shows nothing", got)
+				}
+				deleteQdiscs(t)
+				for pod, rt := range n.pods {
+					if _, err := n.Do("CHECK", rt, nil); err == nil {
+						t.Errorf("CHECK of %s does not miss what was flushed", pod.Name)
+					}
+				}
+				n.start(t)
+				n.works(t)
+				if more != nil {
+					page, err := harness.Serve(web, 80)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer page.Close()
+					harness.Reach(t, n.lan, net.JoinHostPort(harness.NodeV4, "8080"), web)
+					harness.Reach(t, nil, "127.0.0.1:8080", web)
+				}
+				for _, rt := range n.pods {
+					n.Must(t, "DEL", rt)
+				}
+			})
+		}
+	}
+}
+
+// deleteQdiscs removes the token buckets of all pods, and the redirect of each other one.
+func deleteQdiscs(t *testing.T) {
+	t.Helper()
+	const script = `for link in $(ip -br link | grep -o '^\(veth\|bwp\)[0-9a-f]*'); do tc qdisc del dev $link root; done
+		link=$(ip -br link | grep -o '^veth[0-9a-f]*' | head -1); tc qdisc del dev $link clsact; tc qdisc show | grep -c tbf`
+	if out, _ := exec.Command("sh", "-c", script).Output(); strings.TrimSpace(string(out)) != "0" {
+		t.Fatalf("token buckets are left: %s", out)
+	}
+}

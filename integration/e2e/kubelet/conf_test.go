@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
+)
+
+// TestManifests: the API server would take what is shipped. The DaemonSet mounts folders and has no capability; with the patch it has all.
+func TestManifests(t *testing.T) {
+	data, err := os.ReadFile("../../../conf/sriov-device-plugin.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents := bytes.Split(data, []byte("\n---\n"))
+	if len(documents) != 2 {
+		t.Fatalf("%d documents", len(documents))
+	}
+	var config core.ConfigMap
+	var set apps.DaemonSet
+	for i, into := range []any{&config, &set} {
+		if err := yaml.UnmarshalStrict(documents[i], into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folders := 0
+	for _, v := range set.Spec.Template.Spec.Volumes {
+		if v.HostPath != nil && *v.HostPath.Type != core.HostPathDirectoryOrCreate {
+			t.Errorf("%s is a %s", v.HostPath.Path, *v.HostPath.Type)
+		} else if v.HostPath != nil {
+			folders++
+		}
+	}
+	security := set.Spec.Template.Spec.Containers[0].SecurityContext
+	if folders != 5 || len(security.Capabilities.Drop) != 1 || security.Capabilities.Drop[0] != "ALL" || len(security.Capabilities.Add) > 0 || security.Privileged != nil {
+		t.Errorf("%d folders, %+v", folders, security)
+	}
+	text, err := os.ReadFile("../../../conf/sriov-device-plugin-privileged.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := json.Marshal(set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := strategicpatch.StrategicMergePatch(before, patch, apps.DaemonSet{})
+	var patched apps.DaemonSet
+	if err == nil {
+		err = yaml.UnmarshalStrict(after, &patched)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := patched.Spec.Template.Spec.Containers[0]
+	if len(patched.Spec.Template.Spec.Containers) != 1 || c.SecurityContext.Privileged == nil || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil || len(c.Args) == 0 ||
+		len(c.VolumeMounts) != 8 || len(patched.Spec.Template.Spec.Volumes) != 8 {
+		t.Errorf("patched to %s", after)
+	}
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubelet_test runs pods with VFs through a real kubelet, a real containerd and the programs of this repository, in a node that is
+// made for the run (package node). The node has 16 CPUs on two NUMA nodes, and on each NUMA node two PFs of four VFs; these are files.
+//
+//	KUBELET       kubelet to run (make node builds one)
+//	PODLACE_BIN   folder of the plugins (default ../../../bin)
+//	CONTAINERD    containerd to run instead of the one in PATH, 1.6 or newer
+//	KERNELTEST    "require" makes a missing prerequisite a failure
+package kubelet_test
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+func TestMain(m *testing.M) {
+	runc, err := filepath.Abs("testdata/runc.sh")
+	if err != nil {
+		fmt.Println("FAIL:", err)
+		os.Exit(1)
+	}
+	os.Exit(node.Lab{Needs: needs, Warm: fakeMachine, Env: []string{"RUNC=" + runc}}.Main(m))
+}
+
+// needs are the programs beside containerd and the CNI plugins.
+func needs() error {
+	plugins, err := node.Plugins()
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{kubeletPath(), filepath.Join(plugins, "sriov-device-plugin"), filepath.Join(plugins, "podlace")} {
+		if _, err := os.Stat(path); err != nil {
+			return node.Unmet(fmt.Sprintf("missing: %v (make node has all)", err))
+		}
+	}
+	return nil
+}
+
+func kubeletPath() string { return cmp.Or(os.Getenv("KUBELET"), "/usr/bin/kubelet") }

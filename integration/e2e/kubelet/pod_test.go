@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+// lab is a kubelet and a device plugin, running.
+type lab struct {
+	t *testing.T
+	*kubelet
+	*plugin
+	started int
+}
+
+// newLab starts both, the kubelet first, by the classic registration.
+func newLab(t *testing.T, policy string) *lab {
+	t.Helper()
+	node.Skip(t)
+	l := prepareLab(t, policy, "classic")
+	l.kubelet.run()
+	l.plugin.run()
+	l.ready(20 * time.Second)
+	return l
+}
+
+// prepareLab starts nothing. The pods end before the kubelet does.
+func prepareLab(t *testing.T, policy, registration string) *lab {
+	t.Helper()
+	l := &lab{t: t, kubelet: newKubelet(t, policy)}
+	l.plugin = newPlugin(t, cards(t), registration)
+	t.Cleanup(l.removeAll)
+	return l
+}
+
+// resources are the requests and limits of a pod's one container.
+type resources map[string]string
+
+func vfs(n int) resources { return resources{resource: fmt.Sprint(n)} }
+
+// guaranteed has CPUs of its own.
+func guaranteed(cpus, vfs int) resources {
+	return resources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
+}
+
+// drop hands a pod to the kubelet. The same manifest again would be the same pod, with the same devices: hence the annotation.
+func (l *lab) drop(name string, limits resources) {
+	l.t.Helper()
+	l.started++
+	manifest := map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": name, "namespace": "shop", "annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
+		"spec": map[string]any{
+			"terminationGracePeriodSeconds": 1,
+			"containers": []any{map[string]any{
+				"name": "app", "image": node.Image, "imagePullPolicy": "Never",
+				"command":   []string{"/bin/sh", "-c", `env; trap "exit 0" TERM; mkdir /www; hostname > /www/index.html; httpd -f -p 8080 -h /www & wait`},
+				"resources": map[string]any{"limits": limits},
+			}},
+		},
+	}
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	hidden := filepath.Join(manifests, "."+name) // the kubelet leaves it alone
+	if err := os.WriteFile(hidden, data, 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.Rename(hidden, filepath.Join(manifests, name+".json")); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// runPod runs a pod and returns its VFs, on which the container's variable and the kubelet have to agree.
+func (l *lab) runPod(name string, limits resources) []string {
+	l.t.Helper()
+	l.drop(name, limits)
+	within(l.t, 30*time.Second, "pod "+name+" runs", func() error { return l.runs(name) })
+	ids := l.devices(name)
+	if fmt.Sprint(len(ids)) != limits[resource] {
+		l.t.Fatalf("pod %s has %v: want %s", name, ids, limits[resource])
+	}
+	if got, want := l.variables(name)[variable], strings.Join(ids, ","); got != want {
+		l.t.Errorf("pod %s: %s is %q: want %q, as the kubelet says", name, variable, got, want)
+	}
+	l.serves(name)
+	return ids
+}
+
+// serves fails the test unless the pod's web server answers, over the network of the CNI plugins.
+func (l *lab) serves(name string) {
+	l.t.Helper()
+	ip := l.status(name).Status.PodIP
+	within(l.t, 5*time.Second, "pod "+name+" at "+ip+" answers", func() error {
+		r, err := http.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		if got, want := strings.TrimSpace(string(text)), name+"-node"; err != nil || got != want {
+			return fmt.Errorf("it says %q, %v: want %q", got, err, want)
+		}
+		return nil
+	})
+}
+
+func (l *lab) runs(name string) error {
+	pods, err := l.pods()
+	if err != nil {
+		return err
+	}
+	p := pods[name]
+	if p.Status.Phase == "Running" && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready {
+		return nil
+	}
+	return fmt.Errorf("phase %q %s: %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+}
+
+// refused hands a pod to the kubelet that it must not admit, and returns what it says.
+func (l *lab) refused(name string, limits resources) (reason, message string) {
+	l.t.Helper()
+	l.drop(name, limits)
+	within(l.t, 20*time.Second, "pod "+name+" is refused", func() error {
+		pods, err := l.pods()
+		if p := pods[name]; err == nil && p.Status.Phase == "Failed" {
+			reason, message = p.Status.Reason, p.Status.Message
+			return nil
+		}
+		return fmt.Errorf("phase %q, %v", pods[name].Status.Phase, err)
+	})
+	l.remove(name)
+	return reason, message
+}
+
+// status returns what the kubelet says of a pod that runs.
+func (l *lab) status(name string) podStatus {
+	l.t.Helper()
+	pods, err := l.pods()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	p, ok := pods[name]
+	if !ok || len(p.Status.ContainerStatuses) != 1 {
+		l.t.Fatalf("the kubelet does not know pod %s, or not yet its container: %+v", name, p)
+	}
+	return p
+}
+
+// devices are the VFs of a pod, as the kubelet says, in order.
+func (l *lab) devices(name string) (ids []string) {
+	l.t.Helper()
+	for _, h := range holders(l.t, resource) {
+		if h.Pod == name+"-node" {
+			ids = append(ids, h.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// variables is the environment of the container, which it has written.
+func (l *lab) variables(name string) map[string]string {
+	l.t.Helper()
+	log := fmt.Sprintf("%s/shop_%s-node_%s/app/0.log", podLogs, name, l.status(name).Metadata.UID)
+	variables := map[string]string{}
+	within(l.t, 5*time.Second, "the container writes its variables", func() error {
+		data, err := os.ReadFile(log)
+		for line := range strings.Lines(string(data)) {
+			if parts := strings.SplitN(strings.TrimSpace(line), " ", 4); len(parts) == 4 {
+				key, value, _ := strings.Cut(parts[3], "=")
+				variables[key] = value
+			}
+		}
+		if err == nil && variables["PATH"] == "" {
+			err = fmt.Errorf("%s: %q", log, data)
+		}
+		return err
+	})
+	return variables
+}
+
+// remove ends pods and waits until the kubelet knows nothing of them and they have no sandbox.
+func (l *lab) remove(names ...string) {
+	l.t.Helper()
+	for _, name := range names {
+		if err := os.Remove(filepath.Join(manifests, name+".json")); err != nil {
+			l.t.Error(err)
+		}
+	}
+	within(l.t, 40*time.Second, fmt.Sprintf("pods %v end", names), func() error {
+		pods, err := l.pods()
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if p, ok := pods[name]; ok {
+				return fmt.Errorf("pod %s is %s", name, p.Status.Phase)
+			}
+			if s, ok := sandboxOf(name); ok { // the kubelet forgets the pod before, and another test may have one of its name
+				return fmt.Errorf("pod %s has the sandbox %+v", name, s)
+			}
+			if path := recordOf(name); path != "" { // the runtime stops the sandbox before DEL ends, and a test's end would kill DEL
+				return fmt.Errorf("pod %s has the record %s", name, path)
+			}
+		}
+		return nil
+	})
+}
+
+// recordOf returns a record that a plugin has of a pod, "" for none.
+func recordOf(pod string) string {
+	paths, _ := filepath.Glob("/run/podlace/*/*")
+	for _, path := range paths {
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), `"shop/`+pod+`-node"`) {
+			return path
+		}
+	}
+	return ""
+}
+
+// removeAll ends all pods.
+func (l *lab) removeAll() {
+	files, _ := filepath.Glob(manifests + "/*.json")
+	var names []string
+	for _, f := range files {
+		names = append(names, strings.TrimSuffix(filepath.Base(f), ".json"))
+	}
+	if len(names) > 0 && l.kubelet.cmd != nil {
+		l.remove(names...)
+	}
+}
+
+// sameNUMA returns the NUMA node of all devices, and fails the test if they are on several.
+func (l *lab) sameNUMA(pod string, ids []string) int {
+	l.t.Helper()
+	for _, id := range ids {
+		if l.numaOf(id) != l.numaOf(ids[0]) {
+			l.t.Errorf("pod %s has %v, which are on several NUMA nodes", pod, ids)
+			break
+		}
+	}
+	return l.numaOf(ids[0])
+}
+
+// cpus are those that the container has for itself.
+func (l *lab) cpus(name string) []int64 {
+	l.t.Helper()
+	for _, h := range holders(l.t, resource) {
+		if h.Pod == name+"-node" {
+			return h.CPUs
+		}
+	}
+	return nil
+}

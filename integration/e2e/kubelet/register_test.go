@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness/node"
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+// TestRegister: whichever starts first and however the kubelet learns of it, pods get VFs, two of them near one NUMA node, and the
+// container, the kubelet, the daemon's socket and podlace name the same.
+func TestRegister(t *testing.T) {
+	node.Skip(t)
+	for _, registration := range []string{"classic", "registry"} {
+		for _, first := range []string{"kubelet", "plugin"} {
+			t.Run(registration+", the "+first+" first", func(t *testing.T) {
+				l := prepareLab(t, "none", registration)
+				if first == "kubelet" {
+					l.kubelet.run()
+					l.plugin.run()
+				} else {
+					l.plugin.run()
+					time.Sleep(500 * time.Millisecond) // it finds no kubelet
+					l.kubelet.run()
+				}
+				t.Logf("registered %d ms after the start of the second", l.ready(20*time.Second).Milliseconds())
+				folder := map[string]string{"classic": "device-plugins", "registry": "plugins_registry"}[registration]
+				if sockets, _ := filepath.Glob(filepath.Join(kubeletRoot, folder, "example.com_fast-*.sock")); len(sockets) != 1 {
+					t.Errorf("sockets %v: want one in %s", sockets, folder)
+				}
+				one, two := l.runPod("one", vfs(1)), l.runPod("two", vfs(2))
+				l.sameNUMA("two", two)
+				if slices.Contains(two, one[0]) {
+					t.Errorf("%v and %v: granted twice", one, two)
+				}
+				l.named("one", one)
+				l.named("two", two)
+			})
+		}
+	}
+}
+
+// named fails the test unless the daemon and podlace say that the pod has these VFs.
+func (l *lab) named(pod string, ids []string) {
+	l.t.Helper()
+	answer, err := allocation.Ask(l.socket(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var got []string
+	for _, d := range answer.Devices {
+		got = append(got, d.ID)
+	}
+	if slices.Sort(got); !slices.Equal(got, ids) {
+		l.t.Errorf("the daemon says that pod %s has %v: want %v", pod, got, ids)
+	}
+	list := l.list()
+	for _, id := range ids {
+		if !regexp.MustCompile(`(?m)^.*` + regexp.QuoteMeta(id) + ` .*shop/` + pod + `-node`).MatchString(list) {
+			l.t.Errorf("podlace sriov ls does not say that pod %s has %s:\n%s", pod, id, list)
+		}
+	}
+}

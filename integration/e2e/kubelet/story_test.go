@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness/node"
+)
+
+// TestStory: what docs/SRIOV.md shows is what the commands print on this node, with the shipped settings of the kubelet, for the pods of which it tells.
+func TestStory(t *testing.T) {
+	node.Skip(t)
+	l := prepareLab(t, "none", "classic")
+	l.dropIns = t.TempDir()
+	settings, err := os.ReadFile("../../../conf/kubelet-numa.conf")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(l.dropIns, "50-numa.conf"), settings, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.kubelet.run()
+	l.plugin.run()
+	l.ready(20 * time.Second)
+	for _, pod := range []string{"web", "db"} {
+		l.runPod(pod, guaranteed(4, 2))
+	}
+	var shown []string
+	for line := range strings.Lines(l.list()) {
+		if strings.Contains(line, "DEVICE") || strings.Contains(line, "shop/") {
+			shown = append(shown, line)
+		}
+	}
+	explained, err := l.podlace("explain", resource, "--count", "7")
+	if err != nil {
+		t.Error(err)
+	}
+	readme, err := os.ReadFile("../../../docs/SRIOV.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{strings.Join(shown, ""), explained} {
+		if !strings.Contains(string(readme), text) {
+			t.Errorf("docs/SRIOV.md does not show\n%s", text)
+		}
+	}
+}

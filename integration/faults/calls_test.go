@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// wrapExec starts one plugin of a chain through another program, the others as they are.
+type wrapExec struct {
+	invoke.DefaultExec
+	plugin string
+	wrap   []string
+	ran    bool
+}
+
+// ExecPlugin starts one plugin for libcni.
+func (e *wrapExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	argv := []string{path}
+	if filepath.Base(path) == e.plugin {
+		argv = append(append([]string{}, e.wrap...), path)
+		e.ran = true
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	var stdout, stderr bytes.Buffer
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
+	runErr := cmd.Run()
+	if runErr == nil {
+		return stdout.Bytes(), nil
+	}
+	failed := &types.Error{Msg: fmt.Sprintf("%v: %s", runErr, stderr.String())}
+	if stdout.Len() > 0 {
+		_ = json.Unmarshal(stdout.Bytes(), failed) // a torn document leaves the exit status
+	}
+	return nil, failed
+}
+
+// wrapped runs a verb of the chain with one plugin started through another program.
+func (s *sweep) wrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...string) error {
+	e := &wrapExec{plugin: plugin, wrap: wrap}
+	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
+	if err == nil {
+		_, err = n.Do(verb, rt, nil)
+	}
+	if !e.ran && err == nil {
+		err = fmt.Errorf("%s was not started", plugin)
+	}
+	return err
+}
+
+// failures says with what errors system calls may fail on a node in distress.
+func failures() map[string][]string {
+	return map[string][]string{
+		"openat": {"EMFILE", "ENFILE", "EIO", "EACCES"}, "read": {"EIO", "EINTR"}, "write": {"EIO", "ENOSPC", "EINTR"},
+		"linkat": {"EIO", "EDQUOT"}, "renameat": {"EIO", "ENOSPC"}, "unlinkat": {"EIO", "EBUSY"}, "mkdirat": {"ENOSPC"},
+		"getdents64": {"EIO"}, "fcntl": {"ENOLCK", "EINTR"}, "flock": {"ENOLCK", "EINTR"},
+		"socket": {"EMFILE", "ENOMEM"}, "bind": {"ENOMEM"}, "sendto": {"ENOBUFS", "EINTR"}, "sendmsg": {"ENOBUFS", "EINTR"},
+		"recvfrom": {"ENOBUFS", "EINTR"}, "recvmsg": {"ENOMEM", "EINTR"}, "setns": {"ENOMEM", "EPERM"}, "statfs,fstatfs": {"EIO"},
+	}
+}
+
+// kills returns the system calls that change the node, take or release a lock, or answer, each with SIGKILL.
+func kills() map[string][]string {
+	kills := map[string][]string{}
+	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
+		"sendto", "sendmsg", "setns", "exit_group"} {
+		kills[call] = []string{sigkill}
+	}
+	return kills
+}
+
+// sigkill is what comes in place of an error.
+const sigkill = "SIGKILL"
+
+// TestFaultCalls lets system calls of the real programs fail, and kills them there.
+func TestFaultCalls(t *testing.T) {
+	for _, verb := range []string{"ADD", "DEL"} {
+		t.Run("F-11 any system call of "+verb+" fails", func(t *testing.T) { failCalls(t, verb, failures(), 9, 4) })
+	}
+	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", kills(), 5, 1) })
+	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", kills(), 5, 1) })
+}
+
+// failCalls visits one of some kinds of failure, from the call with the number first on; FAULTS=all visits all.
+func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
+	t.Helper()
+	strace := harness.Program(t, "strace")
+	s := newSweep(t, "nftables")
+	s.unreadable = true
+	kinds := 0
+	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		for call, errnos := range harness.InOrder(how) {
+			for _, errno := range errnos {
+				if kinds++; kinds%harness.Some(one, 1) == 0 {
+					s.failCall(t, verb, plugin, call, errno, strace, harness.Some(first, 1))
+				}
+			}
+		}
+	}
+	s.Report(t)
+}
+
+// failCall fails each call of a kind in turn, until there is none, or a few of them.
+func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
+	t.Helper()
+	trace := filepath.Join(s.dir, "strace")
+	step := harness.Some(9, 1)
+	if call == "recvmsg" && errno == "EINTR" {
+		step = 9 // each takes until the time for an answer is over
+	}
+	for when := first; when < 1000; when += step {
+		injected := true
+		s.try(t, fmt.Sprintf("%s of %s: %s number %d: %s", verb, plugin, call, when, errno), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			if verb == "DEL" {
+				if _, err := s.Do("ADD", rt, nil); err != nil {
+					return fmt.Errorf("ADD before: %w", err)
+				}
+			}
+			fault := "error=" + errno
+			if errno == sigkill {
+				fault = "signal=" + errno
+			}
+			err := s.wrapped(verb, plugin, rt, strace, "-f", "-q", "-y", "-o", trace, "-e", "trace="+call,
+				"-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when))
+			log, _ := os.ReadFile(trace)
+			line := hit(string(log))
+			injected = line != ""
+			switch {
+			case unspeakable(line) || injected && errno == sigkill:
+				err = nil
+			case err == nil && verb == "ADD":
+				_, err = s.Do("CHECK", rt, nil)
+			default:
+				err = harness.Coded(err)
+			}
+			if err != nil {
+				err = fmt.Errorf("%s: %w", line, err)
+			}
+			_, del := s.Do("DEL", rt, nil)
+			return errors.Join(err, del)
+		})
+		if !injected {
+			s.Points-- // nothing failed
+			return
+		}
+	}
+}
+
+// hit returns the call that was made to fail, with where it began when that is a line of its own: "<... write resumed>" names no file.
+func hit(log string) string {
+	began := map[string]string{}
+	for line := range strings.Lines(log) {
+		line = strings.TrimSpace(line)
+		process, _, _ := strings.Cut(line, " ")
+		switch {
+		case strings.Contains(line, "+++ killed by SIGKILL"):
+			return line
+		case !strings.Contains(line, "(INJECTED)"):
+			began[process] = line
+		case strings.Contains(line, " resumed>"):
+			return began[process] + line
+		default:
+			return line
+		}
+	}
+	return ""
+}
+
+// unspeakable is a failure after which a program cannot answer: of stdout itself, of what the Go runtime does with the standard
+// streams before it starts the program, or of what it wakes its own threads by.
+func unspeakable(line string) bool {
+	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
+}
+
+// TestFaultLimits starts the plugins with less than they need.
+func TestFaultLimits(t *testing.T) {
+	plugins := []string{"bridge", "portmap", "bandwidth"}
+	t.Run("F-45 few file descriptors", func(t *testing.T) {
+		s := newSweep(t, "nftables")
+		for _, plugin := range plugins {
+			for n := 3; n < 24; n += harness.Some(6, 1) {
+				// With fewer than 8 the Go runtime itself cannot start to poll, and ends without an answer.
+				s.limited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
+			}
+		}
+		s.Report(t)
+	})
+	t.Run("F-45 little memory", func(t *testing.T) {
+		s := newSweep(t, "nftables")
+		for _, plugin := range plugins {
+			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(16, 1)/8 + 1 {
+				// The Go runtime ends without an answer then.
+				s.limited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
+			}
+		}
+		s.Report(t)
+	})
+	t.Run("F-45 no capabilities", func(t *testing.T) {
+		setpriv := harness.Program(t, "setpriv")
+		s := newSweep(t, "nftables")
+		for _, plugin := range plugins {
+			for _, less := range []string{"-net_admin", "-sys_admin", "-dac_override", "-all"} {
+				s.limited(t, plugin, true, setpriv, "--inh-caps="+less, "--bounding-set="+less)
+			}
+		}
+		s.Report(t)
+	})
+}
+
+// limited runs ADD of a plugin under a limit. What it answers is a result or a decent error; DEL without the limit leaves nothing.
+func (s *sweep) limited(t *testing.T, plugin string, answers bool, wrap ...string) {
+	t.Helper()
+	s.try(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		err := s.wrapped("ADD", plugin, rt, wrap...)
+		if err == nil {
+			_, err = s.Do("CHECK", rt, nil)
+		} else if answers {
+			err = harness.Coded(err)
+		} else {
+			err = nil
+		}
+		_, del := s.Do("DEL", rt, nil)
+		return errors.Join(err, del)
+	})
+}

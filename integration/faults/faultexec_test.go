@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// faultExec starts the plugins of a chain and runs a command at one of their moments: changes and the steps between (pkg/fault). Moments are
+// counted over the whole chain.
+type faultExec struct {
+	invoke.DefaultExec
+	at  int    // 0 counts only
+	run string // for the shell; the plugin is $PPID
+	dir string
+
+	points  int
+	ended   []int // moments of each plugin of the chain
+	reached bool
+	where   string
+}
+
+// killing returns the command that sends a signal: to the child that the plugin waits for, or else to the plugin ("self"); to the plugin
+// ("root"); to both ("all").
+func killing(policy string, signal syscall.Signal) string {
+	return fmt.Sprintf("kill -%d ", signal) + map[string]string{"self": "${CHILD:-$PPID}", "root": "$PPID", "all": "$CHILD $PPID"}[policy]
+}
+
+// ExecPlugin starts one plugin for libcni.
+func (e *faultExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	trace := filepath.Join(e.dir, "moments")
+	cmd := exec.CommandContext(ctx, filepath.Join(harness.FaultDir(), filepath.Base(path)))
+	var stdout, stderr bytes.Buffer
+	cmd.Env = append(environ, "PODLACE_FAULT_MOMENTS="+trace, fmt.Sprintf("PODLACE_RUN_AT=%d %s", e.at-e.points, e.run))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	runErr := cmd.Run()
+	moments, err := takeMoments(trace)
+	if err != nil {
+		return nil, err
+	}
+	if at := e.at - e.points; at > 0 && at <= len(moments) {
+		e.reached = true
+		e.where = fmt.Sprintf("%s in %s", moments[at-1], filepath.Base(path))
+	}
+	e.points += len(moments)
+	e.ended = append(e.ended, e.points)
+	if runErr == nil {
+		return stdout.Bytes(), nil
+	}
+	failed := &types.Error{Msg: fmt.Sprintf("%v: %s", runErr, stderr.String())}
+	if stdout.Len() > 0 {
+		_ = json.Unmarshal(stdout.Bytes(), failed) // a torn document leaves the exit status
+	}
+	return nil, failed
+}
+
+// takeMoments reads and removes what a plugin wrote of its moments.
+func takeMoments(file string) (moments []string, err error) {
+	b, err := os.ReadFile(file)
+	if err = errors.Join(err, os.Remove(file)); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for line := range strings.Lines(string(b)) {
+		_, op, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if strings.HasPrefix(op, "COMMAND FAILED") {
+			return nil, errors.New(op)
+		}
+		moments = append(moments, op)
+	}
+	return moments, err
+}

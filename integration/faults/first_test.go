@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// wipe makes the node one on which no pod was ever attached.
+func (w world) wipe() {
+	w.Helper()
+	host, err := kernel.Host()
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer host.Close()
+	errs := []error{os.RemoveAll("/run/podlace"), os.RemoveAll("/var/lib/cni"),
+		host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "0"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "0"})}
+	for _, s := range w.chain {
+		if name, ok := s.conf["bridge"].(string); ok {
+			errs = append(errs, host.DelLink(name))
+		}
+	}
+	c, err := nftables.New()
+	if err == nil {
+		c.FlushRuleset()
+		err = c.Flush()
+	}
+	if err := errors.Join(append(errs, err)...); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// shared matches what the first pod makes for all, and may leave when it fails.
+func shared() *regexp.Regexp {
+	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
+		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
+}
+
+// TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left, and
+// the second try makes what is missing.
+func TestFirst(t *testing.T) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+				t.Skip("SKIPPED: iptables is not installed")
+			}
+			w := world{T: t, chain: fullChain(backend)[:2], pod: kerneltest.NewPod(t)}
+			w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(), Ignore: shared()}
+			defer w.wipe()
+			for i := range w.chain {
+				w.wipe()
+				changes := w.changesOf(i)
+				w.forEachChange(w.call(i, "ADD", nil), changes, func(w world, n int) {
+					w.wipe()
+					add := w.call(i, "ADD", w.add(i))
+					before := w.take()
+					if w.fault(add, n) {
+						w.same(before)
+					} else {
+						w.call(i, "DEL", nil).ok(w)
+					}
+					result := add.ok(w).stdout
+					w.call(i, "CHECK", result).ok(w)
+					w.pinned(i)
+					w.del(i + 1)
+				})
+			}
+		})
+	}
+}
+
+// pinned wants the bridge of a plugin, if it has one, to have the MTU that it was made with, also when a fault came while it was pinned.
+func (w world) pinned(plugin int) {
+	w.Helper()
+	name, ok := w.chain[plugin].conf["bridge"].(string)
+	if !ok {
+		return
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer host.Close()
+	link, ok, err := host.Link(name)
+	if err != nil || !ok || link.MTU != 1500 {
+		w.Errorf("%s: mtu %d, %v", name, link.MTU, err)
+	}
+	if notes, _ := filepath.Glob("/run/podlace/.mtu-*"); len(notes) > 0 {
+		w.Errorf("left %s", notes)
+	}
+}

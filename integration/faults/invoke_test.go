@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+type object = harness.Object
+
+// step is one plugin of a chain with its configuration.
+type step struct {
+	plugin string
+	conf   object
+}
+
+// call is one plugin called once.
+type call struct {
+	step
+	verb string
+	pod  *sandbox.Pod
+	prev json.RawMessage
+}
+
+// outcome is what a call printed, the changes that it made, in order, and the moments that it came to, changes among them.
+type outcome struct {
+	exit    int
+	stdout  []byte
+	changes []string
+	moments []string
+}
+
+// run calls the plugin and lets the change with the number failAt fail; 0 for none.
+func (c call) run(t testing.TB, failAt int) outcome {
+	t.Helper()
+	return c.with(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
+}
+
+// with calls the plugin with a variable that brings a fault; a process that was killed has exit -1.
+func (c call) with(t testing.TB, fault string) outcome {
+	t.Helper()
+	conf := c.conf
+	switch {
+	case c.verb == "GC":
+		conf = conf.With("cni.dev/valid-attachments", []any{})
+	case c.prev != nil:
+		conf = conf.With("prevResult", c.prev)
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(filepath.Join(harness.FaultDir(), c.plugin))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	cmd.Env = []string{"CNI_COMMAND=" + c.verb, "CNI_CONTAINERID=" + c.pod.Name, "CNI_IFNAME=eth0", "CNI_NETNS=" + c.pod.Path,
+		"CNI_PATH=" + harness.FaultDir(),
+		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", fault,
+		"PODLACE_FAULT_TRACE=" + trace, "PODLACE_FAULT_MOMENTS=" + trace + ".moments"}
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	o := outcome{exit: cmd.ProcessState.ExitCode(), stdout: stdout.Bytes(), changes: traced(trace), moments: traced(trace + ".moments")}
+	if strings.Contains(stderr.String(), "goroutine ") {
+		t.Errorf("%s %s: %s", c.plugin, c.verb, stderr.String())
+	}
+	return o
+}
+
+// traced reads a trace.
+func traced(file string) (ops []string) {
+	text, _ := os.ReadFile(file) // there is none when nothing was changed
+	for line := range strings.Lines(string(text)) {
+		_, op, _ := strings.Cut(strings.TrimSpace(line), " ")
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+// ok runs the call without a fault and wants success.
+func (c call) ok(t testing.TB) outcome {
+	t.Helper()
+	o := c.run(t, 0)
+	if o.exit != 0 {
+		t.Fatalf("%s %s: exit %d: %s", c.plugin, c.verb, o.exit, o.stdout)
+	}
+	return o
+}
+
+// refused wants one error document that names the fault.
+func (o outcome) refused(t testing.TB, c call, failAt int) {
+	t.Helper()
+	var doc struct {
+		CNIVersion string `json:"cniVersion"`
+		Code       uint   `json:"code"`
+		Msg        string `json:"msg"`
+		Details    string `json:"details"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(o.stdout))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&doc); err != nil {
+		t.Errorf("%v in %q", err, o.stdout)
+		return
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		t.Errorf("more than one document: %s", o.stdout)
+	}
+	if o.exit != 1 || doc.Code == 0 || doc.Code == 999 || doc.CNIVersion != "1.1.0" || !strings.Contains(doc.Msg, fmt.Sprintf("injected fault at change %d ", failAt)) {
+		t.Errorf("exit %d, %+v", o.exit, doc)
+	}
+	if c.verb != "GC" && !strings.Contains(doc.Details, "pod=shop/web-0 container="+c.pod.Name) {
+		t.Errorf("the details do not name the pod: %q", doc.Details)
+	}
+	if all := doc.Msg + doc.Details; c.verb == "DEL" && (strings.Contains(all, "not found") || strings.Contains(all, "no such file")) {
+		t.Errorf("go-cni reads %q as success", all)
+	}
+}

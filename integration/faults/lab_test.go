@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// try counts one case: act does something to a pod and cleans up as a runtime
+// would; then nothing may be left, the pod that stays must be as it was, and the
+// next life of the container must work.
+func (s *sweep) try(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
+	t.Helper()
+	s.Points++
+	err := s.tryAct(act)
+	if err == nil {
+		s.Next++
+		if err = s.again(); err != nil {
+			s.NextFailed++
+		}
+	}
+	if err == nil {
+		_, err = s.Do("CHECK", harness.Attachment(s.stays, "stays", nil), nil)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", title, err)
+	}
+}
+
+func (s *sweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) error {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	before, err := harness.NewOracle(s.stays)
+	if err != nil {
+		return err
+	}
+	if err := act(pod, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+		return err
+	}
+	if err := pod.Close(); err != nil {
+		return err
+	}
+	leaks, err := before.Leaks()
+	if s.unreadable {
+		leaks = slices.DeleteFunc(leaks, indexKnowsLess)
+	}
+	if err == nil && len(leaks) > 0 {
+		s.Leaks++
+		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
+	}
+	return err
+}
+
+// indexKnowsLess tells of a part of the index that could not be read, and was made anew from the leases: they do not name the pods.
+func indexKnowsLess(difference string) bool {
+	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
+}
+
+// emptied is the DEL of a runtime whose pod has lost its namespace.
+func (s *sweep) emptied(rt *libcni.RuntimeConf) error {
+	rt.NetNS = ""
+	_, err := s.Do("DEL", rt, nil)
+	return err
+}
+
+// paused runs a verb of the chain and, at its point number at, a shell command.
+func (s *sweep) paused(verb string, at int, command string) (*faultExec, error) {
+	e := &faultExec{at: at, run: command, dir: s.dir}
+	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
+	if err != nil {
+		return nil, err
+	}
+	_, err = n.Do(verb, harness.Attachment(&sandbox.Pod{Path: "/run/netns/" + victim}, victim, harness.Capabilities()), nil)
+	return e, err
+}
+
+// everywhere runs a shell command at every point of a verb, or at a sample of
+// them, and then after. Both the verb and what follows it may fail, but decently.
+func (s *sweep) everywhere(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
+	t.Helper()
+	points, _ := s.measure(t, verb)
+	stride := harness.Some(points/6+1, 1)
+	for at := 1; at <= points; at += stride {
+		s.try(t, fmt.Sprintf("%s at point %d", verb, at), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+			if verb == "DEL" {
+				if _, err := s.Do("ADD", rt, nil); err != nil {
+					return fmt.Errorf("ADD before: %w", err)
+				}
+			}
+			e, err := s.paused(verb, at, command)
+			if err := harness.Coded(err); err != nil {
+				return err
+			}
+			if err := after(pod, rt); err != nil {
+				return fmt.Errorf("%s: %w", e.where, err)
+			}
+			return nil
+		})
+	}
+	s.Report(t)
+}
+
+// leaseFiles lists the addresses that are leased in a network.
+func leaseFiles(network string) (list []string) {
+	entries, _ := os.ReadDir("/var/lib/cni/networks/" + network)
+	for _, e := range entries {
+		if name := e.Name(); strings.ContainsAny(name, ".:") && strings.Trim(name, "0123456789abcdef.:") == "" && !strings.HasPrefix(name, ".") {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+func sorted(list []string) []string { slices.Sort(list); return list }
+
+// hostSide returns the name of the node's end of a pod, as the result tells it.
+func hostSide(t testing.TB, result types.Result) string {
+	t.Helper()
+	interfaces, _ := harness.RawObject(t, string(harness.Encode(result)))["interfaces"].([]any)
+	for _, i := range interfaces {
+		if i, _ := i.(map[string]any); i["sandbox"] == nil && strings.HasPrefix(fmt.Sprint(i["name"]), "veth") {
+			return fmt.Sprint(i["name"])
+		}
+	}
+	t.Fatalf("no end on the node in %s", harness.Encode(result))
+	return ""
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// limitsBudget is how long the sweep of one verb of bandwidth may take when it is sampled.
+const limitsBudget = 1500 * time.Millisecond
+
+// limitsSweep kills bandwidth alone. Its pod lives on, and no main plugin deletes the link afterwards: what bandwidth leaves is seen, and
+// what it breaks costs a pod its traffic.
+type limitsSweep struct {
+	*harness.Alone
+	verb     string
+	old, new harness.Rates // before and after
+	dir      string
+	before   *harness.Oracle
+	kills    int
+	harness.Tally
+}
+
+// limit returns limits in Mbit/s.
+func limit(ingress, egress int) harness.Rates { return harness.Rates{Ingress: ingress, Egress: egress} }
+
+// TestSweepLimits visits a sample of the points; FAULTS=all visits all of them, with each of the follow-ups.
+func TestSweepLimits(t *testing.T) {
+	for _, c := range []struct {
+		title, verb string
+		old, new    harness.Rates
+	}{
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, first ADD", "ADD", harness.Rates{}, limit(20, 40)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD with other rates", "ADD", limit(20, 40), limit(50, 10)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without ingress", "ADD", limit(20, 40), limit(0, 30)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without egress", "ADD", limit(20, 40), limit(30, 0)},
+		{"F-01 SIGKILL at each change of bandwidth beside a living pod, ADD without both", "ADD", limit(20, 40), harness.Rates{}},
+		{"F-02 SIGKILL at each change of bandwidth beside a living pod, DEL", "DEL", limit(20, 40), harness.Rates{}},
+		{"F-02 SIGKILL at each change of bandwidth beside a living pod, GC", "GC", limit(20, 40), harness.Rates{}},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			s := &limitsSweep{Alone: harness.NewAlone(t), verb: c.verb, old: c.old, new: c.new, dir: t.TempDir()}
+			s.Warm(t)
+			s.before = harness.Watch(t, s.Pod)
+			s.sweep(t)
+		})
+	}
+}
+
+func (s *limitsSweep) sweep(t *testing.T) {
+	start := time.Now()
+	all, _, err := s.one(0, thenDel)
+	if err != nil {
+		t.Fatalf("%s without a kill: %v", s.verb, err)
+	}
+	cost := 2 * time.Since(start) // the next life comes after a kill
+	follow := []string{thenAdd, thenDel, thenCollect, thenEmptied}
+	cases := all.points * len(follow)
+	stride := 1
+	if !harness.Exhaustive() { // an odd one visits all follow-ups
+		stride = int(cost*time.Duration(cases)/limitsBudget) | 1
+	}
+	for i := 0; i < cases; i += stride {
+		at, then := i/len(follow)+1, follow[i%len(follow)]
+		s.Points++
+		e, ended, err := s.one(at, then)
+		if err == nil && ended {
+			s.Next++
+			if err = s.again(); err != nil {
+				s.NextFailed++
+			}
+		}
+		if err != nil {
+			t.Errorf("%s killed at %d (%s), then %s: %v", s.verb, at, e.where, then, err)
+			_ = s.Call("DEL", s.old).Do() // the next case is to be judged by itself
+		}
+	}
+	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills", s.verb, all.points, s.Points, cases, stride, s.kills)
+	s.Report(t)
+	if all.points < 4 || s.kills*10 < s.Points*8 {
+		t.Errorf("%d points, %d kills in %d cases", all.points, s.kills, s.Points)
+	}
+}
+
+// one kills, looks at the pod, does what the runtime does then, and looks for what is left. ended tells that it came so far.
+func (s *limitsSweep) one(at int, then string) (e *faultExec, ended bool, err error) {
+	e = &faultExec{at: at, run: killing("root", syscall.SIGKILL), dir: s.dir}
+	if s.old != (harness.Rates{}) {
+		if err := s.Call("ADD", s.old).Do(); err != nil {
+			return e, false, fmt.Errorf("ADD before: %w", err)
+		}
+	}
+	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), s.killed(e)); err != nil {
+		return e, false, err
+	}
+	if e.reached {
+		s.kills++
+	}
+	if err := errors.Join(s.bounded(), s.Passes()); err != nil {
+		return e, false, fmt.Errorf("after the kill: %w", err)
+	}
+	if err := s.follow(then); err != nil {
+		return e, false, err
+	}
+	if err := s.Passes(); err != nil {
+		return e, false, fmt.Errorf("at the end: %w", err)
+	}
+	leaks, err := s.before.Leaks()
+	if err == nil && len(leaks) > 0 {
+		s.Leaks++
+		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
+	}
+	return e, err == nil, err
+}
+
+// killed runs the verb with a kill.
+func (s *limitsSweep) killed(e *faultExec) error {
+	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
+	defer cancel()
+	c := s.Call(s.verb, s.new)
+	if s.verb == "DEL" { // as runtimes do, with what ADD had
+		c = s.Call(s.verb, s.old)
+	}
+	var environ []string
+	for name, value := range c.Env {
+		environ = append(environ, name+"="+value)
+	}
+	_, err := e.ExecPlugin(ctx, filepath.Join(harness.BinDir(), c.Plugin), c.Stdin, environ)
+	if e.reached {
+		return nil
+	}
+	return err
+}
+
+// bounded wants of each direction the old limit or the new one, and either of them when both are limits: never none.
+func (s *limitsSweep) bounded() error {
+	got, err := s.InEffect()
+	if err != nil {
+		return err
+	}
+	for _, d := range []struct {
+		name          string
+		got, old, new int
+	}{{"ingress", got.Ingress, s.old.Ingress, s.new.Ingress}, {"egress", got.Egress, s.old.Egress, s.new.Egress}} {
+		if d.got != d.old && d.got != d.new {
+			err = errors.Join(err, fmt.Errorf("%s is limited to %d Mbit/s; want %d or %d", d.name, d.got, d.old, d.new))
+		}
+	}
+	return err
+}
+
+// follow does what the runtime does after the kill, up to a DEL or GC.
+func (s *limitsSweep) follow(then string) error {
+	del := s.Call("DEL", s.new)
+	switch then {
+	case thenAdd:
+		if err := s.limited(s.new); err != nil {
+			return fmt.Errorf("ADD again: %w", err)
+		}
+	case thenEmptied:
+		del = del.With("CNI_NETNS", "")
+	case thenCollect:
+		del = s.Call("GC", s.new)
+		if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+			return err
+		}
+	}
+	return del.Do()
+}
+
+// limited is an ADD that works.
+func (s *limitsSweep) limited(want harness.Rates) error {
+	if err := s.Call("ADD", want).Do(); err != nil {
+		return err
+	}
+	got, err := s.InEffect()
+	if err == nil && got != want {
+		err = fmt.Errorf("limits are %+v, want %+v", got, want)
+	}
+	return errors.Join(err, s.Passes(), s.Call("CHECK", want).Do())
+}
+
+// again is the next life of the attachment.
+func (s *limitsSweep) again() error {
+	want := limit(30, 60)
+	err := errors.Join(s.limited(want), s.Call("DEL", want).Do())
+	if err != nil {
+		return fmt.Errorf("next ADD and DEL: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// limits runs podlace limits for the pod and lets the change with the number failAt fail; 0 for none.
+func (w world) limits(failAt int, flags ...string) (changes []string, out string, err error) {
+	w.Helper()
+	trace := filepath.Join(w.TempDir(), "trace")
+	args := append([]string{"limits", "shop/web-0", "--interval", "10ms"}, flags...)
+	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace"), args...)
+	cmd.Env = []string{"PODLACE_FAULT_TRACE=" + trace, fmt.Sprint("PODLACE_FAIL_AT=", failAt)}
+	text, err := cmd.CombinedOutput()
+	ops, _ := os.ReadFile(trace) // there is none when nothing was changed
+	return strings.Split(strings.TrimSpace(string(ops)), "\n"), string(text), err
+}
+
+// TestLimits: a change of limits that fails anywhere is told, and taken back; CHECK agrees with the runtime then.
+func TestLimits(t *testing.T) {
+	w := newWorld(t, fullChain("nftables")[2:])
+	result := w.add(1)
+	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a device that was made anew
+	before := w.take()
+	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"}, {"--ingress", "none", "--egress", "none"}} {
+		changes, out, err := w.limits(0, flags...)
+		if err != nil || len(changes) < 3 {
+			t.Fatalf("%q: %v, %s, %q", flags, err, out, changes)
+		}
+		w.add(1)
+		for i, op := range changes {
+			w.Run(fmt.Sprint(strings.Join(flags, " "), " ", op), func(t *testing.T) {
+				w := w.in(t)
+				_, out, err := w.limits(i+1, flags...)
+				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 stay as they were: ") || !strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
+					t.Errorf("%v, %s", err, out)
+				}
+				for _, line := range sandbox.Diff(before, w.take()) {
+					if !otherMAC.MatchString(line) {
+						t.Error(line)
+					}
+				}
+				w.call(0, "CHECK", result).ok(t)
+			})
+		}
+	}
+	w.del(1)
+	w.same(w.base)
+}

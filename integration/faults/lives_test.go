@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+const (
+	vfsOfCard = 4
+	faulty    = 20 // every so many calls one fails at some change, and one is killed
+)
+
+// lives is a node on which pods with VFs come and go, and the runtime sees to them as runtimes do: one DEL after an ADD that failed, and a DEL
+// again only after an ADD that did not.
+type lives struct {
+	*testing.T
+	random  *rand.Rand
+	card    *card.Card
+	host    *kernel.Node
+	golden  []string
+	running []*life // by VF
+	late    []*life // whose DEL comes when another pod has the VF perhaps
+	usual   map[string]outcome
+
+	number, failed, killed int
+	dirty, after, refused  int // after: pods that got a VF which nobody had brought home
+}
+
+// life is one pod.
+type life struct {
+	pod  *sandbox.Pod
+	step step
+	vf   int
+	name string // of the interface
+	prev []byte
+	end  string
+}
+
+// TestLives (F-31, F-34, F-36, S-30): a hundred pods, with FAULTS=all a thousand, of which every twentieth call fails at some change of the
+// system and every twentieth is killed there. DELs come again, late, without a namespace, after it, or never. Whoever gets a VF finds it
+// as the admin left it, and so does the node at the end. kerneltest.Random draws.
+func TestLives(t *testing.T) {
+	l := newLives(t)
+	total := harness.Some(100, 1000)
+	for l.number < total && l.dirty < 10 && !t.Failed() {
+		l.begin()
+		if live := l.live(); len(live) == vfsOfCard || len(live) > 0 && l.random.IntN(3) > 0 {
+			l.finish(live[l.random.IntN(len(live))])
+		}
+		l.late = slices.DeleteFunc(l.late, func(of *life) bool {
+			return l.random.IntN(3) == 0 && l.delLate(of)
+		})
+	}
+	for _, of := range l.live() {
+		of.end = "DEL"
+		l.finish(of)
+	}
+	l.collect()
+	fmt.Fprintf(t.Output(), "%d lives, %d calls failed by injection, %d killed, %d pods got a VF that nobody had brought home; %d dirty VFs\n",
+		l.number, l.failed, l.killed, l.after, l.dirty)
+	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=0 next=%d failed=%d\n", l.failed+l.killed, l.dirty, l.after, l.refused)
+	if l.failed+l.killed < total/40 || l.after < total/40 {
+		t.Error("that is too few faults")
+	}
+}
+
+func newLives(t *testing.T) *lives {
+	t.Helper()
+	host, err := kernel.Host()
+	if err := errors.Join(err, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(host.Close)
+	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), usual: map[string]outcome{}}
+	for i := range vfsOfCard {
+		l.golden = append(l.golden, l.home(i))
+	}
+	return l
+}
+
+func (l *lives) live() []*life {
+	return slices.DeleteFunc(slices.Clone(l.running), func(of *life) bool { return of == nil })
+}
+
+// home describes the VF on the node; "" while it is not there under its name.
+func (l *lives) home(vf int) string {
+	l.Helper()
+	link, ok, err := l.host.Link(card.Name(vf))
+	if err != nil {
+		l.Fatal(err)
+	}
+	if !ok || link.Name != card.Name(vf) { // a pod gave another one that name
+		return ""
+	}
+	return fmt.Sprintf("%s %q up %t %s", link.Name, link.AltNames, link.Up, nature(link))
+}
+
+// nature is what a pod finds, too.
+func nature(link kernel.Link) string {
+	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
+}
+
+// call makes a call with or without a fault. ok is false when it failed, which without a fault of its own or of an earlier life it must not.
+func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bool) {
+	l.Helper()
+	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
+	fault := "NO=1"
+	if usual := l.usual[kind]; mayFault && len(usual.changes) > 0 {
+		switch l.random.IntN(faulty) {
+		case 0:
+			fault = fmt.Sprint("PODLACE_FAIL_AT=", 1+l.random.IntN(len(usual.changes)))
+		case 1:
+			fault = fmt.Sprintf("PODLACE_RUN_AT=%d kill -KILL $PPID", 1+l.random.IntN(len(usual.moments)))
+		}
+	}
+	if verb == "ADD" {
+		l.card.Allocate(of.vf)
+	}
+	c := call{step: of.step, verb: verb, pod: of.pod, prev: of.prev}
+	o := c.with(l, fault)
+	card.Tell(l)
+	switch {
+	case o.exit < 0:
+		l.killed++
+	case o.exit != 0 && strings.Contains(string(o.stdout), "injected fault"):
+		l.failed++
+	case o.exit != 0:
+		l.refused++
+		l.Errorf("life %d, VF %d, %s %s: %s", l.number, of.vf, fault, verb, o.stdout)
+	case fault == "NO=1":
+		l.usual[kind] = o
+	}
+	return o.stdout, o.exit == 0
+}
+
+// begin is a pod that is scheduled to a VF which no pod has, and its ADD.
+func (l *lives) begin() {
+	l.Helper()
+	free := slices.DeleteFunc([]int{0, 1, 2, 3}, func(i int) bool { return l.running[i] != nil })
+	if len(free) == 0 {
+		return
+	}
+	l.number++
+	of := &life{pod: kerneltest.NewPod(l.T), vf: free[l.random.IntN(len(free))], name: "eth0"}
+	conf := object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource}}
+	if l.random.IntN(2) == 0 {
+		of.name, of.prev = "net1", fmt.Appendf(nil, `{"cniVersion":"1.1.0","interfaces":[{"name":"lo","sandbox":%q}]}`, of.pod.Path)
+	}
+	if l.random.IntN(2) == 0 {
+		conf = conf.With("mtu", 1300, "mac", fmt.Sprintf("02:00:00:00:00:%02x", l.random.IntN(256)))
+	}
+	if l.random.IntN(2) == 0 {
+		conf = conf.With("ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}})
+	}
+	of.step = step{"sriov", conf}
+	of.end = []string{"DEL", "DEL twice", "gone first", "no netns", "late", "never"}[l.random.IntN(6)]
+	if l.home(of.vf) != l.golden[of.vf] {
+		l.after++
+	}
+	if _, ok := l.call(of, "ADD", true); !ok {
+		if l.random.IntN(10) > 0 {
+			l.call(of, "DEL", true)
+		}
+		l.close(of)
+		return
+	}
+	l.running[of.vf] = of
+	l.found(of)
+}
+
+// found compares the VF of a pod with what it shall find, and spoils it then as a tenant can.
+func (l *lives) found(of *life) {
+	l.Helper()
+	l.inside(of, func(pod *kernel.NS, link kernel.Link) error {
+		want := strings.SplitAfter(l.golden[of.vf], " up false ")
+		got := nature(link)
+		if of.step.conf["mtu"] != nil {
+			want[1] = fmt.Sprintf("mac %s mtu 1300 promisc false allmulti false alias \"\"", of.step.conf["mac"])
+		}
+		if got != want[1] || len(link.AltNames) > 0 || !link.Up {
+			l.dirty++
+			l.Errorf("life %d found VF %d with %q %s, want %s", l.number, of.vf, link.AltNames, got, want[1])
+		}
+		if l.random.IntN(2) == 0 {
+			return nil
+		}
+		return errors.Join(pod.SetPromisc(link, true), pod.SetAllMulti(link, true), pod.SetMTU(link, 1280), pod.SetAlias(link, "tenant's"),
+			pod.AddAltName(link, card.Name((of.vf+1)%vfsOfCard))) // not the MAC, by which veths are known
+	})
+}
+
+// inside calls f with the interface of a pod, if it has one.
+func (l *lives) inside(of *life, f func(*kernel.NS, kernel.Link) error) {
+	l.Helper()
+	netns, err := os.Open(of.pod.Path)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer netns.Close()
+	pod, err := kernel.Open(netns)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer pod.Close()
+	link, ok, err := pod.Link(of.name)
+	if err == nil && ok {
+		err = f(pod, link)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// close ends a pod; a VF that is in it comes to the node.
+func (l *lives) close(of *life) {
+	l.Helper()
+	in := false
+	l.inside(of, func(*kernel.NS, kernel.Link) error { in = true; return nil })
+	if in {
+		card.Leave(l, of.pod.Path, of.name)
+	}
+	if err := of.pod.Close(); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// finish is the end of a pod that was attached.
+func (l *lives) finish(of *life) {
+	l.Helper()
+	l.running[of.vf] = nil
+	switch of.end {
+	case "never", "late", "gone first":
+		l.close(of)
+	}
+	switch of.end {
+	case "never":
+		return
+	case "late":
+		l.late = append(l.late, of)
+		return
+	case "no netns":
+		of.pod.Path = "" // for the calls; found again to close it
+		defer func() { of.pod.Path = filepath.Join("/run/netns", of.pod.Name); l.close(of) }()
+	case "DEL", "DEL twice":
+		defer l.close(of)
+	}
+	l.delUntilDone(of)
+	if of.end == "DEL twice" {
+		l.delUntilDone(of)
+	}
+	if got := l.home(of.vf); got != l.golden[of.vf] {
+		l.dirty++
+		l.Errorf("life %d, %s, left VF %d as %q, want %s", l.number, of.end, of.vf, got, l.golden[of.vf])
+	}
+}
+
+// delUntilDone is the DEL of the kubelet, which comes again until it succeeds.
+func (l *lives) delUntilDone(of *life) {
+	l.Helper()
+	for again := range 3 {
+		if _, ok := l.call(of, "DEL", again < 2); ok {
+			return
+		}
+	}
+}
+
+// delLate is a DEL after the VF was another pod's, or still when it is.
+func (l *lives) delLate(of *life) bool {
+	l.Helper()
+	l.delUntilDone(of)
+	if now := l.running[of.vf]; now != nil {
+		l.inside(now, func(_ *kernel.NS, link kernel.Link) error {
+			if !link.Up {
+				return fmt.Errorf("the DEL of %s took %s from %s", of.pod.Name, link.Name, now.pod.Name)
+			}
+			return nil
+		})
+		if l.home(of.vf) != "" {
+			l.Errorf("the DEL of %s took VF %d from %s", of.pod.Name, of.vf, now.pod.Name)
+		}
+	}
+	return true
+}
+
+// collect is the reconcile of a node: GC of all that is not valid, which is all. Then nothing is left of anybody.
+func (l *lives) collect() {
+	l.Helper()
+	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
+		l.Fatal(err)
+	}
+	gc := &life{pod: kerneltest.NewPod(l.T), step: step{"sriov", object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource},
+		"ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}}}}}
+	l.call(gc, "GC", false)
+	for i, want := range l.golden {
+		if got := l.home(i); got != want {
+			l.dirty++
+			l.Errorf("at the end VF %d is %q, want %s", i, got, want)
+		}
+	}
+	for _, pattern := range []string{store.Root + "/.vfs/0000*", store.Root + "/lives/sriov-*", "/var/lib/cni/networks/lives*/10.*"} {
+		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+			l.Errorf("left: %q, %v", left, err)
+		}
+	}
+}

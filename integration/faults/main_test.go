@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, harness.Faulty) }

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// actors is how many containers the model has: fewer than the pool has addresses.
+const actors = 4
+
+// model runs random verbs of several containers at once and compares what the
+// plugin answered with what is there afterwards, seen with other eyes.
+type model struct {
+	t        *testing.T
+	random   *rand.Rand
+	pods     []*sandbox.Pod
+	attached []bool // before the round
+	harness.Tally
+}
+
+// move is one verb of a round and its answer.
+type move struct {
+	verb  string
+	actor int
+	keeps []bool // GC
+	out   harness.Outcome
+}
+
+func modelConf() object {
+	return harness.BridgeConf().With("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{object{"subnet": "10.197.7.0/29"}}})
+}
+
+// TestFaultInterleaving draws the same verbs, containers and delays in every run; see kerneltest.Random.
+func TestFaultInterleaving(t *testing.T) {
+	t.Run("F-13 ADD, DEL and GC of the same and other containers interleave at random", func(t *testing.T) {
+		m := &model{t: t, random: kerneltest.Random(t), attached: make([]bool, actors)}
+		for i := range actors {
+			m.pods = append(m.pods, harness.NewPod(t, fmt.Sprintf("actor-%d", i)))
+		}
+		warm := harness.NewPod(t, "warm")
+		for _, verb := range []string{"ADD", "DEL"} {
+			harness.NewCall(verb, "bridge", warm, "warm", modelConf()).Run(t).OK(t)
+		}
+		before := harness.Watch(t, m.pods...)
+		for round := 0; round < harness.Some(60, 1000) && !t.Failed(); round++ {
+			m.Points++
+			m.round(round)
+		}
+		for i := range m.pods {
+			m.call(move{verb: "DEL", actor: i}).Run(t).OK(t)
+		}
+		before.Clean(t, "DEL of all")
+		m.Report(t)
+	})
+}
+
+func (m *model) call(s move) harness.Call {
+	pod := m.pods[s.actor]
+	conf := modelConf()
+	if s.verb == "GC" {
+		valid := []any{}
+		for i, keep := range s.keeps {
+			if keep {
+				valid = append(valid, map[string]any{"containerID": m.pods[i].Name, "ifname": "eth0"})
+			}
+		}
+		conf = conf.With("cni.dev/valid-attachments", valid)
+	}
+	return harness.NewCall(s.verb, "bridge", pod, pod.Name, conf)
+}
+
+// round starts a few verbs at almost the same time and waits for all.
+func (m *model) round(number int) {
+	if m.random.IntN(2) == 0 {
+		if err := kerneltest.Age(harness.StateDirs()...); err != nil { // GC spares what is new
+			m.t.Error(err)
+		}
+	}
+	steps := make([]move, 1+m.random.IntN(5))
+	var wait sync.WaitGroup
+	for i := range steps {
+		steps[i] = move{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actors)}
+		for j := range actors {
+			// The runtime keeps what it has, and now and then forgets one.
+			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
+		}
+		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
+		wait.Go(func() {
+			time.Sleep(delay) // no judge: it only mixes the order
+			var err error
+			if steps[i].out, err = c.Start(); err != nil {
+				m.t.Errorf("%s: %v", steps[i].verb, err)
+			}
+		})
+	}
+	wait.Wait()
+	seen := map[string]int{}
+	var leased []string
+	for actor := range actors {
+		address := m.judge(number, actor, steps)
+		if m.attached[actor] = address != ""; address == "" {
+			continue
+		}
+		leased = append(leased, address)
+		if other, taken := seen[address]; taken {
+			m.Duplicates++
+			m.t.Errorf("round %d: %s is on %d and on %d", number, address, other, actor)
+		}
+		seen[address] = actor
+	}
+	if got := sorted(leaseFiles("model")); !slices.Equal(got, sorted(leased)) {
+		m.Leaks++
+		m.t.Errorf("round %d: leases %q, on pods %q", number, got, leased)
+	}
+}
+
+// judge compares the answers about one actor with its state, and returns its address if it is attached.
+func (m *model) judge(number, actor int, steps []move) string {
+	adds, removals, may := []string{}, 0, 0
+	for _, s := range steps {
+		mine := s.actor == actor
+		switch {
+		case s.verb == "GC":
+			s.out.OK(m.t)
+			if !s.keeps[actor] {
+				may++ // it spares what was made just now, and an ADD may come after
+			}
+		case s.verb == "DEL" && mine:
+			s.out.OK(m.t)
+			removals++
+		case mine && s.out.Exit == 0:
+			adds = append(adds, harness.Addresses(m.t, harness.RawObject(m.t, s.out.Stdout))[0])
+		case mine:
+			s.out.Refused(m.t, harness.CodeTaken)
+			rivals := slices.DeleteFunc(slices.Clone(steps), func(o move) bool { return o.actor != actor || o.verb != "ADD" })
+			if !m.attached[actor] && len(rivals) < 2 {
+				m.t.Errorf("round %d: ADD of %d was refused without a reason: %s", number, actor, s.out.Stdout)
+			}
+		}
+	}
+	address := m.state(number, actor)
+	switch most := removals + may + 1; {
+	case len(adds) > most || m.attached[actor] && len(adds) > removals+may:
+		m.t.Errorf("round %d: %d ADDs of %d succeeded, with %d removals", number, len(adds), actor, removals+may)
+	case address != "" && !m.attached[actor] && !slices.Contains(adds, address):
+		m.t.Errorf("round %d: %d has %s, which no ADD of it returned: %q", number, actor, address, adds)
+	case address == "" && removals+may == 0 && (m.attached[actor] || len(adds) > 0):
+		m.t.Errorf("round %d: %d is gone, which nobody asked for", number, actor)
+	case address != "" && removals > 0 && len(adds) == 0:
+		m.t.Errorf("round %d: %d is still there after DEL", number, actor)
+	}
+	return address
+}
+
+// state looks at an actor: attached as a whole, or not at all.
+func (m *model) state(number, actor int) (address string) {
+	pod := m.pods[actor]
+	err := pod.Do(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return nil
+		}
+		list, err := link.Addrs()
+		for _, a := range list {
+			if ip, _, _ := net.ParseCIDR(a.String()); ip.To4() != nil {
+				address = ip.String()
+			}
+		}
+		if err == nil && address == "" {
+			err = fmt.Errorf("eth0 without an address")
+		}
+		return err
+	})
+	records := 0
+	files, _ := filepath.Glob("/run/podlace/model/bridge-*")
+	for _, f := range files {
+		var record struct{ ContainerID string }
+		if data, e := os.ReadFile(f); e == nil && json.Unmarshal(data, &record) == nil && record.ContainerID == pod.Name {
+			records++
+		}
+	}
+	if attached := address != ""; err != nil || attached != (records == 1) {
+		m.Leaks++
+		m.t.Errorf("round %d: actor %d: address %q, %d records, %v: %s", number, actor, address, records, err, strings.Join(files, " "))
+	}
+	return address
+}

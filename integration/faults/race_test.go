@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TestFaultRace: many at once, and one after another without a pause.
+func TestFaultRace(t *testing.T) {
+	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
+	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", harness.Some(8, 100)) })
+	t.Run("F-14 the first ADDs of a node race, iptables", func(t *testing.T) { testFirstRace(t, "iptables", harness.Some(8, 100)) })
+	t.Run("F-18 ADD straight after DEL", testTightLoop)
+	t.Run("F-18 the name of the host side is taken", testNameTaken)
+	t.Run("F-42 other programs churn links", testChurn)
+}
+
+// crowd attaches n pods at once, looks whether their addresses differ, and detaches them at once.
+func (s *sweep) crowd(t *testing.T, n int) {
+	t.Helper()
+	pods, results := make([]*sandbox.Pod, n), make([]object, n)
+	for i := range pods {
+		pods[i] = harness.NewPod(t, fmt.Sprintf("crowd-%d", i))
+		defer pods[i].Close()
+	}
+	each := func(verb string) {
+		var wait sync.WaitGroup
+		for i, pod := range pods {
+			wait.Go(func() {
+				caps := harness.Capabilities()
+				caps["portMappings"] = []any{object{"hostPort": 10000 + i, "containerPort": 80, "protocol": "tcp"}}
+				result, err := s.Do(verb, harness.Attachment(pod, pod.Name, caps), nil)
+				if err != nil {
+					t.Errorf("%s of %s: %v", verb, pod.Name, err)
+				} else if verb == "ADD" {
+					results[i] = harness.RawObject(t, string(harness.Encode(result)))
+				}
+			})
+		}
+		wait.Wait()
+	}
+	each("ADD")
+	s.Points += n
+	owner := map[string]int{}
+	for i, r := range results {
+		for _, address := range harness.Addresses(t, r) {
+			if other, taken := owner[address]; taken {
+				s.Duplicates++
+				t.Errorf("%s was given to %d and to %d", address, other, i)
+			}
+			owner[address] = i
+		}
+	}
+	if len(owner) != 2*n {
+		t.Errorf("%d addresses for %d pods", len(owner), n)
+	}
+	each("DEL")
+}
+
+func testParallel(t *testing.T) {
+	s := newSweep(t, "nftables")
+	s.crowd(t, 2)
+	before := harness.Watch(t, s.stays)
+	s.crowd(t, harness.Some(24, 200))
+	before.Clean(t, "parallel ADDs and DELs")
+	s.Report(t)
+}
+
+// testFirstRace: the bridge, the tables, and the folders are missing, and many want to make them.
+func testFirstRace(t *testing.T, backend string, pods int) {
+	harness.Program(t, "nft")
+	if backend == "iptables" {
+		harness.Program(t, "iptables-restore")
+	}
+	s := newSweep(t, backend)
+	s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil))
+	for range harness.Some(2, 100) {
+		harness.Shell(t, "ip link del chain0; nft flush ruleset; rm -rf /run/podlace /var/lib/cni/networks")
+		s.crowd(t, pods)
+		if left := leaseFiles("chain"); len(left) > 0 {
+			s.Leaks++
+			t.Errorf("leases are left: %q", left)
+		}
+	}
+	s.Report(t)
+}
+
+// testTightLoop: the kernel dismantles namespaces in the background, and names are the same each time.
+func testTightLoop(t *testing.T) {
+	s := newSweep(t, "nftables")
+	before := harness.Watch(t, s.stays)
+	for i := range harness.Some(20, 1000) {
+		s.Points++
+		pod, err := sandbox.NewPod(victim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rt := harness.Attachment(pod, victim, harness.Capabilities())
+		s.Must(t, "ADD", rt)
+		if i%2 == 0 {
+			s.Must(t, "DEL", rt)
+			s.Must(t, "ADD", rt)
+		}
+		if err := pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if rt.NetNS = ""; i%3 != 0 {
+			s.Must(t, "DEL", rt)
+			continue
+		}
+		if pod, err = sandbox.NewPod(victim); err != nil { // no DEL at all: the pod was thrown away and comes again
+			t.Fatal(err)
+		}
+		if err := s.untilGone(t, harness.Attachment(pod, victim, harness.Capabilities())); err != nil {
+			t.Fatal(err)
+		}
+		s.Must(t, "DEL", harness.Attachment(pod, victim, nil))
+		if err := pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before.Clean(t, "a tight loop")
+	s.Report(t)
+}
+
+// untilGone runs ADD for a container whose last namespace was removed without a DEL. It is refused for as long as the kernel has the link.
+func (s *sweep) untilGone(t *testing.T, rt *libcni.RuntimeConf) error {
+	t.Helper()
+	for range 1000 {
+		_, err := s.Do("ADD", rt, nil)
+		if err == nil || !strings.Contains(err.Error(), "in another namespace") {
+			return err
+		}
+	}
+	return errors.New("the link of a namespace that is gone does not go")
+}
+
+// testNameTaken: somebody has a link with the name that the host side wants.
+func testNameTaken(t *testing.T) {
+	s := newSweep(t, "nftables")
+	pod := harness.NewPod(t, "taken")
+	rt := harness.Attachment(pod, "taken", nil)
+	result, err := s.Do("ADD", rt, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := hostSide(t, result)
+	s.Must(t, "DEL", rt)
+	before := harness.Watch(t, pod)
+	harness.Shell(t, "ip link add "+host+" type veth peer name other0")
+	s.Points++
+	if _, err := s.Do("ADD", rt, nil); err == nil || harness.Coded(err) != nil {
+		t.Errorf("ADD over the link of somebody else: %v", err)
+	}
+	harness.Shell(t, "ip link del "+host)
+	before.Clean(t, "ADD that was refused")
+	s.Must(t, "ADD", rt)
+	s.Must(t, "CHECK", rt)
+	s.Must(t, "DEL", rt)
+	s.Next++
+	before.Clean(t, "the next ADD and DEL")
+	s.Report(t)
+}
+
+// testChurn: every dump of links is interrupted by changes of others.
+func testChurn(t *testing.T) {
+	s := newSweep(t, "nftables")
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for i := range 8 {
+		wait.Go(func() {
+			name := fmt.Sprintf("churn%d", i)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				// Only what works is repeated: neither result matters.
+				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
+				_ = exec.Command("ip", "link", "del", name).Run()
+			}
+		})
+	}
+	pod := harness.NewPod(t, victim)
+	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	for range harness.Some(8, 1000) {
+		s.Points++
+		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
+			if _, err := s.Do(verb, rt, nil); err != nil {
+				t.Errorf("%s: %v", verb, err)
+			}
+		}
+	}
+	close(stop)
+	wait.Wait()
+	if left := leaseFiles("chain"); len(left) != 2 {
+		s.Leaks++
+		t.Errorf("leases %q, want those of one pod", left)
+	}
+	s.Report(t)
+}

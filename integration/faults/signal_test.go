@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TestFaultSignal: whoever ends a plugin politely gets all or nothing.
+func TestFaultSignal(t *testing.T) {
+	for _, verb := range []string{"ADD", "DEL"} {
+		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
+	}
+	t.Run("F-46 SIGPIPE: nobody reads the result", testBrokenPipe)
+}
+
+// signalEverywhere: an ADD that was asked to end succeeds or leaves nothing, without a DEL; a DEL finishes.
+func signalEverywhere(t *testing.T, verb string) {
+	s := newSweep(t, "nftables")
+	points, _ := s.measure(t, verb)
+	undone := 0
+	for at := 1; at <= points; at += harness.Some(points/7+1, 1) {
+		for _, signal := range harness.Some(signals()[at%3:at%3+1], signals()) {
+			s.try(t, fmt.Sprintf("%v at point %d of %s", signal, at, verb), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				if verb == "DEL" {
+					if _, err := s.Do("ADD", rt, nil); err != nil {
+						return err
+					}
+				}
+				e := &faultExec{at: at, run: killing("root", signal), dir: s.dir}
+				n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
+				if err != nil {
+					return err
+				}
+				_, err = n.Do(verb, rt, nil)
+				if starting := strings.HasPrefix(e.where, "start of "); verb == "DEL" || err == nil || at > s.bridge || starting {
+					if verb == "DEL" && !starting && err != nil {
+						return err
+					}
+					_, err = s.Do("DEL", rt, nil)
+					return err
+				}
+				undone++
+				return harness.Coded(err)
+			})
+		}
+	}
+	if verb == "ADD" && undone == 0 {
+		t.Error("no ADD was ever taken back")
+	}
+	s.Report(t)
+}
+
+func signals() []syscall.Signal {
+	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+}
+
+// testBrokenPipe: an ADD whose result reaches nobody leaves nothing; neither does an error.
+func testBrokenPipe(t *testing.T) {
+	y := harness.Tally{}
+	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
+		f.Life(t, plugin, func() {
+			before := harness.Watch(t, f.Fresh)
+			for _, conf := range []any{f.Conf(plugin), "not JSON"} {
+				y.Points++
+				reader, writer, err := os.Pipe()
+				if err := errors.Join(err, reader.Close()); err != nil {
+					t.Fatal(err)
+				}
+				c := f.Good("ADD", plugin).Config(conf)
+				c.Stdout = writer
+				if o := c.Run(t); o.Exit != 1 {
+					t.Errorf("exit %d, want 1: %s", o.Exit, o.Stderr)
+				}
+				_ = writer.Close()
+				if plugin != "bandwidth" { // whose limits go with the link of the bridge
+					before.Clean(t, "ADD without a reader")
+				}
+			}
+		})
+		f.Oracle.Clean(t, "ADD without a reader, and DEL of the bridge")
+	})
+	y.Report(t)
+}

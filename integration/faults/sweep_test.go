@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	attachments "github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// sweepBudget is how long one sweep of one verb may take when it is sampled.
+const sweepBudget = 6 * time.Second
+
+// victim is the pod in whose ADD or DEL the kill comes.
+const victim = "sweep-victim"
+
+// sweep kills a chain at every point, or at a sample of them, and each time lets
+// the runtime do one of the things that runtimes do.
+type sweep struct {
+	*harness.Network // the chain, without kills
+	conflist         []byte
+	cacheDir         string
+	dir              string
+	stays            *sandbox.Pod // attached all the time; must not notice
+	taken            []string     // its addresses
+	bridge           int          // points of the ADD of the bridge, the first plugin
+	kills            int
+	failures         int
+	// Files cannot be read at times.
+	unreadable bool
+
+	harness.Tally
+}
+
+// kill is one case: the point, what dies, and what the runtime does afterwards.
+type kill struct {
+	verb   string
+	at     int
+	policy string
+	then   string
+}
+
+// What follows a kill.
+const (
+	thenDel     = "DEL"
+	thenEmptied = "DEL with empty netns"
+	thenCollect = "GC"
+	thenAdd     = "ADD again"
+)
+
+// TestSweepAdd and TestSweepDel are short enough for every run; FAULTS=all visits every case.
+func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
+
+func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
+
+func sweepBoth(t *testing.T, verb, title string) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(title+", "+backend, func(t *testing.T) {
+			harness.NeedBackend(t, backend)
+			newSweep(t, backend).sweep(t, verb)
+		})
+	}
+}
+
+func newSweep(t *testing.T, backend string) *sweep {
+	t.Helper()
+	s := &sweep{conflist: harness.ChainOf(t, "1.1.0", backend), cacheDir: t.TempDir(), dir: t.TempDir()}
+	var err error
+	if s.Network, err = harness.OpenNetwork(s.conflist, s.cacheDir, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.stays = harness.NewPod(t, "sweep-stays")
+	limits := map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]}
+	s.taken = harness.Addresses(t, s.Must(t, "ADD", harness.Attachment(s.stays, "stays", limits)))
+	t.Cleanup(func() { s.Must(t, "DEL", harness.Attachment(s.stays, "stays", nil)) })
+	s.settle(t)
+	return s
+}
+
+// settle makes what stays old, as the cases do, and the index take notice: the next one does not change it. What the first pod with a port
+// makes is there from then on.
+func (s *sweep) settle(t *testing.T) {
+	t.Helper()
+	file := "/var/lib/cni/networks/chain/touched"
+	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), os.WriteFile(file, nil, 0o600), os.Remove(file)); err != nil {
+		t.Fatal(err)
+	}
+	pod := harness.NewPod(t, victim)
+	s.Must(t, "ADD", harness.Attachment(pod, victim, harness.Capabilities()))
+	s.Must(t, "DEL", harness.Attachment(pod, victim, harness.Capabilities()))
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killed is the same chain with a kill.
+func (s *sweep) killed(k kill) (*faultExec, error) {
+	e := &faultExec{at: k.at, run: killing(k.policy, syscall.SIGKILL), dir: s.dir}
+	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
+	if err != nil {
+		return nil, err
+	}
+	pod := &sandbox.Pod{Path: "/run/netns/" + victim}
+	_, err = n.Do(k.verb, harness.Attachment(pod, victim, harness.Capabilities()), nil)
+	if e.reached {
+		err = nil
+	}
+	return e, err
+}
+
+func (s *sweep) sweep(t *testing.T, verb string) {
+	points, cost := s.measure(t, verb)
+	cases := casesOf(verb, points)
+	stride := 1
+	if !harness.Exhaustive() {
+		// Neighbouring cases differ in what follows, so a odd stride that 3 does not divide visits all of that.
+		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
+			stride++
+		}
+	}
+	visited := 0
+	for i := 0; i < len(cases); i += stride {
+		s.one(t, cases[i])
+		visited++
+	}
+	t.Logf("%s: %d points, %d of %d cases (every %d.), %d kills, %d failed", verb, points, visited, len(cases), stride, s.kills, s.failures)
+	s.Points = visited
+	s.Report(t)
+	if s.kills*10 < visited*8 {
+		t.Errorf("%s: only %d of %d cases came to a kill", verb, s.kills, visited)
+	}
+}
+
+// measure runs one ADD and one DEL without a kill. One case takes about twice the time of both.
+func (s *sweep) measure(t *testing.T, verb string) (int, time.Duration) {
+	t.Helper()
+	points := 0
+	start := time.Now()
+	pod := harness.NewPod(t, victim)
+	for _, v := range []string{"ADD", "DEL"} {
+		e, err := s.killed(kill{verb: v, policy: "self"})
+		if err != nil {
+			t.Fatalf("%s without a kill: %v", v, err)
+		}
+		if v == verb {
+			points = e.points
+		}
+		if v == "ADD" {
+			s.bridge = e.ended[0]
+		}
+	}
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if points < 20 {
+		t.Fatalf("%s has only %d points", verb, points)
+	}
+	return points, 2 * time.Since(start)
+}
+
+// casesOf pairs every point with every follow-up; policies take turns.
+func casesOf(verb string, points int) []kill {
+	policies := []string{"self", "root", "all"}
+	follow := []string{thenDel, thenEmptied, thenCollect}
+	if verb == "ADD" {
+		follow = append(follow, thenAdd)
+	}
+	var cases []kill
+	for at := 1; at <= points; at++ {
+		for _, then := range follow {
+			cases = append(cases, kill{verb: verb, at: at, policy: policies[(at+len(cases))%3], then: then})
+		}
+	}
+	return cases
+}
+
+// one kills, cleans up as the case says, and looks for what is left; then the
+// next ADD and DEL of the same container must work.
+func (s *sweep) one(t *testing.T, k kill) {
+	t.Helper()
+	where, err := s.tryOne(k)
+	if err == nil {
+		s.Next++
+		if err = s.again(); err != nil {
+			s.NextFailed++
+		}
+	}
+	if err != nil {
+		s.failures++
+		t.Errorf("%s killed at %d (%s, policy %s), then %s: %v", k.verb, k.at, where, k.policy, k.then, err)
+	}
+}
+
+func (s *sweep) tryOne(k kill) (where string, err error) {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return "", err
+	}
+	defer pod.Close()
+	before, err := harness.NewOracle(s.stays, pod)
+	if err != nil {
+		return "", err
+	}
+	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	if k.verb == "DEL" {
+		if _, err := s.Do("ADD", rt, nil); err != nil {
+			return "", fmt.Errorf("ADD before: %w", err)
+		}
+	}
+	e, err := s.killed(k)
+	if err != nil {
+		return "", fmt.Errorf("no kill, but: %w", err)
+	}
+	if e.reached {
+		s.kills++
+	}
+	if err := s.follow(k, pod, rt); err != nil {
+		_, _ = s.Do("DEL", rt, nil) // the next case is to be judged by itself
+		return e.where, err
+	}
+	leaks, err := before.Leaks()
+	if err == nil && len(leaks) > 0 {
+		s.Leaks++
+		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
+	}
+	return e.where, err
+}
+
+// follow does what the runtime does after the kill.
+func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+	switch k.then {
+	case thenAdd:
+		if err := s.addAgain(rt); err != nil {
+			return err
+		}
+	case thenEmptied:
+		if err := pod.Close(); err != nil {
+			return err
+		}
+		rt.NetNS = ""
+	case thenCollect:
+		if k.at%2 == 0 {
+			if err := pod.Close(); err != nil {
+				return err
+			}
+		}
+		if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+			return err
+		}
+		return s.collect()
+	}
+	_, err := s.Do("DEL", rt, nil)
+	return err
+}
+
+// collect runs GC with a cache that knows nobody: libcni itself would send DEL for what it knows.
+func (s *sweep) collect() error {
+	n, err := harness.OpenNetwork(s.conflist, s.dir+"/none", nil)
+	if err == nil {
+		_, err = n.Do("GC", nil, []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}})
+	}
+	return err
+}
+
+// addAgain is a runtime that does not call DEL before it tries again. Only when
+// the bridge had come to its end, as its record says, it must be refused.
+func (s *sweep) addAgain(rt *libcni.RuntimeConf) error {
+	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
+	if err != nil {
+		return err
+	}
+	var state struct{ Unfinished bool }
+	rec, finished := records["bridge"]
+	if finished {
+		if err := json.Unmarshal(rec.State, &state); err != nil {
+			return err
+		}
+		finished = !state.Unfinished
+	}
+	_, err = s.Do("ADD", rt, nil)
+	if err == nil {
+		if finished {
+			return errors.New("a second ADD of an attachment that was finished succeeded")
+		}
+		_, err = s.Do("CHECK", rt, nil)
+		return err
+	}
+	var refused *types.Error
+	if finished && errors.As(err, &refused) && refused.Code == harness.CodeTaken && strings.Contains(refused.Details, "call DEL first") {
+		return nil
+	}
+	return fmt.Errorf("ADD again: %w", err)
+}
+
+// again is the next life of the same container.
+func (s *sweep) again() error {
+	pod, err := sandbox.NewPod(victim)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	result, err := s.Do("ADD", rt, nil)
+	if err != nil {
+		return fmt.Errorf("next ADD: %w", err)
+	}
+	for _, address := range s.taken {
+		if strings.Contains(string(harness.Encode(result)), `"`+address+`/`) {
+			s.Duplicates++
+			err = fmt.Errorf("%s was given twice", address)
+		}
+	}
+	for _, verb := range []string{"CHECK", "DEL"} {
+		if _, e := s.Do(verb, rt, nil); e != nil {
+			err = errors.Join(err, fmt.Errorf("next %s: %w", verb, e))
+		}
+	}
+	return err
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// chain is plugins that are called one after the other, each with the result of the one before.
+type chain []step
+
+// fullChain is the chain as nodes run it, with a backend.
+func fullChain(backend string) chain {
+	common := object{"cniVersion": "1.1.0", "name": "fault-" + backend}
+	return chain{
+		{"bridge", common.With("type", "bridge", "bridge", "ft-"+backend[:3], "isGateway", true, "ipMasq", true, "ipMasqBackend", backend, "hairpinMode", true,
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.80.0.0/24"}}, []any{object{"subnet": "fd00:80::/64"}}},
+				"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}})},
+		{"portmap", common.With("type", "portmap", "backend", backend, "runtimeConfig", object{"portMappings": []any{
+			object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, object{"hostPort": 5353, "containerPort": 53, "protocol": "udp"}}})},
+		{"bandwidth", common.With("type", "bandwidth", "runtimeConfig", object{"bandwidth": object{"ingressRate": 20_000_000, "egressRate": 10_000_000}})},
+	}
+}
+
+// alone are chains of one plugin: host-local as foreign main plugins call it, and loopback.
+func alone() map[string]chain {
+	common := object{"cniVersion": "1.1.0", "name": "alone"}
+	return map[string]chain{
+		"host-local": {{"host-local", common.With("type", "bridge", "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.81.0.0/24"}},
+			[]any{object{"subnet": "fd00:81::/64"}}}})}},
+		"loopback": {{"loopback", common.With("type", "loopback")}},
+		"guarded": {{"bridge", common.With("type", "bridge", "bridge", "ft-guard", "antiSpoof", true,
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.82.0.0/24"}}, []any{object{"subnet": "fd00:82::/64"}}}})}},
+		"sriov": {{"sriov", common.With("type", "sriov", "resources", []any{card.Resource}, "mtu", 1400,
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.83.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})}},
+		"sriov after others": {{"sriov", common.With("type", "sriov", "resources", []any{card.Resource}, "mac", "02:00:00:00:00:01")}},
+		"l2":                 {{"bridge", common.With("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
+	}
+}
+
+// world is a node on which a chain has run before, and a pod.
+type world struct {
+	*testing.T
+	chain chain
+	pod   *sandbox.Pod
+	prev  []byte // of a main plugin of others
+	opt   sandbox.Options
+	base  *sandbox.Snapshot // before the pod's first ADD
+}
+
+// newWorld runs the whole chain for another pod first: the bridge and the tables that all pods share stay on the node. A chain that
+// begins with a chained plugin finds pods that a main plugin of others has connected.
+func newWorld(t *testing.T, c chain) world {
+	t.Helper()
+	first := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
+	w := world{T: t, chain: c, pod: kerneltest.NewPod(t)}
+	if p := c[0].plugin; p == "sriov" {
+		card.New(t, map[bool]int{true: 2, false: 1}[c[0].conf["mac"] == nil])
+	}
+	if p := c[0].plugin; p == "portmap" || p == "bandwidth" || p == "sriov" && c[0].conf["mac"] != nil {
+		first.prev, w.prev = connect(t, first.pod, 1), connect(t, w.pod, 2)
+	}
+	first.add(len(c))
+	first.del(len(c))
+	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
+		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)} // the kernel's, from the first time that lo is up
+	w.base = w.take()
+	return w
+}
+
+// connect gives a pod a veth pair with an address, as the ptp plugin does, and returns the result.
+func connect(t *testing.T, pod *sandbox.Pod, n int) []byte {
+	t.Helper()
+	netns, err := os.Open(pod.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	inside, err := kernel.Open(netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inside.Close()
+	name := fmt.Sprint("ftveth", n)
+	if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: "eth0", Netns: netns}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if host, err := kernel.Host(); err == nil {
+			_ = host.DelLink(name)
+			host.Close()
+		}
+	})
+	for ns, p := range map[*kernel.NS]string{&host.NS: name + " 10.82.%d.1/24", inside: "eth0 10.82.%d.5/24"} {
+		link, address, _ := strings.Cut(p, " ")
+		l, _, err := ns.Link(link)
+		if err := errors.Join(err, ns.AddAddress(l, netip.MustParsePrefix(fmt.Sprintf(address, n)), false), ns.SetUp(l)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What portmap needs on the link of a pod goes with the link, and no sooner.
+	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Appendf(nil, `{"cniVersion":"1.1.0","interfaces":[{"name":"%s"},{"name":"eth0","sandbox":"%s"}],"ips":[{"address":"10.82.%d.5/24","interface":1}]}`,
+		name, pod.Path, n)
+}
+
+func (w world) take() *sandbox.Snapshot {
+	w.Helper()
+	s, err := sandbox.Take(w.opt)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s
+}
+
+// in returns the world of a subtest.
+func (w world) in(t *testing.T) world {
+	w.T = t
+	return w
+}
+
+// same wants the state to be as it was.
+func (w world) same(before *sandbox.Snapshot) {
+	w.Helper()
+	kerneltest.NoLeak(w.T, before, w.opt)
+}
+
+// call makes a call of the plugin with a number in the chain.
+func (w world) call(i int, verb string, prev []byte) call {
+	return call{step: w.chain[i], verb: verb, pod: w.pod, prev: prev}
+}
+
+// add runs ADD of the first n plugins and returns the last result.
+func (w world) add(n int) (prev []byte) {
+	w.Helper()
+	prev = w.prev
+	for i := range n {
+		prev = w.call(i, "ADD", prev).ok(w.T).stdout
+	}
+	return prev
+}
+
+// del runs DEL of the first n plugins, backwards.
+func (w world) del(n int) {
+	w.Helper()
+	for i := n - 1; i >= 0; i-- {
+		w.call(i, "DEL", nil).ok(w.T)
+	}
+}
+
+// forEachChain runs a test on the chain with both backends, and on each plugin that works alone.
+func forEachChain(t *testing.T, test func(world)) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+				t.Skip("SKIPPED: iptables is not installed")
+			}
+			test(newWorld(t, fullChain(backend)))
+		})
+	}
+	forEachShortChain(t, test)
+}
+
+// forEachShortChain leaves out the chains that begin with an address from host-local.
+func forEachShortChain(t *testing.T, test func(world)) {
+	foreign := fullChain("nftables")[1:]
+	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })
+	for name, c := range alone() {
+		t.Run(name, func(t *testing.T) { test(newWorld(t, c)) })
+	}
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Once the legacy tables were looked at they stay loaded in a namespace, so these tests come last in this folder.
+
+// TestXTables: iptables is two programs, and others use it at the same time.
+func TestXTables(t *testing.T) {
+	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
+	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)
+	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
+}
+
+// alternatives returns what makes iptables "legacy" or "nft", as update-alternatives(1) does, for this test alone.
+func alternatives(t *testing.T) (choose func(flavour string)) {
+	t.Helper()
+	harness.Program(t, "iptables-legacy")
+	harness.Program(t, "iptables-nft")
+	const folder = "/etc/alternatives"
+	if to, err := os.Readlink("/usr/sbin/iptables-restore"); err != nil || filepath.Dir(to) != folder {
+		t.Skipf("SKIPPED: iptables is not chosen by %s: %s %v", folder, to, err)
+	}
+	if out, err := exec.Command("iptables-legacy", "-t", "nat", "-S").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: this kernel has no ip_tables: %s", bytes.TrimSpace(out))
+	}
+	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); err != nil {
+		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
+	}
+	dir := t.TempDir()
+	harness.Shell(t, fmt.Sprintf("cp -dR %s/. %s; mount --bind %[2]s %[1]s", folder, dir))
+	t.Cleanup(func() { harness.Shell(t, "umount "+folder) })
+	return func(flavour string) {
+		t.Helper()
+		for _, family := range []string{"iptables", "ip6tables"} {
+			for _, tool := range []string{"", "-save", "-restore"} {
+				harness.Shell(t, fmt.Sprintf("ln -sfn /usr/sbin/%s-%s%s %s/%[1]s%[3]s", family, flavour, tool, folder))
+			}
+		}
+	}
+}
+
+// testFlavours: whatever iptables and the backend were at ADD, DEL leaves nothing.
+func testFlavours(t *testing.T) {
+	choose := alternatives(t)
+	s := newSweep(t, "nftables")
+	iptables, err := harness.OpenNetwork(harness.ChainOf(t, "1.1.0", "iptables"), s.cacheDir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type node struct {
+		flavour, backend string
+		*harness.Network
+	}
+	legacy, nft, tables := node{"legacy", "iptables", iptables}, node{"nft", "iptables", iptables}, node{"nft", "nftables", s.Network}
+	for _, n := range []node{legacy, nft} { // what the first pod makes stays, in each
+		choose(n.flavour)
+		pod := harness.NewPod(t, "first-"+n.flavour)
+		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
+		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
+	}
+	// What networks without pods still have goes with a reload.
+	if err := meanwhile(t, nft.Network, "reload"); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t)
+	for _, x := range []struct{ add, del node }{{legacy, nft}, {nft, legacy}, {legacy, tables}, {nft, tables}, {tables, legacy}} {
+		for _, between := range []string{"nothing", "STATUS", "ADD", "reload"} {
+			title := fmt.Sprintf("ADD with %s %s, %s, DEL with %s %s", x.add.backend, x.add.flavour, between, x.del.backend, x.del.flavour)
+			s.try(t, title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				choose(x.add.flavour)
+				if _, err := x.add.Do("ADD", rt, nil); err != nil {
+					return err
+				}
+				choose(x.del.flavour)
+				if err := meanwhile(t, x.del.Network, between); err != nil {
+					return fmt.Errorf("%s: %w", between, err)
+				}
+				if between == "reload" && x.add.backend == x.del.backend {
+					if _, err := x.del.Do("CHECK", rt, nil); err != nil {
+						return err
+					}
+				}
+				_, err := x.del.Do("DEL", rt, nil)
+				choose("nft")
+				return err
+			})
+		}
+	}
+	s.Report(t)
+}
+
+// meanwhile is what happens to the node between ADD and DEL of a pod: rules of all pods may be written again.
+func meanwhile(t *testing.T, n *harness.Network, what string) error {
+	t.Helper()
+	switch what {
+	case "STATUS":
+		_, err := n.Do(what, nil, nil)
+		return err
+	case "ADD":
+		other := harness.NewPod(t, "meanwhile")
+		defer other.Close()
+		rt := harness.Attachment(other, "meanwhile", harness.Mappings(harness.Port(8081, 80, "tcp")))
+		_, err := n.Do("ADD", rt, nil)
+		_, err2 := n.Do("DEL", rt, nil)
+		return errors.Join(err, err2)
+	case "reload":
+		return exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").Run()
+	}
+	return nil
+}
+
+// xtablesLock is the file by which iptables-legacy keeps others out.
+const xtablesLock = "/run/xtables.lock"
+
+// onlyPortmap is the sweep's chain where portmap alone uses iptables.
+func onlyPortmap(t *testing.T) *sweep {
+	t.Helper()
+	s := newSweep(t, "nftables")
+	conflist := bytes.Replace(s.conflist, []byte(`"backend":"nftables"`), []byte(`"backend":"iptables"`), 1)
+	var err error
+	if s.Network, err = harness.OpenNetwork(conflist, s.cacheDir, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t)
+	return s
+}
+
+// testXTablesLock: whoever holds the lock for long stops one ADD or DEL for a while, which says that it is to be tried again. An ADD has then
+// left nothing, so that its DEL waits for nobody.
+func testXTablesLock(t *testing.T) {
+	choose := alternatives(t)
+	choose("legacy")
+	defer choose("nft")
+	s := onlyPortmap(t)
+	locked := func(verb string, rt *libcni.RuntimeConf) error {
+		_, err := s.Do(verb, rt, nil)
+		var refused *types.Error
+		if !errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater || !strings.Contains(refused.Msg, "xtables lock") {
+			return fmt.Errorf("%s while the lock is held: %w", verb, err)
+		}
+		return nil
+	}
+	s.try(t, "lock held in ADD", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		defer harness.HoldLock(t, xtablesLock)()
+		err := locked("ADD", rt)
+		_, err2 := s.Do("DEL", rt, nil)
+		return errors.Join(err, err2)
+	})
+	s.try(t, "lock held in DEL", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		_, err := s.Do("ADD", rt, nil)
+		free := harness.HoldLock(t, xtablesLock)
+		err = errors.Join(err, locked("DEL", rt))
+		free()
+		_, err2 := s.Do("DEL", rt, nil)
+		return errors.Join(err, err2)
+	})
+	s.Report(t)
+}
+
+// testXTablesLockNFT: iptables-nft never takes the lock, so it does not matter who holds it.
+func testXTablesLockNFT(t *testing.T) {
+	alternatives(t)("nft")
+	s := onlyPortmap(t)
+	defer harness.HoldLock(t, xtablesLock)()
+	s.try(t, "lock held", func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+		_, err := s.Do("ADD", rt, nil)
+		_, err2 := s.Do("CHECK", rt, nil)
+		_, err3 := s.Do("DEL", rt, nil)
+		return errors.Join(err, err2, err3)
+	})
+	s.Report(t)
+}

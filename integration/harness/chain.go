@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Named returns Attachment with the names of the container and of the pod alike.
+func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
+	rt := Attachment(pod, pod.Name, caps)
+	for i, arg := range rt.Args {
+		if arg[0] == "K8S_POD_NAME" {
+			rt.Args[i][1] = pod.Name
+		}
+	}
+	return rt
+}
+
+// HostPort returns the capability of a pod whose port 80 is 8080 of the node.
+func HostPort() map[string]any {
+	return Mappings(Port(8080, 80, "tcp"))
+}
+
+// ChainOf returns the conflist of a node: bridge with host-local and masquerade, then
+// those of portmap and bandwidth that are in the folder under test.
+func ChainOf(t testing.TB, version, backend string) []byte {
+	t.Helper()
+	Need(t, "bridge", "host-local")
+	plugins := []any{Object{
+		"type": "bridge", "bridge": "chain0", "isGateway": true, "isDefaultGateway": true, "hairpinMode": true,
+		"ipMasq": true, "ipMasqBackend": backend,
+		"ipam": Object{"type": "host-local", "ranges": []any{
+			[]any{Object{"subnet": "10.71.0.0/24"}}, []any{Object{"subnet": "fd71::/64"}},
+		}},
+	}}
+	if hasChained(t, "portmap") {
+		plugins = append(plugins, Object{"type": "portmap", "backend": backend, "snat": true, "capabilities": Object{"portMappings": true}})
+	}
+	if hasChained(t, "bandwidth") {
+		plugins = append(plugins, Object{"type": "bandwidth", "capabilities": Object{"bandwidth": true}})
+	}
+	return Encode(Object{"cniVersion": version, "name": "chain", "plugins": plugins})
+}
+
+func hasChained(t testing.TB, plugin string) bool {
+	t.Helper()
+	if Present(BinDir(), plugin) {
+		return true
+	}
+	t.Logf("SKIPPED part of the chain: no %s in %s", plugin, BinDir())
+	return false
+}
+
+// Capabilities returns what containerd sends for a pod with one port and two limits.
+func Capabilities() map[string]any {
+	return map[string]any{
+		"portMappings": []any{Object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		"bandwidth": Object{
+			"ingressRate": 1_000_000_000, "ingressBurst": 1<<32 - 1, "egressRate": 1_000_000_000, "egressBurst": 1<<32 - 1,
+		},
+	}
+}
+
+// Attachment returns what a runtime passes to libcni for a pod.
+func Attachment(pod *sandbox.Pod, id string, caps map[string]any) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: id, NetNS: pod.Path, IfName: "eth0", CapabilityArgs: caps,
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-0"}},
+	}
+}
+
+// Addresses returns the addresses of a result, without the length of the prefix.
+func Addresses(t testing.TB, result Object) []string {
+	t.Helper()
+	var list []string
+	ips, _ := result["ips"].([]any)
+	for _, ip := range ips {
+		prefix, err := netip.ParsePrefix(fmt.Sprint(ip.(map[string]any)["address"]))
+		if err != nil {
+			t.Fatalf("result: %v", err)
+		}
+		list = append(list, prefix.Addr().String())
+	}
+	return list
+}
+
+// ChainTraffic connects pod to pod, and through the hostPort from everywhere.
+func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
+	t.Helper()
+	server, err := Serve(web, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	for _, address := range addresses {
+		Reach(t, client, net.JoinHostPort(address, "80"), web)
+		Reach(t, nil, net.JoinHostPort(address, "80"), web)
+	}
+	if !Present(BinDir(), "portmap") {
+		return
+	}
+	for _, from := range []*sandbox.Pod{nil, client, web} {
+		Reach(t, from, "10.71.0.1:8080", web)
+		Reach(t, from, "[fd71::1]:8080", web)
+	}
+	Reach(t, nil, "127.0.0.1:8080", web)
+}
+
+// Mappings returns the capability of a pod with ports.
+func Mappings(list ...any) map[string]any { return map[string]any{"portMappings": list} }

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// Fixture is one host with one attached pod, which nothing may disturb, and one
+// pod that has nothing yet. Their names are the container IDs, different in every
+// test so that none stumbles over what another left.
+type Fixture struct {
+	Attached *sandbox.Pod
+	Fresh    *sandbox.Pod
+	Oracle   *Oracle
+
+	chainPod *sandbox.Pod    // what chained plugins work on: attached, or fresh during a life
+	Prev     json.RawMessage // result of the bridge for it
+}
+
+// NewFixture attaches a pod to the network that the plugin's tables use. What the
+// plugin makes once and keeps for all pods exists before the oracle looks.
+func NewFixture(t *testing.T, plugin string) *Fixture {
+	t.Helper()
+	Need(t, "bridge", "host-local", plugin)
+	word := regexp.MustCompile(`[^a-z0-9.]+`).ReplaceAllString(strings.ToLower(t.Name()), "-")
+	f := &Fixture{Attached: NewPod(t, word+"-attached"), Fresh: NewPod(t, word+"-fresh")}
+	add := NewCall("ADD", "bridge", f.Attached, f.Attached.Name, BridgeConf())
+	f.chainPod, f.Prev = f.Attached, json.RawMessage(add.Run(t).OK(t).Stdout)
+	t.Cleanup(func() {
+		add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
+		add.With("CNI_COMMAND", "DEL", "CNI_CONTAINERID", f.Fresh.Name, "CNI_NETNS", f.Fresh.Path).Run(t) // what a failed test left
+	})
+	f.Life(t, plugin, func() {
+		f.Good("ADD", plugin).Run(t).OK(t)
+		f.Good("DEL", plugin).Run(t).OK(t)
+	})
+	f.Oracle = Watch(t, f.Attached, f.Fresh)
+	return f
+}
+
+// BridgeConf returns the configuration of the bridge of the network that all tables use.
+func BridgeConf() Object {
+	return Object{
+		"cniVersion": "1.1.0", "name": "table", "type": "bridge", "bridge": "table0", "isGateway": true,
+		"ipam": map[string]any{"type": "host-local", "ranges": []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}}}},
+	}
+}
+
+// Conf returns a good configuration of a plugin. A chained plugin gets the prevResult of the attached pod.
+func (f *Fixture) Conf(plugin string) Object {
+	switch plugin {
+	case "bridge":
+		return BridgeConf()
+	case "host-local", "loopback":
+		return BridgeConf().With("type", plugin, "bridge", nil, "isGateway", nil)
+	}
+	c := Object{"cniVersion": "1.1.0", "name": "table", "type": plugin, "prevResult": f.Prev}
+	if plugin == "portmap" {
+		return c.With("backend", "nftables", "capabilities.portMappings", true, "runtimeConfig.portMappings", Ports(Port(8080, 80, "tcp")))
+	}
+	return c.With("capabilities.bandwidth", true, "runtimeConfig.bandwidth", map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000})
+}
+
+// Ports returns the value of portMappings.
+func Ports(list ...any) []any { return list }
+
+// Port returns one port mapping.
+func Port(host, container, protocol any) map[string]any {
+	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
+}
+
+// Chained reports whether a plugin works on what the bridge made.
+func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
+
+// Life calls f, which runs ADD and DEL of a plugin on the fresh pod. For a chained
+// plugin the bridge attaches the pod before and detaches it afterwards: only both
+// DELs together promise that nothing is left.
+func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
+	t.Helper()
+	if !Chained(plugin) {
+		do()
+		return
+	}
+	add := NewCall("ADD", "bridge", f.Fresh, f.Fresh.Name, BridgeConf())
+	pod, prev := f.chainPod, f.Prev
+	f.chainPod, f.Prev = f.Fresh, json.RawMessage(add.Run(t).OK(t).Stdout)
+	defer func() {
+		add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
+		f.chainPod, f.Prev = pod, prev
+	}()
+	do()
+}
+
+// Good returns a call that succeeds.
+func (f *Fixture) Good(verb, plugin string) Call {
+	conf := f.Conf(plugin)
+	if verb == "GC" {
+		conf["cni.dev/valid-attachments"] = []any{map[string]any{"containerID": f.Attached.Name, "ifname": "eth0"}}
+	}
+	if verb == "CHECK" {
+		conf["prevResult"] = f.Prev
+	}
+	if Chained(plugin) {
+		return NewCall(verb, plugin, f.chainPod, f.chainPod.Name, conf)
+	}
+	return NewCall(verb, plugin, f.Fresh, f.Fresh.Name, conf)
+}
+
+// Config returns the call with another configuration.
+func (c Call) Config(conf any) Call {
+	c.Stdin = Encode(conf)
+	return c
+}
+
+// ForEach runs a table once for every plugin that is in the folder.
+func ForEach(t *testing.T, table func(t *testing.T, f *Fixture, plugin string)) {
+	for _, plugin := range AllPlugins() {
+		t.Run(plugin, func(t *testing.T) {
+			table(t, NewFixture(t, plugin), plugin)
+		})
+	}
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TellClients answers every connection with the address of the client.
+func TellClients(pod *sandbox.Pod, port int) (net.Listener, error) {
+	var l net.Listener
+	err := Networked(pod, func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			client, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+			_, _ = fmt.Fprint(c, client)
+			_ = c.Close()
+		}
+	}()
+	return l, nil
+}
+
+// TrafficLimit bounds a connection that should come about. The first packet of a
+// fresh pod may have to wait for one resend.
+const TrafficLimit = 3 * time.Second
+
+// Patience returns how long to wait for traffic that should, or should not, get through.
+func Patience(blocked bool) time.Duration {
+	if blocked {
+		return time.Second / 2
+	}
+	return TrafficLimit
+}
+
+// Networked calls f in the namespace of a pod, or of the host, where it may use
+// package net. That package finds out once which families work, by binding to
+// ::1, and would find none if it did so in a pod whose lo is down.
+func Networked(pod *sandbox.Pod, f func() error) error {
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		_ = l.Close()
+	}
+	return Enter(pod, f)
+}
+
+// Serve answers every TCP connection to a port of a pod with the pod's name.
+func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
+	var l net.Listener
+	err := Networked(pod, func() error {
+		var err error
+		l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen in %s: %w", pod.Name, err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, pod.Name)
+			_ = c.Close()
+		}
+	}()
+	return l, nil
+}
+
+// Dial connects from a pod, or from the host, and returns what the server says.
+func Dial(from *sandbox.Pod, address string, limit time.Duration) (string, error) {
+	var c net.Conn
+	err := Networked(from, func() error {
+		var err error
+		c, err = net.DialTimeout("tcp", address, limit)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(limit))
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// Reach fails the test unless the pod answers at the address.
+func Reach(t testing.TB, from *sandbox.Pod, address string, pod *sandbox.Pod) {
+	t.Helper()
+	got, err := Dial(from, address, TrafficLimit)
+	if err != nil || got != pod.Name {
+		t.Errorf("%s -> %s: %q, %v; want %q", NameOf(from), address, got, err, pod.Name)
+	}
+}
+
+// NameOf returns the name of a pod, "host" for nil.
+func NameOf(pod *sandbox.Pod) string {
+	if pod == nil {
+		return "host"
+	}
+	return pod.Name
+}
+
+// Ping sends one echo request from a pod, or from the host, and waits for the answer.
+func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
+	to, err := netip.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	network, request, answer := "ip4:icmp", byte(8), byte(0)
+	if to.Is6() {
+		network, request, answer = "ip6:ipv6-icmp", 128, 129
+	}
+	var c *net.IPConn
+	if err := Networked(from, func() error {
+		c, err = net.DialIP(network, nil, &net.IPAddr{IP: to.AsSlice()})
+		return err
+	}); err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(limit))
+	if _, err := c.Write(echo(request)); err != nil {
+		return err
+	}
+	return awaitEcho(c, answer)
+}
+
+// echo is an ICMP message of the given type; the kernel fills in the checksum of version 6.
+func echo(kind byte) []byte {
+	m := []byte{kind, 0, 0, 0, 0x70, 0x6c, 0, 1}
+	sum := uint32(0)
+	for i := 0; i < len(m); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(m[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(m[2:], ^uint16(sum))
+	return m
+}
+
+func awaitEcho(c *net.IPConn, answer byte) error {
+	b := make([]byte, 1500)
+	for {
+		n, _, err := c.ReadFrom(b) // unlike Read it removes the IP header
+		if err != nil {
+			return err
+		}
+		if n > 0 && b[0] == answer {
+			return nil
+		}
+	}
+}

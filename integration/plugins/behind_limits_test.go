@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// limitRate is in Mbit/s, for both directions.
+const limitRate = 16
+
+func bothLimits() map[string]any {
+	const bits = limitRate * 1_000_000
+	return map[string]any{"bandwidth": object{"ingressRate": bits, "ingressBurst": 1<<32 - 1, "egressRate": bits, "egressBurst": 1<<32 - 1}}
+}
+
+// ownBridge is the list of a node whose pods the bridge connects.
+const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
+	{"type": "bridge", "bridge": "behind0", "isDefaultGateway": true,
+	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]}},
+	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
+
+// TestBehindLimits: limits hold in both directions behind bridge and the reference's ptp. TestBehindKubernetesShaping is the same for
+// addresses without a subnet, as Calico gives them.
+func TestBehindLimits(t *testing.T) {
+	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
+		t.Run(title, func(t *testing.T) {
+			b := behindOf(t, conflist, bothLimits())
+			b.life(t, func() { limitsHold(t, b.web, harness.IPv4Of(t, b.web), limitRate*1_000_000) })
+		})
+	}
+}
+
+// TestBehindKata: limits hold for the virtual machine of a pod behind bridge and ptp. Kata makes its tap and the redirects between ADD and DEL.
+func TestBehindKata(t *testing.T) {
+	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
+		t.Run(title, func(t *testing.T) {
+			b := behindOf(t, conflist, bothLimits())
+			b.Must(t, "ADD", b.rtWeb)
+			vm := newKata(t, b.web)
+			limitsHold(t, vm.guest, harness.IPv4Of(t, b.web), limitRate*1_000_000)
+			b.Must(t, "CHECK", b.rtWeb)
+			b.Must(t, "DEL", b.rtWeb)
+			vm.end(t)
+			b.oracle.Clean(t, "a virtual machine came and went")
+		})
+	}
+}
+
+// TestKataLimits: bandwidth works on the node's end alone. What Kata has made in the pod is as it was after each verb.
+func TestKataLimits(t *testing.T) {
+	a := harness.NewAlone(t)
+	a.Warm(t)
+	first := harness.Rates{Ingress: limitRate, Egress: limitRate}
+	a.Must(t, "ADD", first)
+	vm := newKata(t, a.Pod)
+	reached := func(after string) {
+		t.Helper()
+		if err := harness.Ping(vm.guest, a.Node, harness.TrafficLimit); err != nil {
+			t.Errorf("%s: no traffic: %v", after, err)
+		}
+	}
+	inside := tcOf(t, a.Pod.Name, "eth0") + tcOf(t, a.Pod.Name, kataTap)
+	if n := strings.Count(inside, "Egress Redirect to device"); n != 2 {
+		t.Errorf("Kata has %d redirects: %s", n, inside)
+	}
+	limitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
+	a.Must(t, "DEL", first)
+	reached("DEL of limits that are older than the virtual machine")
+	if now := tcOf(t, a.Pod.Name, "eth0") + tcOf(t, a.Pod.Name, kataTap); now != inside {
+		t.Errorf("DEL left of Kata's\n%s\nwant\n%s", now, inside)
+	}
+
+	before := harness.Watch(t, a.Pod, vm.guest)
+	for _, r := range []harness.Rates{first, {Ingress: 20, Egress: 40}, {Ingress: 0, Egress: 40}, first} {
+		a.Must(t, "ADD", r)
+		a.Must(t, "CHECK", r)
+		if got, err := a.InEffect(); got != r || err != nil {
+			t.Errorf("limits %+v, %v; want %+v", got, err, r)
+		}
+		reached(fmt.Sprintf("ADD with %+v", r))
+	}
+	limitsHold(t, vm.guest, a.InPod, limitRate*1_000_000)
+	a.Must(t, "DEL", first)
+	reached("DEL")
+	before.Clean(t, "limits beside a virtual machine")
+}
+
+// TestSecondInterfaceLimits: each interface of a pod has its own limits, and DEL of one leaves those of the other.
+func TestSecondInterfaceLimits(t *testing.T) {
+	a := harness.NewAlone(t)
+	b := a.Second(t)
+	a.Warm(t)
+	b.Warm(t)
+	before := harness.Watch(t, a.Pod)
+	one, other := harness.Rates{Ingress: limitRate, Egress: limitRate}, harness.Rates{Ingress: 40, Egress: 32}
+	a.Must(t, "ADD", one)
+	b.Must(t, "ADD", other)
+	limitsHold(t, a.Pod, a.InPod, limitRate*1_000_000)
+	limitsHold(t, b.Pod, b.InPod, 32_000_000)
+	a.Wants(t, one, "both have limits")
+	b.Wants(t, other, "both have limits")
+	b.Must(t, "ADD", harness.Rates{Ingress: 0, Egress: 8})
+	a.Wants(t, one, "ADD again of the second")
+	b.Wants(t, harness.Rates{Ingress: 0, Egress: 8}, "ADD again of the second")
+	a.Must(t, "DEL", one)
+	a.Wants(t, harness.Rates{}, "DEL of the first")
+	b.Wants(t, harness.Rates{Ingress: 0, Egress: 8}, "DEL of the first")
+	b.Must(t, "CHECK", harness.Rates{Ingress: 0, Egress: 8})
+	b.Must(t, "DEL", harness.Rates{Ingress: 0, Egress: 8})
+	b.Wants(t, harness.Rates{}, "DEL of the second")
+	before.Clean(t, "two interfaces had limits")
+}
+
+// TestLimitsBesideOthers: what other programs have on the node's end of the link, from before ADD or from after it, stays through all verbs.
+func TestLimitsBesideOthers(t *testing.T) {
+	harness.Program(t, "tc")
+	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"
+	const last = "tc filter add dev alone0 ingress protocol ip u32 match ip dport 7778 0xffff flowid 1:7\n"
+	const egress = "tc filter add dev alone0 egress pref 5 protocol ip u32 match ip dport 7779 0xffff flowid 1:7\n"
+	for title, c := range harness.InOrder(map[string]struct{ before, after string }{
+		"an empty clsact before ADD":          {"tc qdisc add dev alone0 clsact", ""},
+		"clsact with filters before ADD":      {"tc qdisc add dev alone0 clsact\n" + ingress + egress + last, ""},
+		"clsact before ADD, filters after it": {"tc qdisc add dev alone0 clsact", ingress + egress + last},
+		"ingress with filters before ADD":     {"tc qdisc add dev alone0 ingress\n" + ingress + last, ""},
+		"filters after ADD":                   {"", ingress + last},
+		"clsact with filters after ADD":       {"", "tc qdisc replace dev alone0 clsact\n" + ingress + egress + last},
+	}) {
+		t.Run(title, func(t *testing.T) {
+			a := harness.NewAlone(t)
+			a.Warm(t)
+			harness.Shell(t, c.before)
+			first, next := harness.Rates{Ingress: 20, Egress: 40}, harness.Rates{Ingress: 30, Egress: 10}
+			a.Must(t, "ADD", first)
+			harness.Shell(t, c.after)
+			others := func() string {
+				var list []string
+				for line := range strings.Lines(tcOf(t, "", "alone0")) {
+					if strings.Contains(line, "clsact") || strings.Contains(line, "pref 5 ") || strings.Contains(line, "1e6") || strings.Contains(line, "49152") {
+						list = append(list, strings.TrimSpace(line))
+					}
+				}
+				return strings.Join(list, "\n")
+			}
+			want := others()
+			if want == "" {
+				t.Error("what the others made is not found")
+			}
+			mustStay := func(limits harness.Rates, after string) {
+				t.Helper()
+				if now := others(); now != want {
+					t.Errorf("%s: others have\n%s\nwant\n%s", after, now, want)
+				}
+				a.Wants(t, limits, after)
+			}
+			mustStay(first, "ADD")
+			a.Must(t, "CHECK", first)
+			a.Must(t, "ADD", next)
+			mustStay(next, "ADD again")
+			a.Must(t, "ADD", harness.Rates{Ingress: 30, Egress: 0})
+			mustStay(harness.Rates{Ingress: 30, Egress: 0}, "ADD without egress")
+			a.Must(t, "ADD", next)
+			mustStay(next, "ADD with egress")
+			a.Must(t, "CHECK", next)
+			for range 2 {
+				a.Must(t, "DEL", next)
+				mustStay(harness.Rates{}, "DEL")
+			}
+		})
+	}
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// kubeProxy makes what kube-proxy in iptables mode has for masquerade.
+func kubeProxy(t *testing.T) {
+	t.Helper()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		nat := func(args string) string { return program + " -w -t nat " + args + "\n" }
+		harness.Shell(t, nat("-N KUBE-MARK-MASQ")+nat("-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000")+nat("-N KUBE-POSTROUTING")+
+			nat("-A POSTROUTING -j KUBE-POSTROUTING")+nat("-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN")+
+			nat("-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000")+nat("-A KUBE-POSTROUTING -j MASQUERADE"))
+		t.Cleanup(func() {
+			harness.Shell(t, nat("-D POSTROUTING -j KUBE-POSTROUTING")+nat("-F KUBE-POSTROUTING")+nat("-X KUBE-POSTROUTING")+
+				nat("-F KUBE-MARK-MASQ")+nat("-X KUBE-MARK-MASQ"))
+		})
+	}
+}
+
+// eachBackend runs a test with the edits that choose a backend of portmap.
+func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			if backend == "iptables" {
+				harness.Program(t, "iptables")
+			}
+			test(t, `"type": "portmap"`, `"type": "portmap", "backend": "`+backend+`"`)
+		})
+	}
+}
+
+// TestBehindKubernetesDocs: the list for hostPorts of the Kubernetes documentation, as it stands there.
+func TestBehindKubernetesDocs(t *testing.T) {
+	harness.Program(t, "iptables")
+	kubeProxy(t)
+	b := newBehind(t, "kubernetes-hostport.conflist", harness.HostPort())
+	b.life(t, func() {
+		b.traffic(t, false, false)
+		if rules := harness.Shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") || strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
+			t.Errorf("the marks are not kube-proxy's:\n%s", rules)
+		}
+	})
+}
+
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode makes no KUBE-MARK-MASQ. ADD refuses, says what is missing and what to do, and
+// leaves nothing; without the key the same list works.
+func TestBehindKubernetesDocsNFT(t *testing.T) {
+	harness.Program(t, "iptables")
+	harness.Program(t, "nft")
+	harness.Shell(t, `nft 'table ip kube-proxy { chain mark-for-masquerade { meta mark set mark or 0x4000; }; }'`)
+	t.Cleanup(func() { harness.Shell(t, "nft delete table ip kube-proxy") })
+	const key = `"externalSetMarkChain": "KUBE-MARK-MASQ"`
+	b := newBehind(t, "kubernetes-hostport.conflist", harness.HostPort(), ",\n      "+key, "")
+	b.life(t, func() { b.traffic(t, false, false) })
+
+	docs := newBehindOn(t, b, "kubernetes-hostport.conflist")
+	_, err := docs.Do("ADD", docs.rtWeb, nil)
+	var failure *types.Error
+	if !errors.As(err, &failure) || failure.Code != types.ErrInvalidNetworkConfig || !strings.Contains(failure.Msg, "externalSetMarkChain KUBE-MARK-MASQ: no such chain in the nat table") ||
+		!strings.Contains(failure.Details, "kube-proxy") || !strings.Contains(failure.Details, "leave the key out") {
+		t.Errorf("ADD: %v", err)
+	}
+	docs.Must(t, "DEL", docs.rtWeb)
+	docs.oracle.Clean(t, "an ADD that was refused")
+}
+
+// newBehindOn reads another list for the machines of a test.
+func newBehindOn(t *testing.T, b *behind, file string) *behind {
+	t.Helper()
+	other := *b
+	other.Network = openBehind(t, readBehind(t, file))
+	return &other
+}
+
+// TestBehindKubernetesShaping: the list for limits of the Kubernetes documentation, as it stands there. The limits hold in both directions.
+func TestBehindKubernetesShaping(t *testing.T) {
+	const rate = 16_000_000
+	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
+		"ingressRate": rate, "ingressBurst": 1<<32 - 1, "egressRate": rate, "egressBurst": 1<<32 - 1}})
+	b.life(t, func() { limitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
+}
+
+// limitsHold sends from the node to a pod and back what takes a second at the rate, and wants it to take most of that.
+func limitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
+	t.Helper()
+	const port = "81"
+	address := net.JoinHostPort(ip, port)
+	var l net.Listener
+	if err := harness.Networked(pod, func() (err error) { l, err = net.Listen("tcp", ":"+port); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	size := int64(rate / 8)
+	go func() { // takes all that comes, and then sends as much
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.CopyN(io.Discard, c, size)
+			_, _ = c.Write([]byte{0})
+			_, _ = c.Write(make([]byte, size))
+			_ = c.Close()
+		}
+	}()
+	c, err := net.DialTimeout("tcp", address, harness.TrafficLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(harness.CallLimit))
+	for direction, transfer := range []func() error{
+		func() error {
+			_, err := c.Write(make([]byte, size))
+			_, err2 := io.ReadFull(c, make([]byte, 1))
+			return errors.Join(err, err2)
+		},
+		func() error { _, err := io.CopyN(io.Discard, c, size); return err },
+	} {
+		start := time.Now()
+		if err := transfer(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 600*time.Millisecond {
+			t.Errorf("%s: a second's worth of bytes took %v", [...]string{"to the pod", "from the pod"}[direction], took)
+		}
+	}
+}
+
+// TestBehindCalico: portmap and bandwidth behind /32 and /128 addresses without a bridge, both families.
+func TestBehindCalico(t *testing.T) {
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "calico-dual.conflist", harness.Capabilities(), edits...)
+		b.life(t, func() { b.traffic(t, true, false) })
+	})
+}
+
+// TestBehindPTP: behind the reference's ptp.
+func TestBehindPTP(t *testing.T) {
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "ptp.conflist", harness.Capabilities(), edits...)
+		b.life(t, func() { b.traffic(t, true, false) })
+	})
+}
+
+// TestBehindNerdctl: between the reference's plugins in the order of nerdctl's default network.
+func TestBehindNerdctl(t *testing.T) {
+	harness.Program(t, "iptables")
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "nerdctl.conflist", harness.HostPort(), edits...)
+		b.life(t, func() { b.traffic(t, false, false) })
+	})
+}
+
+// TestBehindNerdctlDrop: the reference's firewall plugin accepts what pods send and the answers to it, not new connections to them. Where
+// Docker or ufw let FORWARD drop by default, a hostPort works from the node alone until a rule lets the subnet pass.
+func TestBehindNerdctlDrop(t *testing.T) {
+	harness.Program(t, "iptables")
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "nerdctl.conflist", harness.HostPort(), edits...)
+		harness.Shell(t, "iptables -w -P FORWARD DROP")
+		t.Cleanup(func() { harness.Shell(t, "iptables -w -P FORWARD ACCEPT") })
+		b.oracle.Rebase(t)
+		b.life(t, func() {
+			b.traffic(t, false, false, "from another machine")
+			b.warned(t, "ADD")
+			harness.Shell(t, "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT")
+			b.traffic(t, false, false)
+			harness.Shell(t, "iptables -D FORWARD -d 10.4.0.0/24 -j ACCEPT; iptables -D FORWARD -s 10.4.0.0/24 -j ACCEPT")
+			b.Must(t, "CHECK", b.rtWeb)
+			b.warned(t, "CHECK")
+		})
+	})
+}
+
+// warned wants the warning of a verb on stderr, with the commands that the test runs.
+func (b *behind) warned(t *testing.T, verb string) {
+	t.Helper()
+	text := b.Stderr.String()
+	b.Stderr.Reset()
+	for _, want := range []string{"chain ip filter FORWARD has policy drop", "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT", "iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s: stderr does not say %q: %s", verb, want, text)
+		}
+	}
+}
+
+// TestBehindMacvlan: a node and its macvlan pods do not reach one another over the link that they share, whatever is translated, so no
+// hostPort works; CHECK cannot know. The pod's own address does.
+func TestBehindMacvlan(t *testing.T) {
+	needMacvlan(t)
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "macvlan.conflist", harness.HostPort(), edits...)
+		b.life(t, func() {
+			b.traffic(t, false, false, "from another machine", "from the node", "from 127.0.0.1", "from another pod", "from the pod itself")
+			b.ownAddress(t)
+		})
+	})
+}
+
+// ownAddress reaches the pod from another machine without the node.
+func (b *behind) ownAddress(t *testing.T) {
+	t.Helper()
+	server, err := harness.TellClients(b.web, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if seen, err := harness.Dial(b.lan, harness.IPv4Of(t, b.web)+":80", harness.TrafficLimit); err != nil || seen != harness.LANV4 {
+		t.Errorf("the pod's own address: %v, the pod sees %s", err, seen)
+	}
+}
+
+// TestBehindMacvlanShim: with a macvlan link of its own the node reaches its pods, and with masqAll they answer through it.
+func TestBehindMacvlanShim(t *testing.T) {
+	needMacvlan(t)
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := newBehind(t, "macvlan.conflist", harness.HostPort(), append(edits, `"capabilities": {"portMappings": true}`, `"masqAll": true, "capabilities": {"portMappings": true}`)...)
+		harness.Shell(t, "ip link add shim0 link lan0 type macvlan mode bridge; ip addr add 192.0.2.3/32 dev shim0; ip link set shim0 up; ip route add 192.0.2.64/26 dev shim0; sysctl -qw net.ipv4.ip_forward=1")
+		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "shim0").Run() })
+		warm := harness.NewPod(t, fmt.Sprint(b.web.Name, "-warm"))
+		rt := harness.Named(warm, harness.HostPort())
+		b.Must(t, "ADD", rt)
+		b.Must(t, "DEL", rt)
+		b.oracle = harness.Watch(t, b.web, b.client)
+		b.life(t, func() { b.traffic(t, false, true) })
+	})
+}
+
+func needMacvlan(t *testing.T) {
+	t.Helper()
+	harness.Program(t, "ip")
+	if out, err := exec.Command("/bin/sh", "-ec", "ip link add mvt0 type veth peer mvt1; ip link add mvt2 link mvt0 type macvlan; ip link del mvt0").CombinedOutput(); err != nil {
+		_ = exec.Command("ip", "link", "del", "mvt0").Run()
+		t.Skipf("SKIPPED: this kernel has no macvlan: %s", out)
+	}
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// behind is a conflist whose chained plugins are Podlace's.
+type behind struct {
+	*harness.Network
+	lan, web, client *sandbox.Pod
+	rtWeb, rtClient  *libcni.RuntimeConf
+	oracle           *harness.Oracle
+}
+
+// newBehind reads a list of testdata/behind, with edits as pairs of old and new text, and has its plugins make what they make once a node.
+func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behind {
+	t.Helper()
+	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
+}
+
+// behindOf is newBehind with the list itself.
+func behindOf(t *testing.T, conflist string, caps map[string]any) *behind {
+	t.Helper()
+	b := &behind{lan: harness.NewLAN(t)}
+	b.Network = openBehind(t, conflist)
+	b.web, b.client = harness.NewPod(t, harness.Plain(t)+"-web"), harness.NewPod(t, harness.Plain(t)+"-client")
+	b.rtWeb, b.rtClient = harness.Named(b.web, caps), harness.Named(b.client, nil)
+	t.Cleanup(func() { // what a failed test left
+		for _, rt := range []*libcni.RuntimeConf{b.rtWeb, b.rtClient} {
+			_, _ = b.Do("DEL", rt, nil)
+		}
+	})
+	b.Must(t, "ADD", b.rtWeb)
+	b.Must(t, "DEL", b.rtWeb)
+	b.oracle = harness.Watch(t, b.web, b.client)
+	return b
+}
+
+func readBehind(t *testing.T, file string) string {
+	t.Helper()
+	conflist, err := os.ReadFile(filepath.Join("testdata/behind", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(conflist)
+}
+
+// openBehind finds Podlace's plugins before those of others, and skips the test when one is missing.
+func openBehind(t *testing.T, conflist string) *harness.Network {
+	t.Helper()
+	n, err := harness.OpenNetwork([]byte(conflist), t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := []string{harness.BinDir(), os.Getenv(harness.ToolsEnv), harness.ReferenceDir()}
+next:
+	for _, p := range n.List.Plugins {
+		for _, dir := range path {
+			if harness.Present(dir, p.Network.Type) {
+				continue next
+			}
+		}
+		t.Skipf("SKIPPED: no %s", p.Network.Type)
+	}
+	n.CNI = libcni.NewCNIConfigWithCacheDir(path, t.TempDir(), n.Exec())
+	return n
+}
+
+// view is one client of the hostPort.
+type view struct {
+	title   string
+	from    *sandbox.Pod
+	address string
+	seen    string // the address by which the pod sees the client, if it is told
+}
+
+func (b *behind) views(v6 bool) []view {
+	list := []view{
+		{"from another machine", b.lan, harness.NodeV4, harness.LANV4},
+		{"from the node", nil, harness.NodeV4, ""},
+		{"from 127.0.0.1", nil, "127.0.0.1", ""},
+		{"from another pod", b.client, harness.NodeV4, ""},
+		{"from the pod itself", b.web, harness.NodeV4, ""},
+	}
+	if v6 {
+		list = append(list,
+			view{"from another machine, IPv6", b.lan, harness.NodeV6, harness.LANV6},
+			view{"from the node, IPv6", nil, harness.NodeV6, ""},
+			view{"from another pod, IPv6", b.client, harness.NodeV6, ""},
+			view{"from the pod itself, IPv6", b.web, harness.NodeV6, ""})
+	}
+	return list
+}
+
+// traffic connects to the hostPort from everywhere. blocked are the titles of views that cannot work.
+func (b *behind) traffic(t *testing.T, v6, masqAll bool, blocked ...string) {
+	t.Helper()
+	server, err := harness.TellClients(b.web, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	none := map[string]bool{}
+	for _, title := range blocked {
+		none[title] = true
+	}
+	for _, v := range b.views(v6) {
+		seen, err := harness.Dial(v.from, net.JoinHostPort(v.address, "8080"), harness.Patience(none[v.title]))
+		switch {
+		case none[v.title]:
+			if err == nil {
+				t.Errorf("%s: reached, seen as %s; that it is not reached is documented", v.title, seen)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", v.title, err)
+		case v.seen != "" && (seen == v.seen) == masqAll:
+			t.Errorf("%s: the pod sees %s, want %s %t", v.title, seen, v.seen, !masqAll)
+		}
+	}
+}
+
+// life attaches both pods, calls f, checks, and takes everything away again, twice.
+func (b *behind) life(t *testing.T, f func()) {
+	t.Helper()
+	b.Must(t, "ADD", b.rtWeb)
+	b.Must(t, "ADD", b.rtClient)
+	f()
+	b.Must(t, "CHECK", b.rtWeb)
+	b.Must(t, "CHECK", b.rtClient)
+	for range 2 {
+		b.Must(t, "DEL", b.rtWeb)
+		b.Must(t, "DEL", b.rtClient)
+	}
+	b.oracle.Clean(t, "two pods came and went")
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// blocked is a DEL that cannot go on.
+type blocked struct {
+	title string
+	call  harness.Call
+	free  bool // the lock keeps nobody from it: chains in nf_tables go without iptables
+	out   harness.Outcome
+	err   error
+}
+
+// TestDelBounded: whoever holds a lock, or does not answer, DEL ends in time (callLimit), says that it is to be tried again, and keeps
+// what the next DEL needs. All wait at the same time.
+func TestDelBounded(t *testing.T) {
+	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
+	_, err := exec.LookPath("iptables")
+	slow := busy
+	if err == nil {
+		slow = newNode(t, "slow", 132, "iptables")
+	}
+	s, before := newStub(t), harness.Watch(t)
+	var pods []held
+	var dels []*blocked
+	del := func(n node, i int, plugin, by string) {
+		own := n.with(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(8200+len(pods), 80, "tcp")))
+		h := own.attach("bounded-" + string(rune('a'+len(pods))))
+		c := h.call(i, "DEL")
+		c.Plugin = plugin
+		pods, dels = append(pods, h), append(dels, &blocked{title: "C-54 DEL of " + plugin + ", " + by, call: c})
+	}
+	del(locked, 0, "bridge", "lease folder locked")
+	del(locked, 0, "host-local", "lease folder locked")
+	for i, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		del(busy, i, plugin, "attachment locked")
+	}
+	if err == nil {
+		for i, plugin := range []string{"bridge", "portmap"} {
+			del(slow, i, plugin, "iptables locked")
+			dels[len(dels)-1].free = true
+		}
+	} else {
+		t.Log("SKIPPED part of the test: no iptables program")
+	}
+	s.call("ADD").Run(t).OK(t)
+	s.on(t, "DEL", "exec sleep 100")
+	dels = append(dels, &blocked{title: "C-54 DEL of bridge, IPAM plugin hangs", call: s.call("DEL")})
+
+	holdAll(t, dels, "/var/lib/cni/networks/locked/lock", "/run/podlace/busy/.lock", "/run/podlace/.iptables")
+	for _, d := range dels {
+		t.Run(d.title, func(t *testing.T) {
+			if d.err != nil {
+				t.Fatal(d.err)
+			}
+			if d.free {
+				d.out.OK(t)
+			} else {
+				d.out.Refused(t, 11)
+			}
+		})
+	}
+	s.on(t, "DEL", "exit 0")
+	s.call("DEL").Run(t).OK(t)
+	for _, h := range pods {
+		h.del()
+	}
+	before.Clean(t, "the next DEL")
+}
+
+// holdAll makes the calls while all locks are held.
+func holdAll(t *testing.T, calls []*blocked, locks ...string) {
+	t.Helper()
+	for _, path := range locks {
+		defer harness.HoldLock(t, path)()
+	}
+	var wait sync.WaitGroup
+	for _, b := range calls {
+		wait.Go(func() { b.out, b.err = b.call.Start() })
+	}
+	wait.Wait()
+}
+
+// statusRuns is how often the time of STATUS is taken; the fastest run of a STATUS that waits for a lock is as slow as all others.
+const statusRuns = 5
+
+// statusTimes runs STATUS of a plugin and returns the fastest and the slowest time.
+func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest time.Duration) {
+	t.Helper()
+	for i := range statusRuns {
+		start := time.Now()
+		harness.NewCall("STATUS", plugin, nil, "", conf).Run(t).OK(t)
+		took := time.Since(start)
+		if i == 0 {
+			fastest = took
+		}
+		fastest, slowest = min(fastest, took), max(slowest, took)
+	}
+	return fastest, slowest
+}
+
+// TestStatusLooks: STATUS waits for no lock, also while there are flushed rules to restore, and then changes nothing, not even a folder. With
+// the locks free it restores the rules.
+func TestStatusLooks(t *testing.T) {
+	harness.Program(t, "nft")
+	n := newNode(t, "looks", 133, "nftables").with(0, "antiSpoof", true)
+	fresh := object{"name": "never", "bridge": "never0", "ipam.dataDir": "/var/lib/cni/never"}
+	pod := n.attach("looks-pod")
+	defer pod.del()
+	confOf := func(plugin string) object {
+		return n.confs[map[string]int{"portmap": 1, "bandwidth": 2}[plugin]]
+	}
+	free := map[string]time.Duration{}
+	for _, plugin := range harness.AllPlugins() {
+		_, free[plugin] = statusTimes(t, plugin, confOf(plugin))
+	}
+	nothing := &harness.Oracle{Options: sandbox.Options{Dirs: harness.StateDirs()}}
+	var release []func()
+	for _, path := range []string{
+		"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables", "/run/podlace/.hostports.lock", "/run/podlace/.guards.lock",
+	} {
+		if _, err := os.Stat(path); err != nil && filepath.Base(path) != ".iptables" {
+			t.Errorf("no plugin has taken the lock %s: %v", path, err)
+		}
+		release = append(release, harness.HoldLock(t, path))
+	}
+	harness.Shell(t, "nft flush ruleset")
+	nothing.Rebase(t)
+	for _, plugin := range harness.AllPlugins() {
+		t.Run("C-72 STATUS of "+plugin, func(t *testing.T) {
+			conf := confOf(plugin)
+			if held, _ := statusTimes(t, plugin, conf); held > 10*free[plugin] {
+				t.Errorf("STATUS took at least %v while locks were held, and at most %v without: it waits for a lock", held, free[plugin])
+			}
+			nothing.Clean(t, "STATUS while locks are held")
+			for key, value := range fresh {
+				conf = conf.With(key, value)
+			}
+			harness.NewCall("STATUS", plugin, nil, "", conf).Run(t).OK(t)
+			nothing.Clean(t, "STATUS of an unused network")
+		})
+	}
+	for _, f := range release {
+		f()
+	}
+	for plugin, tables := range map[string][]string{"portmap": {"inet podlace_hostport"}, "bridge": {"inet podlace_masquerade", "bridge podlace_guard"}} {
+		t.Run("C-72 STATUS of "+plugin+" restores flushed rules", func(t *testing.T) {
+			harness.NewCall("STATUS", plugin, nil, "", confOf(plugin)).Run(t).OK(t)
+			for _, table := range tables {
+				if !strings.Contains(harness.Shell(t, "nft list tables"), table+"\n") {
+					t.Errorf("there is no table %s", table)
+				}
+			}
+		})
+	}
+	t.Run("C-72 STATUS with an IPAM plugin that hangs", func(t *testing.T) {
+		s := newStub(t)
+		s.on(t, "STATUS", "exec sleep 100")
+		if o := s.call("STATUS").Run(t).OK(t); !strings.Contains(o.Stderr, "does not answer") {
+			t.Errorf("stderr does not tell it: %s", o.Stderr)
+		}
+	})
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plugins tests the plugins as a runtime meets them: as programs, by environment, standard input and output, and by what they leave
+// in the kernel.
+//
+//   - testdata/script holds testscript scripts, one per promise; -update rewrites
+//     their golden output.
+//   - TestChain* drive whole conflists through libcni in every version.
+//   - TestBehind* chain portmap and bandwidth after main plugins of others, and
+//     between plugins of others; calico stands in for the plugin of that name.
+//   - TestBad* hold tables of input that must be refused, TestGood* and TestRuntime* of
+//     input that must not.
+package plugins

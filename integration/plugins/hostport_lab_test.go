@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// places are who is where, in one family.
+type places struct {
+	family      string // as ip(8) wants it
+	node, lan   string // the node and its router
+	resolver    string // a name server beyond the router
+	near, third string // the node in its other network, and a machine there
+}
+
+func families() []places {
+	return []places{
+		{family: "-4", node: harness.NodeV4, lan: harness.LANV4, resolver: "1.1.1.1", near: "198.51.100.1", third: "198.51.100.2"},
+		{family: "-6", node: harness.NodeV6, lan: harness.LANV6, resolver: "2001:db8:1111::1", near: "2001:db8:51::1", third: "2001:db8:51::2"},
+	}
+}
+
+// crossing is a node between two networks, with pods of Podlace's own chain.
+type crossing struct {
+	*behind
+	third *sandbox.Pod
+}
+
+// eachCrossing runs a test with either backend.
+func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c crossing)) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			harness.NeedBackend(t, backend)
+			test(t, newCrossing(t, string(harness.ChainOf(t, "1.1.0", backend)), caps))
+		})
+	}
+}
+
+func newCrossing(t *testing.T, conflist string, caps map[string]any) crossing {
+	t.Helper()
+	harness.Need(t, "portmap")
+	c := crossing{behindOf(t, conflist, caps), harness.NewPod(t, harness.Plain(t)+"-third")}
+	harness.Shell(t, fmt.Sprintf(`
+		ip link add near0 type veth peer name eth0 netns %[1]s
+		ip link set near0 up; ip -n %[1]s link set lo up; ip -n %[1]s link set eth0 up
+		sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1`, c.third.Name))
+	t.Cleanup(func() { harness.Shell(t, "ip link del near0") })
+	for i, p := range families() {
+		whole, subnet := []int{32, 128}[i], []int{24, 64}[i]
+		dad := []string{"", "nodad"}[i]
+		harness.Shell(t, fmt.Sprintf(`
+			ip addr add %[4]s/%[8]d dev near0 %[9]s
+			ip -n %[1]s addr add %[5]s/%[8]d dev eth0 %[9]s; ip -n %[1]s %[3]s route add default via %[4]s
+			ip -n %[2]s addr add %[6]s/%[10]d dev lo %[9]s; ip -n %[2]s route add %[5]s via %[7]s`,
+			c.third.Name, c.lan.Name, p.family, p.near, p.third, p.resolver, p.node, subnet, dad, whole))
+	}
+	c.oracle.Rebase(t)
+	return c
+}
+
+// at is a mapping of one address of the node.
+func at(hostIP string, m map[string]any) map[string]any {
+	m["hostIP"] = hostIP
+	return m
+}
+
+// speak answers connections and datagrams to an address of a machine, nil for the node, with the machine's name.
+func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
+	t.Helper()
+	for _, address := range addresses {
+		var tcp net.Listener
+		var udp net.PacketConn
+		err := harness.Networked(on, func() (err error) {
+			if tcp, err = net.Listen("tcp", address); err == nil {
+				udp, err = net.ListenPacket("udp", address)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", harness.NameOf(on), err)
+		}
+		t.Cleanup(func() { _ = tcp.Close(); _ = udp.Close() })
+		go speakTCP(tcp, harness.NameOf(on))
+		go speakUDP(udp, harness.NameOf(on))
+	}
+}
+
+func speakTCP(l net.Listener, as string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = c.Write([]byte(as))
+		_ = c.Close()
+	}
+}
+
+// speakUDP repeats questions, behind the name. What asks nothing gets no answer.
+func speakUDP(c net.PacketConn, as string) {
+	b := make([]byte, 1500)
+	for {
+		n, client, err := c.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		if bytes.HasSuffix(b[:n], []byte("?")) {
+			_, _ = c.WriteTo(append([]byte(as+" "), b[:n]...), client)
+		}
+	}
+}
+
+// ask returns the name of who answers at an address, by TCP or by one datagram.
+func ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
+	if protocol == "tcp" {
+		return harness.Dial(from, address, limit)
+	}
+	var c net.Conn
+	err := harness.Networked(from, func() (err error) { c, err = net.Dial("udp", address); return err })
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(limit))
+	if _, err := c.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	b := make([]byte, 1500)
+	n, err := c.Read(b)
+	return strings.TrimSuffix(string(b[:n]), " ?"), err
+}
+
+// question is who shall answer at an address; nobody if that is "".
+type question struct {
+	from    *sandbox.Pod
+	address string
+	want    string
+}
+
+// answers asks by both protocols at one or more ports, all at once.
+func answers(t *testing.T, ports string, questions ...question) {
+	t.Helper()
+	var wait sync.WaitGroup
+	for _, port := range strings.Fields(ports) {
+		for _, q := range questions {
+			for _, protocol := range []string{"tcp", "udp"} {
+				wait.Go(func() {
+					got, err := ask(q.from, protocol, net.JoinHostPort(q.address, port), harness.Patience(q.want == ""))
+					if got != q.want || (err == nil) != (q.want != "") {
+						t.Errorf("%s %s -> %s port %s: %q answers, want %q (%v)", protocol, harness.NameOf(q.from), q.address, port, got, q.want, err)
+					}
+				})
+			}
+		}
+	}
+	wait.Wait()
+}

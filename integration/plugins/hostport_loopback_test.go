@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TestLoopbackFromOutside (S-07): what leads to 127.0.0.1 is for the node alone. Another machine and a pod send to it by way of the node's MAC,
+// and reach neither the pod behind a hostPort nor a service of the node; nor do they after somebody flushed all rules and they came back
+// (CVE-2025-54388, CVE-2025-54410 of Moby).
+func TestLoopbackFromOutside(t *testing.T) {
+	harness.Program(t, "nft")
+	harness.Need(t, "podlace")
+	open := harness.Ports(harness.Port(8081, 80, "tcp"), harness.Port(8081, 80, "udp"))
+	caps := harness.Mappings(append(web8080("127.0.0.1")["portMappings"].([]any), open...)...)
+	eachCrossing(t, caps, func(t *testing.T, c crossing) {
+		c.Must(t, "ADD", c.rtWeb)
+		c.Must(t, "ADD", c.rtClient)
+		speak(t, c.web, "[::]:80")
+		speak(t, nil, "127.0.0.1:9999")
+		attack(t, c.lan, harness.NodeV4, harness.LANV4)
+		attack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
+		c.closed(t)
+		harness.Shell(t, "nft delete table inet podlace_loopback")
+		answers(t, "8080 8081", question{c.lan, "127.0.0.1", c.web.Name}) // or this test shows nothing
+		answers(t, "9999", question{c.client, "127.0.0.1", harness.NameOf(nil)})
+		for _, repair := range []func(){
+			func() { c.Must(t, "STATUS", nil) },
+			func() { harness.Shell(t, filepath.Join(harness.BinDir(), "podlace")+" reload") },
+		} {
+			repair()
+			c.closed(t)
+			harness.Shell(t, "nft flush ruleset")
+			answers(t, "8080 8081", question{c.lan, "127.0.0.1", ""})
+			repair()
+			c.closed(t)
+		}
+		c.Must(t, "DEL", c.rtWeb)
+		c.Must(t, "DEL", c.rtClient)
+	})
+}
+
+// closed: the node reaches all, and nobody else does.
+func (c crossing) closed(t *testing.T) {
+	t.Helper()
+	answers(t, "8080 8081", question{nil, "127.0.0.1", c.web.Name})
+	answers(t, "9999", question{nil, "127.0.0.1", harness.NameOf(nil)})
+	answers(t, "8080 8081 9999", question{c.lan, "127.0.0.1", ""}, question{c.client, "127.0.0.1", ""})
+}
+
+// attack lets a machine send to 127.0.0.1 through the node, and take the answers.
+func attack(t *testing.T, from *sandbox.Pod, node, own string) {
+	t.Helper()
+	harness.Shell(t, fmt.Sprintf(`ip -n %[1]s addr flush dev lo scope host; ip -n %[1]s route add 127.0.0.0/8 via %[2]s src %[3]s`, from.Name, node, own))
+	err := from.Do(func() error {
+		return exec.Command("sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1", "net.ipv4.conf.eth0.rp_filter=0").Run()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// kubeServices make a Service of port 8080 of the node's address that leads to a pod, as kube-proxy has it in each of its modes, and take it away.
+func kubeServices() map[string][2]string {
+	return map[string][2]string{
+		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
+			iptables -w -t nat -I PREROUTING -j KUBE-SERVICES; iptables -w -t nat -I OUTPUT -j KUBE-SERVICES
+			iptables -w -t nat -A KUBE-SERVICES -d %s -p tcp --dport 8080 -j DNAT --to-destination %s:80`,
+			"iptables -w -t nat -D PREROUTING -j KUBE-SERVICES; iptables -w -t nat -D OUTPUT -j KUBE-SERVICES; iptables -w -t nat -F KUBE-SERVICES; iptables -w -t nat -X KUBE-SERVICES"},
+		"nftables": {`nft 'table ip kube-proxy {
+				chain services { ip daddr %s tcp dport 8080 dnat to %s:80; }
+				chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+				chain nat-output { type nat hook output priority -100; jump services; }
+			}'`, "nft delete table ip kube-proxy"},
+	}
+}
+
+// TestServicesWin (S-01): a port of a Service leads to the Service, whether it or the hostPort came first (CVE-2019-9946). Where the kernel
+// alone decides, since both hook at the same priority, ADD warns.
+func TestServicesWin(t *testing.T) {
+	harness.Program(t, "nft")
+	harness.Program(t, "iptables")
+	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossing) {
+		for mode, service := range kubeServices() {
+			for _, first := range []string{"Service", "hostPort"} {
+				undecided := strings.HasSuffix(t.Name(), "/iptables") && mode == "nftables" && first == "Service"
+				t.Run(mode+", first "+first, func(t *testing.T) { c.besideService(t, service, first == "Service", undecided) })
+			}
+		}
+	})
+}
+
+func (c crossing) besideService(t *testing.T, service [2]string, first, undecided bool) {
+	t.Helper()
+	c.Must(t, "ADD", c.rtClient)
+	add := func() { harness.Shell(t, fmt.Sprintf(service[0], harness.NodeV4, harness.IPv4Of(t, c.client))) }
+	t.Cleanup(func() { _ = exec.Command("/bin/sh", "-c", service[1]).Run() })
+	if first {
+		harness.Shell(t, "nft flush ruleset") // what earlier pods left of iptables hooked before the Service
+		add()
+	}
+	c.Stderr.Reset()
+	c.Must(t, "ADD", c.rtWeb)
+	if warned := strings.Contains(c.Stderr.String(), "kube-proxy is in nftables mode"); warned != undecided {
+		t.Errorf("ADD warned: %t, want %t", warned, undecided)
+	}
+	if !first {
+		add()
+	}
+	speak(t, c.web, "[::]:80")
+	speak(t, c.client, "[::]:80")
+	want := c.client.Name
+	if undecided {
+		want = c.web.Name // or the warning is for nothing
+	}
+	for _, q := range []question{{c.lan, harness.NodeV4, want}, {nil, harness.NodeV4, want}, {c.third, families()[0].near, c.web.Name}} {
+		if got, err := harness.Dial(q.from, net.JoinHostPort(q.address, "8080"), harness.TrafficLimit); got != q.want {
+			t.Errorf("%s -> %s: %q answers, want %q (%v)", harness.NameOf(q.from), q.address, got, q.want, err)
+		}
+	}
+	c.Must(t, "DEL", c.rtWeb)
+	c.Must(t, "DEL", c.rtClient)
+}

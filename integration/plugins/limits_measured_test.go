@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/meter"
+)
+
+// TestLimitsMeasured: rates are bits per second, bursts are bits, and the directions are those that the pod sees, whether the runtime gives
+// the limits or the conflist.
+func TestLimitsMeasured(t *testing.T) {
+	a := harness.NewAlone(t)
+	a.Warm(t)
+	before := harness.Watch(t, a.Pod)
+	const ingress, egress = 40, 20
+	fromRuntime := a.Call("ADD", harness.Rates{Ingress: ingress, Egress: egress})
+	conf := harness.RawObject(t, string(fromRuntime.Stdin))
+	for title, add := range harness.InOrder(map[string]harness.Call{
+		"C-111 limits of the runtime": fromRuntime,
+		"C-111 limits of the conflist": fromRuntime.Config(conf.With("runtimeConfig", nil,
+			"ingressRate", ingress*1_000_000, "ingressBurst", 400_000, "egressRate", egress*1_000_000, "egressBurst", 400_000)),
+	}) {
+		t.Run(title, func(t *testing.T) {
+			add.Run(t).OK(t)
+			measure(t, a, "what the pod receives", ingress, meter.Flow{To: a.Pod.Do, Listen: netip.MustParseAddrPort(a.InPod + ":0")})
+			measure(t, a, "what the pod sends", egress, meter.Flow{From: a.Pod.Do, Listen: netip.MustParseAddrPort(a.Node + ":0")})
+			add.With("CNI_COMMAND", "DEL").Run(t).OK(t)
+		})
+	}
+	before.Clean(t, "limits were measured")
+}
+
+// measure wants the rate within 5 % at the receiver, by UDP and by TCP. No run may exceed the limit, and none may stay below it unless pauses
+// of the machine explain it; then the next run is tried.
+func measure(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
+	t.Helper()
+	const runs, tolerance = 5, 0.05
+	for _, flow.Protocol = range []meter.Protocol{meter.UDP, meter.TCP} {
+		flow.Duration, flow.Rate, flow.Patience = 1500*time.Millisecond, 2e6*mbit, 30*time.Second
+		right := false
+		for run := 0; run < runs && !right; run++ {
+			r, err := meter.Run(t.Context(), flow)
+			if err != nil {
+				t.Fatalf("%s, %s: %v", what, flow.Protocol, err)
+			}
+			low, high := r.Range(r.Mean.Wire/1e6/mbit, 0, r.Duration)
+			if low > 1+tolerance || high < 1-tolerance {
+				t.Errorf("%s, %s: measured %.2f Mbit/s with pauses of %v, want %.0f Mbit/s", what, flow.Protocol, r.Mean.Wire/1e6, r.Paused, mbit)
+			}
+			right = low >= 1-tolerance
+		}
+		if !right {
+			t.Logf("slow machine: %s, %s: its pauses explain the low rate of all %d runs", what, flow.Protocol, runs)
+		}
+	}
+}

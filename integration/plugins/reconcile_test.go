@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"bytes"
+	"encoding/json"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/reconcile"
+)
+
+// collector is a node with one network, a pod that is gone and a runtime that can be asked.
+type collector struct {
+	*testing.T
+	network *harness.Network
+	conf    string
+}
+
+func newCollector(t *testing.T) collector {
+	t.Helper()
+	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
+	c := collector{T: t, conf: t.TempDir()}
+	conflist := harness.ChainOf(t, "1.1.0", "nftables")
+	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), conflist, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const tasks = "/run/containerd/io.containerd.runtime.v2.task"
+	if err := os.MkdirAll(tasks, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll("/run/containerd") })
+	var err error
+	if c.network, err = harness.OpenNetwork(conflist, t.TempDir(), nil); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// add attaches a pod until the test ends.
+func (c collector) add(name string) {
+	c.Helper()
+	pod := harness.NewPod(c.T, name)
+	rt := harness.Attachment(pod, name, map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]})
+	c.network.Must(c.T, "ADD", rt)
+	c.Cleanup(func() { c.network.Must(c.T, "DEL", rt) })
+}
+
+// lose attaches a pod whose namespace vanishes at once.
+func (c collector) lose(name string) *libcni.RuntimeConf {
+	c.Helper()
+	pod := harness.NewPod(c.T, name)
+	rt := harness.Attachment(pod, name, map[string]any{"bandwidth": harness.Capabilities()["bandwidth"]})
+	c.network.Must(c.T, "ADD", rt)
+	if err := pod.Close(); err != nil {
+		c.Fatal(err)
+	}
+	return rt
+}
+
+func (c collector) list() ([]reconcile.Network, []*reconcile.Attachment) {
+	c.Helper()
+	networks, _, err := reconcile.Networks(c.conf)
+	if err != nil {
+		c.Fatal(err)
+	}
+	list, err := reconcile.List(networks)
+	if err != nil {
+		c.Fatal(err)
+	}
+	reconcile.Judge(list, reconcile.AskRuntimes(), false)
+	return networks, list
+}
+
+// TestOldList (C-85): pods that were made after the list are not touched, however long ago that is, and one that came back under the same
+// name neither.
+func TestOldList(t *testing.T) {
+	c := newCollector(t)
+	c.add("oldlist-stays")
+	before := harness.Watch(t)
+	c.lose("oldlist-lost")
+	first := c.lose("oldlist-back")
+	networks, list := c.list()
+	if dead := reconcile.Dead(list); len(list) != 3 || len(dead) != 2 {
+		t.Fatalf("%d of %d are dead", len(dead), len(list))
+	}
+	c.network.Must(t, "DEL", first)
+	late, back := harness.NewPod(t, "oldlist-late"), harness.NewPod(t, "oldlist-back")
+	rtLate, rtBack := harness.Attachment(late, "oldlist-late", nil), harness.Attachment(back, "oldlist-back", nil)
+	c.network.Must(t, "ADD", rtLate)
+	c.network.Must(t, "ADD", rtBack)
+	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+		t.Fatal(err)
+	}
+	if err := reconcile.NewPlan(networks[0], list, harness.BinDir()).Collect(list); err != nil {
+		t.Error(err)
+	}
+	c.network.Must(t, "CHECK", rtLate)
+	c.network.Must(t, "CHECK", rtBack)
+	_, after := c.list()
+	if left := reconcile.Compare(list, after); left != 1 || len(after) != 3 {
+		t.Errorf("%d left of the dead, %d in all: want the one that came back, and three", left, len(after))
+	}
+	c.network.Must(t, "DEL", rtLate)
+	c.network.Must(t, "DEL", rtBack)
+	before.Clean(t, "GC by an old list")
+}
+
+// TestReboot (F-27): after a boot the leases are there and nothing else. Those of pods that never came back go, whatever holds their names.
+func TestReboot(t *testing.T) {
+	harness.Need(t, "podlace")
+	c := newCollector(t)
+	c.add("reboot-before") // makes what stays
+	before := harness.Watch(t)
+	pod := harness.NewPod(t, "reboot-lost")
+	c.network.Must(t, "ADD", harness.Attachment(pod, "reboot-lost", nil))
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	network := c.network.List.Name
+	c.forget(network, "reboot-lost")
+	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", harness.BinDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "removed: made before the node was booted") || !strings.Contains(string(out), "1 removed, 0 left") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	before.Clean(t, "podlace gc after a boot")
+}
+
+// forget does to an attachment what a boot does: its record goes, and its lease is of the boot before.
+func (c collector) forget(network, id string) {
+	c.Helper()
+	records, _ := filepath.Glob("/run/podlace/" + network + "/*")
+	leases, _ := filepath.Glob("/var/lib/cni/networks/.podlace/" + network + "/???")
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		c.Fatal(err)
+	}
+	for _, path := range append(records, leases...) {
+		data, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(data), id) {
+			if slices.Contains(records, path) {
+				err = os.Remove(path)
+			} else {
+				err = os.WriteFile(path, earlier(c.T, data, bytes.TrimSpace(boot)), 0o600)
+			}
+		}
+		if err != nil {
+			c.Fatal(err)
+		}
+	}
+}
+
+// earlier returns a shard of the lease index with another boot in it.
+func earlier(t *testing.T, data, boot []byte) []byte {
+	t.Helper()
+	var shard struct {
+		Sum     uint32          `json:"sum"`
+		Entries json.RawMessage `json:"entries"`
+	}
+	err := json.Unmarshal(data, &shard)
+	if err == nil {
+		shard.Entries = bytes.ReplaceAll(shard.Entries, boot, []byte("earlier"))
+		shard.Sum = crc32.ChecksumIEEE(shard.Entries)
+		data, err = json.Marshal(shard)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestLeftAlone: plugins of others are told, and their attachments stay. A network whose configuration is gone is cleaned.
+func TestLeftAlone(t *testing.T) {
+	harness.Need(t, "podlace")
+	c := newCollector(t)
+	c.add("alone-stays")
+	before := harness.Watch(t)
+	c.lose("alone-lost")
+	gc := func(wantExit int, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), append([]string{"gc", "--yes"}, args...)...)
+		out, _ := cmd.CombinedOutput()
+		if exit := cmd.ProcessState.ExitCode(); exit != wantExit {
+			t.Errorf("podlace gc %q: exit %d, want %d\n%s", args, exit, wantExit, out)
+		}
+		return string(out)
+	}
+	says := func(out string, want ...string) {
+		t.Helper()
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s\ndoes not say %q", out, w)
+			}
+		}
+	}
+	foreign := t.TempDir()
+	for _, name := range []string{"bridge", "portmap", "bandwidth"} {
+		if err := os.WriteFile(filepath.Join(foreign, name), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "LEFT: namespace", "0 removed, 1 left")
+	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone", "1 left")
+	// By the records alone: the configuration is gone.
+	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
+	before.Clean(t, "GC by records alone")
+	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")
+}

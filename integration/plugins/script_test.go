@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden output of the scripts")
+
+// sequential runs scripts one after another: they share one host.
+type sequential struct{ *testing.T }
+
+func (sequential) Parallel()       {}
+func (sequential) Verbose() bool   { return testing.Verbose() }
+func (s sequential) FailNow()      { s.T.FailNow() }
+func (s sequential) Skip(a ...any) { s.T.Skip(append([]any{"SKIPPED:"}, a...)...) }
+
+func (s sequential) Run(name string, f func(testscript.T)) {
+	s.T.Run(name, func(t *testing.T) { f(sequential{t}) })
+}
+
+func TestScripts(t *testing.T) {
+	testscript.RunT(sequential{t}, testscript.Params{
+		Dir:                 "testdata/script",
+		UpdateScripts:       *update,
+		RequireUniqueNames:  true,
+		RequireExplicitExec: true,
+		Setup:               setupScript,
+		Condition:           condition,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"pod": cmdPod, "unpod": cmdUnpod, "veths": cmdVeths, "cni": cmdCNI, "chain": cmdChain,
+			"age": cmdAge, "snapshot": cmdSnapshot, "unchanged": cmdUnchanged, "state": cmdState,
+			"sysctl": cmdSysctl, "serve": cmdServe, "dial": cmdDial, "ping": cmdPing, "frame": cmdFrame,
+		},
+	})
+}
+
+// script is what one script has made so far.
+type script struct {
+	pods      map[string]*sandbox.Pod
+	names     []string // of the pods, in the order of their making
+	snapshots map[string]*harness.Oracle
+	servers   []io.Closer
+	cacheDir  string // of libcni
+}
+
+type scriptKey struct{}
+
+func setupScript(env *testscript.Env) error {
+	s := &script{
+		pods: map[string]*sandbox.Pod{}, snapshots: map[string]*harness.Oracle{},
+		cacheDir: env.WorkDir + "/.cache",
+	}
+	env.Values[scriptKey{}] = s
+	env.Setenv("BIN", harness.BinDir())
+	env.Defer(s.close)
+	return os.MkdirAll(s.cacheDir, 0o755)
+}
+
+func (s *script) close() {
+	for _, c := range s.servers {
+		_ = c.Close()
+	}
+	for _, p := range s.pods {
+		_ = p.Close()
+	}
+	awaitQuiet()
+}
+
+// awaitQuiet waits until the kernel has dismantled the links of pods that ended
+// without DEL, so that the next script does not see them go.
+func awaitQuiet() { awaitVeths(0) }
+
+// awaitVeths waits until the host has n veth interfaces, and tells whether it has.
+func awaitVeths(n int) bool {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		links, err := net.Interfaces()
+		links = slices.DeleteFunc(links, func(l net.Interface) bool { return !strings.HasPrefix(l.Name, "veth") })
+		if err != nil || len(links) == n {
+			return err == nil
+		}
+	}
+	return false
+}
+
+func scriptOf(ts *testscript.TestScript) *script { return ts.Value(scriptKey{}).(*script) }
+
+// pod finds a pod by name; "host" is the host, which is no pod.
+func (s *script) pod(ts *testscript.TestScript, name string) *sandbox.Pod {
+	p, ok := s.pods[name]
+	if !ok && name != "host" {
+		ts.Fatalf("no pod is called %s", name)
+	}
+	return p
+}
+
+// condition knows [has:NAME], for a plugin in the folder under test, and
+// [sysctl:NAME], for a kernel parameter that exists, and [kernel:NAME], for a
+// feature.
+func condition(cond string) (bool, error) {
+	kind, name, _ := strings.Cut(cond, ":")
+	switch kind {
+	case "has":
+		return harness.Present(harness.BinDir(), name), nil
+	case "sysctl":
+		_, err := os.Stat("/proc/sys/" + name)
+		return err == nil, nil
+	case "kernel":
+		return kernelHas(name)
+	}
+	return false, fmt.Errorf("unknown condition %q", cond)
+}
+
+func kernelHas(feature string) (bool, error) {
+	if feature != "vlan_filtering" {
+		return false, fmt.Errorf("unknown feature %q", feature)
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return false, err
+	}
+	defer host.Close()
+	has, err := host.HasVLANFiltering()
+	if err == nil && !has && os.Getenv("KERNELTEST") == "full" {
+		err = fmt.Errorf("KERNELTEST=full, and this kernel has no %s", feature)
+	}
+	return has, err
+}
+
+// usage ends a script whose command has the wrong number of arguments.
+func usage(ts *testscript.TestScript, ok bool, text string) {
+	if !ok {
+		ts.Fatalf("usage: %s", text)
+	}
+}
+
+// expect compares an error with what the "!" before a command asked for.
+func expect(ts *testscript.TestScript, neg bool, err error, what string, args ...any) {
+	switch {
+	case neg && err == nil:
+		ts.Fatalf("%s: unexpected success", fmt.Sprintf(what, args...))
+	case !neg && err != nil:
+		ts.Fatalf("%s: %v", fmt.Sprintf(what, args...), err)
+	}
+}
+
+// pod NAME...
+func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) > 0, "pod NAME...")
+	s := scriptOf(ts)
+	for _, name := range args {
+		p, err := sandbox.NewPod(name)
+		ts.Check(err)
+		s.pods[name] = p
+		s.names = append(s.names, name)
+	}
+}
+
+// veths N waits until the host has so many pods' interfaces: the kernel
+// dismantles those of a namespace that vanished in its own time.
+func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 1, "veths N")
+	n, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	if !awaitVeths(n) {
+		ts.Fatalf("veths %d: there are not so many", n)
+	}
+}
+
+// unpod NAME... makes the namespaces vanish, as a crashed node does.
+func cmdUnpod(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) > 0, "unpod NAME...")
+	for _, name := range args {
+		ts.Check(scriptOf(ts).pod(ts, name).Close())
+	}
+}
+
+// age lets all that is recorded look old, so that GC may collect it.
+func cmdAge(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 0, "age")
+	ts.Check(kerneltest.Age(harness.StateDirs()...))
+}
+
+// snapshot NAME
+func cmdSnapshot(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 1, "snapshot NAME")
+	s := scriptOf(ts)
+	var pods []*sandbox.Pod
+	for _, name := range s.names {
+		pods = append(pods, s.pods[name])
+	}
+	o, err := harness.NewOracle(pods...)
+	ts.Check(err)
+	s.snapshots[args[0]] = o
+}
+
+// unchanged NAME: nothing differs from that snapshot.
+func cmdUnchanged(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, len(args) == 1, "[!] unchanged SNAPSHOT")
+	o, ok := scriptOf(ts).snapshots[args[0]]
+	if !ok {
+		ts.Fatalf("no snapshot is called %s", args[0])
+	}
+	look := o.Leaks
+	if neg {
+		look = o.Diff
+	}
+	leaks, err := look()
+	ts.Check(err)
+	if len(leaks) > 0 {
+		err = fmt.Errorf("%d differences:\n%s", len(leaks), strings.Join(leaks, "\n"))
+	}
+	expect(ts, neg, err, "unchanged %s", args[0])
+}
+
+// state POD|host prints what exists there, one thing a line, for the command stdout.
+func cmdState(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 1, "state POD|host")
+	var shot *sandbox.Snapshot
+	ts.Check(harness.Enter(scriptOf(ts).pod(ts, args[0]), func() (err error) {
+		shot, err = sandbox.Take(sandbox.Options{})
+		return err
+	}))
+	_, err := io.WriteString(ts.Stdout(), shot.String())
+	ts.Check(err)
+}
+
+// sysctl NAME VALUE sets a kernel parameter of the host until the script ends.
+func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 2, "sysctl NAME VALUE")
+	file := "/proc/sys/" + args[0]
+	old, err := os.ReadFile(file)
+	ts.Check(err)
+	ts.Check(os.WriteFile(file, []byte(args[1]), 0o644))
+	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
+}
+
+// serve POD PORT answers TCP connections with the pod's name.
+func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) == 2, "serve POD PORT")
+	s := scriptOf(ts)
+	var port int
+	_, err := fmt.Sscan(args[1], &port)
+	ts.Check(err)
+	server, err := harness.Serve(s.pod(ts, args[0]), port)
+	ts.Check(err)
+	s.servers = append(s.servers, server)
+}
+
+// dial FROM ADDRESS:PORT POD: that pod answers.
+func cmdDial(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, neg && len(args) == 2 || !neg && len(args) == 3, "dial FROM ADDRESS:PORT POD, ! dial FROM ADDRESS:PORT")
+	got, err := harness.Dial(scriptOf(ts).pod(ts, args[0]), args[1], harness.Patience(neg))
+	expect(ts, neg, err, "dial %s", args)
+	if !neg && got != args[2] {
+		ts.Fatalf("dial %s: %q answered", args, got)
+	}
+}
+
+// ping FROM ADDRESS
+func cmdPing(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, len(args) == 2, "[!] ping FROM ADDRESS")
+	err := harness.Ping(scriptOf(ts).pod(ts, args[0]), args[1], harness.Patience(neg))
+	expect(ts, neg, err, "ping %s", args)
+}
+
+// frame FROM TO: an Ethernet broadcast on eth0 gets there.
+func cmdFrame(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, len(args) == 2, "[!] frame FROM TO")
+	s := scriptOf(ts)
+	err := frame(s.pod(ts, args[0]), s.pod(ts, args[1]), "eth0", harness.Patience(neg))
+	expect(ts, neg, err, "frame %s", args)
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// shipped is the configuration for VFs that Podlace ships, as it is or with sriov right behind bridge.
+func shipped(t *testing.T, early bool) object {
+	t.Helper()
+	data, err := conf.Conflist("10-podlace-sriov.conflist")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := harness.RawObject(t, string(data))
+	plugins := list["plugins"].([]any)
+	if early {
+		last := len(plugins) - 1
+		list["plugins"] = slices.Insert(plugins[:last:last], 1, plugins[last])
+	}
+	return list
+}
+
+// both calls a test with the plugins in either order, on a node with a card whose first two VFs are the pod's.
+func both(t *testing.T, test func(t *testing.T, l vfNode)) {
+	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
+	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {
+		t.Run(title, func(t *testing.T) {
+			card.New(t, 2)
+			l := newVFNode(t, shipped(t, early))
+			l.warm(t, func(*libcni.RuntimeConf) {})
+			test(t, l)
+		})
+	}
+}
+
+// vfNode is a node with VFs and a configuration, and a pod that has no network yet.
+type vfNode struct {
+	*harness.Network
+	conflist []byte
+	web      *sandbox.Pod
+	oracle   *harness.Oracle
+}
+
+func newVFNode(t *testing.T, list object, path ...string) vfNode {
+	t.Helper()
+	l := vfNode{conflist: harness.Encode(list), web: harness.NewPod(t, harness.Plain(t))}
+	var err error
+	if l.Network, err = harness.OpenNetwork(l.conflist, t.TempDir(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(path) > 0 {
+		l.CNI = libcni.NewCNIConfigWithCacheDir(path, t.TempDir(), l.Exec())
+	}
+	l.oracle = harness.Watch(t, l.web)
+	return l
+}
+
+// warm makes what the first pod of a node makes, by the life of another one.
+func (l vfNode) warm(t *testing.T, edit func(*libcni.RuntimeConf)) {
+	t.Helper()
+	pod := harness.NewPod(t, "warm-"+harness.Plain(t))
+	rt := harness.Attachment(pod, "warm", containerdCaps())
+	edit(rt)
+	l.Must(t, "ADD", rt)
+	l.Must(t, "DEL", rt)
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.oracle.Rebase(t)
+}
+
+// containerdCaps is what containerd sends for a pod with a port and limits, and crioCaps what CRI-O does, which serves hostPorts itself.
+func containerdCaps() map[string]any {
+	const bits = limitRate * 1_000_000
+	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		"bandwidth":                         object{"ingressRate": bits, "ingressBurst": 1<<32 - 1, "egressRate": bits, "egressBurst": 1<<32 - 1},
+		"io.kubernetes.cri.pod-annotations": object{"example.com/note": "x"}}
+}
+
+func crioCaps() map[string]any {
+	caps := containerdCaps()
+	delete(caps, "portMappings")
+	const bits = limitRate * 1_000_000
+	caps["bandwidth"] = object{"ingressRate": bits, "ingressBurst": 1<<35 - 9, "egressRate": bits, "egressBurst": 1<<35 - 9}
+	return caps
+}
+
+// complete wants all interfaces that the configuration is for, and that the VFs have no part in the addresses of the pod.
+func (l vfNode) complete(t *testing.T, result object) {
+	t.Helper()
+	var names []string
+	for _, i := range result["interfaces"].([]any) {
+		if of := i.(map[string]any); of["sandbox"] != nil {
+			names = append(names, fmt.Sprint(of["name"], " ", of["pciID"]))
+		}
+	}
+	if got := strings.Join(names, ", "); got != "eth0 <nil>, net1 "+card.Address(0)+", net2 "+card.Address(1) {
+		t.Errorf("interfaces of the pod: %s", got)
+	}
+	// CRI-O makes every address of the result one of the pod.
+	if got := harness.Addresses(t, result); len(got) != 2 || !strings.HasPrefix(got[0], "10.58.") || !strings.HasPrefix(got[1], "fd00:58::") {
+		t.Errorf("addresses of the pod: %q", got)
+	}
+	for _, name := range []string{"net1", "net2"} {
+		if shown := harness.Shell(t, "ip -n "+l.web.Name+" link show dev "+name); !strings.Contains(shown, ",UP") {
+			t.Errorf("%s", shown)
+		}
+	}
+}
+
+// TestVFsByCRIO (F-35): GC when CRI-O starts, CHECK after every ADD, one DEL.
+func TestVFsByCRIO(t *testing.T) {
+	harness.Program(t, "ip")
+	both(t, func(t *testing.T, l vfNode) {
+		l.Must(t, "GC", nil) // of nobody: the list is null
+		l.Must(t, "STATUS", nil)
+		rt := harness.Attachment(l.web, l.web.Name, crioCaps())
+		l.complete(t, l.Must(t, "ADD", rt))
+		l.Must(t, "CHECK", rt)
+		limitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
+
+		again := l.restarted(t) // and knows its pods
+		again.Must(t, "GC", nil, types.GCAttachment{ContainerID: rt.ContainerID, IfName: rt.IfName})
+		l.Must(t, "CHECK", rt)
+		l.Must(t, "DEL", rt)
+		l.oracle.Clean(t, "a pod of CRI-O")
+
+		l.Must(t, "ADD", rt) // and its DEL gets lost with the pod
+		for _, name := range []string{"net1", "net2"} {
+			card.Leave(t, l.web.Path, name)
+		}
+		if err := l.web.Close(); err != nil {
+			t.Fatal(err)
+		}
+		again = l.restarted(t)
+		again.Must(t, "GC", nil)
+		card.Tell(t)
+		l.oracle.Options.Pods = nil
+		l.home(t, "GC at the start")
+	})
+}
+
+// restarted is the runtime after a restart that has lost what libcni keeps; all pods are older than half a minute.
+func (l vfNode) restarted(t *testing.T) *harness.Network {
+	t.Helper()
+	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// home wants the VFs on the node and nothing left but them.
+func (l vfNode) home(t *testing.T, after string) {
+	t.Helper()
+	for i := range 2 {
+		if shown := harness.Shell(t, "ip link show dev "+card.Name(i)); !strings.Contains(shown, "altname alt-"+card.Name(i)) {
+			t.Errorf("after %s: %s", after, shown)
+		}
+	}
+	l.oracle.Clean(t, after)
+}
+
+// TestVFsByContainerd (F-35): no CHECK and no GC, and DEL twice or more, at last without a namespace.
+func TestVFsByContainerd(t *testing.T) {
+	harness.Program(t, "ip")
+	both(t, func(t *testing.T, l vfNode) {
+		rt := harness.Attachment(l.web, l.web.Name, containerdCaps())
+		for _, how := range []string{"DEL with netns", "DEL without netns", "DEL without result"} {
+			l.Must(t, "STATUS", nil)
+			result := l.Must(t, "ADD", rt)
+			l.complete(t, result)
+			server, err := harness.Serve(l.web, 80)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, address := range []string{"127.0.0.1", "10.58.0.1", "fd00:58::1"} {
+				harness.Reach(t, nil, net.JoinHostPort(address, "8080"), l.web)
+			}
+			server.Close()
+			if how == "DEL with netns" {
+				limitsHold(t, l.web, harness.IPv4Of(t, l.web), limitRate*1_000_000)
+			}
+			n, del := l.Network, *rt
+			if how != "DEL with netns" {
+				del.NetNS = ""
+			}
+			if how == "DEL without result" {
+				n = l.restarted(t)
+			}
+			n.Must(t, "DEL", &del)
+			for range 2 {
+				n.Must(t, "DEL", &del)
+			}
+			l.home(t, how)
+		}
+	})
+}
+
+// TestVFsFailedADD: when a plugin behind sriov fails, the one DEL of containerd brings the VF home.
+func TestVFsFailedADD(t *testing.T) {
+	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
+	harness.Program(t, "ip")
+	card.New(t, 2)
+	l := newVFNode(t, shipped(t, true))
+	l.warm(t, func(*libcni.RuntimeConf) {})
+	other := harness.NewPod(t, "vfs-other")
+	rtOther := harness.Attachment(other, "other", map[string]any{"portMappings": containerdCaps()["portMappings"]})
+	rtOther.Args = [][2]string{{"IgnoreUnknown", "1"}}
+	l.Must(t, "ADD", rtOther)
+	rt := harness.Attachment(l.web, l.web.Name, containerdCaps())
+	if _, err := l.Do("ADD", rt, nil); err == nil || !strings.Contains(err.Error(), "8080") {
+		t.Errorf("ADD of a port that another pod has: %v", err)
+	}
+	if shown := harness.Shell(t, "ip -n "+l.web.Name+" -br link"); !strings.Contains(shown, "net2") {
+		t.Errorf("the VFs were not there yet: %s", shown)
+	}
+	l.Must(t, "DEL", rt)
+	l.Must(t, "DEL", rtOther)
+	l.home(t, "a failed ADD")
+}
