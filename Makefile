@@ -66,7 +66,7 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; that of the kubelet's build has no source.
-MODULES := . integration/e2e/containerd integration/e2e/kubelet
+MODULES := . integration/reference integration/e2e/containerd integration/e2e/kubelet
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint
@@ -83,7 +83,7 @@ fmt: ## format the source
 	@gofmt -l -w $$(git ls-files '*.go')
 
 .PHONY: reference
-reference: ## build the reference plugins from go.mod into build/reference
+reference: ## build the reference plugins from integration/reference/go.mod into build/reference
 	@scripts/reference.sh
 
 .PHONY: bench
