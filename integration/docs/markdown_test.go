@@ -127,7 +127,7 @@ func code(cell string) []string {
 func documents(t testing.TB) []document {
 	t.Helper()
 	var all []document
-	for _, pattern := range []string{"*.md", "docs/*.md", "conf/*.md", "plugins/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "conf/*.md", "integration/*.md", "plugins/*/*.md"} {
 		paths, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)
