@@ -25,6 +25,7 @@ func layers() [][]string {
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
+		{"pkg/iptables"},
 		{"pkg/attachment", "pkg/kernel"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
@@ -41,17 +42,17 @@ func only() map[string][]string {
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel"},
-		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
+		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel", "pkg/iptables"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge knows EEXIST.
-		"golang.org/x/sys/unix": {"pkg/nft", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
-		"os/exec":               {"pkg/child", "pkg/fault", "pkg/kernel", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
+		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
+		"os/exec":               {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/nft", "pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},                               // what changes the system, starts a program, or answers
+		module + "pkg/fault":             {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},               // what changes the system, starts a program, or answers
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},

@@ -21,6 +21,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -209,7 +210,7 @@ func newPod(t testing.TB, name string) *sandbox.Pod {
 // needTools skips a configuration that uses iptables where there is none.
 func needTools(t testing.TB, config string) {
 	t.Helper()
-	if usesIPTables(config) && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+	if usesIPTables(config) && (!iptables.Installed(true) || !iptables.Installed(false)) {
 		missing(t, "iptables")
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/harness"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
@@ -35,7 +35,7 @@ func needReference(t *testing.T) string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		missing(t, "nft")
 	}
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		missing(t, "iptables")
 	}
 	return dir

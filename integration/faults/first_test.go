@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -53,7 +54,7 @@ func shared() *regexp.Regexp {
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			w := world{T: t, chain: fullChain(backend)[:2], pod: kerneltest.NewPod(t)}

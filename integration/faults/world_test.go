@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/harness/card"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -171,7 +172,7 @@ func (w world) del(n int) {
 func forEachChain(t *testing.T, test func(world)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			test(newWorld(t, fullChain(backend)))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -306,7 +307,7 @@ func (c Config) supported(host *kernel.Node) error {
 		_, e := host.HasGuards()
 		err = errors.Join(err, e)
 	}
-	if c.Masquerade.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
+	if c.Masquerade.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
 		err = errors.Join(err, plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "ipMasqBackend iptables: iptables-restore and ip6tables-restore are not installed"),
 			"install iptables, or set ipMasqBackend to nftables"))
 	}

@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -251,7 +252,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	nat, err := j.host.ReadNAT(is4)
+	nat, err := iptables.Read(is4)
 	if err != nil {
 		return err
 	}

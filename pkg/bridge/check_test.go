@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -138,22 +139,17 @@ func TestOwn(t *testing.T) {
 }
 
 func TestIPTablesMasquerade(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables")
 	id := strings.Repeat("0123456789abcdef", 15) // the longest comments
 	a := l.add(id)
 	l.OK(a.check())
-	h, err := kernel.Host()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
 	chain := masqueradeChain(key("tables", id))
 	for _, is4 := range []bool{true, false} {
 		for _, line := range []string{"-F " + chain, "-D POSTROUTING"} {
-			breakRule(t, h, is4, chain, line)
+			breakRule(t, is4, chain, line)
 			l.Fails(a.check(), plugin.CodeStateDiffers, "iptables masquerade of")
 			l.OK(l.Call("DEL", id))
 			a = l.add(id)
@@ -162,21 +158,24 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 	a.loseRecord()
 	l.OK(l.Call("DEL", id, "prevResult", a.prev))
-	if nat, err := h.ReadNAT(true); err != nil || nat.HasChain(chain) {
+	if nat, err := iptables.Read(true); err != nil || nat.HasChain(chain) {
 		t.Errorf("without its record the chain is left: %v", err)
 	}
 }
 
 // breakRule applies a line; one that ends with POSTROUTING stands for the rules there that jump to the chain.
-func breakRule(t *testing.T, h *kernel.Node, is4 bool, chain, line string) {
+func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
-	err := h.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-		if strings.HasSuffix(line, "POSTROUTING") {
-			return nat.Deletions("POSTROUTING", chain), nil
-		}
-		return []string{line}, nil
-	})
+	table, err := iptables.Open(is4, true)
 	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	lines := []string{line}
+	if strings.HasSuffix(line, "POSTROUTING") {
+		lines = table.NAT().Deletions("POSTROUTING", chain)
+	}
+	if err := table.Apply(lines); err != nil {
 		t.Fatal(err)
 	}
 }

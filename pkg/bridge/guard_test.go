@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -293,7 +294,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			l := bareLab(t, "name", "runs", "bridge", "btrun", "ipam", hostLocal("10.77.0.0/24"), "antiSpoof", true, "ipMasqBackend", backend)

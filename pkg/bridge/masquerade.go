@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -43,7 +44,7 @@ func (j *job) masquerade(l layer3) error {
 		return j.endMasquerade()
 	}
 	// Pods that were masqueraded by nftables before the configuration was edited stay so.
-	return masqueradeByIPTables(j.host, j.att.Key, m.of(l.Addresses), m.of(m.Except))
+	return masqueradeByIPTables(j.att.Key, m.of(l.Addresses), m.of(m.Except))
 }
 
 // endMasquerade: the subnets are masqueraded as a whole, so the newest configuration decides for the network.
@@ -170,7 +171,7 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 	}
 	defer unlock()
 	if st.Masquerade == "iptables" {
-		err = host.RemoveChain("POSTROUTING", masqueradeChain(att.Key))
+		err = iptables.RemoveChain("POSTROUTING", masqueradeChain(att.Key))
 	} else {
 		err = host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
 	}
@@ -185,25 +186,31 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 // The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
 func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
 
-func masqueradeByIPTables(host *kernel.Node, key attachment.Key, addresses, except []netip.Prefix) error {
+func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
 	for _, is4 := range []bool{true, false} {
 		lines := masqueradeLines(key, is4, addresses, except)
 		if len(lines) == 0 {
 			continue
 		}
-		err := host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-			return append(nat.Deletions("POSTROUTING", masqueradeChain(key)), lines...), nil
-		})
-		if err != nil {
+		if err := replaceMasquerade(key, is4, lines); err != nil {
 			return withHint(err)
 		}
 	}
 	return nil
 }
 
+func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
+	table, err := iptables.Open(is4, true)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
+}
+
 // withHint says what to do about a missing program.
 func withHint(err error) error {
-	var program *kernel.MissingProgram
+	var program *iptables.MissingProgram
 	if errors.As(err, &program) {
 		return plugin.WithHint(err, "install iptables, or use the nftables backend, which needs no program")
 	}
@@ -212,7 +219,7 @@ func withHint(err error) error {
 
 func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {
 	chain := masqueradeChain(key)
-	comment := `-m comment --comment ` + kernel.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
+	comment := `-m comment --comment ` + iptables.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
 	lines := []string{":" + chain + " - [0:0]"}
 	var jumps []string
 	for _, a := range addresses {

@@ -13,12 +13,13 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func TestHint(t *testing.T) {
-	err := withHint(fmt.Errorf("x: %w", &kernel.MissingProgram{Name: "iptables-save"}))
+	err := withHint(fmt.Errorf("x: %w", &iptables.MissingProgram{Name: "iptables-save"}))
 	if plugin.Code(err) != plugin.CodeKernelFeature || plugin.Hint(err) != "install iptables, or use the nftables backend, which needs no program" {
 		t.Errorf("code %d, hint %q", plugin.Code(err), plugin.Hint(err))
 	}
@@ -109,20 +110,15 @@ func TestMasqueradeFlushed(t *testing.T) {
 
 // TestMasqueradeIPTablesOneFamily: exceptions and families count in iptables too.
 func TestMasqueradeIPTablesOneFamily(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 	a := l.add("a")
 	l.OK(a.check())
-	h, err := kernel.Host()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
 	chain := masqueradeChain(key("tables", "a"))
 	for is4, want := range map[bool]int{true: 1, false: 0} {
-		nat, err := h.ReadNAT(is4)
+		nat, err := iptables.Read(is4)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +149,7 @@ func TestMasqueradeEmptied(t *testing.T) {
 
 // TestMasqueradeBackendChanged: pods keep the masquerade that they have when the configuration names another backend.
 func TestMasqueradeBackendChanged(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := bareLab(t, "name", "changedbackend", "bridge", "btm2", "ipam", hostLocal("10.71.0.0/24"))

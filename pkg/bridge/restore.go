@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -23,9 +24,6 @@ func Restore(host *kernel.Node, log *slog.Logger) error {
 func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
-	}
-	if locks == attachment.Trying {
-		host.TryLocks()
 	}
 	errs := []error{restoreGuards(host, log, locks)}
 	networks, err := attachment.Networks()
@@ -50,7 +48,7 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	records, err := attachment.List(network, "bridge")
 	errs = append(errs, err, restoreVLANGateways(host, log, records))
 	for _, is4 := range []bool{true, false} {
-		errs = append(errs, locks.Tolerate(restoreIPTables(host, log, records, is4)))
+		errs = append(errs, locks.Tolerate(restoreIPTables(log, records, is4, locks == attachment.Waiting)))
 	}
 	return errors.Join(errs...)
 }
@@ -101,8 +99,9 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, records []attachme
 	return errors.Join(errs...)
 }
 
-// restoreIPTables writes the rules of pods that are masqueraded by iptables and have none.
-func restoreIPTables(host *kernel.Node, log *slog.Logger, records []attachment.Record, is4 bool) error {
+// restoreIPTables writes the rules of pods that are masqueraded by iptables and have none. Without wait it fails as busy where it would wait
+// for a lock.
+func restoreIPTables(log *slog.Logger, records []attachment.Record, is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, rec := range records {
 		var st state
@@ -116,17 +115,21 @@ func restoreIPTables(host *kernel.Node, log *slog.Logger, records []attachment.R
 	if len(byKey) == 0 {
 		return nil
 	}
-	return host.EditNAT(is4, func(nat kernel.NAT) (lines []string, _ error) {
-		for key, own := range byKey {
-			if chain := masqueradeChain(key); len(nat.Rules("POSTROUTING", "-j "+chain+" ")) == 0 || len(nat.Rules(chain)) == 0 {
-				lines = append(append(lines, nat.Deletions("POSTROUTING", chain)...), own...)
-			}
+	table, err := iptables.Open(is4, wait)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	nat, lines := table.NAT(), []string(nil)
+	for key, own := range byKey {
+		if chain := masqueradeChain(key); len(nat.Rules("POSTROUTING", "-j "+chain+" ")) == 0 || len(nat.Rules(chain)) == 0 {
+			lines = append(append(lines, nat.Deletions("POSTROUTING", chain)...), own...)
 		}
-		if len(lines) > 0 {
-			log.Info("masquerade is missing and is restored from the records", "program", "iptables", "lines", len(lines))
-		}
-		return lines, nil
-	})
+	}
+	if len(lines) > 0 {
+		log.Info("masquerade is missing and is restored from the records", "program", "iptables", "lines", len(lines))
+	}
+	return table.Apply(lines)
 }
 
 // intact reports whether the kernel has what a pod of the configuration shares with others, or the network has no pod. It reads one record at
@@ -154,6 +157,6 @@ func (c Config) intact(host *kernel.Node, network string) bool {
 		}
 	}
 	return st.Masquerade != "iptables" || !slices.ContainsFunc(st.Addresses, func(a netip.Prefix) bool {
-		return host.LacksNATChain(a.Addr().Is4(), masqueradeChain(pod.Key))
+		return iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(pod.Key))
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -91,13 +92,13 @@ func masqueradeSteps(host *kernel.Node, rec attachment.Record, st state, address
 	own, all := m.of(st.Addresses), m.of(addresses)
 	steps := []attachment.Step{{Text: fmt.Sprintf("masquerade %s by rules of %s", list(own), m.Backend), Do: func() error {
 		if m.Backend == "iptables" {
-			return masqueradeByIPTables(host, named, all, m.of(m.Except))
+			return masqueradeByIPTables(named, all, m.of(m.Except))
 		}
 		return host.EnsureReferenceMasquerade(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, own, m.of(m.Except))
 	}}}
 	if st.Masquerade == "iptables" {
 		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),
-			Do: func() error { return host.RemoveChain("POSTROUTING", masqueradeChain(rec.Key)) }})
+			Do: func() error { return iptables.RemoveChain("POSTROUTING", masqueradeChain(rec.Key)) }})
 	}
 	return steps, nil
 }

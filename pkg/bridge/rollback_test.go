@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -125,7 +126,7 @@ func TestToReferenceWithExceptions(t *testing.T) {
 
 // TestToReferenceOfAnotherInterface: the reference names the chain of any interface by the container alone.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "ipMasqBackend", "iptables")

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -37,7 +38,7 @@ func TestStatusRestores(t *testing.T) {
 		"VLAN":       {[]any{"vlan", 5, "ipMasq", false}, tables("inet podlace_vlan")},
 	} {
 		t.Run(what, func(t *testing.T) {
-			if what == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+			if what == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			bridge := "btst" + what[:2]

@@ -33,28 +33,6 @@ func lacks(err error, what string) error {
 	return err
 }
 
-// MissingProgram is the error when a program is not installed.
-type MissingProgram struct{ Name string }
-
-func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
-
-// MissingFeature returns the name of the program.
-func (e *MissingProgram) MissingFeature() string { return e.Name }
-
-// busyError is the error when a program holds a lock, or does not end.
-type busyError struct{ error }
-
-func (e busyError) Unwrap() error { return e.error }
-
-// Busy reports that the same may work later.
-func (busyError) Busy() bool { return true }
-
-// isBusy reports whether somebody held a lock for too long.
-func isBusy(err error) bool {
-	var busy interface{ Busy() bool }
-	return errors.As(err, &busy) && busy.Busy()
-}
-
 // Differs is the error when something is not as it was made.
 type Differs struct {
 	Text  string

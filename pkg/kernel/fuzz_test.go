@@ -7,8 +7,6 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 )
 
@@ -61,24 +59,6 @@ func FuzzPrefix(f *testing.F) {
 		}
 		if back, ok := Prefix(IPNet(p)); !ok || back != p {
 			t.Fatalf("%s came back as %s", p, back)
-		}
-	})
-}
-
-func FuzzNAT(f *testing.F) {
-	f.Add(saved, "CNI-ABC")
-	f.Add("", "")
-	f.Add("-A \n-A  -j X\n:\n: ", "")
-	f.Fuzz(func(t *testing.T, text, chain string) {
-		lines := strings.Split(text, "\n")
-		nat := parseNAT(text)
-		for _, rule := range nat.Rules(chain, "-j X ") {
-			if !slices.Contains(lines, strings.TrimSuffix(rule, " ")) || !strings.HasPrefix(rule, "-A "+chain+" ") || !strings.Contains(rule, "-j X ") {
-				t.Errorf("%q has in %q the rule %q", text, chain, rule)
-			}
-		}
-		if nat.HasChain(chain) != strings.Contains("\n"+text, "\n:"+chain+" ") && !strings.ContainsAny(chain, " \n") {
-			t.Errorf("%q has the chain %q: %t", text, chain, nat.HasChain(chain))
 		}
 	})
 }

@@ -35,8 +35,7 @@ type NS struct {
 // Node is the namespace of the process itself, with what is done there alone.
 type Node struct {
 	NS
-	NFT   nft.Conn // closed with the node
-	tries bool     // see TryLocks
+	NFT nft.Conn // closed with the node
 }
 
 // Host opens the namespace that the process is in.

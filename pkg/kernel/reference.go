@@ -6,14 +6,12 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"errors"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	mdl "github.com/mdlayher/netlink"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
@@ -31,9 +29,6 @@ import (
 //	portmap    rules in tables ip and ip6 cni_hostport, in whatever chain, whose comment is the
 //	           container ID. Chain hostip_hostports is of versions before 1.9.0                          from 1.6.0
 //	bandwidth  link bwpH[:12]                                                                            all versions
-//
-// Chains of iptables over nf_tables are chains of nf_tables, so no program is started for them. Only where the older xtables hold a
-// nat table, it is asked by program.
 const (
 	referenceMasquerade = "cni_plugins_masquerade"
 	referenceMasqChain  = "masq_checks"
@@ -63,13 +58,6 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func natTable(is4 bool, chain string) nft.Place {
-	if is4 {
-		return nft.Place{Family: unix.NFPROTO_IPV4, Table: "nat", Chain: chain}
-	}
-	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
-}
-
 // names appends a part of each hash to a prefix.
 func (r Reference) names(prefix string, digits int) (names []string) {
 	for _, h := range r.Hashes {
@@ -78,20 +66,19 @@ func (r Reference) names(prefix string, digits int) (names []string) {
 	return names
 }
 
-// natChains are the chains of an attachment by the chain that leads to them.
-type natChains map[string][]string
+func (r Reference) masqueradeChains() iptables.Chains {
+	return iptables.Chains{"POSTROUTING": r.names("CNI-", 24)}
+}
 
-func (r Reference) masqueradeChains() natChains { return natChains{"POSTROUTING": r.names("CNI-", 24)} }
-
-func (r Reference) portChains() natChains {
-	return natChains{"CNI-HOSTPORT-DNAT": r.names("CNI-DN-", 21), "CNI-HOSTPORT-SNAT": r.names("CNI-SN-", 21)}
+func (r Reference) portChains() iptables.Chains {
+	return iptables.Chains{"CNI-HOSTPORT-DNAT": r.names("CNI-DN-", 21), "CNI-HOSTPORT-SNAT": r.names("CNI-SN-", 21)}
 }
 
 // DelReferenceMasquerade removes the rules of a bridge attachment that the reference made: masquerade in every form, and the protection
 // against false MACs. Nothing there is no error and costs some questions; rules that are there are listed.
 func (n *Node) DelReferenceMasquerade(ref Reference) error {
 	err := nft.Remove("nft delete rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
-		out, err := listChains(t, ref.masqueradeChains())
+		out, err := ref.masqueradeChains().Unlink(t)
 		if err != nil {
 			return nil, err
 		}
@@ -106,13 +93,13 @@ func (n *Node) DelReferenceMasquerade(ref Reference) error {
 			ref.isMasquerade)
 		return append(out, more...), err
 	})
-	return errors.Join(err, delLegacy(ref.masqueradeChains()))
+	return errors.Join(err, ref.masqueradeChains().RemoveLegacy())
 }
 
 // DelReferencePorts removes the hostPort rules of an attachment that the reference made, in every form.
 func (n *Node) DelReferencePorts(ref Reference) error {
 	err := nft.Remove("nft delete hostPort rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
-		out, err := listChains(t, ref.portChains())
+		out, err := ref.portChains().Unlink(t)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +112,7 @@ func (n *Node) DelReferencePorts(ref Reference) error {
 		}
 		return out, nil
 	})
-	return errors.Join(err, delLegacy(ref.portChains()))
+	return errors.Join(err, ref.portChains().RemoveLegacy())
 }
 
 // isPortRule tells whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two
@@ -135,73 +122,6 @@ func (r Reference) isPortRule(of nft.Rule) bool {
 		return false
 	}
 	return len(r.Addresses) == 0 || slices.ContainsFunc(r.Addresses, func(a netip.Addr) bool { return of.Has(a.AsSlice()) })
-}
-
-// listChains lists what deletes the chains in both families.
-func listChains(t *nft.Handle, chains natChains) ([]mdl.Message, error) {
-	var out []mdl.Message
-	for _, is4 := range []bool{true, false} {
-		for parent, names := range chains {
-			for _, name := range names {
-				more, err := t.Unlink(natTable(is4, parent), name)
-				if err != nil {
-					return nil, err
-				}
-				out = append(out, more...)
-			}
-		}
-	}
-	return out, nil
-}
-
-// legacyTables are the files in which the older xtables name the tables that are in use. They are the thread's: the process's first thread
-// may be one that has entered a pod.
-func legacyTables(is4 bool) string {
-	if is4 {
-		return "/proc/thread-self/net/ip_tables_names"
-	}
-	return "/proc/thread-self/net/ip6_tables_names"
-}
-
-// hasLegacyNAT tells whether a nat table outside of nf_tables is in use. In the namespaces of an ordinary user the kernel does not tell: then
-// there may be one where the node's iptables is that for the older xtables.
-func hasLegacyNAT(is4 bool) bool {
-	data, err := os.ReadFile(legacyTables(is4))
-	if errors.Is(err, fs.ErrPermission) {
-		path, err := iptablesBinary(iptablesName(is4) + "-restore")
-		if err == nil {
-			path, err = filepath.EvalSymlinks(path)
-		}
-		return err == nil && strings.Contains(filepath.Base(path), "legacy")
-	}
-	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
-}
-
-// legacyProgram returns the program for the older xtables: iptables itself, where it is not that for nf_tables.
-func legacyProgram(is4 bool) string {
-	name := iptablesName(is4)
-	if _, err := iptablesBinary(name + "-legacy-restore"); err == nil {
-		return name + "-legacy"
-	}
-	return name
-}
-
-func delLegacy(chains natChains) error {
-	var errs []error
-	for _, is4 := range []bool{true, false} {
-		if !hasLegacyNAT(is4) {
-			continue
-		}
-		for parent, names := range chains {
-			for _, name := range names {
-				err := removeChain(legacyProgram(is4), parent, name)
-				if errs = append(errs, err); isBusy(err) {
-					return errors.Join(errs...) // the next would wait for the same lock as long once more
-				}
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 func (r Reference) spoofChain() string { return "cni-br-iface-" + r.ContainerID + "-" + r.IfName }
@@ -222,17 +142,17 @@ func (n *Node) HasReferenceMasquerade(ref Reference, address netip.Addr) (bool, 
 	if slices.ContainsFunc(list, func(r nft.Rule) bool { return ref.isMasquerade(r) && is(r) }) {
 		return true, nil
 	}
-	if list, err = nft.ListRules(natTable(address.Is4(), "POSTROUTING")); err != nil {
+	if list, err = nft.ListRules(iptables.Place(address.Is4(), "POSTROUTING")); err != nil {
 		return false, err
 	}
 	chains := ref.names("CNI-", 24)
 	if slices.ContainsFunc(list, func(r nft.Rule) bool { return slices.Contains(chains, r.Jump) && is(r) }) {
 		return true, nil
 	}
-	if !hasLegacyNAT(address.Is4()) {
+	if !iptables.LegacyUsed(address.Is4()) {
 		return false, nil
 	}
-	nat, err := readNAT(legacyProgram(address.Is4()), nil)
+	nat, err := iptables.ReadLegacy(address.Is4())
 	return slices.ContainsFunc(chains, func(chain string) bool {
 		return len(nat.Rules("POSTROUTING", "-s "+address.String()+"/", "-j "+chain+" ")) > 0
 	}), err
@@ -253,7 +173,7 @@ func (n *Node) HasReferencePort(ref Reference, p HostPort) (bool, error) {
 
 // HasReferencePortChain tells whether the attachment may have chains for its ports in iptables.
 func (n *Node) HasReferencePortChain(ref Reference) (bool, error) {
-	if hasLegacyNAT(true) || hasLegacyNAT(false) {
+	if iptables.LegacyUsed(true) || iptables.LegacyUsed(false) {
 		return true, nil
 	}
 	t, err := nft.Open("")
@@ -261,6 +181,6 @@ func (n *Node) HasReferencePortChain(ref Reference) (bool, error) {
 		return false, err
 	}
 	defer t.Close()
-	list, err := listChains(t, natChains{"CNI-HOSTPORT-DNAT": ref.names("CNI-DN-", 21)})
+	list, err := iptables.Chains{"CNI-HOSTPORT-DNAT": ref.names("CNI-DN-", 21)}.Unlink(t)
 	return len(list) > 0, err
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
@@ -105,25 +106,25 @@ func TestDelReference(t *testing.T) {
 
 // TestDelReferenceLegacy: chains of the older xtables are removed by program.
 func TestDelReferenceLegacy(t *testing.T) {
-	if _, err := os.ReadFile(legacyTables(true)); errors.Is(err, fs.ErrPermission) {
+	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
 		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
 	}
 	h := host(t)
 	ref := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{strings.Repeat("c", 24)}}
-	_, iptables := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
+	_, rules := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
 	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
 	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
 	nat := func() []string {
 		t.Helper()
-		now, err := readNAT("iptables-legacy", nil)
+		now, err := iptables.ReadLegacy(true)
 		mustDo(t, err)
 		var lines []string
-		for chain, rules := range now {
-			lines = append(append(lines, chain), rules...)
+		for chain, own := range now {
+			lines = append(append(lines, chain), own...)
 		}
 		return slices.DeleteFunc(lines, func(line string) bool { return !strings.Contains(line, ref.Hashes[0][:21]) })
 	}
-	pipe(t, iptables, "iptables-legacy-restore", "--noflush")
+	pipe(t, rules, "iptables-legacy-restore", "--noflush")
 	if before := nat(); len(before) != 11 {
 		t.Fatalf("%d lines to begin with:\n%s", len(before), strings.Join(before, "\n"))
 	}

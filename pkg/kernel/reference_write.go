@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
@@ -174,7 +175,7 @@ func ReferenceBackend(named string) string {
 	switch {
 	case named != "":
 		return named
-	case HasIPTables(true):
+	case iptables.Installed(true):
 		return "iptables"
 	}
 	return "nftables"

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -96,7 +97,7 @@ func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
 func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts) error {
 	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
 	if st.Backend == "iptables" {
-		if err := host.RemoveChain(dnatChain, podChain(key)); err != nil {
+		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
 		}
 	}

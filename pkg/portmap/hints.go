@@ -5,13 +5,14 @@ package portmap
 import (
 	"errors"
 
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // withHint says what to do about an error of the kernel layer.
 func withHint(err error) error {
-	var program *kernel.MissingProgram
+	var program *iptables.MissingProgram
 	var lost *kernel.Differs
 	switch {
 	case errors.As(err, &program):

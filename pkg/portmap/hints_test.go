@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -17,7 +18,7 @@ func TestHints(t *testing.T) {
 		code uint
 		hint string
 	}{
-		{&kernel.MissingProgram{Name: "iptables-save"}, plugin.CodeKernelFeature, "install iptables, or use the nftables backend, which needs no program"},
+		{&iptables.MissingProgram{Name: "iptables-save"}, plugin.CodeKernelFeature, "install iptables, or use the nftables backend, which needs no program"},
 		{fmt.Errorf("x: %w", &kernel.Differs{Rules: true}), plugin.CodeStateDiffers, "somebody flushed them; 'podlace reload' brings back those of all pods"},
 		{&kernel.Differs{Set: "owners"}, plugin.CodeStateDiffers, "'podlace reload' brings it back"},
 		{&kernel.Differs{Set: "hairpin"}, plugin.CodeStateDiffers, "'podlace reload' brings it back"},

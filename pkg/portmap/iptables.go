@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -31,47 +32,58 @@ func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash(
 
 // addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back in
 // the same step.
-func addByIPTables(host *kernel.Node, key attachment.Key, st state, log *slog.Logger) error {
-	flushed := false
-	var all []recorded
+func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
+	var lost []recorded
 	for _, p := range st.Rules.Pod {
-		is4 := p.Addr().Is4()
-		edit := func(alone bool) error {
-			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-				lines, err := st.lines(nat, key, p)
-				if err != nil || len(lines) == 0 || alone || leadsHere(nat) {
-					return lines, err
-				}
-				flushed = true
-				all, err = allRecorded()
-				others, skipped := missingLines(nat, all, is4)
-				if skipped != nil {
-					log.Warn(notRestored, "error", skipped)
-				}
-				return unique(append(lines, others...)), err
-			})
-		}
-		err := edit(false)
-		if err != nil && len(all) > 0 && plugin.Code(err) != plugin.CodeTryAgain {
-			err = edit(true) // it may be a rule of another that is refused
-		}
+		others, err := st.addFamily(key, p, log)
 		if err != nil {
-			return withHint(st.Rules.blame(err, is4))
+			return withHint(st.Rules.blame(err, p.Addr().Is4()))
+		}
+		if len(others) > 0 {
+			lost = others
 		}
 	}
-	if !flushed {
+	if len(lost) == 0 {
 		return nil
 	}
-	if _, err := restoreIPTables(host, all, log); err != nil { // also in the family that this pod has not
+	if _, err := restoreIPTables(lost, true, log); err != nil { // also in the family that this pod has not
 		log.Warn(notRestored, "error", err)
 	}
 	return nil
 }
 
+// addFamily forwards the ports of one of the pod's addresses. It returns all recorded attachments if what all pods share was missing.
+func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recorded, err error) {
+	table, err := iptables.Open(pod.Addr().Is4(), true)
+	if err != nil {
+		return nil, err
+	}
+	defer table.Close()
+	own, err := st.lines(table.NAT(), key, pod)
+	if err != nil {
+		return nil, err
+	}
+	if len(own) == 0 || leadsHere(table.NAT()) {
+		return nil, table.Apply(own)
+	}
+	if lost, err = allRecorded(); err != nil {
+		return nil, err
+	}
+	others, skipped := missingLines(table.NAT(), lost, pod.Addr().Is4())
+	if skipped != nil {
+		log.Warn(notRestored, "error", skipped)
+	}
+	err = table.Apply(unique(append(slices.Clone(own), others...)))
+	if err != nil && len(lost) > 0 && plugin.Code(err) != plugin.CodeTryAgain {
+		err = table.Apply(own) // it may be a rule of another that is refused
+	}
+	return lost, err
+}
+
 // blame names the conditions when iptables refuses the rules: what else is in them is the same for every pod.
 func (of rules) blame(err error, is4 bool) error {
 	key, words := of.conditions(is4)
-	if len(words) == 0 || !kernel.Refused(err) {
+	if len(words) == 0 || !iptables.Refused(err) {
 		return err
 	}
 	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
@@ -86,7 +98,7 @@ func (of rules) conditions(is4 bool) (key string, words []string) {
 }
 
 // lines are those of iptables-restore that forward the ports of one of the pod's addresses.
-func (st state) lines(nat kernel.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
+func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ofFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
 		return nil, nil
@@ -100,12 +112,12 @@ func (st state) lines(nat kernel.NAT, key attachment.Key, pod netip.Prefix) ([]s
 }
 
 // leadsHere tells whether packets come to the chain of all hostPorts.
-func leadsHere(nat kernel.NAT) bool {
+func leadsHere(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
 // iptablesIntact reports whether what the attachments share is in place, in each family that they use. What cannot be read counts as intact.
-func iptablesIntact(host *kernel.Node) bool {
+func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
 		return true
@@ -114,7 +126,7 @@ func iptablesIntact(host *kernel.Node) bool {
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
-		if nat, err := host.ReadNAT(is4); err == nil && !leadsHere(nat) {
+		if nat, err := iptables.Read(is4); err == nil && !leadsHere(nat) {
 			return false
 		}
 	}
@@ -126,26 +138,16 @@ func (rec recorded) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the rules of attachments that lack some; changed reports whether there were any.
-func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) (changed bool, err error) {
+// restoreIPTables restores the rules of attachments that lack some; changed reports whether there were any. Without wait it fails as busy
+// where it would wait for a lock.
+func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
-		var skipped error
-		edit := func(these []recorded) error {
-			return host.EditNAT(is4, func(nat kernel.NAT) ([]string, error) {
-				lines, err := missingLines(nat, these, is4)
-				skipped = err
-				if len(lines) > 0 {
-					changed = true
-					log.Info("rules of hostPorts are missing and are restored from the records", "program", "iptables", "lines", len(lines))
-				}
-				return lines, nil
-			})
-		}
-		err := edit(all)
+		some, skipped, err := restoreFamily(is4, all, wait, log)
+		changed = changed || some
 		if err == nil {
 			errs = append(errs, skipped)
 			continue
@@ -154,14 +156,30 @@ func restoreIPTables(host *kernel.Node, all []recorded, log *slog.Logger) (chang
 			return changed, errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
 		}
 		for i := range all { // one rule that is refused would keep all others out
-			errs = append(errs, edit(all[i:i+1]), skipped)
+			some, skipped, err := restoreFamily(is4, all[i:i+1], wait, log)
+			changed = changed || some
+			errs = append(errs, err, skipped)
 		}
 	}
 	return changed, errors.Join(errs...)
 }
 
+// restoreFamily restores missing rules of one family in one step. skipped is the error of attachments that cannot have their rules.
+func restoreFamily(is4 bool, all []recorded, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
+	table, err := iptables.Open(is4, wait)
+	if err != nil {
+		return false, nil, err
+	}
+	defer table.Close()
+	lines, skipped := missingLines(table.NAT(), all, is4)
+	if len(lines) > 0 {
+		log.Info("rules of hostPorts are missing and are restored from the records", "program", "iptables", "lines", len(lines))
+	}
+	return len(lines) > 0, skipped, table.Apply(lines)
+}
+
 // missingLines returns the lines that attachments lack, and an error for each that cannot have its own.
-func missingLines(nat kernel.NAT, all []recorded, is4 bool) (lines []string, err error) {
+func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
 			continue
@@ -202,7 +220,7 @@ func ofFamily(ports []kernel.HostPort, is4 bool) []kernel.HostPort {
 }
 
 // sharedLines makes what all pods share, as far as it is missing.
-func sharedLines(nat kernel.NAT, snat bool, of rules) []string {
+func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
 		if len(nat.Rules(chain, parts...)) == 0 {
@@ -282,7 +300,7 @@ func namedFirst(ports []kernel.HostPort) []kernel.HostPort {
 
 // entryLines leads the ports to the pod's chain, those of one address before those that any pod has of all. Entries that are left from
 // before are removed.
-func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
+func entryLines(nat iptables.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
 	_, words := of.conditions(ports[0].To.Addr().Is4())
@@ -290,7 +308,7 @@ func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.Hos
 	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)
 	}
-	comment := kernel.Comment(fmt.Sprintf("dnat name: %q id: %q", key.Network, key.ContainerID))
+	comment := iptables.Comment(fmt.Sprintf("dnat name: %q id: %q", key.Network, key.ContainerID))
 	for _, named := range []bool{true, false} {
 		command := map[bool]string{true: "-I", false: "-A"}[named]
 		byProtocol := map[string][]string{}
@@ -309,13 +327,13 @@ func entryLines(nat kernel.NAT, key attachment.Key, of rules, ports []kernel.Hos
 	return lines
 }
 
-func checkIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPort) error {
+func checkIPTables(key attachment.Key, ports []kernel.HostPort) error {
 	for _, is4 := range []bool{true, false} {
 		own := ofFamily(ports, is4)
 		if len(own) == 0 {
 			continue
 		}
-		nat, err := host.ReadNAT(is4)
+		nat, err := iptables.Read(is4)
 		if err != nil {
 			return withHint(err)
 		}
@@ -326,7 +344,7 @@ func checkIPTables(host *kernel.Node, key attachment.Key, ports []kernel.HostPor
 	return nil
 }
 
-func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
+func checkRules(nat iptables.NAT, chain string, ports []kernel.HostPort) error {
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
 		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
@@ -337,7 +355,7 @@ func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
 		}
-		rules := kernel.NAT{chain: own[p.Port]}
+		rules := iptables.NAT{chain: own[p.Port]}
 		match := "-p " + p.Protocol + " "
 		marks := len(rules.Rules(chain, match)) - len(rules.Rules(chain, match, "-j DNAT "))
 		if len(rules.Rules(chain, match, "--to-destination "+p.To.String()+" ")) == 0 || p.SNAT && marks == 0 {
@@ -348,7 +366,7 @@ func checkRules(nat kernel.NAT, chain string, ports []kernel.HostPort) error {
 }
 
 // checkMasquerade finds the marks of a pod's chain without what they stand for.
-func checkMasquerade(nat kernel.NAT, chain string) error {
+func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // marked by a chain of others, or not at all
 	}
@@ -361,7 +379,7 @@ func checkMasquerade(nat kernel.NAT, chain string) error {
 }
 
 // ledTo returns the ports of the node that rules lead to a pod's chain, each after its protocol.
-func ledTo(nat kernel.NAT, chain string) map[string]bool {
+func ledTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
 		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {

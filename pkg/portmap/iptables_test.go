@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -25,7 +25,7 @@ func testKey() attachment.Key {
 }
 
 // noNAT is an empty nat table.
-func noNAT() kernel.NAT { return kernel.NAT{} }
+func noNAT() iptables.NAT { return iptables.NAT{} }
 
 // TestPodChain pins the reference's name.
 func TestPodChain(t *testing.T) {
@@ -41,7 +41,7 @@ func TestPodChain(t *testing.T) {
 }
 
 // generated is what one ADD writes for both families of a pod.
-func generated(t *testing.T, keys string, nat4 kernel.NAT) string {
+func generated(t *testing.T, keys string, nat4 iptables.NAT) string {
 	t.Helper()
 	cfg, err := parsed(keys)
 	if err != nil {
@@ -99,15 +99,14 @@ func TestLines(t *testing.T) {
 
 // TestLinesAgain: what is shared is not made twice, and what is left of the pod from before is replaced.
 func TestLinesAgain(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
 	l.Conf = l.Conf.With("backend", "iptables")
 	l.OK(l.Call("ADD", "a"))
 	saved := func() string {
-		h := openHost(t)
-		nat, err := h.ReadNAT(true)
+		nat, err := iptables.Read(true)
 		if err != nil {
 			t.Fatal(err)
 		}

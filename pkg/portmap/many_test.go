@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -20,7 +21,7 @@ import (
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
-	nat := kernel.NAT{"PREROUTING": jump("PREROUTING"), "OUTPUT": jump("OUTPUT")}
+	nat := iptables.NAT{"PREROUTING": jump("PREROUTING"), "OUTPUT": jump("OUTPUT")}
 	var ports []kernel.HostPort
 	for i := range uint16(2000) {
 		p := kernel.HostPort{Protocol: "tcp", Port: 20000 + i, To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), 80)}

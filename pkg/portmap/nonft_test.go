@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -49,7 +49,7 @@ func withoutNFT(t *testing.T, f func()) {
 
 // TestWithoutNFT: on a kernel without nf_tables nobody gets nftables who did not ask for it, and who did is told at once.
 func TestWithoutNFT(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)

@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -204,7 +205,7 @@ func (c *Config) choose() error {
 // checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
-		if c.Backend == "iptables" && !kernel.HasIPTables(p.Addr().Is4()) {
+		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
 				"install iptables, or use backend nftables, which needs no program")
 		}
@@ -243,7 +244,7 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 		err = c.clear()
 	}
 	if err == nil && st.Backend == "iptables" {
-		err = addByIPTables(host, att.Key, *st, r.Log)
+		err = addByIPTables(att.Key, *st, r.Log)
 	}
 	if err != nil {
 		return nil, err
@@ -336,7 +337,7 @@ func check(r *plugin.Request) error {
 		}
 	}
 	if st.Backend == "iptables" {
-		return checkIPTables(host, attachment.KeyOf(r), ports)
+		return checkIPTables(attachment.KeyOf(r), ports)
 	}
 	return nil
 }
@@ -368,7 +369,7 @@ func status(r *plugin.Request) error {
 	if err := cfg.choose(); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	if cfg.Backend == "iptables" && !kernel.HasIPTables(true) && !kernel.HasIPTables(false) {
+	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
 	attachment.ReportRepair(r, attachment.Trying, repair(r, cfg))

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -27,7 +28,7 @@ import (
 func backends(t *testing.T, test func(lab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!kernel.HasIPTables(true) || !kernel.HasIPTables(false)) {
+			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
 				t.Skip("SKIPPED: iptables is not installed")
 			}
 			l := newLab(t)
@@ -45,11 +46,11 @@ func (l lab) mapped(id string) bool {
 			return true
 		}
 	}
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		return false
 	}
 	for _, is4 := range []bool{true, false} {
-		nat, err := openHost(l.T).ReadNAT(is4)
+		nat, err := iptables.Read(is4)
 		if err != nil {
 			l.Fatal(err)
 		}
@@ -242,12 +243,11 @@ func TestCheckDetectsNFTables(t *testing.T) {
 
 // TestCheckDetectsIPTables (C-63) deletes one rule at a time.
 func TestCheckDetectsIPTables(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
 	l.Conf = l.Conf.With("backend", "iptables")
-	h := openHost(t)
 	for _, c := range []struct {
 		is4   bool
 		chain string
@@ -265,15 +265,12 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	} {
 		l.OK(l.Call("ADD", "a"))
 		l.OK(l.Call("CHECK", "a"))
-		err := h.EditNAT(c.is4, func(nat kernel.NAT) (lines []string, _ error) {
+		applyIPTables(t, c.is4, func(nat iptables.NAT) (lines []string) {
 			for _, rule := range nat.Rules(c.chain, c.part) {
 				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
 			}
-			return lines, nil
+			return lines
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
 			t.Errorf("%+v: %s", c, o.Stdout)
 		}
@@ -281,22 +278,32 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
+// applyIPTables changes the nat table.
+func applyIPTables(t *testing.T, is4 bool, lines func(iptables.NAT) []string) {
+	t.Helper()
+	table, err := iptables.Open(is4, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	if err := table.Apply(lines(table.NAT())); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestExternalChain(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
 	l.Conf = l.Conf.With("externalSetMarkChain", "KUBE-MARK-MASQ")
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
-	h := openHost(t)
 	for _, is4 := range []bool{true, false} {
-		if err := h.EditNAT(is4, func(kernel.NAT) ([]string, error) { return []string{":KUBE-MARK-MASQ - [0:0]"}, nil }); err != nil {
-			t.Fatal(err)
-		}
+		applyIPTables(t, is4, func(iptables.NAT) []string { return []string{":KUBE-MARK-MASQ - [0:0]"} })
 	}
 	l.OK(l.Call("ADD", "a"))
 	l.OK(l.Call("CHECK", "a"))
-	nat, err := h.ReadNAT(true)
+	nat, err := iptables.Read(true)
 	if err != nil || nat.HasChain(masqChain) || nat.HasChain(markChain) || len(nat.Rules(l.chain("a"), "-j KUBE-MARK-MASQ ")) != 4 {
 		t.Errorf("%v, rules %q", err, nat.Rules(l.chain("a")))
 	}

@@ -40,9 +40,6 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
-	if locks == attachment.Trying {
-		host.TryLocks()
-	}
 	unlock, err := locks.Node(portsLock)
 	if err != nil {
 		return locks.Tolerate(err)
@@ -99,7 +96,7 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 		err = host.RestoreHostPorts(wanted)
 	}
 	errs = append(errs, ignoreNoNFT(err))
-	changed, err := restoreIPTables(host, all, log)
+	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacks || changed {
 		// The kernel remembers clients that sent meanwhile as talking to the node itself.
@@ -156,7 +153,7 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 func intact(host *kernel.Node, cfg Config) bool {
 	ok, err := host.HostPortRules()
 	if nft.Unsupported(err) || err == nil && ok {
-		return cfg.Backend != "iptables" || iptablesIntact(host)
+		return cfg.Backend != "iptables" || iptablesIntact()
 	}
 	if err != nil {
 		return true

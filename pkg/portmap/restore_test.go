@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -212,7 +212,7 @@ func TestFlush(t *testing.T) {
 // TestBadNeighbour (F-21): after a flush, rules of one pod that iptables refuses by now do not keep others from coming back, nor a new pod from
 // its ports.
 func TestBadNeighbour(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
@@ -236,7 +236,7 @@ func TestBadNeighbour(t *testing.T) {
 
 // TestBadConditions (S-10): conditions that only iptables knows to be wrong are a mistake in the configuration, and leave nothing behind.
 func TestBadConditions(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)

@@ -54,7 +54,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
 				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
-				return addByIPTables(host, named, as, slog.Default())
+				return addByIPTables(named, as, slog.Default())
 			}
 			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, kernel.Singles(st.Ports))
 		}},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -124,7 +125,7 @@ func (c *claim) clear() error {
 	var errs []error
 	for _, rec := range c.gave {
 		if rec.Backend == "iptables" {
-			errs = append(errs, c.host.RemoveChain(dnatChain, podChain(rec.Key)))
+			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
 		}
 	}
 	return errors.Join(errs...)
@@ -186,7 +187,7 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 	if err := host.PassHostPorts(hash, wanted); err != nil {
 		return err
 	}
-	if _, err := restoreIPTables(host, heirs, slog.Default()); err != nil {
+	if _, err := restoreIPTables(heirs, true, slog.Default()); err != nil {
 		slog.Warn(notRestored, "error", err)
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -137,7 +137,7 @@ func TestSharedInPart(t *testing.T) {
 // TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container: no rule of the iptables backend
 // stays before it.
 func TestTakeOverOfShared(t *testing.T) {
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
@@ -158,7 +158,7 @@ func TestTakeOverOfShared(t *testing.T) {
 			ask := append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args, "backend", backend)
 			next.OK(next.Call("ADD", "next", ask...))
 			next.OK(next.Call("CHECK", "next", ask...))
-			nat, err := openHost(t).ReadNAT(true)
+			nat, err := iptables.Read(true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -237,7 +237,7 @@ func TestSharedWithTheDead(t *testing.T) {
 		ask := asking("10.71.0.6/24", port(8080, 80, "tcp"))
 		l.OK(next.Call("ADD", "c", ask...))
 		if l.Conf["backend"] == "iptables" {
-			nat, err := openHost(l).ReadNAT(true)
+			nat, err := iptables.Read(true)
 			if err != nil || nat.HasChain(podChain(attachment.Key{Network: "other", ContainerID: "a", IfName: "eth0"})) {
 				l.Errorf("the rules of the dead container come first, %v", err)
 			}

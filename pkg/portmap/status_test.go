@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -89,7 +89,7 @@ func TestGCRestores(t *testing.T) {
 // STATUS comes. GC, which comes seldom, tells each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
-	if !kernel.HasIPTables(true) || !kernel.HasIPTables(false) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	if out, err := exec.Command("sh", "-c", "iptables -t nat -N KUBE-MARK-MASQ && ip6tables -t nat -N KUBE-MARK-MASQ").CombinedOutput(); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package iptables
 
 import (
 	"errors"
@@ -10,7 +10,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
 
 const saved = `# Generated
 *nat
@@ -26,7 +30,7 @@ COMMIT
 `
 
 func TestNAT(t *testing.T) {
-	nat := parseNAT(saved)
+	nat := parse(saved)
 	for chain, want := range map[string]bool{"CNI-ABC": true, "CNI-ABCD": true, "CNI-AB": false, "": false, "PREROUTING": true, "POSTROUTING": false} {
 		if got := nat.HasChain(chain); got != want {
 			t.Errorf("%q: %t", chain, got)
@@ -59,54 +63,84 @@ func TestNAT(t *testing.T) {
 
 func needIPTables(t *testing.T) {
 	t.Helper()
-	if !HasIPTables(true) || !HasIPTables(false) {
+	if !Installed(true) || !Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 }
 
-func TestEditNAT(t *testing.T) {
+// flush empties nf_tables, and again at the end of the test.
+func flush(t *testing.T) {
+	t.Helper()
+	now := func() {
+		c, err := nftables.New()
+		mustDo(t, err)
+		c.FlushRuleset()
+		mustDo(t, c.Flush())
+	}
+	now()
+	t.Cleanup(now)
+}
+
+func mustDo(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// apply edits the nat table.
+func apply(is4 bool, lines func(NAT) []string) error {
+	e, err := Open(is4, true)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return e.Apply(lines(e.NAT()))
+}
+
+func TestEdit(t *testing.T) {
 	needIPTables(t)
 	flush(t)
-	h := host(t)
 	for _, is4 := range []bool{true, false} {
 		edit := func(lines ...string) error {
-			return h.EditNAT(is4, func(NAT) ([]string, error) { return lines, nil })
+			return apply(is4, func(NAT) []string { return lines })
 		}
-		mustDo(t, edit(), h.RemoveChain("POSTROUTING", "KT-A"))
+		mustDo(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
 		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A", "-A POSTROUTING -p udp -j KT-B"))
 		// A line that is wrong undoes those before it.
-		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), iptablesName(is4)+"-restore") {
+		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)
 		}
-		nat, err := h.ReadNAT(is4)
+		nat, err := Read(is4)
 		mustDo(t, err)
 		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
 			t.Errorf("got %q", nat)
 		}
-		mustDo(t, h.RemoveChain("POSTROUTING", "KT-A"))
-		nat, err = h.ReadNAT(is4)
+		mustDo(t, RemoveChain("POSTROUTING", "KT-A"))
+		nat, err = Read(is4)
 		mustDo(t, err)
 		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
 			t.Errorf("left %q", nat)
 		}
-		mustDo(t, h.RemoveChain("POSTROUTING", "KT-B"))
+		mustDo(t, RemoveChain("POSTROUTING", "KT-B"))
 	}
 }
 
-// TestEditNATParallel: what one reads still holds when it writes, so that nobody's chain is lost.
-func TestEditNATParallel(t *testing.T) {
+// TestEditParallel: what one reads still holds when it writes, so that nobody's chain is lost.
+func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	flush(t)
 	var group sync.WaitGroup
 	for i := range 6 {
 		group.Go(func() {
-			h := host(t)
-			err := h.EditNAT(true, func(nat NAT) ([]string, error) {
+			err := apply(true, func(nat NAT) []string {
 				lines := []string{fmt.Sprintf("-A KT-SHARED -p tcp --dport %d -j ACCEPT", 1000+i)}
 				if !nat.HasChain("KT-SHARED") {
 					lines = append([]string{":KT-SHARED - [0:0]"}, lines...)
 				}
-				return lines, nil
+				return lines
 			})
 			if err != nil {
 				t.Error(err)
@@ -114,15 +148,15 @@ func TestEditNATParallel(t *testing.T) {
 		})
 	}
 	group.Wait()
-	nat, err := host(t).ReadNAT(true)
+	nat, err := Read(true)
 	mustDo(t, err)
 	if n := len(nat.Rules("KT-SHARED")); n != 6 {
 		t.Errorf("%d of 6 rules are there: %q", n, nat)
 	}
 }
 
-func TestIPTablesMissing(t *testing.T) {
-	_, err := iptablesBinary("iptables-none")
+func TestMissingProgram(t *testing.T) {
+	_, err := lookPath("iptables-none")
 	var missing *MissingProgram
 	if !errors.As(err, &missing) || err.Error() != "iptables-none is not installed" {
 		t.Errorf("got %v", err)

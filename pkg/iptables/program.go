@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/child"
+)
+
+// timeout is how long a process may take, and xtablesWait (seconds) how much of that it waits for the xtables lock.
+const (
+	timeout     = 20 * time.Second
+	xtablesWait = "10"
+)
+
+// folders are searched for the programs, not PATH: a runtime's PATH may be empty or hostile.
+var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
+
+// exitBusy is the exit status for a resource problem (iptables(8)): the xtables lock was not to be had.
+const exitBusy = 4
+
+// MissingProgram is the error when a program is not installed.
+type MissingProgram struct{ Name string }
+
+func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
+
+// MissingFeature returns the name of the program.
+func (e *MissingProgram) MissingFeature() string { return e.Name }
+
+// busyError is the error when a program holds a lock, or does not end.
+type busyError struct{ error }
+
+func (e busyError) Unwrap() error { return e.error }
+
+// Busy reports that the same may work later.
+func (busyError) Busy() bool { return true }
+
+// isBusy reports whether a lock was held for too long.
+func isBusy(err error) bool {
+	var busy interface{ Busy() bool }
+	return errors.As(err, &busy) && busy.Busy()
+}
+
+// Refused reports whether iptables refused what it was given.
+func Refused(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && exit.ExitCode() != exitBusy
+}
+
+// Installed reports whether the iptables programs of a family are installed.
+func Installed(is4 bool) bool { return installed(name(is4)) }
+
+func installed(program string) bool {
+	_, err := lookPath(program + "-restore")
+	return err == nil
+}
+
+func name(is4 bool) string {
+	if is4 {
+		return "iptables"
+	}
+	return "ip6tables"
+}
+
+func lookPath(name string) (string, error) {
+	for _, dir := range folders {
+		path := dir + "/" + name
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", &MissingProgram{name}
+}
+
+func read(program string, hold *os.File) (NAT, error) {
+	out, err := run(program, "-save", "", hold, "-t", "nat")
+	return parse(out), err
+}
+
+func run(program, tool, stdin string, hold *os.File, args ...string) (string, error) {
+	path, err := lookPath(program + tool)
+	if err != nil {
+		return "", err
+	}
+	var stdout, stderr child.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Env = []string{"PATH=/usr/sbin:/sbin:/usr/bin:/bin"}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	err = child.Run(cmd, timeout, hold)
+	if err == nil {
+		return stdout.String(), nil
+	}
+	var exit *exec.ExitError
+	late := errors.Is(err, child.ErrTimeout) || errors.As(err, &exit) && exit.ExitCode() == exitBusy
+	err = fmt.Errorf("%s%s: %w: %s", program, tool, err, strings.Join(strings.Fields(stderr.String()), " "))
+	if late {
+		return "", busyError{err}
+	}
+	return "", err
+}
