@@ -41,10 +41,10 @@ func only() map[string][]string {
 	return map[string][]string{
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
-		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel"},
+		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel", "pkg/bridge"},
 		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel", "pkg/iptables"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
-		// blocking, bridge knows EEXIST.
+		// blocking, bridge writes rules of nf_tables.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
@@ -52,7 +52,7 @@ func only() map[string][]string {
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
 		module + "pkg/hostlocal":         {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback", "pkg/validate"}, // ipam runs it without knowing it
-		module + "pkg/fault":             {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"},               // what changes the system, starts a program, or answers
+		module + "pkg/fault":             {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/store", "pkg/pci", "pkg/child", "pkg/plugin"}, // what changes the system, starts a program, or answers
 		module + "pkg/sandbox":           {"pkg/kernel/kerneltest", "pkg/demo", "pkg/cli", "integration/"},
 		module + "pkg/kernel/kerneltest": {"integration/harness"},
 		module + "pkg/pci/pcitest":       {"integration/harness/card"},

@@ -36,7 +36,7 @@ type state struct {
 	Isolated   bool            `json:"isolated,omitempty"`
 	VLANs      VLANs           `json:"vlans,omitzero"`
 	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
-	Guard      *kernel.Guard   `json:"guard,omitempty"`
+	Guard      *Guard          `json:"guard,omitempty"`
 }
 
 type bridge struct{ ipam ipam.Runner }
@@ -304,7 +304,7 @@ func (c Config) possible(host *kernel.Node) error {
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {
-		_, e := host.HasGuards()
+		_, e := hasGuards(host)
 		err = errors.Join(err, e)
 	}
 	if c.Masquerade.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {

@@ -224,14 +224,14 @@ func (j *job) missingMasquerade(l layer3) error {
 	}
 	switch m.Backend {
 	case "nftables":
-		missing, err := j.host.MissingMasquerade(nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
+		missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
 		if err != nil {
 			return err
 		}
 		if len(missing.Sources) > 0 {
 			return differs("masquerade of %v is missing", missing.Sources)
 		}
-		if ok, err := j.host.MasqueradeRules(j.att.Network); err != nil || !ok {
+		if ok, err := hasMasqueradeRules(j.att.Network); err != nil || !ok {
 			return errors.Join(differs("the nftables rules that masquerade network %s are missing", j.att.Network), err)
 		}
 		if len(missing.Local) > 0 {

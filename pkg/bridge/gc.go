@@ -26,7 +26,7 @@ func (b bridge) gc(r *plugin.Request) error {
 	}
 	for hash := range gc.Unreadable() {
 		// The addresses go back with the other leases that are nobody's.
-		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), host.DelGuardOf(attachment.HostVeth(hash))))
+		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), delGuardOf(attachment.HostVeth(hash))))
 	}
 	err = gc.Err()
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {

@@ -12,11 +12,11 @@ import (
 )
 
 // guardOf returns the guard that the configuration asks for on the port of a pod, or nil.
-func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *kernel.Guard {
+func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
 	}
-	g := &kernel.Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner}
+	g := &Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner}
 	if c.AntiSpoof {
 		for _, a := range l.Addresses {
 			g.Addresses = append(g.Addresses, a.Addr())
@@ -30,22 +30,22 @@ const guards = "guards"
 
 // guard protects the other pods from this one, before its port is up. When the rules are gone, somebody flushed them: then the pods of all
 // networks get theirs back too.
-func (j *job) guard(g *kernel.Guard) error {
+func (j *job) guard(g *Guard) error {
 	if g == nil {
 		return nil
 	}
-	has, err := j.host.HasGuards()
+	has, err := hasGuards(j.host)
 	if err != nil {
 		return err
 	}
 	if has {
-		return j.host.EnsureGuard(*g)
+		return ensureGuard(j.host, *g)
 	}
 	return restoreGuards(j.host, j.r.Log, attachment.Waiting, *g)
 }
 
 // restoreGuards writes the rules, the guards of all recorded attachments and those of more, if any of them is missing.
-func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...kernel.Guard) error {
+func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
 		return locks.Tolerate(err)
@@ -55,7 +55,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if err != nil {
 		return err
 	}
-	var written, unfinished []kernel.Guard // an ADD that runs may not have set its guard yet
+	var written, unfinished []Guard // an ADD that runs may not have set its guard yet
 	for _, rec := range records {
 		var st state
 		if json.Unmarshal(rec.State, &st) != nil || st.Guard == nil {
@@ -70,13 +70,13 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if lacks, err := host.LacksGuards(slices.Concat(written, more)); err != nil || !lacks {
+	if lacks, err := lacksGuards(host, slices.Concat(written, more)); err != nil || !lacks {
 		return err
 	}
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	return host.SetGuards(slices.Concat(written, unfinished, more))
+	return SetGuards(slices.Concat(written, unfinished, more))
 }
 
 // unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.
@@ -89,7 +89,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 		return err
 	}
 	defer unlock()
-	if err := host.DelGuard(*st.Guard); err != nil {
+	if err := delGuard(host, *st.Guard); err != nil {
 		return err
 	}
 	st.Guard = nil
@@ -97,7 +97,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return nil
 }
 
-func (j *job) checkGuard(g *kernel.Guard) error {
+func (j *job) checkGuard(g *Guard) error {
 	if g == nil {
 		return nil
 	}
@@ -106,5 +106,5 @@ func (j *job) checkGuard(g *kernel.Guard) error {
 			return err
 		}
 	}
-	return j.host.CheckGuard(*g)
+	return checkGuard(j.host, *g)
 }

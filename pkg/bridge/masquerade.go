@@ -57,7 +57,7 @@ func (j *job) endMasquerade() error {
 		return err
 	}
 	defer unlock()
-	if err := j.host.EndMasquerade(kernel.Masquerade{Network: j.att.Network}); err != nil {
+	if err := endMasquerade(MasqueradeSets{Network: j.att.Network}); err != nil {
 		return err
 	}
 	return j.att.Unnote(masqueraded)
@@ -77,12 +77,12 @@ func (m Masquerade) text() string {
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.text()
 	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared)
-	missing, err := j.host.MissingMasquerade(want)
+	missing, err := missingMasquerade(j.host, want)
 	if err != nil {
 		return err
 	}
-	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.Empty() {
-		if ok, err := j.host.MasqueradeRules(j.att.Network); err != nil || ok {
+	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.empty() {
+		if ok, err := hasMasqueradeRules(j.att.Network); err != nil || ok {
 			return err
 		}
 	}
@@ -91,12 +91,12 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		return err
 	}
 	defer unlock()
-	whole, err := j.host.HasMasquerade(j.att.Network)
+	whole, err := hasMasquerade(j.host, j.att.Network)
 	if err != nil {
 		return err
 	}
 	if noted, _ := j.att.Noted(masqueraded); noted == config && whole {
-		if err := j.host.AddMasquerade(missing); !isExist(err) {
+		if err := addMasquerade(j.host, missing); !isExist(err) {
 			return err
 		}
 	}
@@ -108,20 +108,20 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err := j.att.Note(masqueraded, ""); err != nil {
 		return err
 	}
-	if err := j.host.SetMasquerade(all); err != nil {
+	if err := SetMasquerade(all); err != nil {
 		return err
 	}
 	return j.att.Note(masqueraded, config)
 }
 
 // allMasquerade returns what all attachments of a network need, and what those of them have that are added whole.
-func allMasquerade(network string, cfg Masquerade) (all, written kernel.Masquerade, err error) {
+func allMasquerade(network string, cfg Masquerade) (all, written MasqueradeSets, err error) {
 	all.Network, written.Network = network, network
 	records, err := attachment.List(network, "bridge")
 	if err != nil {
 		return all, written, err
 	}
-	add := func(to *kernel.Masquerade, m kernel.Masquerade) {
+	add := func(to *MasqueradeSets, m MasqueradeSets) {
 		to.Sources, to.Local = append(to.Sources, m.Sources...), append(to.Local, m.Local...)
 	}
 	for _, rec := range records {
@@ -135,7 +135,7 @@ func allMasquerade(network string, cfg Masquerade) (all, written kernel.Masquera
 			add(&written, m)
 		}
 	}
-	for _, m := range []*kernel.Masquerade{&all, &written} {
+	for _, m := range []*MasqueradeSets{&all, &written} {
 		m.Sources, m.Local = unique(m.Sources), unique(m.Local) // pods share subnets
 	}
 	return all, written, nil
@@ -146,8 +146,8 @@ func unique(prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Compact(prefixes)
 }
 
-func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) kernel.Masquerade {
-	m := kernel.Masquerade{Network: network, Local: cfg.of(cfg.Except)}
+func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) MasqueradeSets {
+	m := MasqueradeSets{Network: network, Local: cfg.of(cfg.Except)}
 	for _, a := range cfg.of(addresses) {
 		m.Local = append(m.Local, a.Masked())
 		if shared {
@@ -173,7 +173,7 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 	if st.Masquerade == "iptables" {
 		err = iptables.RemoveChain("POSTROUTING", masqueradeChain(att.Key))
 	} else {
-		err = host.DelMasquerade(nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
+		err = delMasquerade(host, nftMasquerade(att.Network, Masquerade{V4: true, V6: true}, st.Addresses, false))
 	}
 	if err != nil {
 		return err

@@ -35,15 +35,15 @@ func (l lab) masquerades(sources, local string) error {
 		return err
 	}
 	defer h.Close()
-	m := kernel.Masquerade{Network: l.network()}
+	m := MasqueradeSets{Network: l.network()}
 	for _, s := range strings.Fields(sources) {
 		m.Sources = append(m.Sources, netip.MustParsePrefix(s))
 	}
 	for _, s := range strings.Fields(local) {
 		m.Local = append(m.Local, netip.MustParsePrefix(s))
 	}
-	missing, err := h.MissingMasquerade(m)
-	if err == nil && !missing.Empty() {
+	missing, err := missingMasquerade(h, m)
+	if err == nil && !missing.empty() {
 		err = fmt.Errorf("missing %v", missing)
 	}
 	return err

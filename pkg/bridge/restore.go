@@ -64,15 +64,15 @@ func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Atta
 	if err != nil || len(written.Sources) == 0 {
 		return err
 	}
-	missing, err := host.MissingMasquerade(written)
+	missing, err := missingMasquerade(host, written)
 	if err != nil {
 		return err
 	}
-	if has, err := host.HasMasquerade(att.Network); err != nil || has && missing.Empty() {
+	if has, err := hasMasquerade(host, att.Network); err != nil || has && missing.empty() {
 		return err
 	}
 	log.Info("masquerade is missing and is restored from the records")
-	return host.SetMasquerade(all)
+	return SetMasquerade(all)
 }
 
 // restoreVLANGateways writes the rules of the gateways that the pods of VLANs have.
@@ -90,9 +90,9 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, records []attachme
 		}
 		seen[name] = true
 		link, ok, err := host.Link(name)
-		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link)) != nil {
+		if err == nil && ok && checkVLANGateway(host, rulesOf(kernel.Link{Name: st.Bridge}, link)) != nil {
 			log.Info("the rules of a VLAN's gateway are missing and are restored from the records", "gateway", name)
-			err = host.EnsureVLANGateway(rulesOf(kernel.Link{Name: st.Bridge}, link))
+			err = EnsureVLANGateway(host, rulesOf(kernel.Link{Name: st.Bridge}, link))
 		}
 		errs = append(errs, err)
 	}
@@ -141,18 +141,18 @@ func (c Config) intact(host *kernel.Node, network string) bool {
 		return true
 	}
 	if st.Guard != nil {
-		if has, err := host.HasGuards(); err == nil && !has {
+		if has, err := hasGuards(host); err == nil && !has {
 			return false
 		}
 	}
 	if name := c.gatewayName(); name != c.Bridge {
 		link, ok, err := host.Link(name)
-		if err == nil && ok && host.CheckVLANGateway(rulesOf(kernel.Link{Name: c.Bridge}, link)) != nil {
+		if err == nil && ok && checkVLANGateway(host, rulesOf(kernel.Link{Name: c.Bridge}, link)) != nil {
 			return false
 		}
 	}
 	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
-		if has, err := host.HasMasquerade(network); err == nil && !has {
+		if has, err := hasMasquerade(host, network); err == nil && !has {
 			return false
 		}
 	}

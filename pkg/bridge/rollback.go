@@ -54,7 +54,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 }
 
 // referenceGuard keeps the check of MACs, which the reference has too; it has no check of addresses.
-func referenceGuard(host *kernel.Node, rec attachment.Record, guard *kernel.Guard, conf json.RawMessage) ([]attachment.Step, error) {
+func referenceGuard(host *kernel.Node, rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
 	}

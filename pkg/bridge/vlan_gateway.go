@@ -54,11 +54,11 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if err := j.ensureGatewayPort(bridge, link, port); err != nil {
 		return link, err
 	}
-	return link, j.host.EnsureVLANGateway(rulesOf(bridge, link))
+	return link, EnsureVLANGateway(j.host, rulesOf(bridge, link))
 }
 
-func rulesOf(bridge, link kernel.Link) kernel.VLANGateway {
-	return kernel.VLANGateway{Bridge: bridge.Name, Link: link.Name, MAC: link.MAC}
+func rulesOf(bridge, link kernel.Link) VLANGateway {
+	return VLANGateway{Bridge: bridge.Name, Link: link.Name, MAC: link.MAC}
 }
 
 // portOf returns the other end of a veth pair of the node.
@@ -138,7 +138,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if has, want := j.onGateway(bridge, has), j.gatewayVLANs(); has.String() != want.String() {
 		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
 	}
-	return link, j.host.CheckVLANGateway(rulesOf(bridge, link))
+	return link, checkVLANGateway(j.host, rulesOf(bridge, link))
 }
 
 // neighbours returns the ports of the bridge that share the VLAN of a gateway link, that of the gateway itself left out.

@@ -180,3 +180,6 @@ func ReferenceBackend(named string) string {
 	}
 	return "nftables"
 }
+
+// multicast is never masqueraded: a receiver has no way to answer (RFC 1112, RFC 4291).
+var multicast = [...]string{"224.0.0.0/4", "ff00::/8"}

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
@@ -170,9 +171,9 @@ func TestTables(t *testing.T) {
 	}
 	defer host.Close()
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	if err := errors.Join(host.ProtectLoopback(), host.RestoreHostPorts(nil), host.SetMasquerade(kernel.Masquerade{Network: "n"}),
-		host.EnsureVLANGateway(kernel.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
-		host.SetGuards([]kernel.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
+	if err := errors.Join(host.ProtectLoopback(), host.RestoreHostPorts(nil), bridge.SetMasquerade(bridge.MasqueradeSets{Network: "n"}),
+		bridge.EnsureVLANGateway(host, bridge.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
+		bridge.SetGuards([]bridge.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
 		t.Fatal(err)
 	}
 	var registered []string

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package bridge
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
@@ -48,27 +49,25 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// HasGuards tells whether the rules of guards are there, all of them and in this version.
-func (n *Node) HasGuards() (bool, error) {
-	t, err := nft.Open(nft.GuardTable)
+// hasGuards reports whether the rules of guards are there, all of them and in this version.
+func hasGuards(host *kernel.Node) (bool, error) {
+	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return false, err
 	}
-	defer t.Close()
 	ok, err := t.Marked(guardSchema)
 	return ok, needBridgeFamily(err)
 }
 
-// LacksGuards reports whether the rules or an entry of the guards is missing.
-func (n *Node) LacksGuards(guards []Guard) (bool, error) {
-	if has, err := n.HasGuards(); err != nil || !has {
+// lacksGuards reports whether the rules or an entry of the guards is missing.
+func lacksGuards(host *kernel.Node, guards []Guard) (bool, error) {
+	if has, err := hasGuards(host); err != nil || !has {
 		return !has && err == nil, err
 	}
-	t, err := nft.Open(nft.GuardTable)
+	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return false, err
 	}
-	defer t.Close()
 	for _, g := range guards {
 		want, err := g.elements()
 		if err != nil {
@@ -82,7 +81,7 @@ func (n *Node) LacksGuards(guards []Guard) (bool, error) {
 }
 
 // SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
-func (n *Node) SetGuards(guards []Guard) error {
+func SetGuards(guards []Guard) error {
 	bySet := map[string][]nftables.SetElement{}
 	for _, g := range guards {
 		elements, err := g.elements()
@@ -109,17 +108,16 @@ func (n *Node) SetGuards(guards []Guard) error {
 	}))
 }
 
-// EnsureGuard puts a guard on a port, before the port is up, where the rules are there.
-func (n *Node) EnsureGuard(g Guard) error {
+// ensureGuard puts a guard on a port, before the port is up, where the rules are there.
+func ensureGuard(host *kernel.Node, g Guard) error {
 	elements, err := g.elements()
 	if err != nil {
 		return err
 	}
-	t, err := nft.Open(nft.GuardTable)
+	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return err
 	}
-	defer t.Close()
 	err = t.Add(elements)
 	if isExist(err) { // of an attachment of the same name that was cut off
 		var old []nft.Element
@@ -133,23 +131,22 @@ func (n *Node) EnsureGuard(g Guard) error {
 func needBridgeFamily(err error) error {
 	for _, no := range []error{unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT} {
 		if errors.Is(err, no) {
-			return &MissingFeature{"nftables for bridges (CONFIG_NF_TABLES_BRIDGE)", err}
+			return &kernel.MissingFeature{What: "nftables for bridges (CONFIG_NF_TABLES_BRIDGE)", Err: err}
 		}
 	}
 	return err
 }
 
-// DelGuard takes the guard of a port away; what is not there is no error.
-func (n *Node) DelGuard(g Guard) error {
+// delGuard takes the guard of a port away; what is not there is no error.
+func delGuard(host *kernel.Node, g Guard) error {
 	elements, err := g.elements()
 	if err != nil {
 		return err
 	}
-	t, err := nft.Open(nft.GuardTable)
+	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	defer t.Close()
 	found, err := t.Existing(elements)
 	if err == nil {
 		err = t.Delete(found)
@@ -157,8 +154,8 @@ func (n *Node) DelGuard(g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// DelGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
-func (n *Node) DelGuardOf(link string) error {
+// delGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
+func delGuardOf(link string) error {
 	if ok, err := nft.HasTable(nft.GuardTable); err != nil || !ok {
 		return err
 	}
@@ -182,25 +179,24 @@ func (n *Node) DelGuardOf(link string) error {
 	return fault.Change("nft delete guard of "+link, conn.Flush)
 }
 
-// CheckGuard returns nil when the guard is whole, else Differs.
-func (n *Node) CheckGuard(g Guard) error {
+// checkGuard returns nil when the guard is whole, else an error of plugin.CodeStateDiffers.
+func checkGuard(host *kernel.Node, g Guard) error {
 	elements, err := g.elements()
 	if err != nil {
 		return err
 	}
-	t, err := nft.Open(nft.GuardTable)
+	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
 		return err
 	}
-	defer t.Close()
 	if ok, err := t.Marked(guardSchema); err != nil || !ok {
-		return errors.Join(missingRules("nftables rules of table bridge %s are missing", nft.GuardTable), err)
+		return errors.Join(differs("nftables rules of table bridge %s are missing", nft.GuardTable), err)
 	}
 	for _, e := range elements {
 		if _, ok, err := t.Get(e); err != nil {
 			return err
 		} else if !ok {
-			return missingEntry(e.Set, "the guard of %s misses an entry in nftables set %s", g.Link, e.Set)
+			return differs("the guard of %s misses an entry in nftables set %s", g.Link, e.Set)
 		}
 	}
 	return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package bridge
 
 import (
 	"net"
@@ -11,16 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 )
-
-// vlanTable is static: the gateway of a VLAN is an element of its sets.
-//
-// With br_netfilter and bridge-nf-call-iptables, which Kubernetes asks for, IP rules see a packet twice when it passes the port of such a
-// gateway: on the bridge, and where it is routed. What is translated, or not, is decided at the first time and for good, by rules that
-// see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
-// carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
-// past it.
 
 // vlanSchema is the version of the table.
 const vlanSchema = 2
@@ -35,6 +28,13 @@ func (g VLANGateway) elements() []nft.Element {
 	return []nft.Element{{Set: "gateways", Key: nft.Key(nft.IfName(g.Bridge), g.MAC)}, {Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
+// buildVLANs writes the rules, which are static: the gateway of a VLAN is an element of the sets.
+//
+// With br_netfilter and bridge-nf-call-iptables, which Kubernetes asks for, IP rules see a packet twice when it passes the port of such a
+// gateway: on the bridge, and where it is routed. What is translated, or not, is decided at the first time and for good, by rules that
+// see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
+// carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
+// past it.
 func buildVLANs(c *nftables.Conn) error {
 	r := nft.NewRuleset(c, nft.TableOf(nft.VLANTable).Netlink())
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
@@ -45,24 +45,23 @@ func buildVLANs(c *nftables.Conn) error {
 	if err != nil {
 		return err
 	}
-	bridged := r.Chain("bridged", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	bridged := r.Chain("bridged", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, offset := range []uint32{0, 6} { // destination and source of the frame
-		r.Rule(bridged, link(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
+		r.Rule(bridged, inputLink(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
 			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
 	}
 	back := r.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
-	r.Rule(back, slices.Concat(nft.Translated(), []expr.Any{link(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
+	r.Rule(back, slices.Concat(nft.Translated(), []expr.Any{inputLink(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
 	return r.Mark(vlanSchema)
 }
 
 // EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
-func (n *Node) EnsureVLANGateway(g VLANGateway) error {
-	t, err := nft.Open(nft.VLANTable)
+func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
+	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	defer t.Close()
 	missing, err := lacksVLAN(t, g)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
@@ -77,16 +76,15 @@ func (n *Node) EnsureVLANGateway(g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
 }
 
-// CheckVLANGateway returns nil when the rules are there or cannot be, else Differs.
-func (n *Node) CheckVLANGateway(g VLANGateway) error {
-	t, err := nft.Open(nft.VLANTable)
+// checkVLANGateway returns nil when the rules are there or cannot be, else an error of plugin.CodeStateDiffers.
+func checkVLANGateway(host *kernel.Node, g VLANGateway) error {
+	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	defer t.Close()
 	missing, err := lacksVLAN(t, g)
 	if err == nil && len(missing) > 0 {
-		return missingEntry(missing[0].Set, "the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
+		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
 	}
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
@@ -94,7 +92,7 @@ func (n *Node) CheckVLANGateway(g VLANGateway) error {
 	if ok, err := t.Marked(vlanSchema); err != nil || ok {
 		return err
 	}
-	return missingRules("nftables rules of table inet %s are missing", nft.VLANTable)
+	return differs("nftables rules of table inet %s are missing", nft.VLANTable)
 }
 
 func lacksVLAN(t *nft.Handle, g VLANGateway) (missing []nft.Element, err error) {

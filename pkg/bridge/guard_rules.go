@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package bridge
 
 import (
 	"slices"
@@ -10,8 +10,6 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
 )
-
-// guardTable is static, as the table of hostPorts is: a port is an element of its sets.
 
 // guardSchema is the version of the table.
 const guardSchema = 2
@@ -25,15 +23,21 @@ const (
 	regValue = 2
 )
 
-type guards struct {
+// Offsets of the addresses in the network header.
+const (
+	source4, destination4 = 12, 16
+	source6, destination6 = 8, 24
+)
+
+type guardRules struct {
 	nft.Ruleset
 	macs, four, six *nftables.Set
 }
 
-// buildGuards writes the rules and returns the sets by name.
+// buildGuards writes the rules, which are static, and returns the sets by name: a port is an element of the sets.
 func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	sets = map[string]*nftables.Set{}
-	g := guards{Ruleset: nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink())}
+	g := guardRules{Ruleset: nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink())}
 	var macPorts, ports *nftables.Set
 	for _, s := range []struct {
 		name string
@@ -65,12 +69,12 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 		set   *nftables.Set
 		chain *nftables.Chain
 	}{{macPorts, mac}, {ports, all}} {
-		g.Rule(base, link(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
+		g.Rule(base, inputLink(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
 	return sets, g.Mark(guardSchema)
 }
 
-func link() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
+func inputLink() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
 
 func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
@@ -82,20 +86,20 @@ func etherType() expr.Any {
 }
 
 // of matches what a port may use: value is in the set together with the port's name.
-func (g guards) of(value expr.Any, set *nftables.Set) []expr.Any {
-	return []expr.Any{link(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID}}
+func (g guardRules) of(value expr.Any, set *nftables.Set) []expr.Any {
+	return []expr.Any{inputLink(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID}}
 }
 
 // not is the opposite of of.
-func (g guards) not(value expr.Any, set *nftables.Set) []expr.Any {
-	return []expr.Any{link(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID, Invert: true}}
+func (g guardRules) not(value expr.Any, set *nftables.Set) []expr.Any {
+	return []expr.Any{inputLink(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID, Invert: true}}
 }
 
 // at loads a part of the network header behind the interface name.
 func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
-func (g guards) arp(chain *nftables.Chain) {
+func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.not(at(8, 6), g.macs), nft.Drop())...)
 	g.Rule(chain, slices.Concat(g.of(at(14, 4), g.four), nft.Accept())...)
@@ -113,10 +117,10 @@ func transport(offset, length uint32) expr.Any {
 }
 
 // ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
-func (g guards) ip(chain *nftables.Chain) {
+func (g guardRules) ip(chain *nftables.Chain) {
 	g.Rule(chain, slices.Concat(udp(67, 68), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(ipv4.source, 4), g.four), nft.Accept())...)
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv4.source, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.of(at(source4, 4), g.four), nft.Accept())...)
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
@@ -139,16 +143,16 @@ func icmp6(kind byte) []expr.Any {
 
 // ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast
 // querier, and answers for its own addresses alone. Without an address yet it may only look for one.
-func (g guards) ip6(chain *nftables.Chain) {
+func (g guardRules) ip6(chain *nftables.Chain) {
 	for _, kind := range []byte{routerAdvert, redirect, mldQuery} {
 		g.Rule(chain, slices.Concat(icmp6(kind), nft.Drop())...)
 	}
 	g.Rule(chain, slices.Concat(udp(547, 546), nft.Drop())...)
 	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
 	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, g.six), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(ipv6.source, 16), g.six), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.of(at(source6, 16), g.six), nft.Accept())...)
 	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
-		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, ipv6.source, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), nft.Accept())...)
+		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }

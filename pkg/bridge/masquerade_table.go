@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package bridge
 
 import (
 	"bytes"
@@ -17,16 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// masqueradeTable holds, for each network, a base chain and four sets: for each family the sources that are masqueraded and the
-// destinations that never are. A packet costs one lookup for each network, however many pods there are, and a pod whose network's
-// subnets are in the set costs no change at all.
-
-// Masquerade says what a network masquerades: traffic from Sources to anything but Local and multicast gets the node's
+// MasqueradeSets are the sets of a network: traffic from Sources to anything but Local and multicast gets the node's
 // address.
-type Masquerade struct {
+type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
@@ -34,7 +31,7 @@ type Masquerade struct {
 // multicast is never masqueraded: a receiver has no way to answer (RFC 1112, RFC 4291).
 var multicast = [...]string{"224.0.0.0/4", "ff00::/8"}
 
-func (m Masquerade) name() string {
+func (m MasqueradeSets) name() string {
 	sum := sha512.Sum512([]byte(m.Network))
 	return hex.EncodeToString(sum[:8])
 }
@@ -46,17 +43,16 @@ func setName(kind, name string, is4 bool) string {
 	return kind + "6-" + name
 }
 
-// Empty tells whether there is nothing in it.
-func (m Masquerade) Empty() bool { return len(m.Sources)+len(m.Local) == 0 }
+// empty reports whether there is nothing in it.
+func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// AddMasquerade adds what MissingMasquerade returned to a network that HasMasquerade. unix.EEXIST: a prefix overlaps with one that
+// addMasquerade adds what missingMasquerade returned to a network that hasMasquerade. unix.EEXIST: a prefix overlaps with one that
 // is there, and SetMasquerade must write all of them.
-func (n *Node) AddMasquerade(m Masquerade) error {
-	t, err := nft.Open(nft.MasqueradeTable)
+func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
+	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return err
 	}
-	defer t.Close()
 	var elements []nft.Element
 	for _, s := range m.sets() {
 		for _, p := range s.prefixes {
@@ -69,42 +65,41 @@ func (n *Node) AddMasquerade(m Masquerade) error {
 		}
 		return err
 	}
-	missing, err := n.MissingMasquerade(m) // intervals that share an end overlap without an error
-	if err == nil && !missing.Empty() {
+	missing, err := missingMasquerade(host, m) // intervals that share an end overlap without an error
+	if err == nil && !missing.empty() {
 		err = unix.EEXIST
 	}
 	return err
 }
 
 // SetMasquerade makes m everything that the network masquerades.
-func (n *Node) SetMasquerade(m Masquerade) error {
+func SetMasquerade(m MasqueradeSets) error {
 	return nft.Build("nft set masquerade of network "+m.Network, m.build)
 }
 
-// HasMasquerade tells whether the network's chain, with its rules, and sets are there.
-func (n *Node) HasMasquerade(network string) (bool, error) {
-	missing, err := n.MissingMasquerade(Masquerade{Network: network, Local: Masquerade{}.multicast()})
-	if err != nil || !missing.Empty() {
+// hasMasquerade reports whether the network's chain, with its rules, and sets are there.
+func hasMasquerade(host *kernel.Node, network string) (bool, error) {
+	missing, err := missingMasquerade(host, MasqueradeSets{Network: network, Local: MasqueradeSets{}.multicast()})
+	if err != nil || !missing.empty() {
 		return false, err
 	}
-	return n.MasqueradeRules(network)
+	return hasMasqueradeRules(network)
 }
 
-// MasqueradeRules tells whether the network's chain has its rules, one for each family.
-func (n *Node) MasqueradeRules(network string) (bool, error) {
+// hasMasqueradeRules reports whether the network's chain has its rules, one for each family.
+func hasMasqueradeRules(network string) (bool, error) {
 	table := nft.TableOf(nft.MasqueradeTable).Netlink()
-	found, err := nft.CountRules(table, Masquerade{Network: network}.chain(table).Name)
+	found, err := nft.CountRules(table, MasqueradeSets{Network: network}.chain(table).Name)
 	return found[0] >= 2, err
 }
 
-// MissingMasquerade returns the part of m that the kernel lacks.
-func (n *Node) MissingMasquerade(m Masquerade) (Masquerade, error) {
-	missing := Masquerade{Network: m.Network}
-	t, err := nft.Open(nft.MasqueradeTable)
+// missingMasquerade returns the part of m that the kernel lacks.
+func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, error) {
+	missing := MasqueradeSets{Network: m.Network}
+	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return missing, err
 	}
-	defer t.Close()
 	for i, s := range m.sets() {
 		into := []*[]netip.Prefix{&missing.Sources, &missing.Local}[i]
 		for _, p := range s.prefixes {
@@ -125,7 +120,7 @@ type masqueradeSet struct {
 	prefixes []netip.Prefix
 }
 
-func (m Masquerade) sets() [2]masqueradeSet {
+func (m MasqueradeSets) sets() [2]masqueradeSet {
 	return [...]masqueradeSet{{"pods", m.Sources}, {"local", m.Local}}
 }
 
@@ -144,16 +139,15 @@ func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
-// DelMasquerade takes sources out of the network's set; those that are not in it are no error.
-func (n *Node) DelMasquerade(m Masquerade) error {
+// delMasquerade takes sources out of the network's set; those that are not in it are no error.
+func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(m.Sources) == 0 {
 		return nil
 	}
-	t, err := nft.Open(nft.MasqueradeTable)
+	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	defer t.Close()
 	var errs []error
 	for _, p := range m.Sources {
 		elements := interval(setName("pods", m.name(), p.Addr().Is4()), p)
@@ -166,8 +160,8 @@ func (n *Node) DelMasquerade(m Masquerade) error {
 	return errors.Join(errs...)
 }
 
-// EndMasquerade removes the chain and the sets of a network; what is missing is no error.
-func (n *Node) EndMasquerade(m Masquerade) error {
+// endMasquerade removes the chain and the sets of a network; what is missing is no error.
+func endMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}
@@ -213,13 +207,13 @@ func after(p netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-func (m Masquerade) chain(table *nftables.Table) *nftables.Chain {
+func (m MasqueradeSets) chain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
 	return &nftables.Chain{Table: table, Name: "network-" + m.name(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
 		Priority: nftables.ChainPriorityNATSource, Policy: &policy}
 }
 
-func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.Set {
+func (m MasqueradeSets) set(table *nftables.Table, kind string, is4 bool) *nftables.Set {
 	s := &nftables.Set{Table: table, Name: setName(kind, m.name(), is4), KeyType: nftables.TypeIPAddr, Interval: true}
 	if !is4 {
 		s.KeyType = nftables.TypeIP6Addr
@@ -227,7 +221,10 @@ func (m Masquerade) set(table *nftables.Table, kind string, is4 bool) *nftables.
 	return s
 }
 
-func (m Masquerade) build(c *nftables.Conn) error {
+// build writes the table: for each network a base chain and four sets, for each family the sources that are masqueraded and the destinations that
+// never are. A packet costs one lookup for each network, however many pods there are, and a pod whose network's subnets are in the set costs no
+// change at all.
+func (m MasqueradeSets) build(c *nftables.Conn) error {
 	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
 	chain := c.AddChain(m.chain(table))
 	c.FlushChain(chain)
@@ -263,7 +260,7 @@ func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-func (m Masquerade) multicast() []netip.Prefix {
+func (m MasqueradeSets) multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix(multicast[0]), netip.MustParsePrefix(multicast[1])}
 }
 
@@ -282,9 +279,9 @@ func setElements(set string, is4 bool, prefixes []netip.Prefix) []nftables.SetEl
 
 // masqueradeRule is "saddr in pods, daddr not in local: masquerade".
 func masqueradeRule(is4 bool, pods, local *nftables.Set) []expr.Any {
-	proto, source, destination, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(16), uint32(4)
+	proto, source, destination, length := byte(unix.NFPROTO_IPV4), uint32(source4), uint32(destination4), uint32(4)
 	if !is4 {
-		proto, source, destination, length = unix.NFPROTO_IPV6, 8, 24, 16
+		proto, source, destination, length = unix.NFPROTO_IPV6, source6, destination6, 16
 	}
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},

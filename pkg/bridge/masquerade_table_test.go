@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package bridge
 
 import (
 	"encoding/hex"
+	"flag"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
@@ -18,7 +21,7 @@ import (
 func inSet(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
-	for _, line := range records(t, "nft element inet "+nft.MasqueradeTable+" "+setName(kind, Masquerade{Network: network}.name(), is4)+" ") {
+	for _, line := range kerneltest.Records(t, "nft element inet "+nft.MasqueradeTable+" "+setName(kind, MasqueradeSets{Network: network}.name(), is4)+" ") {
 		_, key, _ := strings.Cut(line, "{1:")
 		key, _, _ = strings.Cut(key, "}")
 		mark := "~"
@@ -44,49 +47,81 @@ func inSet(t *testing.T, kind, network string, is4 bool) string {
 	return strings.TrimSpace(b.String())
 }
 
-func masquerade(network string, sources, local []string) Masquerade {
-	return Masquerade{Network: network, Sources: prefixes(sources...), Local: prefixes(local...)}
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
 }
 
-func subnets(list ...string) Masquerade { return masquerade("net", list, list) }
+func mustDo(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// emptyNode is a node whose nftables are empty, before the test and after it.
+func emptyNode(t *testing.T) *kernel.Node {
+	t.Helper()
+	mustDo(t, flushNFT())
+	t.Cleanup(func() { mustDo(t, flushNFT()) })
+	return lab{kerneltest.Lab{T: t}}.host()
+}
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// TestRules compares chains and rules, as the kernel tells them, with golden files; -update rewrites them.
+func TestRules(t *testing.T) {
+	emptyNode(t)
+	mustDo(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
+	kerneltest.Golden(t, nft.MasqueradeTable, *update)
+}
+
+func masquerade(network string, sources, local []string) MasqueradeSets {
+	return MasqueradeSets{Network: network, Sources: prefixes(sources...), Local: prefixes(local...)}
+}
+
+func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
 // ensure is what a plugin does for each pod; m is the newest of all.
-func ensure(t *testing.T, h *Node, all ...Masquerade) {
+func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
-	missing, err := h.MissingMasquerade(m)
+	missing, err := missingMasquerade(h, m)
 	mustDo(t, err)
-	has, err := h.HasMasquerade(m.Network)
+	has, err := hasMasquerade(h, m.Network)
 	mustDo(t, err)
 	if has {
-		if err := h.AddMasquerade(missing); !isExist(err) {
+		if err := addMasquerade(h, missing); !isExist(err) {
 			mustDo(t, err)
 			return
 		}
 	}
-	sum := Masquerade{Network: m.Network}
+	sum := MasqueradeSets{Network: m.Network}
 	for _, a := range all {
 		sum.Sources, sum.Local = append(sum.Sources, a.Sources...), append(sum.Local, a.Local...)
 	}
-	mustDo(t, h.SetMasquerade(sum))
+	mustDo(t, SetMasquerade(sum))
 }
 
 // mustCover wants all sources to be masqueraded.
-func mustCover(t *testing.T, h *Node, m Masquerade) {
+func mustCover(t *testing.T, h *kernel.Node, m MasqueradeSets) {
 	t.Helper()
-	if missing, err := h.MissingMasquerade(m); !missing.Empty() || err != nil {
+	if missing, err := missingMasquerade(h, m); !missing.empty() || err != nil {
 		t.Errorf("missing %v, %v", missing, err)
 	}
 }
 
 func TestMasquerade(t *testing.T) {
-	flush(t)
-	h := host(t)
+	h := emptyNode(t)
 	m := subnets("10.1.0.0/24", "fd00:1::/64")
-	if missing, err := h.MissingMasquerade(m); len(missing.Sources) != 2 || err != nil {
+	if missing, err := missingMasquerade(h, m); len(missing.Sources) != 2 || err != nil {
 		t.Errorf("before: %v, %v", missing, err)
 	}
-	mustDo(t, h.DelMasquerade(m), h.EndMasquerade(m)) // there is no table yet
+	mustDo(t, delMasquerade(h, m), endMasquerade(m)) // there is no table yet
 	ensure(t, h, m)
 	mustCover(t, h, m)
 	for what, c := range map[string][2]string{
@@ -99,13 +134,13 @@ func TestMasquerade(t *testing.T) {
 			t.Errorf("%s: %s, want %s", what, c[0], c[1])
 		}
 	}
-	before := records(t, "nft ")
+	before := kerneltest.Records(t, "nft ")
 	ensure(t, h, m)
-	if diff := cmp.Diff(before, records(t, "nft ")); diff != "" {
+	if diff := cmp.Diff(before, kerneltest.Records(t, "nft ")); diff != "" {
 		t.Errorf("a second pod changed:\n%s", diff)
 	}
-	mustDo(t, h.EndMasquerade(m))
-	if lines := records(t, "nft ", m.name()); len(lines) > 0 {
+	mustDo(t, endMasquerade(m))
+	if lines := kerneltest.Records(t, "nft ", m.name()); len(lines) > 0 {
 		t.Errorf("left %q", lines)
 	}
 }
@@ -113,22 +148,21 @@ func TestMasquerade(t *testing.T) {
 // TestMasqueradeChanged: subnets that are added, grow or shrink.
 func TestMasqueradeChanged(t *testing.T) {
 	for _, c := range []struct {
-		steps       []Masquerade
+		steps       []MasqueradeSets
 		pods, local string
 	}{
-		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.2.0.0/24")}, "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0", "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0"},
-		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.1.1.0/24")}, "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0", "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0"},
-		{[]Masquerade{subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]Masquerade{subnets("10.1.5.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]Masquerade{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]Masquerade{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]Masquerade{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]Masquerade{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, // others of the network stay
+		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.2.0.0/24")}, "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0", "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.1.1.0/24")}, "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0", "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]MasqueradeSets{subnets("10.1.5.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]MasqueradeSets{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
+		{[]MasqueradeSets{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, // others of the network stay
 			"10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0", "10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0"},
-		{[]Masquerade{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
 	} {
-		flush(t)
-		h := host(t)
+		h := emptyNode(t)
 		for i, m := range c.steps {
 			ensure(t, h, c.steps[:i+1]...)
 			mustCover(t, h, m)
@@ -141,26 +175,25 @@ func TestMasqueradeChanged(t *testing.T) {
 
 // TestMasqueradeAddresses: a foreign IPAM gives no subnets that could be trusted, so that each pod has an element of its own.
 func TestMasqueradeAddresses(t *testing.T) {
-	flush(t)
-	h := host(t)
-	pod := func(address, subnet string) Masquerade {
+	h := emptyNode(t)
+	pod := func(address, subnet string) MasqueradeSets {
 		return masquerade("net", []string{address + "/32"}, []string{subnet})
 	}
 	a, b, c, wider := pod("10.9.0.2", "10.9.0.0/24"), pod("10.9.0.3", "10.9.0.0/24"), pod("10.9.0.255", "10.9.0.0/24"), pod("10.9.3.2", "10.9.0.0/16")
-	for _, m := range []Masquerade{a, b, c, a} {
+	for _, m := range []MasqueradeSets{a, b, c, a} {
 		ensure(t, h, m)
 	}
 	mustCover(t, h, a)
 	mustCover(t, h, b)
-	if missing, _ := h.MissingMasquerade(pod("10.9.0.4", "10.9.0.0/24")); len(missing.Sources) != 1 {
+	if missing, _ := missingMasquerade(h, pod("10.9.0.4", "10.9.0.0/24")); len(missing.Sources) != 1 {
 		t.Error("the address behind two others counts as masqueraded")
 	}
 	ensure(t, h, a, b, c, wider) // the subnet grew: who is there stays
-	for _, m := range []Masquerade{a, b, c, wider} {
+	for _, m := range []MasqueradeSets{a, b, c, wider} {
 		mustCover(t, h, m)
 	}
 	for range 2 {
-		mustDo(t, h.DelMasquerade(b), h.DelMasquerade(Masquerade{Network: "net"}))
+		mustDo(t, delMasquerade(h, b), delMasquerade(h, MasqueradeSets{Network: "net"}))
 	}
 	if got, want := inSet(t, "pods", "net", true), "10.9.0.2-10.9.0.3 10.9.0.255-10.9.1.0 10.9.3.2-10.9.3.3"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -172,18 +205,17 @@ func TestMasqueradeAddresses(t *testing.T) {
 
 // TestMasqueradeNetworks: networks do not touch each other, also when their subnets are the same.
 func TestMasqueradeNetworks(t *testing.T) {
-	flush(t)
-	h := host(t)
+	h := emptyNode(t)
 	one, two := subnets("10.1.0.0/24"), subnets("10.1.0.0/24")
 	two.Network = strings.Repeat("long-name.", 25)
 	ensure(t, h, one)
 	ensure(t, h, two)
-	mustDo(t, h.EndMasquerade(one))
+	mustDo(t, endMasquerade(one))
 	mustCover(t, h, two)
-	if missing, err := h.MissingMasquerade(one); len(missing.Sources) != 1 || err != nil {
+	if missing, err := missingMasquerade(h, one); len(missing.Sources) != 1 || err != nil {
 		t.Errorf("%v, %v", missing, err)
 	}
-	mustDo(t, h.EndMasquerade(one)) // nothing of it is there
+	mustDo(t, endMasquerade(one)) // nothing of it is there
 	mustCover(t, h, two)
 }
 
@@ -203,14 +235,25 @@ func TestDistinct(t *testing.T) {
 
 // TestMasqueradeAfterFlush: the next pod of a network makes all of it again.
 func TestMasqueradeAfterFlush(t *testing.T) {
-	flush(t)
-	h := host(t)
+	h := emptyNode(t)
 	m := subnets("10.1.0.0/24")
 	ensure(t, h, m)
-	before := records(t, "nft ")
-	flush(t)
+	before := kerneltest.Records(t, "nft ")
+	mustDo(t, flushNFT())
 	ensure(t, h, m)
-	if diff := cmp.Diff(before, records(t, "nft ")); diff != "" || len(before) < 10 {
+	if diff := cmp.Diff(before, kerneltest.Records(t, "nft ")); diff != "" || len(before) < 10 {
 		t.Errorf("%d lines before:\n%s", len(before), diff)
+	}
+}
+
+func TestAfter(t *testing.T) {
+	for s, want := range map[string]string{
+		"10.1.0.0/24": "10.1.1.0", "10.1.255.0/24": "10.2.0.0", "10.1.2.3/32": "10.1.2.4", "10.1.2.255/32": "10.1.3.0", "0.0.0.0/1": "128.0.0.0",
+		"255.255.255.0/24": "invalid IP", "0.0.0.0/0": "invalid IP", "255.255.255.255/32": "invalid IP", "224.0.0.0/4": "240.0.0.0", "10.1.2.3/8": "11.0.0.0",
+		"fd00::/64": "fd00:0:0:1::", "fd00:0:0:ffff::/64": "fd00:0:1::", "ff00::/8": "invalid IP", "::/0": "invalid IP", "::1/128": "::2",
+	} {
+		if got := after(netip.MustParsePrefix(s)); got.String() != want {
+			t.Errorf("%s: %s, want %s", s, got, want)
+		}
 	}
 }
