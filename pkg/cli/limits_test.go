@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -101,6 +102,31 @@ func TestOne(t *testing.T) {
 	if _, err := one(of("aaaaaa22")); err == nil || !strings.Contains(err.Error(), "pod shop/db has several limited interfaces: say which by --ifname, or by the container ID: "+
 		"eth0 of container aaaaaa22 in network net, net1 of container aaaaaa22 in network net") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestLimitsJSON pins the document, which scripts read.
+func TestLimitsJSON(t *testing.T) {
+	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
+		Ingress: &bandwidth.Direction{Asked: bandwidth.Ask{Limit: bandwidth.Limit{Rate: 500, Burst: 8000}, Annotated: true},
+			Applied:  &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288, Fair: true},
+			Measured: &bandwidth.Measured{Rate: 1996, Dropped: 3, DroppedTotal: 9, Waiting: 1500}},
+		Egress: &bandwidth.Direction{Asked: bandwidth.Ask{Limit: bandwidth.Limit{Rate: 20e6}, ByAdmin: true}, Missing: "it is lost"},
+	}, {Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Ingress: &bandwidth.Direction{}}, {
+		Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"},
+		Egress: &bandwidth.Direction{Asked: bandwidth.Ask{ByAdmin: true}, Applied: &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288},
+			Measured: &bandwidth.Measured{}},
+	}}
+	got, err := json.Marshal(list)
+	want := `[{"network":"n","containerID":"c1","ifname":"eth0","pod":"shop/web","gone":false,` +
+		`"ingress":{"asked":{"rate":500,"burst":8000,"annotated":true},"applied":{"rate":1000,"burst":6072,"queue":24288,"fair":true},` +
+		`"measured":{"rate":1996,"dropped":3,"droppedTotal":9,"waiting":1500}},` +
+		`"egress":{"asked":{"rate":20000000,"byAdmin":true},"missing":"it is lost"}},` +
+		`{"network":"n","containerID":"c2","ifname":"eth0","gone":true,"ingress":{}},` +
+		`{"network":"n","containerID":"c3","ifname":"eth0","gone":false,"egress":{"asked":{"rate":0,"byAdmin":true},` +
+		`"applied":{"rate":1000,"burst":6072,"queue":24288},"measured":{"rate":0,"dropped":0,"droppedTotal":0,"waiting":0}}}]`
+	if string(got) != want || err != nil {
+		t.Errorf("%s, %v, want\n%s", got, err, want)
 	}
 }
 
