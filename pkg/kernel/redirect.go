@@ -74,14 +74,14 @@ func (n *NS) Redirect(from, to Link) error {
 		return err
 	}
 	if have == RedirectsNone { // a stale filter may have the priority, or redirect to a link that is gone and so drop all frames
-		if err := n.delRedirects(from, to, nil); err != nil {
+		if err := n.delRedirects(from, to, false); err != nil {
 			return err
 		}
 	}
 	if err := n.addRedirect(from, to); err != nil || have == RedirectsNone {
 		return err
 	}
-	return n.delRedirects(from, to, func(f netlink.Filter) bool { return leadsTo(f, to.Index) && redirection(f) == RedirectsAll })
+	return n.delRedirects(from, to, true)
 }
 
 // addRedirect adds the filter. Its selector has no key: a key of u32 reads 4 bytes behind the Ethernet header, and a frame that is shorter
@@ -234,7 +234,7 @@ func (n *NS) receivers() (found []receiver, err error) {
 // DelRedirect removes what sends all that a link receives through another, also when the reference made it, and the qdisc unless filters of
 // others use it. A clsact qdisc goes only when it is owned: whoever made it may add filters to it later. Nothing to remove is no error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
-	if err := n.delRedirects(from, to, nil); err != nil {
+	if err := n.delRedirects(from, to, false); err != nil {
 		return err
 	}
 	q, ok, err := n.qdiscAt(from, netlink.HANDLE_INGRESS)
@@ -250,28 +250,22 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to a link, and the reference's filter to a link that is gone; spare, which may be nil,
-// picks filters that stay.
-func (n *NS) delRedirects(from, to Link, spare func(netlink.Filter) bool) error {
-	own := func(f netlink.Filter) bool {
-		priority := f.Attrs().Priority
-		if spare != nil && spare(f) {
-			return false
-		}
-		return priority == redirectPriority || to.Index != 0 && leadsTo(f, to.Index) || priority == referencePriority && leadsTo(f, 0)
-	}
+// delRedirects deletes our filter, filters that redirect to a link, and the reference's filter to a link that is gone. spareAll keeps filters
+// that redirect all frames to the link.
+func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
 		if err != nil {
 			return err
 		}
+		stays := slices.DeleteFunc(slices.Clone(list), func(f netlink.Filter) bool { return isStale(f, to, spareAll) })
 		for _, f := range list {
-			if !own(f) {
+			if !isStale(f, to, spareAll) {
 				continue
 			}
 			attrs := *f.Attrs()
 			attrs.LinkIndex, attrs.Parent = from.Index, netlink.HANDLE_MIN_INGRESS
-			if !slices.ContainsFunc(list, func(o netlink.Filter) bool { return !own(o) && o.Attrs().Priority == attrs.Priority }) {
+			if !slices.ContainsFunc(stays, func(o netlink.Filter) bool { return o.Attrs().Priority == attrs.Priority }) {
 				attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
 			}
 			if err := fault.Ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
@@ -280,6 +274,15 @@ func (n *NS) delRedirects(from, to Link, spare func(netlink.Filter) bool) error 
 		}
 		return nil
 	})
+}
+
+// isStale reports whether delRedirects deletes a filter.
+func isStale(f netlink.Filter, to Link, spareAll bool) bool {
+	priority, leads := f.Attrs().Priority, leadsTo(f, to.Index)
+	if spareAll && leads && redirection(f) == RedirectsAll {
+		return false
+	}
+	return priority == redirectPriority || to.Index != 0 && leads || priority == referencePriority && leadsTo(f, 0)
 }
 
 // hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.
