@@ -24,14 +24,13 @@ const pluginName = "bandwidth"
 
 // state is what the record of an attachment holds; attachments without limits have no record.
 type state struct {
-	Link    string         `json:"link"` // host side of the veth pair
-	Index   int            `json:"index"`
-	IFB     string         `json:"ifb,omitempty"`
-	Ingress *kernel.Shaper `json:"ingress,omitempty"`
-	Egress  *kernel.Shaper `json:"egress,omitempty"`
-	Asked   Asks           `json:"asked,omitzero"`
-	Latency time.Duration  `json:"latency,omitempty"`
-	Clsact  bool           `json:"clsact,omitempty"` // the clsact qdisc that carries the redirect is ours
+	Link  string `json:"link"` // host side of the veth pair
+	Index int    `json:"index"`
+	IFB   string `json:"ifb,omitempty"`
+	Both[*kernel.Bucket]
+	Asked   Both[Limit]   `json:"asked,omitzero"`
+	Latency time.Duration `json:"latency,omitempty"`
+	Clsact  bool          `json:"clsact,omitempty"` // the clsact qdisc that carries the redirect is ours
 }
 
 // Plugin returns the bandwidth plugin.
@@ -44,7 +43,7 @@ const devicePrefix = "bwp"
 // ifbName is the reference's, so that the reference plugin removes the device after a rollback.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
-func add(r *plugin.Request) (result *types100.Result, err error) {
+func add(r *plugin.Request) (*types100.Result, error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
@@ -79,35 +78,39 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	st := cfg.plan(att.Key, link, fair)
-	tellBurst(r, "ingress", cfg.Ingress, st.Ingress)
-	tellBurst(r, "egress", cfg.Egress, st.Egress)
+	tellBurst(r, "ingress", cfg.Allowed.Ingress, st.Ingress)
+	tellBurst(r, "egress", cfg.Allowed.Egress, st.Egress)
 	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
 		if err := takeAway(host, old); err != nil {
 			return nil, err
 		}
 		old = state{}
 	}
-	if err := st.own(host, link, old); err != nil {
-		return nil, err
-	}
-	var undo plugin.Undo
-	defer undo.OnError(&err)
-	undo.Push(func() error {
-		if old.Index == 0 {
-			return remove(host, att, st)
-		}
-		_, err := replace(host, att, link, st, old) // the pod keeps what it had
-		return err
-	})
-	ifb, err := replace(host, att, link, old, st)
+	ifb, err := change(host, att, link, old, st)
 	if err == nil && st.Egress != nil {
 		r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})
 	}
 	return r.Prev, err
 }
 
-// replace changes the limits of a link in place, and those that are lifted go last: a live pod is never without any. It returns the device
-// of the egress limit.
+// change replaces the limits of a link, and takes it back if that fails: the pod keeps what it had. It returns the device of the egress limit.
+func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
+	if err := next.own(host, link, old); err != nil {
+		return ifb, err
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(func() error {
+		if old.Index == 0 {
+			return remove(host, att, next)
+		}
+		_, err := replace(host, att, link, next, old)
+		return err
+	})
+	return replace(host, att, link, old, next)
+}
+
+// replace changes the limits of a link in place, and those that are lifted go last: a live pod is never without any.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.without(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and bridge deletes the ifb device with its group
@@ -148,23 +151,17 @@ func (st state) with(more state) state {
 
 // plan is the wanted state of an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
-	st := state{Link: link.Name, Index: link.Index, Latency: c.Latency}
-	st.setIngress(c.Ingress, c.Asked.Ingress, link.MTU, fair)
-	st.setEgress(c.Egress, c.Asked.Egress, link.MTU, fair, key)
+	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
+	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
+	st.setEgress(key, c.Allowed.Egress.bucket(link.MTU, c.Latency, fair))
 	return st
 }
 
-func (st *state) setIngress(l Limit, asked Ask, mtu int, fair bool) {
-	st.Ingress, st.Asked.Ingress = nil, asked
-	if l.Rate > 0 {
-		st.Ingress = new(l.shaper(mtu, st.Latency, fair))
-	}
-}
-
-func (st *state) setEgress(l Limit, asked Ask, mtu int, fair bool, key attachment.Key) {
-	st.Egress, st.IFB, st.Asked.Egress = nil, "", asked
-	if l.Rate > 0 {
-		st.Egress, st.IFB = new(l.shaper(mtu, st.Latency, fair)), ifbName(key)
+// setEgress sets the egress limit and names its device; nil is no limit.
+func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
+	st.Egress, st.IFB = bucket, ""
+	if bucket != nil {
+		st.IFB = ifbName(key)
 	}
 }
 

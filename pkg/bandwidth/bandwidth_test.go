@@ -162,7 +162,7 @@ func TestDelOfOther(t *testing.T) {
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
 	l.must(err)
 	link := l.link("bwt0")
-	l.must(l.host.SetUp(link), l.host.Shape(link, kernel.Shaper{Rate: 7e6, Burst: 20000, Limit: 20000}))
+	l.must(l.host.SetUp(link), l.host.Shape(link, kernel.Bucket{Rate: 7e6, Burst: 20000, Limit: 20000}))
 	l.OK(l.Call("DEL", "a"))
 	if s, ok, err := l.host.Shaped(link); !ok || s.Rate != 7e6 || err != nil {
 		t.Errorf("the limit of another is gone: %+v, %v", s, err)
@@ -219,11 +219,11 @@ func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
 	fair := hasFairQueue(l)
-	ingress := kernel.Shaper{Rate: 20e6, Burst: 10000, Limit: 25000}
+	ingress := kernel.Bucket{Rate: 20e6, Burst: 10000, Limit: 25000}
 	if fair {
-		ingress.Fair = Limit{Rate: 20e6}.shaper(1400, defaultLatency, true).Fair
+		ingress.Fair = Limit{Rate: 20e6}.bucket(1400, defaultLatency, true).Fair
 	}
-	changed := func(change func(*kernel.Shaper)) func() error {
+	changed := func(change func(*kernel.Bucket)) func() error {
 		s := ingress
 		change(&s)
 		return func() error { return l.host.Shape(l.hostSide, s) }
@@ -233,14 +233,14 @@ func TestCheckDetects(t *testing.T) {
 		says   string
 	}{
 		"no ingress limit":    {func() error { return l.host.Unshape(l.hostSide) }, "the token bucket of bwt0 is missing"},
-		"other ingress limit": {changed(func(s *kernel.Shaper) { s.Rate = 21e6 }), "the token bucket of bwt0 is"},
-		"other burst":         {changed(func(s *kernel.Shaper) { s.Burst = 50000 }), "the token bucket of bwt0 is"},
-		"other queue":         {changed(func(s *kernel.Shaper) { s.Limit = 25001 }), "the token bucket of bwt0 is"},
-		"other fair queue": {changed(func(s *kernel.Shaper) {
+		"other ingress limit": {changed(func(s *kernel.Bucket) { s.Rate = 21e6 }), "the token bucket of bwt0 is"},
+		"other burst":         {changed(func(s *kernel.Bucket) { s.Burst = 50000 }), "the token bucket of bwt0 is"},
+		"other queue":         {changed(func(s *kernel.Bucket) { s.Limit = 25001 }), "the token bucket of bwt0 is"},
+		"other fair queue": {changed(func(s *kernel.Bucket) {
 			s.Fair = kernel.FairQueue{Target: time.Second, Interval: time.Second, Packets: 64}
 		}), "the token bucket of bwt0 is"},
 		"no fair queue": {func() error {
-			return errors.Join(l.host.Unshape(l.hostSide), changed(func(s *kernel.Shaper) { s.Fair = kernel.FairQueue{} })())
+			return errors.Join(l.host.Unshape(l.hostSide), changed(func(s *kernel.Bucket) { s.Fair = kernel.FairQueue{} })())
 		}, "the token bucket of bwt0 is"},
 		"device down":        {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
 		"device deleted":     {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},

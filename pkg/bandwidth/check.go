@@ -3,6 +3,7 @@
 package bandwidth
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -35,50 +36,58 @@ func check(r *plugin.Request) error {
 		want = cfg.plan(attachment.KeyOf(r), link, st.fair())
 	}
 	if want.Ingress != nil {
-		if err := checkShaper(host, link, *want.Ingress, recorded); err != nil {
+		if err := checkBucket(host, link, *want.Ingress, recorded); err != nil {
 			return err
 		}
 	}
 	if want.Egress == nil {
 		return nil
 	}
-	ifb, err := redirectedTo(host, link, want.IFB, recorded)
+	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
 		return err
 	}
-	return checkShaper(host, ifb, *want.Egress, recorded)
+	// Without a record the reference made the redirect, which lets short frames pass until reload replaces it.
+	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (recorded || have != kernel.RedirectsLong) {
+		err := plugin.Errorf(plugin.CodeStateDiffers, "egress: %s", lost)
+		if have == kernel.RedirectsLong {
+			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
+		}
+		return err
+	}
+	return checkBucket(host, ifb, *want.Egress, recorded)
 }
 
-// redirectedTo returns the device of an egress limit, to which the link must be redirected. Without a record the reference made the redirect,
-// which lets short frames pass until reload replaces it.
-func redirectedTo(host *kernel.Node, link kernel.Link, name string, ours bool) (kernel.Link, error) {
+// redirectedTo returns the device of an egress limit, and which frames of the link are redirected to it.
+func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.Link, have kernel.Redirection, err error) {
 	ifb, ok, err := device(host, name)
-	if err != nil {
-		return ifb, err
+	if err == nil && ok && ifb.Up {
+		have, err = host.Redirected(link, ifb)
 	}
-	if !ok || !ifb.Up {
-		return ifb, plugin.Errorf(plugin.CodeStateDiffers, "egress: device %s is missing or down", name)
-	}
-	have, err := host.Redirected(link, ifb)
-	switch {
-	case err != nil:
-	case have == kernel.RedirectsNone:
-		err = plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s is missing", link.Name, ifb.Name)
-	case have == kernel.RedirectsLong && ours:
-		err = plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "egress: the redirect from %s to %s lets frames shorter than 18 bytes pass the limit", link.Name, ifb.Name),
-			"an earlier version made the redirect; podlace reload replaces it")
-	}
-	return ifb, err
+	return ifb, have, err
 }
 
-// checkShaper compares the token bucket of a link. Without a record the reference made it, which computes burst and queue in another way.
-func checkShaper(host *kernel.Node, link kernel.Link, want kernel.Shaper, ours bool) error {
+// notRedirected says why frames of the link pass by the device of an egress limit, "" if none do.
+func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
+	switch {
+	case !ifb.Up:
+		return fmt.Sprintf("device %s is missing or down", name)
+	case have == kernel.RedirectsNone:
+		return fmt.Sprintf("the redirect from %s to %s is missing", link.Name, name)
+	case have == kernel.RedirectsLong:
+		return fmt.Sprintf("the redirect from %s to %s lets frames shorter than 18 bytes pass the limit", link.Name, name)
+	}
+	return ""
+}
+
+// checkBucket compares the token bucket of a link. Without a record the reference made it, which computes burst and queue in another way.
+func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return noBucket(link)
+		return plugin.Errorf(plugin.CodeStateDiffers, "%s", noBucket(link))
 	}
 	// The kernel counts whole bytes per second, and bursts in ticks.
 	same := has.Limit == want.Limit && near(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
@@ -88,8 +97,8 @@ func checkShaper(host *kernel.Node, link kernel.Link, want kernel.Shaper, ours b
 	return nil
 }
 
-func noBucket(link kernel.Link) error {
-	return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is missing", link.Name)
+func noBucket(link kernel.Link) string {
+	return fmt.Sprintf("the token bucket of %s is missing", link.Name)
 }
 
 // near allows for the rounding of a burst to ticks of 64 ns at its rate.

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -18,38 +17,49 @@ import (
 // Limits are those of one attachment: what was asked for, what the kernel has, and what it counts.
 type Limits struct {
 	attachment.Key
-	Pod     string     `json:"pod,omitempty"`
-	Gone    bool       `json:"gone"` // the pod's namespace is, and the limits with it
-	Ingress *Direction `json:"ingress,omitempty"`
-	Egress  *Direction `json:"egress,omitempty"`
+	Pod  string `json:"pod,omitempty"`
+	Gone bool   `json:"gone"` // the pod's namespace is, and the limits with it
+	Both[*Direction]
 }
 
 // Direction is one direction of an attachment, as the pod sees it. What is not Applied is Missing, was lifted by an admin, or is of a pod
 // that is gone.
 type Direction struct {
-	Asked    Ask       `json:"asked,omitzero"` // unknown when an older version recorded it
-	Applied  *Applied  `json:"applied,omitempty"`
-	Missing  string    `json:"missing,omitempty"` // in words
-	Measured *Measured `json:"measured,omitempty"`
+	Asked   Limit          // unknown when an older version recorded it
+	Applied *kernel.Bucket // as the kernel has it, with its counters since the limit was set
+	Missing string         // in words
+	Rate    uint64         // measured, in bits per second in the interval
+	Dropped uint32         // packets in the interval
 }
 
-// Applied is the token bucket that the kernel has.
-type Applied struct {
-	Rate  uint64 `json:"rate"`  // bits per second
-	Burst uint32 `json:"burst"` // bytes
-	Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
-	Fair  bool   `json:"fair,omitempty"`
+// MarshalJSON returns what podlace limits prints.
+func (d Direction) MarshalJSON() ([]byte, error) {
+	type applied struct {
+		Rate  uint64 `json:"rate"`  // bits per second
+		Burst uint32 `json:"burst"` // bytes
+		Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
+		Fair  bool   `json:"fair,omitempty"`
+	}
+	type measured struct {
+		Rate         uint64 `json:"rate"`
+		Dropped      uint32 `json:"dropped"`
+		DroppedTotal uint32 `json:"droppedTotal"`
+		Waiting      uint32 `json:"waiting"` // bytes, at the end of the interval
+	}
+	shown := struct {
+		Asked    Limit     `json:"asked,omitzero"`
+		Applied  *applied  `json:"applied,omitempty"`
+		Missing  string    `json:"missing,omitempty"`
+		Measured *measured `json:"measured,omitempty"`
+	}{Asked: d.Asked, Missing: d.Missing}
+	if b := d.Applied; b != nil {
+		shown.Applied = &applied{b.Rate, b.Burst, b.Limit, b.Fair.Packets > 0}
+		shown.Measured = &measured{d.Rate, d.Dropped, b.Dropped, b.Waiting}
+	}
+	return json.Marshal(shown)
 }
 
-// Measured is what passed the token bucket.
-type Measured struct {
-	Rate         uint64 `json:"rate"`         // bits per second in the interval
-	Dropped      uint32 `json:"dropped"`      // packets in the interval
-	DroppedTotal uint32 `json:"droppedTotal"` // packets since the limit was set
-	Waiting      uint32 `json:"waiting"`      // bytes, at the end of the interval
-}
-
-// Missing tells whether the kernel lacks a limit.
+// Missing reports whether the kernel lacks a limit.
 func (l Limits) Missing() bool {
 	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
 }
@@ -134,47 +144,44 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 		return l, nil
 	}
 	link, ok, err := st.hostSide(host)
-	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeStateDiffers, "link %s is missing", st.Link)
+	if err != nil {
+		return l, err
+	}
+	lost := ""
+	if !ok {
+		lost = fmt.Sprintf("link %s is missing", st.Link)
 	}
 	if st.Ingress != nil {
-		if e := l.Ingress.fill(s, link, err); e != nil {
-			return l, e
-		}
+		l.Ingress.fill(s, link, lost)
 	}
 	if st.Egress != nil {
 		ifb := kernel.Link{}
-		if err == nil {
-			ifb, err = redirectedTo(host, link, st.IFB, true)
+		if ok {
+			var have kernel.Redirection
+			ifb, have, err = redirectedTo(host, link, st.IFB)
+			lost = notRedirected(link, ifb, st.IFB, have)
 		}
-		return l, l.Egress.fill(s, ifb, err)
+		l.Egress.fill(s, ifb, lost)
 	}
-	return l, nil
+	return l, err
 }
 
-// fill tells of the token bucket of a link, or why it has none: err is what keeps packets from it.
-func (d *Direction) fill(s samples, link kernel.Link, err error) error {
+// fill adds the token bucket of a link, or why packets do not pass it.
+func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
-	if err == nil && !ok {
-		err = noBucket(link)
+	if lost == "" && !ok {
+		lost = noBucket(link)
 	}
-	if err != nil {
-		if plugin.Code(err) != plugin.CodeStateDiffers {
-			return err
-		}
-		d.Missing = strings.TrimPrefix(err.Error(), "egress: ")
-		return nil
+	if lost != "" {
+		d.Missing = lost
+		return
 	}
 	was := s.before[link.Index]
 	if now.Sent < was.Sent || now.Dropped < was.Dropped { // it was made anew
 		was = kernel.Bucket{}
 	}
-	d.Applied = &Applied{Rate: now.Rate, Burst: now.Burst, Queue: now.Limit, Fair: now.Fair.Packets > 0}
-	d.Measured = &Measured{
-		Rate:    uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds()),
-		Dropped: now.Dropped - was.Dropped, DroppedTotal: now.Dropped, Waiting: now.Waiting,
-	}
-	return nil
+	d.Applied, d.Dropped = &now, now.Dropped-was.Dropped
+	d.Rate = uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds())
 }
 
 // Records returns the records of attachments that have limits.
@@ -189,7 +196,7 @@ func Records(of []attachment.Record) (list []attachment.Record) {
 
 // Set changes the limits of a pod that lives, in place: a rate in bits per second, 0 for none, nil for as it is. It is recorded, so that
 // CHECK and Restore know of it, until another ADD.
-func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err error) {
+func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err == nil && !ok {
 		err = errors.New("the record is gone: the pod was deleted meanwhile")
@@ -221,20 +228,13 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) (err er
 		next.Latency = defaultLatency
 	}
 	if ingress != nil {
-		next.setIngress(Limit{Rate: *ingress}, Ask{Limit: Limit{Rate: *ingress}, ByAdmin: true}, link.MTU, fair)
+		next.Asked.Ingress = Limit{Rate: *ingress, ByAdmin: true}
+		next.Ingress = next.Asked.Ingress.bucket(link.MTU, next.Latency, fair)
 	}
 	if egress != nil {
-		next.setEgress(Limit{Rate: *egress}, Ask{Limit: Limit{Rate: *egress}, ByAdmin: true}, link.MTU, fair, key)
+		next.Asked.Egress = Limit{Rate: *egress, ByAdmin: true}
+		next.setEgress(key, next.Asked.Egress.bucket(link.MTU, next.Latency, fair))
 	}
-	if err := next.own(host, link, old); err != nil {
-		return err
-	}
-	var undo plugin.Undo
-	defer undo.OnError(&err)
-	undo.Push(func() error {
-		_, err := replace(host, att, link, next, old)
-		return err
-	})
-	_, err = replace(host, att, link, old, next)
+	_, err = change(host, att, link, old, next)
 	return err
 }

@@ -37,7 +37,7 @@ func TestMissingAndRestore(t *testing.T) {
 			l := newLab(t)
 			l.OK(l.Call("ADD", "a"))
 			index := ifb(l).Index
-			l.must(l.host.Shape(l.hostSide, kernel.Shaper{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as somebody else may want it
+			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as somebody else may want it
 			l.must(c.lose(l))
 			got := l.look()
 			if got.Ingress.Missing != c.ingress || got.Egress.Missing != c.egress || !got.Missing() ||

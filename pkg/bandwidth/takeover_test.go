@@ -18,7 +18,7 @@ func (l lab) byReference() {
 	l.Helper()
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
 	const handle = 0xffff0000
-	l.must(err, l.host.Shape(ifb, kernel.Shaper{Rate: 10e6, Burst: 20_000, Limit: 30_000}),
+	l.must(err, l.host.Shape(ifb, kernel.Bucket{Rate: 10e6, Burst: 20_000, Limit: 30_000}),
 		netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: handle, Parent: netlink.HANDLE_INGRESS}}),
 		netlink.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: handle, Priority: 1, Protocol: unix.ETH_P_ALL},

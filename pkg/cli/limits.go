@@ -241,7 +241,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 	return t.Flush()
 }
 
-func asked(a bandwidth.Ask) string {
+func asked(a bandwidth.Limit) string {
 	text := "-"
 	if a.Rate > 0 {
 		text = bits(a.Rate)
@@ -264,12 +264,12 @@ func has(d *bandwidth.Direction, gone bool) []string {
 		}
 		return []string{text, "-", "-", "-", "-", "-"}
 	}
-	queue := inBytes(d.Applied.Queue)
-	if d.Applied.Fair {
+	queue := inBytes(d.Applied.Limit)
+	if d.Applied.Fair.Packets > 0 {
 		queue = "fair"
 	}
 	return []string{bits(d.Applied.Rate), inBytes(d.Applied.Burst), queue,
-		bits(rounded(d.Measured.Rate)), fmt.Sprint(d.Measured.Dropped), inBytes(d.Measured.Waiting)}
+		bits(rounded(d.Rate)), fmt.Sprint(d.Dropped), inBytes(d.Applied.Waiting)}
 }
 
 func inBytes(n uint32) string { return fmt.Sprintf("%d B", n) }

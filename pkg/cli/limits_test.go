@@ -11,6 +11,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/kernel"
 )
 
 func TestLimitsRefused(t *testing.T) {
@@ -105,17 +106,19 @@ func TestOne(t *testing.T) {
 	}
 }
 
+func directions(ingress, egress *bandwidth.Direction) bandwidth.Both[*bandwidth.Direction] {
+	return bandwidth.Both[*bandwidth.Direction]{Ingress: ingress, Egress: egress}
+}
+
 // TestLimitsJSON pins the document, which scripts read.
 func TestLimitsJSON(t *testing.T) {
 	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
-		Ingress: &bandwidth.Direction{Asked: bandwidth.Ask{Limit: bandwidth.Limit{Rate: 500, Burst: 8000}, Annotated: true},
-			Applied:  &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288, Fair: true},
-			Measured: &bandwidth.Measured{Rate: 1996, Dropped: 3, DroppedTotal: 9, Waiting: 1500}},
-		Egress: &bandwidth.Direction{Asked: bandwidth.Ask{Limit: bandwidth.Limit{Rate: 20e6}, ByAdmin: true}, Missing: "it is lost"},
-	}, {Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Ingress: &bandwidth.Direction{}}, {
-		Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"},
-		Egress: &bandwidth.Direction{Asked: bandwidth.Ask{ByAdmin: true}, Applied: &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288},
-			Measured: &bandwidth.Measured{}},
+		Both: directions(&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 500, Burst: 8000, Annotated: true}, Rate: 1996, Dropped: 3,
+			Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288, Fair: kernel.FairQueue{Packets: 64}, Counters: kernel.Counters{Sent: 7, Dropped: 9, Waiting: 1500}}},
+			&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 20e6, ByAdmin: true}, Missing: "it is lost"}),
+	}, {Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Both: directions(&bandwidth.Direction{}, nil)}, {
+		Key:  attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"},
+		Both: directions(nil, &bandwidth.Direction{Asked: bandwidth.Limit{ByAdmin: true}, Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288}}),
 	}}
 	got, err := json.Marshal(list)
 	want := `[{"network":"n","containerID":"c1","ifname":"eth0","pod":"shop/web","gone":false,` +
@@ -132,15 +135,15 @@ func TestLimitsJSON(t *testing.T) {
 
 // TestLimitsTable: what is not there is told from what is not wanted, and a pod's name does nothing to a terminal.
 func TestLimitsTable(t *testing.T) {
-	ask := func(rate uint64, admin bool) bandwidth.Ask {
-		return bandwidth.Ask{Limit: bandwidth.Limit{Rate: rate}, ByAdmin: admin}
+	ask := func(rate uint64, admin bool) bandwidth.Limit {
+		return bandwidth.Limit{Rate: rate, ByAdmin: admin}
 	}
-	has := &bandwidth.Direction{Asked: ask(500, false), Applied: &bandwidth.Applied{Rate: 1000, Burst: 6072, Queue: 24288},
-		Measured: &bandwidth.Measured{Rate: 1996, Dropped: 3, DroppedTotal: 9, Waiting: 1500}}
+	has := &bandwidth.Direction{Asked: ask(500, false), Rate: 1996, Dropped: 3,
+		Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288, Counters: kernel.Counters{Dropped: 9, Waiting: 1500}}}
 	list := []bandwidth.Limits{
-		{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: hostile, Ingress: has, Egress: &bandwidth.Direction{Asked: ask(20e6, true), Missing: "it is lost"}},
-		{Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Ingress: &bandwidth.Direction{}},
-		{Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"}, Egress: &bandwidth.Direction{Asked: ask(0, true)}},
+		{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: hostile, Both: directions(has, &bandwidth.Direction{Asked: ask(20e6, true), Missing: "it is lost"})},
+		{Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Both: directions(&bandwidth.Direction{}, nil)},
+		{Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"}, Both: directions(nil, &bandwidth.Direction{Asked: ask(0, true)})},
 	}
 	var stdout, stderr bytes.Buffer
 	if err := printLimits(&stdout, &stderr, list); err != nil {

@@ -13,15 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// qdisc is a queueing discipline of a link (tc(8)), with what the kernel has counted since it was made.
+// qdisc is a queueing discipline of a link (tc(8)).
 type qdisc struct {
 	link           int
 	handle, parent uint32
 	kind           string
 	options        []byte
-	sent           uint64 // bytes
-	dropped        uint32 // packets
-	waiting        uint32 // bytes
+	Counters
 }
 
 // request is one about a qdisc, by its link and parent.
@@ -99,9 +97,9 @@ func (q *qdisc) count(stats []byte) error {
 	for _, a := range attrs {
 		switch {
 		case a.Attr.Type == nl.TCA_STATS_BASIC && len(a.Value) >= 8:
-			q.sent = binary.NativeEndian.Uint64(a.Value)
+			q.Sent = binary.NativeEndian.Uint64(a.Value)
 		case a.Attr.Type == nl.TCA_STATS_QUEUE && len(a.Value) >= 12:
-			q.waiting, q.dropped = binary.NativeEndian.Uint32(a.Value[4:]), binary.NativeEndian.Uint32(a.Value[8:])
+			q.Waiting, q.Dropped = binary.NativeEndian.Uint32(a.Value[4:]), binary.NativeEndian.Uint32(a.Value[8:])
 		}
 	}
 	return wrapped("statistics of a qdisc", err)

@@ -126,12 +126,12 @@ func TestEnsureIFBJoins(t *testing.T) {
 // TestBucketsOfOthers: a fair queue below a qdisc of another kind is no token bucket's.
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
-	s := Shaper{Rate: 8e6, Burst: 20_000, Limit: 30_000}
+	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
 	mustDo(t, w.host.Shape(w.hostSide, s))
 	list, err := w.host.qdiscs()
 	mustDo(t, err)
 	queue := func(link int) qdisc {
-		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, dropped: 7, options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
+		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7}, options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
 	// The kernel names them in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))

@@ -16,12 +16,21 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Shaper is a token bucket (tc-tbf(8)). What waits for tokens waits in line, or, with a fair queue, in a line for each flow.
-type Shaper struct {
-	Rate  uint64    `json:"rate"`  // bits per second
-	Burst uint32    `json:"burst"` // bytes that pass at once after a pause
-	Limit uint32    `json:"limit"` // bytes that may wait in line
-	Fair  FairQueue `json:"fair,omitzero"`
+// Bucket is a token bucket (tc-tbf(8)), as Shape installs it and Shaped and Buckets read it back. Packets wait for tokens in one queue, or,
+// with a fair queue, in a queue for each flow.
+type Bucket struct {
+	Rate     uint64    `json:"rate"`  // bits per second
+	Burst    uint32    `json:"burst"` // bytes that pass at once after a pause
+	Limit    uint32    `json:"limit"` // bytes that may wait in line
+	Fair     FairQueue `json:"fair,omitzero"`
+	Counters `json:"-"`
+}
+
+// Counters are what the kernel has counted since a qdisc was made.
+type Counters struct {
+	Sent    uint64 // bytes
+	Dropped uint32 // packets
+	Waiting uint32 // bytes
 }
 
 // FairQueue is a queue of flows (tc-fq_codel(8)): those that send little do not wait for those that send much, and of those that wait for
@@ -33,10 +42,10 @@ type FairQueue struct {
 }
 
 // String is what tc shows.
-func (s Shaper) String() string {
-	text := fmt.Sprintf("rate %dbit burst %db limit %db", s.Rate, s.Burst, s.Limit)
-	if s.Fair != (FairQueue{}) {
-		text += fmt.Sprintf(" %s limit %dp target %s interval %s", fairQueue, s.Fair.Packets, s.Fair.Target, s.Fair.Interval)
+func (b Bucket) String() string {
+	text := fmt.Sprintf("rate %dbit burst %db limit %db", b.Rate, b.Burst, b.Limit)
+	if b.Fair != (FairQueue{}) {
+		text += fmt.Sprintf(" %s limit %dp target %s interval %s", fairQueue, b.Fair.Packets, b.Fair.Target, b.Fair.Interval)
 	}
 	return text
 }
@@ -49,26 +58,20 @@ const (
 )
 
 // Shape limits what a link sends. It replaces a token bucket that is there, in place.
-func (n *NS) Shape(link Link, s Shaper) error {
-	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, s.Rate), func() error {
-		_, err := s.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
+func (n *NS) Shape(link Link, b Bucket) error {
+	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
+		_, err := b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel does not replace it when it has our handle
 			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
-			_, err = s.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
+			_, err = b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
 		return lacks(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
-	if err != nil || s.Fair == (FairQueue{}) {
+	if err != nil || b.Fair == (FairQueue{}) {
 		return err
 	}
 	return fault.Change("qdisc replace dev "+link.Name+" parent 1:1 "+fairQueue, func() error {
-		req := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
-		options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(s.Fair.Target.Microseconds())))
-		options.AddRtAttr(nl.TCA_FQ_CODEL_INTERVAL, nl.Uint32Attr(uint32(s.Fair.Interval.Microseconds())))
-		options.AddRtAttr(nl.TCA_FQ_CODEL_LIMIT, nl.Uint32Attr(s.Fair.Packets))
-		req.AddData(options)
-		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		_, err := b.Fair.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		return err
 	})
 }
@@ -80,17 +83,27 @@ func (n *NS) hasOtherRoot(link Link) bool {
 
 // request names the burst in bytes as well. By the time alone the kernel drops each packet that takes longer than 2^32 ns at the rate
 // (tbf_change in net/sched/sch_tbf.c): below 2.8 kbit/s that is every full frame.
-func (s Shaper) request(n *NS, link Link) *nl.NetlinkRequest {
+func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	rate := s.Rate / 8
-	params := nl.TcTbfQopt{Limit: s.Limit, Buffer: ticks(s.Burst, rate)}
+	rate := b.Rate / 8
+	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: ticks(b.Burst, rate)}
 	params.Rate.Rate = uint32(min(rate, math.MaxUint32))
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_TBF_PARMS, params.Serialize())
 	if rate > math.MaxUint32 {
 		options.AddRtAttr(nl.TCA_TBF_RATE64, nl.Uint64Attr(rate))
 	}
-	options.AddRtAttr(nl.TCA_TBF_BURST, nl.Uint32Attr(s.Burst))
+	options.AddRtAttr(nl.TCA_TBF_BURST, nl.Uint32Attr(b.Burst))
+	req.AddData(options)
+	return req
+}
+
+func (f FairQueue) request(n *NS, link Link) *nl.NetlinkRequest {
+	req := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+	options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(f.Target.Microseconds())))
+	options.AddRtAttr(nl.TCA_FQ_CODEL_INTERVAL, nl.Uint32Attr(uint32(f.Interval.Microseconds())))
+	options.AddRtAttr(nl.TCA_FQ_CODEL_LIMIT, nl.Uint32Attr(f.Packets))
 	req.AddData(options)
 	return req
 }
@@ -100,10 +113,10 @@ func ticks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// shaper returns the token bucket that a qdisc is; ok is false when it is something else, or not at the root.
-func (q qdisc) shaper() (s Shaper, ok bool) {
+// bucket returns the token bucket that a qdisc is; ok is false when it is something else, or not at the root.
+func (q qdisc) bucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
-		return Shaper{}, false
+		return Bucket{}, false
 	}
 	attrs, err := nl.ParseRouteAttr(q.options)
 	var params nl.TcTbfQopt
@@ -118,7 +131,7 @@ func (q qdisc) shaper() (s Shaper, ok bool) {
 	}
 	rate = max(rate, uint64(params.Rate.Rate))
 	burst := float64(params.Buffer) / (netlink.TickInUsec() * 1e6) * float64(rate)
-	return Shaper{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit}, err == nil
+	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
 // fair returns the fair queue that a qdisc is; ok is false when it is something else, or no token bucket's.
@@ -145,27 +158,17 @@ func (q qdisc) fair() (f FairQueue, ok bool) {
 
 // Shaped returns the token bucket of a link; ok is false when its root qdisc is something else. The burst is as exact as ticks are, the
 // times of a fair queue as units of 1.024 microseconds.
-func (n *NS) Shaped(link Link) (s Shaper, ok bool, err error) {
-	q, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
+func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
+	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
-		return Shaper{}, false, err
+		return Bucket{}, false, err
 	}
-	if s, ok = q.shaper(); !ok {
-		return Shaper{}, false, nil
+	if _, ok = root.bucket(); !ok {
+		return Bucket{}, false, nil
 	}
-	child, there, err := n.qdiscAt(link, q.handle|1)
-	if there {
-		s.Fair, _ = child.fair()
-	}
-	return s, err == nil, err
-}
-
-// Bucket is a token bucket with what the kernel has counted since it was made.
-type Bucket struct {
-	Shaper
-	Sent    uint64 // bytes
-	Dropped uint32 // packets
-	Waiting uint32 // bytes
+	child, _, err := n.qdiscAt(link, childParent)
+	b, ok = bucketsIn([]qdisc{root, child})[link.Index]
+	return b, ok && err == nil, err
 }
 
 // Buckets returns the token buckets of all links, by ifindex: one request, however many there are.
@@ -177,14 +180,14 @@ func (n *NS) Buckets() (map[int]Bucket, error) {
 func bucketsIn(list []qdisc) map[int]Bucket {
 	found := map[int]Bucket{}
 	for _, q := range list {
-		if s, ok := q.shaper(); ok {
-			found[q.link] = Bucket{Shaper: s, Sent: q.sent, Dropped: q.dropped, Waiting: q.waiting}
+		if b, ok := q.bucket(); ok {
+			found[q.link] = b
 		}
 	}
 	for _, q := range list {
 		f, ok := q.fair()
 		if b, there := found[q.link]; ok && there { // other qdiscs have such queues as well
-			b.Fair, b.Dropped = f, max(b.Dropped, q.dropped) // the token bucket counts some of what its queue drops, the queue all
+			b.Fair, b.Dropped = f, max(b.Dropped, q.Dropped) // the token bucket counts some of what its queue drops, the queue all
 			found[q.link] = b
 		}
 	}

@@ -28,7 +28,7 @@ func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range rates() {
 		for _, burst := range []uint32{12_144, 65_536, 1 << 20} {
-			want := Shaper{Rate: rate, Burst: burst, Limit: 100_000}
+			want := Bucket{Rate: rate, Burst: burst, Limit: 100_000}
 			if seconds := float64(burst) * 8 / float64(rate); seconds > 270 {
 				continue // longer than the kernel can count
 			}
@@ -72,7 +72,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther: a root qdisc of another kind is no shaper, and is not taken for one, whatever its handle.
+// TestShapeOther: a root qdisc of another kind is no bucket, and is not taken for one, whatever its handle.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -82,7 +82,7 @@ func TestShapeOther(t *testing.T) {
 		if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
 			t.Errorf("got %+v, %v", got, err)
 		}
-		mustDo(t, w.host.Shape(w.hostSide, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}))
+		mustDo(t, w.host.Shape(w.hostSide, Bucket{Rate: 1e6, Burst: 20000, Limit: 20000}))
 		if _, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil {
 			t.Errorf("it was not replaced: %v", err)
 		}
@@ -95,11 +95,11 @@ func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
 	want := map[int]Bucket{
-		w.hostSide.Index: {Shaper: Shaper{Rate: 8_000_000, Burst: 20_000, Limit: 30_000}},
-		ifb.Index:        {Shaper: Shaper{Rate: 16_000_000, Burst: 40_000, Limit: 50_000}},
+		w.hostSide.Index: {Rate: 8_000_000, Burst: 20_000, Limit: 30_000},
+		ifb.Index:        {Rate: 16_000_000, Burst: 40_000, Limit: 50_000},
 	}
 	for _, link := range []Link{w.hostSide, ifb} {
-		mustDo(t, w.host.Shape(link, want[link.Index].Shaper))
+		mustDo(t, w.host.Shape(link, want[link.Index]))
 	}
 	got, err := w.host.Buckets()
 	for index, b := range got { // the node says this and that on its own
@@ -125,10 +125,10 @@ func TestFairQueue(t *testing.T) {
 	has, err := w.host.HasFairQueue()
 	mustDo(t, err)
 	after, err := w.host.qdiscs()
-	if diff := cmp.Diff(before, after, cmp.AllowUnexported(qdisc{}), cmpopts.IgnoreFields(qdisc{}, "sent")); diff != "" || err != nil {
+	if diff := cmp.Diff(before, after, cmp.AllowUnexported(qdisc{}), cmpopts.IgnoreFields(qdisc{}, "Sent")); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	s := Shaper{Rate: 8e6, Burst: 20_000, Limit: 30_000, Fair: FairQueue{Target: 7 * time.Millisecond, Interval: 120 * time.Millisecond, Packets: 64}}
+	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000, Fair: FairQueue{Target: 7 * time.Millisecond, Interval: 120 * time.Millisecond, Packets: 64}}
 	if !kerneltest.Feature(t, has, "fq_codel") {
 		if err := w.host.Shape(w.hostSide, s); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("got %v", err)
@@ -334,7 +334,7 @@ func TestShapeGone(t *testing.T) {
 	h := host(t)
 	gone := Link{Index: 1 << 20, Name: "gone"}
 	mustDo(t, h.Unshape(gone), h.DelRedirect(gone, gone, true))
-	if err := h.Shape(gone, Shaper{Rate: 1e6, Burst: 20000, Limit: 20000}); !errors.Is(err, unix.ENODEV) {
+	if err := h.Shape(gone, Bucket{Rate: 1e6, Burst: 20000, Limit: 20000}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("got %v", err)
 	}
 	if err := h.Redirect(gone, gone); !errors.Is(err, unix.ENODEV) {

@@ -46,10 +46,10 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
-// mustBeSound checks one shaper against the model, and what the kernel needs to apply it as it is.
+// mustBeSound checks one bucket against the model, and what the kernel needs to apply it as it is.
 func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	t.Helper()
-	got := l.shaper(mtu, latency, false)
+	got := l.bucket(mtu, latency, false)
 	burst, limit := model(l, mtu, latency)
 	if got.Rate != l.Rate || burst.Cmp(big.NewInt(int64(got.Burst))) != 0 || limit.Cmp(big.NewInt(int64(got.Limit))) != 0 {
 		t.Fatalf("%+v with mtu %d: %+v, want burst %v limit %v", l, mtu, got, burst, limit)
@@ -66,7 +66,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	if got.Limit < uint32(mtu+overhead) || got.Limit < min(got.Burst, 65536+18) {
 		t.Fatalf("%+v with mtu %d: what is not cut into frames never fits in the queue of %+v", l, mtu, got)
 	}
-	fair := l.shaper(mtu, latency, true).Fair
+	fair := l.bucket(mtu, latency, true).Fair
 	perFrame := time.Duration(float64(mtu+18) * 8 / float64(l.Rate) * 1e9)
 	if fair.Target < latency/2 || fair.Target < perFrame || fair.Interval < 2*fair.Target || fair.Interval < 100*time.Millisecond ||
 		fair.Interval.Microseconds() > math.MaxUint32 || fair.Packets < 64 || fair.Packets > 10240 {
@@ -87,45 +87,45 @@ func TestFairQueueOf(t *testing.T) {
 		{64e3, defaultLatency, kernel.FairQueue{Target: 284_625 * time.Microsecond, Interval: 569_250 * time.Microsecond, Packets: 64}},
 		{20e6, time.Second, kernel.FairQueue{Target: 500 * time.Millisecond, Interval: time.Second, Packets: 1646}},
 	} {
-		if diff := cmp.Diff(c.want, Limit{Rate: c.rate}.shaper(1500, c.latency, true).Fair); diff != "" {
+		if diff := cmp.Diff(c.want, Limit{Rate: c.rate}.bucket(1500, c.latency, true).Fair); diff != "" {
 			t.Errorf("%d, %s:\n%s", c.rate, c.latency, diff)
 		}
 	}
 }
 
-func TestShaper(t *testing.T) {
+func TestBucket(t *testing.T) {
 	for _, mtu := range []int{68, 1280, 1400, 1500, 9000, 65535} {
 		for rate := uint64(minRate); rate <= maxRate; rate = rate*3/2 + 1 {
 			for _, burst := range []uint64{0, 1, 7, 8, 1000, 1e6, 1<<32 - 1, 1 << 32, 1<<35 - 1} {
-				mustBeSound(t, Limit{rate, burst}, mtu, defaultLatency)
-				mustBeSound(t, Limit{rate, burst}, mtu, maxLatency)
+				mustBeSound(t, Limit{Rate: rate, Burst: burst}, mtu, defaultLatency)
+				mustBeSound(t, Limit{Rate: rate, Burst: burst}, mtu, maxLatency)
 			}
 		}
-		mustBeSound(t, Limit{maxRate, 0}, mtu, minLatency)
+		mustBeSound(t, Limit{Rate: maxRate, Burst: 0}, mtu, minLatency)
 	}
 	for _, c := range []struct {
 		limit   Limit
 		latency time.Duration
-		want    kernel.Shaper
+		want    kernel.Bucket
 	}{
-		{Limit{20e6, 0}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
-		{Limit{20e6, 0}, 50 * time.Millisecond, kernel.Shaper{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
-		{Limit{20e6, 400_000}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 50_000, Limit: 100_681}},
-		{Limit{100e6, 0}, time.Millisecond, kernel.Shaper{Rate: 100e6, Burst: 50_000, Limit: 100_681}},
-		{Limit{20e6, 8e6}, defaultLatency, kernel.Shaper{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
-		{Limit{1000, 0}, defaultLatency, kernel.Shaper{Rate: 1000, Burst: 4 * 1518, Limit: 24_981}},
-		{Limit{1e9, 0}, defaultLatency, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
-		{Limit{1e9, 0}, time.Millisecond, kernel.Shaper{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
-		{Limit{1e11, 0}, defaultLatency, kernel.Shaper{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
-		{Limit{10e6, 1<<32 - 1}, defaultLatency, kernel.Shaper{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}}, // more would not fit the kernel's clock
+		{Limit{Rate: 20e6, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}},
+		{Limit{Rate: 20e6, Burst: 0}, 50 * time.Millisecond, kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 125_000}},
+		{Limit{Rate: 20e6, Burst: 400_000}, defaultLatency, kernel.Bucket{Rate: 20e6, Burst: 50_000, Limit: 100_681}},
+		{Limit{Rate: 100e6, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 100e6, Burst: 50_000, Limit: 100_681}},
+		{Limit{Rate: 20e6, Burst: 8e6}, defaultLatency, kernel.Bucket{Rate: 20e6, Burst: 1e6, Limit: 131_108}},
+		{Limit{Rate: 1000, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1000, Burst: 4 * 1518, Limit: 24_981}},
+		{Limit{Rate: 1e9, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
+		{Limit{Rate: 1e9, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
+		{Limit{Rate: 1e11, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
+		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}}, // more would not fit the kernel's clock
 	} {
-		if diff := cmp.Diff(c.want, c.limit.shaper(1500, c.latency, false)); diff != "" {
+		if diff := cmp.Diff(&c.want, c.limit.bucket(1500, c.latency, false)); diff != "" {
 			t.Errorf("%+v:\n%s", c.limit, diff)
 		}
 	}
 }
 
-func FuzzShaper(f *testing.F) {
+func FuzzBucket(f *testing.F) {
 	f.Add(uint64(20e6), uint64(0), uint16(1500))
 	f.Add(uint64(1000), uint64(1<<35-1), uint16(65535))
 	f.Add(uint64(1e11), uint64(1), uint16(68))
@@ -133,7 +133,7 @@ func FuzzShaper(f *testing.F) {
 		if rate < minRate || rate > maxRate || mtu < 68 {
 			return
 		}
-		mustBeSound(t, Limit{rate, burst}, int(mtu), defaultLatency)
+		mustBeSound(t, Limit{Rate: rate, Burst: burst}, int(mtu), defaultLatency)
 	})
 }
 

@@ -29,9 +29,12 @@ const (
 	longest = 274 * time.Second
 )
 
-// shaper turns a limit into a token bucket for a link with the MTU, in which a packet waits no longer than latency, or as long as what has to
-// fit into any queue. In a fair queue each flow waits for itself.
-func (l Limit) shaper(mtu int, latency time.Duration, fair bool) kernel.Shaper {
+// bucket returns the token bucket of a limit for a link with the MTU, nil if there is no limit. A packet waits no longer than latency, or as long
+// as the packets that have to fit into any queue. In a fair queue each flow waits for itself.
+func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
+	if l.Rate == 0 {
+		return nil
+	}
 	frame := uint64(mtu + overhead)
 	burst := l.Burst / 8
 	if burst == 0 {
@@ -42,15 +45,15 @@ func (l Limit) shaper(mtu int, latency time.Duration, fair bool) kernel.Shaper {
 	// Beside full frames there is room for small packets: else a queue that greedy flows keep full would never take one.
 	counted := uint64(mtu + header)
 	queue += max(queue%counted, counted/2) - queue%counted
-	shaper := kernel.Shaper{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
+	bucket := kernel.Bucket{Rate: l.Rate, Burst: uint32(burst), Limit: uint32(min(queue, maxBytes))}
 	if fair {
-		shaper.Fair = l.fairQueue(frame, latency)
+		bucket.Fair = l.fairQueue(frame, latency)
 	}
-	return shaper
+	return &bucket
 }
 
 // tellBurst logs a burst that full frames, or the kernel's clock, do not allow.
-func tellBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Shaper) {
+func tellBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
 	}
