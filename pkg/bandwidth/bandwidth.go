@@ -126,19 +126,21 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	return ifb, att.Save(next)
 }
 
-// without is what of a state has no place in another of the same link; nothing has Index 0.
+// without returns the limits of a state that the next state of the same link lacks; Index is 0 if there are none.
 func (st state) without(next state) state {
-	out := state{Link: st.Link}
-	if next.Ingress == nil && st.Ingress != nil {
-		out.Index, out.Ingress = st.Index, st.Ingress
+	if next.Ingress != nil {
+		st.Ingress = nil
 	}
-	if next.IFB == "" && st.IFB != "" {
-		out.Index, out.IFB, out.Egress, out.Clsact = st.Index, st.IFB, st.Egress, st.Clsact
+	if next.IFB != "" {
+		st.IFB = ""
 	}
-	return out
+	if st.Ingress == nil && st.IFB == "" {
+		st.Index = 0
+	}
+	return st
 }
 
-// with is both states of the same link.
+// with returns the limits of both states of the same link.
 func (st state) with(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -165,7 +167,7 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// own finds out whose the clsact qdisc will be that the redirect needs: ours, unless there is one.
+// own records whether the clsact qdisc of the redirect is ours: it is, unless the link has one already.
 func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
@@ -176,11 +178,12 @@ func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
 	return err
 }
 
-// fair tells whether the limits have fair queues.
+// fair reports whether the limits have fair queues.
 func (st state) fair() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
+// apply sets the limits of a link. It returns the device of the egress limit.
 func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err error) {
 	if st.Ingress != nil {
 		if err := host.Shape(link, *st.Ingress); err != nil {
@@ -278,11 +281,10 @@ func del(r *plugin.Request) error {
 // lift removes the limits of an attachment whose ADD asks for none.
 func lift(r *plugin.Request) error {
 	att, st, recorded, err := attachment.Take[state](r)
-	if err != nil || !recorded {
-		att.Close()
-		return err
-	}
 	defer att.Close()
+	if err != nil || !recorded {
+		return errors.Join(err, att.Remove())
+	}
 	host, err := kernel.Host()
 	if err != nil {
 		return err
@@ -302,7 +304,7 @@ func gc(r *plugin.Request) error {
 	for att, st := range gc.Stale() {
 		gc.Report(att, remove(host, att, st))
 	}
-	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
+	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log))
 	return gc.Err()
 }
 
@@ -361,7 +363,7 @@ func status(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err == nil {
 		defer host.Close()
-		err = restoreRecorded(host, r.Log, attachment.Trying)
+		err = restoreLimits(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, err)
 	return nil

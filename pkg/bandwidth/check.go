@@ -43,25 +43,30 @@ func check(r *plugin.Request) error {
 	if want.Egress == nil {
 		return nil
 	}
+	return checkEgress(host, link, want, recorded)
+}
+
+// checkEgress checks the redirect to the device of an egress limit, and its token bucket. Without a record the reference made the redirect,
+// which lets short frames pass until reload replaces it.
+func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
 		return err
 	}
-	// Without a record the reference made the redirect, which lets short frames pass until reload replaces it.
-	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (recorded || have != kernel.RedirectsLong) {
+	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (ours || have != kernel.RedirectsLong) {
 		err := plugin.Errorf(plugin.CodeStateDiffers, "egress: %s", lost)
 		if have == kernel.RedirectsLong {
 			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
 		}
 		return err
 	}
-	return checkBucket(host, ifb, *want.Egress, recorded)
+	return checkBucket(host, ifb, *want.Egress, ours)
 }
 
 // redirectedTo returns the device of an egress limit, and which frames of the link are redirected to it.
 func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.Link, have kernel.Redirection, err error) {
 	ifb, ok, err := device(host, name)
-	if err == nil && ok && ifb.Up {
+	if err == nil && ok {
 		have, err = host.Redirected(link, ifb)
 	}
 	return ifb, have, err

@@ -18,15 +18,11 @@ import (
 // redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored does
 // not stop the restoring of the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
-	return restoreAll(host, log, attachment.Waiting)
+	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
 
-func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
-	return errors.Join(restoreRecorded(host, log, locks), replaceRedirects(host, log))
-}
-
-// restoreRecorded restores the limits of which there are records.
-func restoreRecorded(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+// restoreLimits restores the limits of the attachments that have records.
+func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	records, err := attachment.AllOf(pluginName)
 	if err != nil {
 		return err
@@ -91,29 +87,27 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 
 // restoreEgress restores what is missing of an egress limit; lost reports whether anything was.
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
-	ifb, ok, err := device(host, st.IFB)
+	ifb, have, err := redirectedTo(host, link, st.IFB)
 	if err != nil {
 		return false, err
 	}
-	if !ok || !ifb.Up {
-		lost = true
+	_, shaped := buckets[ifb.Index]
+	lost = !ifb.Up || !shaped || have == kernel.RedirectsNone
+	if !ifb.Up {
 		if ifb, err = host.EnsureIFB(st.IFB, link); err != nil {
 			return lost, err
 		}
 	}
-	if _, there := buckets[ifb.Index]; !there {
-		lost = true
+	if !shaped {
 		if err := host.Shape(ifb, *st.Egress); err != nil {
 			return lost, err
 		}
 	}
-	switch have, err := host.Redirected(link, ifb); {
-	case err != nil || have == kernel.RedirectsAll:
-		return lost, err
-	case have == kernel.RedirectsLong:
+	switch have {
+	case kernel.RedirectsAll:
+		return lost, nil
+	case kernel.RedirectsLong:
 		log.Info("an egress limit of an earlier version now counts frames of all lengths")
-	default:
-		lost = true
 	}
 	return lost, host.Redirect(link, ifb)
 }
