@@ -49,11 +49,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	attachment.LogOnce(r, traps(r.Config))
-	if cfg.none() {
-		if attachment.Recorded(r) { // the limits were lifted
-			err = lift(r)
-		}
-		return nil, err
+	if cfg.none() && !attachment.Recorded(r) {
+		return nil, nil
 	}
 	att, err := attachment.Open(r)
 	if err != nil {
@@ -65,12 +62,15 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	defer host.Close()
-	link, err := hostSide(r, host)
-	if err != nil {
-		return nil, err
-	}
 	var old state
 	if _, err := att.Load(&old); err != nil {
+		return nil, err
+	}
+	if cfg.none() { // the limits were lifted
+		return nil, remove(host, att, old)
+	}
+	link, err := hostSide(r, host)
+	if err != nil {
 		return nil, err
 	}
 	fair, err := fairQueues(host)
@@ -93,7 +93,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change replaces the limits of a link, and takes it back if that fails: the pod keeps what it had. It returns the device of the egress limit.
+// change replaces the limits of a link, and undoes the change if it fails: the pod keeps the limits that it had. It returns the device of
+// the egress limit.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.own(host, link, old); err != nil {
 		return ifb, err
@@ -278,21 +279,6 @@ func del(r *plugin.Request) error {
 	return remove(host, att, st)
 }
 
-// lift removes the limits of an attachment whose ADD asks for none.
-func lift(r *plugin.Request) error {
-	att, st, recorded, err := attachment.Take[state](r)
-	defer att.Close()
-	if err != nil || !recorded {
-		return errors.Join(err, att.Remove())
-	}
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return remove(host, att, st)
-}
-
 // gc also restores the limits of the other attachments.
 func gc(r *plugin.Request) error {
 	host, err := kernel.Host()
@@ -337,10 +323,13 @@ func takeAway(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide finds the recorded link: by its name, or by its number, when somebody renamed it.
+// hostSide finds the recorded link by its name, or by its ifindex if another program renamed it. The zero state has no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
-	if link, ok, err = host.Link(st.Link); err != nil || ok && link.Index == st.Index || st.Index == 0 {
-		return link, ok && link.Index == st.Index, err
+	if st.Index == 0 {
+		return kernel.Link{}, false, nil
+	}
+	if link, ok, err = host.Link(st.Link); err != nil || ok && link.Index == st.Index {
+		return link, ok, err
 	}
 	link, ok, err = host.LinkByIndex(st.Index)
 	return link, ok && link.Kind != "" && link.Peer != 0, err

@@ -29,8 +29,8 @@ const (
 	longest = 274 * time.Second
 )
 
-// bucket returns the token bucket of a limit for a link with the MTU, nil if there is no limit. A packet waits no longer than latency, or as long
-// as the packets that have to fit into any queue. In a fair queue each flow waits for itself.
+// bucket returns the token bucket of a limit for a link with the MTU; it is nil if the rate is zero. A packet waits no longer than latency,
+// or as long as the packets that have to fit into any queue. In a fair queue each flow waits for itself.
 func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket {
 	if l.Rate == 0 {
 		return nil

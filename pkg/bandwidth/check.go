@@ -46,8 +46,8 @@ func check(r *plugin.Request) error {
 	return checkEgress(host, link, want, recorded)
 }
 
-// checkEgress checks the redirect to the device of an egress limit, and its token bucket. Without a record the reference made the redirect,
-// which lets short frames pass until reload replaces it.
+// checkEgress checks the redirect to the device of an egress limit, and its token bucket. Without a record the reference plugin made the
+// redirect, which lets short frames pass until podlace reload replaces it.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
@@ -72,7 +72,7 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.
 	return ifb, have, err
 }
 
-// notRedirected says why frames of the link pass by the device of an egress limit, "" if none do.
+// notRedirected returns why frames of the link bypass the device of an egress limit; it is empty if none do.
 func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
 	switch {
 	case !ifb.Up:

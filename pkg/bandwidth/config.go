@@ -3,6 +3,7 @@
 package bandwidth
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"math/big"
@@ -17,25 +18,26 @@ type Both[T any] struct {
 	Egress  T `json:"egress,omitzero"`
 }
 
-// Limit is what somebody asks for one direction. A zero rate is no limit, a zero burst is derived from the rate.
+// Limit is the limit of one direction, as the conflist, the runtime, the pod or an admin asks for it. A zero rate is no limit. A zero burst
+// is derived from the rate.
 type Limit struct {
 	Rate      uint64 `json:"rate"`                // bits per second
 	Burst     uint64 `json:"burst,omitempty"`     // bits
-	ByAdmin   bool   `json:"byAdmin,omitempty"`   // with podlace limits
-	Annotated bool   `json:"annotated,omitempty"` // the burst, by the pod
+	ByAdmin   bool   `json:"byAdmin,omitempty"`   // set with podlace limits
+	Annotated bool   `json:"annotated,omitempty"` // the pod's annotation says the burst
 }
 
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
 	Asked   Both[Limit]
-	Allowed Both[Limit]   // what was asked, within bounds
+	Allowed Both[Limit]   // Asked within bounds
 	Latency time.Duration // how long a packet may wait
 }
 
 // none reports whether nothing is limited.
 func (c Config) none() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null; number says what else it may be, and names the key.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number refuses a value of another form, and names the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -110,7 +112,7 @@ func Parse(r *plugin.Request) (Config, error) {
 // annotation of a pod for the burst of a direction, in bits. Kubernetes has none.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// ask reads what is asked for a direction. The pod's annotation for the burst wins over the runtime's value.
+// ask returns the limit that is asked for a direction. The pod's annotation for the burst wins over the runtime's value.
 func ask(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
@@ -150,8 +152,10 @@ func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst
 	case static && burst/8 > maxBytes:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
 	}
-	l.Rate = clampRate(r, direction, rate)
-	switch most := mostBurst(l.Rate, maxBurst); {
+	if l.Rate = min(max(rate, minRate), maxRate); l.Rate != rate {
+		r.Log.Warn("rate is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", l.Rate)
+	}
+	switch most := cmp.Or(maxBurst, l.Rate); { // without the conflist's maxBurst, one second of the rate
 	case static || burst <= most:
 	case l.Annotated:
 		l.Burst = most
@@ -180,22 +184,6 @@ func parseLatency(text string) (time.Duration, error) {
 		return 0, plugin.Errorf(plugin.CodeConfig, "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency, maxLatency)
 	}
 	return latency, nil
-}
-
-// mostBurst is the largest burst that a runtime may ask for: the conflist's maxBurst, else one second of the rate.
-func mostBurst(rate, maxBurst uint64) uint64 {
-	if maxBurst > 0 {
-		return maxBurst
-	}
-	return rate
-}
-
-func clampRate(r *plugin.Request, direction string, rate uint64) uint64 {
-	clamped := min(max(rate, minRate), maxRate)
-	if clamped != rate {
-		r.Log.Warn("rate is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", clamped)
-	}
-	return clamped
 }
 
 // number reads a count of bits.

@@ -94,7 +94,8 @@ func TestAnnotations(t *testing.T) {
 		{"", "0", 20e6, 0, 0, false}, {"", "4M", 0, 0, 4e6, false},
 	} {
 		got, log, err := parsed(c.max + annotated(c.rate, c.text))
-		if err != nil || got.Allowed.Ingress.Burst != c.want || got.Asked.Ingress.Burst != c.asked || !got.Asked.Ingress.Annotated || got.Allowed.Egress.Burst != 0 || got.Asked.Egress.Annotated ||
+		if err != nil || got.Allowed.Ingress.Burst != c.want || got.Asked.Ingress.Burst != c.asked ||
+			!got.Asked.Ingress.Annotated || got.Allowed.Egress.Burst != 0 || got.Asked.Egress.Annotated ||
 			strings.Contains(log, "clamped") != c.clamped {
 			t.Errorf("%+v: %+v, %v, logged %q", c, got, err, log)
 		}

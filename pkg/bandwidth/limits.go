@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -22,39 +23,37 @@ type Limits struct {
 	Both[*Direction]
 }
 
-// Direction is one direction of an attachment, as the pod sees it. What is not Applied is Missing, was lifted by an admin, or is of a pod
-// that is gone.
+// Direction is one direction of an attachment, as the pod sees it. A limit that is not Applied is Missing, was lifted by an admin, or
+// belongs to a pod that is gone.
 type Direction struct {
 	Asked   Limit          // unknown when an older version recorded it
 	Applied *kernel.Bucket // as the kernel has it, with its counters since the limit was set
-	Missing string         // in words
-	Rate    uint64         // measured, in bits per second in the interval
-	Dropped uint32         // packets in the interval
+	Missing string         // what is missing, in words
+	Rate    uint64         // bits per second that passed in the interval
+	Dropped uint32         // packets that were dropped in the interval
 }
 
-// MarshalJSON returns what podlace limits prints.
+// MarshalJSON returns the document that podlace limits prints.
 func (d Direction) MarshalJSON() ([]byte, error) {
-	type applied struct {
-		Rate  uint64 `json:"rate"`  // bits per second
-		Burst uint32 `json:"burst"` // bytes
-		Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
-		Fair  bool   `json:"fair,omitempty"`
-	}
-	type measured struct {
-		Rate         uint64 `json:"rate"`
-		Dropped      uint32 `json:"dropped"`
-		DroppedTotal uint32 `json:"droppedTotal"`
-		Waiting      uint32 `json:"waiting"` // bytes, at the end of the interval
-	}
 	shown := struct {
-		Asked    Limit     `json:"asked,omitzero"`
-		Applied  *applied  `json:"applied,omitempty"`
-		Missing  string    `json:"missing,omitempty"`
-		Measured *measured `json:"measured,omitempty"`
+		Asked    Limit  `json:"asked,omitzero"`
+		Applied  any    `json:"applied,omitempty"`
+		Missing  string `json:"missing,omitempty"`
+		Measured any    `json:"measured,omitempty"`
 	}{Asked: d.Asked, Missing: d.Missing}
 	if b := d.Applied; b != nil {
-		shown.Applied = &applied{b.Rate, b.Burst, b.Limit, b.Fair.Packets > 0}
-		shown.Measured = &measured{d.Rate, d.Dropped, b.Dropped, b.Waiting}
+		shown.Applied = struct {
+			Rate  uint64 `json:"rate"`  // bits per second
+			Burst uint32 `json:"burst"` // bytes
+			Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
+			Fair  bool   `json:"fair,omitempty"`
+		}{b.Rate, b.Burst, b.Limit, b.Fair.Packets > 0}
+		shown.Measured = struct {
+			Rate         uint64 `json:"rate"`
+			Dropped      uint32 `json:"dropped"`
+			DroppedTotal uint32 `json:"droppedTotal"`
+			Waiting      uint32 `json:"waiting"` // bytes, at the end of the interval
+		}{d.Rate, d.Dropped, b.Dropped, b.Waiting}
 	}
 	return json.Marshal(shown)
 }
@@ -166,7 +165,7 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 	return l, err
 }
 
-// fill adds the token bucket of a link, or why packets do not pass it.
+// fill adds the token bucket of a link, or the reason why packets do not pass it.
 func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {
@@ -185,13 +184,8 @@ func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 }
 
 // Records returns the records of attachments that have limits.
-func Records(of []attachment.Record) (list []attachment.Record) {
-	for _, rec := range of {
-		if rec.Plugin == pluginName {
-			list = append(list, rec)
-		}
-	}
-	return list
+func Records(of []attachment.Record) []attachment.Record {
+	return slices.DeleteFunc(slices.Clone(of), func(rec attachment.Record) bool { return rec.Plugin != pluginName })
 }
 
 // Set changes the limits of a pod that lives, in place: a rate in bits per second, 0 for none, nil for as it is. It is recorded, so that

@@ -65,8 +65,9 @@ func TestLook(t *testing.T) {
 	got := l.look()
 	want := Limits{Key: l.key("a"), Pod: "shop/web-0",
 		Both: Both[*Direction]{
-			Ingress: &Direction{Asked: Limit{Rate: 500, Burst: 1<<32 - 1}, Applied: &kernel.Bucket{Rate: 1000, Burst: 4 * 1418, Limit: 16*1414 + 707}, Rate: got.Ingress.Rate},
-			Egress:  &Direction{Asked: Limit{Rate: 20e6}, Applied: &kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}, Rate: got.Egress.Rate}}}
+			Ingress: &Direction{Asked: Limit{Rate: 500, Burst: 1<<32 - 1}, Rate: got.Ingress.Rate,
+				Applied: &kernel.Bucket{Rate: 1000, Burst: 4 * 1418, Limit: 16*1414 + 707}},
+			Egress: &Direction{Asked: Limit{Rate: 20e6}, Rate: got.Egress.Rate, Applied: &kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}}}}
 	near := cmp.Comparer(func(a, b kernel.Bucket) bool {
 		return a.Rate == b.Rate && a.Limit == b.Limit && near(a.Burst, b.Burst, b.Rate) && (a.Fair.Packets > 0 || b.Fair.Packets > 0) == fair
 	})
@@ -148,7 +149,9 @@ func TestMeasured(t *testing.T) {
 func TestMeasuredAnew(t *testing.T) {
 	link := kernel.Link{Index: 7}
 	var d Direction
-	s := samples{map[int]kernel.Bucket{7: {Counters: kernel.Counters{Sent: 9000, Dropped: 9}}}, map[int]kernel.Bucket{7: {Counters: kernel.Counters{Sent: 500, Dropped: 2}}}, time.Now(), time.Second}
+	before := kernel.Bucket{Counters: kernel.Counters{Sent: 9000, Dropped: 9}}
+	after := kernel.Bucket{Counters: kernel.Counters{Sent: 500, Dropped: 2}}
+	s := samples{map[int]kernel.Bucket{7: before}, map[int]kernel.Bucket{7: after}, time.Now(), time.Second}
 	if d.fill(s, link, ""); measured(&d) != (counts{Rate: 4000, Dropped: 2, DroppedTotal: 2}) {
 		t.Errorf("%+v", d)
 	}
@@ -232,7 +235,8 @@ func TestSet(t *testing.T) {
 		l.OK(l.Call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
 	}
 	got := l.look()
-	if want := (Limit{Rate: 30e6, ByAdmin: true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 || got.Ingress.Applied.Limit != 187_500 { // 50 ms
+	if want := (Limit{Rate: 30e6, ByAdmin: true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 ||
+		got.Ingress.Applied.Limit != 187_500 { // 50 ms
 		t.Errorf("%+v, %+v", got.Ingress.Asked, got.Ingress.Applied)
 	}
 	if got.Egress == nil || got.Egress.Asked != (Limit{ByAdmin: true}) || got.Egress.Applied != nil || got.Missing() {

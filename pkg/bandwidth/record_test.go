@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// States as version 1 of the record's format has them, byte for byte: releases read the records of one another, after an upgrade and after a rollback.
+// States as version 1 of the record's format has them, byte for byte: releases read the records of one another, after an upgrade and after
+// a rollback.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
 		`"egress":{"rate":10000000,"burst":500000,"limit":131108},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
@@ -47,7 +48,8 @@ func TestStateFormat(t *testing.T) {
 			t.Errorf("%s, %v, was\n%s", again, err, text)
 		}
 		if st.Link != "bwt0" || st.Index != 7 || st.Ingress == nil || st.Ingress.Limit == 0 || (st.IFB != "") != (st.Egress != nil) ||
-			(st.Latency == 0) != (text == stateOfIngress) || st.fair() != (text == stateOfFair) || st.Asked.Ingress.ByAdmin == (st.Ingress.Rate == 20e6) {
+			(st.Latency == 0) != (text == stateOfIngress) || st.fair() != (text == stateOfFair) ||
+			st.Asked.Ingress.ByAdmin == (st.Ingress.Rate == 20e6) {
 			t.Errorf("%+v of %s", st, text)
 		}
 	}
@@ -91,8 +93,9 @@ func TestRecordRead(t *testing.T) {
 	}
 	record := func(state string) {
 		t.Helper()
-		l.must(os.WriteFile(file, []byte(fmt.Sprintf(`{"format":1,"network":"net","containerID":"a","ifname":"eth0","plugin":"bandwidth","pod":"shop/web-0","netns":%q,"state":%s}`,
-			l.Pod.Path, strings.ReplaceAll(state, `"index":7`, index))), 0o600))
+		text := fmt.Sprintf(`{"format":1,"network":"net","containerID":"a","ifname":"eth0","plugin":"bandwidth","pod":"shop/web-0",`+
+			`"netns":%q,"state":%s}`, l.Pod.Path, strings.ReplaceAll(state, `"index":7`, index))
+		l.must(os.WriteFile(file, []byte(text), 0o600))
 	}
 	l.OK(l.Call("ADD", "a", annotated...))
 	written(stateOfADD)

@@ -114,11 +114,13 @@ func directions(ingress, egress *bandwidth.Direction) bandwidth.Both[*bandwidth.
 func TestLimitsJSON(t *testing.T) {
 	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
 		Both: directions(&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 500, Burst: 8000, Annotated: true}, Rate: 1996, Dropped: 3,
-			Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288, Fair: kernel.FairQueue{Packets: 64}, Counters: kernel.Counters{Sent: 7, Dropped: 9, Waiting: 1500}}},
+			Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288, Fair: kernel.FairQueue{Packets: 64},
+				Counters: kernel.Counters{Sent: 7, Dropped: 9, Waiting: 1500}}},
 			&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 20e6, ByAdmin: true}, Missing: "it is lost"}),
 	}, {Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Both: directions(&bandwidth.Direction{}, nil)}, {
-		Key:  attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"},
-		Both: directions(nil, &bandwidth.Direction{Asked: bandwidth.Limit{ByAdmin: true}, Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288}}),
+		Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"},
+		Both: directions(nil, &bandwidth.Direction{Asked: bandwidth.Limit{ByAdmin: true},
+			Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288}}),
 	}}
 	got, err := json.Marshal(list)
 	want := `[{"network":"n","containerID":"c1","ifname":"eth0","pod":"shop/web","gone":false,` +
@@ -141,7 +143,8 @@ func TestLimitsTable(t *testing.T) {
 	has := &bandwidth.Direction{Asked: ask(500, false), Rate: 1996, Dropped: 3,
 		Applied: &kernel.Bucket{Rate: 1000, Burst: 6072, Limit: 24288, Counters: kernel.Counters{Dropped: 9, Waiting: 1500}}}
 	list := []bandwidth.Limits{
-		{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: hostile, Both: directions(has, &bandwidth.Direction{Asked: ask(20e6, true), Missing: "it is lost"})},
+		{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: hostile,
+			Both: directions(has, &bandwidth.Direction{Asked: ask(20e6, true), Missing: "it is lost"})},
 		{Key: attachment.Key{Network: "n", ContainerID: "c2", IfName: "eth0"}, Gone: true, Both: directions(&bandwidth.Direction{}, nil)},
 		{Key: attachment.Key{Network: "n", ContainerID: "c3", IfName: "eth0"}, Both: directions(nil, &bandwidth.Direction{Asked: ask(0, true)})},
 	}

@@ -250,8 +250,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to a link, and the reference's filter to a link that is gone. spareAll keeps filters
-// that redirect all frames to the link.
+// delRedirects deletes our filter, filters that redirect to a link, and the reference plugin's filter to a link that is gone. With
+// spareAll, filters that redirect all frames to the link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)

@@ -131,7 +131,8 @@ func TestBucketsOfOthers(t *testing.T) {
 	list, err := w.host.qdiscs()
 	mustDo(t, err)
 	queue := func(link int) qdisc {
-		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7}, options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
+		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
+			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
 	// The kernel names them in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))

@@ -99,7 +99,8 @@ func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
 }
 
 func (f FairQueue) request(n *NS, link Link) *nl.NetlinkRequest {
-	req := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	queue := qdisc{link: link.Index, handle: childHandle, parent: childParent, kind: fairQueue}
+	req := queue.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_FQ_CODEL_TARGET, nl.Uint32Attr(uint32(f.Target.Microseconds())))
 	options.AddRtAttr(nl.TCA_FQ_CODEL_INTERVAL, nl.Uint32Attr(uint32(f.Interval.Microseconds())))
@@ -113,7 +114,7 @@ func ticks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// bucket returns the token bucket that a qdisc is; ok is false when it is something else, or not at the root.
+// bucket returns the token bucket that a qdisc is; ok is false if it is of another kind, or not at the root.
 func (q qdisc) bucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false

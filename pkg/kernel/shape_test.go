@@ -128,7 +128,8 @@ func TestFairQueue(t *testing.T) {
 	if diff := cmp.Diff(before, after, cmp.AllowUnexported(qdisc{}), cmpopts.IgnoreFields(qdisc{}, "Sent")); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000, Fair: FairQueue{Target: 7 * time.Millisecond, Interval: 120 * time.Millisecond, Packets: 64}}
+	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000,
+		Fair: FairQueue{Target: 7 * time.Millisecond, Interval: 120 * time.Millisecond, Packets: 64}}
 	if !kerneltest.Feature(t, has, "fq_codel") {
 		if err := w.host.Shape(w.hostSide, s); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("got %v", err)
