@@ -145,9 +145,6 @@ func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// leadsTo reports whether a filter redirects packets to the link with an ifindex. That of a link that is gone is 0.
-func leadsTo(f netlink.Filter, index int) bool { return redirectsTo(f) == index }
-
 // redirectsTo returns the ifindex of the link to which a filter redirects packets: 0 if the link is gone, -1 if the filter redirects none.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
@@ -167,7 +164,7 @@ func redirectsTo(f netlink.Filter) int {
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.receivers()
 	for _, r := range list {
-		if slices.ContainsFunc(r.filters, func(f netlink.Filter) bool { return leadsTo(f, to.Index) }) {
+		if slices.ContainsFunc(r.filters, func(f netlink.Filter) bool { return redirectsTo(f) == to.Index }) {
 			return r.link, true, nil
 		}
 	}
@@ -205,7 +202,7 @@ type receiver struct {
 func (r receiver) through(index int) Redirection {
 	most := RedirectsNone
 	for _, f := range r.filters {
-		if leadsTo(f, index) {
+		if redirectsTo(f) == index {
 			most = max(most, redirection(f))
 		}
 	}
@@ -278,11 +275,11 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 
 // isStale reports whether delRedirects deletes a filter.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
-	priority, leads := f.Attrs().Priority, leadsTo(f, to.Index)
-	if spareAll && leads && redirection(f) == RedirectsAll {
+	priority, target := f.Attrs().Priority, redirectsTo(f)
+	if spareAll && target == to.Index && redirection(f) == RedirectsAll {
 		return false
 	}
-	return priority == redirectPriority || to.Index != 0 && leads || priority == referencePriority && leadsTo(f, 0)
+	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
 // hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.
