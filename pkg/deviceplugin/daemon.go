@@ -27,11 +27,12 @@ const pollPods = 10 * time.Second
 // daemon holds the resources of a node.
 type daemon struct {
 	settings
-	log    *slog.Logger
-	count  counters
-	health *health
-	gate   *gate  // before mu
-	owners shared // shares the question which pods have the devices that were handed out
+	log       *slog.Logger
+	count     counters
+	health    *health
+	gate      *gate                // before mu
+	snapshots <-chan *pci.Snapshot // each that differs from the one before
+	owners    shared               // shares the question which pods have the devices that were handed out
 
 	mu          sync.Mutex
 	config      *pool.Config

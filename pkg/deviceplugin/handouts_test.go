@@ -50,11 +50,11 @@ func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 // opened is a daemon that serves nothing but the endpoints of its resources, by hand.
 func (l *lab) opened() *daemon {
 	l.Helper()
-	d, err := open(l.settings, quiet())
+	ctx, cancel := context.WithCancel(l.Context())
+	d, err := open(ctx, l.settings, quiet())
 	if err != nil {
 		l.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(l.Context())
 	d.refresh(ctx)
 	l.Cleanup(func() { cancel(); d.running.Wait() })
 	return d

@@ -47,33 +47,32 @@ func (o settings) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, 
 // runDaemon serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
 // configuration again.
 func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *slog.Logger) error {
-	d, err := open(o, log)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d, err := open(ctx, o, log)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	defer d.running.Wait()
 	defer cancel()
 	if err := d.listenAll(ctx); err != nil {
 		return err
 	}
-	snapshots := make(chan *pci.Snapshot)
 	configs := make(chan struct{}, 1)
 	go watchFolder(ctx, o.Kubelet.Plugins, d.socketsChanged, log)
 	if o.Kubelet.Registry != "" {
 		go watchFolder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
 	}
 	go watchFolder(ctx, filepath.Dir(o.ConfigFile), func() { notify(configs) }, log)
-	go d.watchDevices(ctx, snapshots)
 	if o.Return != nil {
 		d.running.Go(func() { d.returnAlways(ctx) })
 	}
-	d.loop(ctx, snapshots, configs, reload)
+	d.loop(ctx, configs, reload)
 	return nil
 }
 
-// open reads what has to be right before anything is served.
-func open(o settings, log *slog.Logger) (*daemon, error) {
+// open reads what has to be right before anything is served, and watches devices until ctx is done.
+func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 	data, err := store.ReadFile(o.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -82,15 +81,15 @@ func open(o settings, log *slog.Logger) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := pci.Scan(o.Sysfs)
+	snapshots, err := pci.Watch(ctx, o.Sysfs, o.Poll)
 	if err != nil {
 		return nil, err
 	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()), config: config, text: data,
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()), snapshots: snapshots, config: config, text: data,
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
-	d.setSnapshot(snapshot)
+	d.setSnapshot(<-snapshots)
 	d.logUnserved()
 	return d, nil
 }
@@ -132,7 +131,7 @@ func (d *daemon) returnAlways(ctx context.Context) {
 }
 
 // loop returns when ctx is done.
-func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, configs <-chan struct{}, reload <-chan os.Signal) {
+func (d *daemon) loop(ctx context.Context, configs <-chan struct{}, reload <-chan os.Signal) {
 	pods := time.NewTicker(pollPods)
 	defer pods.Stop()
 	work := make(chan struct{}, 1)
@@ -151,7 +150,10 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 			select {
 			case <-ctx.Done():
 				return
-			case s := <-snapshots:
+			case s, more := <-d.snapshots:
+				if !more {
+					return
+				}
 				// A device that went may be one that a pod was given since the kubelet was last asked.
 				d.askPods(ctx)
 				d.setSnapshot(s)
@@ -166,25 +168,6 @@ func (d *daemon) loop(ctx context.Context, snapshots <-chan *pci.Snapshot, confi
 				d.reload(false) // where a link leads, nothing tells
 			case <-due:
 			}
-		}
-	}
-}
-
-// watchDevices sends what there is whenever it is something else.
-func (d *daemon) watchDevices(ctx context.Context, to chan<- *pci.Snapshot) {
-	for ctx.Err() == nil {
-		err := pci.Watch(ctx, d.Sysfs, d.Poll, func(s *pci.Snapshot) {
-			select {
-			case to <- s:
-			case <-ctx.Done():
-			}
-		})
-		if err != nil {
-			d.log.Error("devices are not watched", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lookEvery):
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 
@@ -36,10 +35,9 @@ const firstGroup = 1
 // largestEvent is more than what the kernel puts into one datagram.
 const largestEvent = 64 << 10
 
-// Events signals on the channel that wanted events came, any number by one signal, and never waits for who receives. It is about the links
-// of the namespace that the caller is in; uevents of other devices may not reach a user namespace. When ctx ends so do the goroutines, and
-// after the last of them the channel is closed.
-func Events(ctx context.Context, wanted func(Event) bool) (<-chan struct{}, error) {
+// Events sends what the kernel tells of the links of the namespace that the caller is in, and of devices; uevents of other devices may not reach a
+// user namespace. A receiver that is slow gets an event that others are lost. When ctx ends the channel is closed, and nothing listens any more.
+func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("listen to links: %w", err)
@@ -48,27 +46,19 @@ func Events(ctx context.Context, wanted func(Event) bool) (<-chan struct{}, erro
 	if err != nil {
 		slog.Debug("no uevents", "error", err)
 	}
-	signal := make(chan struct{}, 1)
-	tell := func(events []Event) {
-		if slices.ContainsFunc(events, wanted) {
-			select {
-			case signal <- struct{}{}:
-			default: // one is waiting already
-			}
-		}
-	}
+	events := make(chan Event)
 	var running sync.WaitGroup
-	running.Go(func() { hear(links, linkEvents, tell) })
+	running.Go(func() { hear(ctx, links, linkEvents, events) })
 	if devices != nil {
-		running.Go(func() { hear(devices, deviceEvents, tell) })
+		running.Go(func() { hear(ctx, devices, deviceEvents, events) })
 	}
 	context.AfterFunc(ctx, func() {
 		links.Close()
 		devices.Close() // of nil an error
 		running.Wait()
-		close(signal)
+		close(events)
 	})
-	return signal, nil
+	return events, nil
 }
 
 // subscribe opens a socket that a goroutine can wait at and another can close.
@@ -84,15 +74,21 @@ func subscribe(protocol int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// hear tells of each datagram until the socket is closed.
-func hear(socket *os.File, parse func([]byte) []Event, tell func([]Event)) {
+// hear sends the events of each datagram until the socket is closed or ctx ends.
+func hear(ctx context.Context, socket *os.File, parse func([]byte) []Event, to chan<- Event) {
 	buffer := make([]byte, largestEvent)
 	for {
 		events, err := receive(socket, buffer, parse)
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
-		tell(events)
+		for _, e := range events {
+			select {
+			case to <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
 		if err != nil {
 			slog.Warn("no more events from the kernel", "error", err)
 			return

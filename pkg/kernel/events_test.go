@@ -18,22 +18,17 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// heard collects events and wants them all.
+// heard collects events.
 type heard struct {
 	mu     sync.Mutex
 	events []Event
 }
 
-func (h *heard) want(e Event) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.events = append(h.events, e)
-	return true
-}
-
-func (h *heard) take(events []Event) {
-	for _, e := range events {
-		h.want(e)
+func (h *heard) take(events <-chan Event) {
+	for e := range events {
+		h.mu.Lock()
+		h.events = append(h.events, e)
+		h.mu.Unlock()
 	}
 }
 
@@ -60,8 +55,10 @@ func TestEvents(t *testing.T) {
 	_, netns := podNS(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var got heard
-	signal, err := Events(ctx, got.want)
+	events, err := Events(ctx)
 	mustDo(t, err)
+	ended := make(chan struct{})
+	go func() { got.take(events); close(ended) }()
 	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
 	mustDo(t, err)
 	t.Cleanup(func() { mustDo(t, h.DelLink("kth1")) })
@@ -72,41 +69,27 @@ func TestEvents(t *testing.T) {
 	lo, err := h.h.LinkByName("lo")
 	mustDo(t, err, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
 	got.await(t, "lo", func(e Event) bool { return e == Event{Link: "lo"} })
-	<-signal
 	stop()
-	for range signal { // to its end
-	}
+	<-ended
 }
 
-// TestEventsSignal: one signal waits, however many events came, and an event that nobody wants gives none.
-func TestEventsSignal(t *testing.T) {
+// TestEventsUntaken: events come in their order to a receiver that is late, and all ends although nobody takes the last ones.
+func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
-	var got heard
-	signal, err := Events(ctx, func(e Event) bool { return got.want(e) && e.Link == "lo" })
+	events, err := Events(ctx)
 	mustDo(t, err)
 	addBridge(t, h, "kt0")
-	got.await(t, "a bridge", func(e Event) bool { return e.Link == "kt0" && e.Kind == "bridge" })
-	time.Sleep(10 * time.Millisecond)
-	if len(signal) != 0 {
-		t.Errorf("a signal by one of %+v", got.events)
-	}
 	lo, err := h.h.LinkByName("lo")
 	mustDo(t, err)
 	for i := range 50 {
 		mustDo(t, h.h.LinkSetMTU(lo, 65535+i%2))
 	}
-	got.await(t, "lo", func(e Event) bool { return e.Link == "lo" })
-	addBridge(t, h, "kt1") // heard although nobody has taken the signal
-	got.await(t, "another bridge", func(e Event) bool { return e.Link == "kt1" })
-	<-signal
-	stop()
-	left := 0
-	for range signal {
-		left++
+	if first := <-events; first.Link != "kt0" && first.Device == "" {
+		t.Errorf("at first %+v", first)
 	}
-	if left > 1 {
-		t.Errorf("%d signals were waiting", left)
+	stop()
+	for range events { // to its end
 	}
 }
 
@@ -126,8 +109,11 @@ func TestEventsOverflow(t *testing.T) {
 	}
 	var got heard
 	ended := make(chan bool)
+	events := make(chan Event)
+	go got.take(events)
 	go func() {
-		hear(socket, linkEvents, got.take)
+		hear(t.Context(), socket, linkEvents, events)
+		close(events)
 		close(ended)
 	}()
 	got.await(t, "the overflow", func(e Event) bool { return e.Lost })
@@ -145,10 +131,12 @@ func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	mustDo(t, err)
 	defer dir.Close()
+	events := make(chan Event, 9)
+	hear(t.Context(), dir, linkEvents, events)
+	close(events)
 	var got heard
-	hear(dir, linkEvents, got.take)
-	if diff := cmp.Diff([]Event{{Lost: true}}, got.events); diff != "" {
-		t.Error(diff)
+	if got.take(events); !slices.Equal(got.events, []Event{{Lost: true}}) {
+		t.Errorf("%+v", got.events)
 	}
 }
 

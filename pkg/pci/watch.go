@@ -19,68 +19,73 @@ const (
 	noQuieter = time.Second
 )
 
-// Watch scans, and again after events of the kernel and after each poll at the latest, until ctx ends. Each snapshot that differs from the
-// one before is delivered, the first at once, one after another by the goroutine of the caller. Only a first scan that fails is an error;
-// later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
-func Watch(ctx context.Context, sysfs string, poll time.Duration, deliver func(*Snapshot)) error {
+// Watch scans, and again after events of the kernel and after each poll at the latest. It sends each snapshot that differs from the one before, the
+// first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an error; later ones
+// are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
+func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, stop := context.WithCancel(ctx)
-	hints, err := kernel.Events(ctx, concerns)
+	events, err := kernel.Events(ctx)
 	if err != nil {
 		slog.Warn("changes of devices are seen by polling alone", "error", err)
 	}
-	// When it returns nothing is left that listens.
-	defer func() {
+	first, err := Scan(sysfs)
+	if err != nil {
 		stop()
-		for hints != nil {
-			if _, more := <-hints; !more {
+		return nil, err
+	}
+	snapshots := make(chan *Snapshot, 1)
+	snapshots <- first
+	go func() {
+		defer close(snapshots)
+		defer stop()
+		watch(ctx, first, func() (*Snapshot, error) { return Scan(sysfs) }, events, poll, snapshots)
+		for events != nil {
+			if _, more := <-events; !more {
 				return
 			}
 		}
 	}()
-	return watch(ctx, func() (*Snapshot, error) { return Scan(sysfs) }, hints, poll, deliver)
+	return snapshots, nil
 }
 
-func watch(ctx context.Context, scan func() (*Snapshot, error), hints <-chan struct{}, poll time.Duration, deliver func(*Snapshot)) error {
-	now, err := scan()
-	if err != nil {
-		return err
-	}
-	for deliver(now); await(ctx, hints, poll); {
+func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), events <-chan kernel.Event, poll time.Duration, to chan<- *Snapshot) {
+	for await(ctx, events, poll) {
 		next, err := scan()
 		if err != nil {
 			slog.Warn("devices cannot be looked at, what was seen last stands", "error", err)
 			continue
 		}
-		if !reflect.DeepEqual(now, next) && ctx.Err() == nil {
+		if !reflect.DeepEqual(now, next) {
 			now = next
-			deliver(now)
+			select {
+			case to <- now:
+			case <-ctx.Done():
+			}
 		}
 	}
-	return nil
 }
 
 // await waits until it is time to scan; false means that ctx has ended.
-func await(ctx context.Context, hints <-chan struct{}, poll time.Duration) bool {
-	var slow <-chan time.Time
+func await(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
+	var due, latest <-chan time.Time
 	if poll > 0 {
-		slow = time.After(poll)
+		due = time.After(poll)
 	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-slow:
-		return true
-	case <-hints:
-	}
-	for latest := time.After(noQuieter); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-latest:
 			return true
-		case <-time.After(quiet):
+		case <-due:
 			return true
-		case <-hints:
+		case e := <-events:
+			if !concerns(e) {
+				continue
+			}
+			if due = time.After(quiet); latest == nil {
+				latest = time.After(noQuieter)
+			}
 		}
 	}
 }

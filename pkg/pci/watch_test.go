@@ -22,13 +22,13 @@ import (
 
 // machine is looked at in the time of a bubble (testing/synctest).
 type machine struct {
-	mu    sync.Mutex
-	now   *Snapshot
-	err   error
-	scans []time.Duration // when, since the start
-	start time.Time
-	hints chan struct{}
-	seen  []*Snapshot
+	mu     sync.Mutex
+	now    *Snapshot
+	err    error
+	scans  []time.Duration // when, since the start
+	start  time.Time
+	events chan kernel.Event
+	seen   []*Snapshot
 }
 
 func (m *machine) scan() (*Snapshot, error) {
@@ -52,29 +52,32 @@ func watched(t *testing.T, poll time.Duration, f func(m *machine)) *machine {
 	t.Helper()
 	m := &machine{}
 	synctest.Test(t, func(t *testing.T) {
-		m.start, m.hints = time.Now(), make(chan struct{}, 1)
+		m.start, m.events = time.Now(), make(chan kernel.Event)
 		m.change(1, nil)
 		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error)
+		first, err := m.scan()
+		must(t, err)
+		snapshots, ended := make(chan *Snapshot, 1), make(chan struct{})
+		snapshots <- first
 		go func() {
-			ended <- watch(ctx, m.scan, m.hints, poll, func(s *Snapshot) { m.seen = append(m.seen, s) })
+			watch(ctx, first, m.scan, m.events, poll, snapshots)
+			close(snapshots)
+		}()
+		go func() {
+			for s := range snapshots {
+				m.seen = append(m.seen, s)
+			}
+			close(ended)
 		}()
 		synctest.Wait()
 		f(m)
 		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		<-ended
 	})
 	return m
 }
 
-func (m *machine) hint() {
-	select {
-	case m.hints <- struct{}{}:
-	default:
-	}
-}
+func (m *machine) hint() { m.events <- kernel.Event{Lost: true} }
 
 func (m *machine) check(t *testing.T, scans ...time.Duration) {
 	t.Helper()
@@ -146,8 +149,7 @@ func TestWatchFails(t *testing.T) {
 }
 
 func TestWatchFailsAtOnce(t *testing.T) {
-	err := Watch(t.Context(), t.TempDir(), time.Hour, func(*Snapshot) { t.Error("something is delivered") })
-	if !errors.Is(err, fs.ErrNotExist) {
+	if snapshots, err := Watch(t.Context(), t.TempDir(), time.Hour); !errors.Is(err, fs.ErrNotExist) || snapshots != nil {
 		t.Error(err)
 	}
 }
@@ -156,10 +158,8 @@ func TestWatchFailsAtOnce(t *testing.T) {
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
-	delivered, ended := make(chan *Snapshot, 10), make(chan error)
-	go func() {
-		ended <- Watch(ctx, sysfs, time.Hour, func(s *Snapshot) { delivered <- s })
-	}()
+	delivered, err := Watch(ctx, sysfs, time.Hour)
+	must(t, err)
 	before := <-delivered
 	if len(before.Devices) != 12 || len(before.Nodes) == 0 {
 		t.Errorf("at first %v", before)
@@ -183,17 +183,16 @@ func TestWatchKernel(t *testing.T) {
 		t.Error("an event of the kernel is not seen")
 	}
 	stop()
-	must(t, <-ended)
+	for range delivered { // to its end
+	}
 }
 
 // TestWatchTreeGoes: a tree that goes away is not taken for a machine whose cards went.
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())
-	delivered, ended := make(chan *Snapshot, 10), make(chan error)
-	go func() {
-		ended <- Watch(ctx, sysfs, 5*time.Millisecond, func(s *Snapshot) { delivered <- s })
-	}()
+	delivered, err := Watch(ctx, sysfs, 5*time.Millisecond)
+	must(t, err)
 	before := <-delivered
 	at := filepath.Join(sysfs, devicesFolder)
 	must(t, os.Rename(at, at+".away"))
@@ -206,7 +205,8 @@ func TestWatchTreeGoes(t *testing.T) {
 		t.Errorf("delivered %v", changed(before, after))
 	}
 	stop()
-	must(t, <-ended)
+	for range delivered { // to its end
+	}
 }
 
 func TestConcerns(t *testing.T) {
