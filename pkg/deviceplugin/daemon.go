@@ -308,25 +308,21 @@ func (d *daemon) grant(p pool.Pool) grant {
 // answer is what the sriov plugin and the command line are told.
 func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.Answer {
 	a := allocation.Answer{Devices: []allocation.Device{}}
-	want := d.ours
-	if q.Pod != "" && len(q.Resources) > 0 { // the kubelet tells of those of others, too
-		a.Resources = q.Resources
-		want = func(resource string) bool { return slices.Contains(q.Resources, resource) }
-	}
 	if q.Pod != "" {
-		devices, err := d.askPod(ctx, q, want)
+		devices, err := d.askPod(ctx, q)
 		if err != nil {
 			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
 		}
-		a.Devices, a.UID = append(a.Devices, devices...), q.UID
+		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
 		return a
 	}
 	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
 		return allocation.Answer{Error: err.Error()}
 	}
+	ours := d.resources()
 	for _, h := range held {
-		if d.ours(h.Resource) || d.has(h.ID) {
+		if slices.Contains(ours, h.Resource) || d.has(h.ID) {
 			a.Devices = append(a.Devices, h)
 		}
 	}
@@ -334,12 +330,11 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 	return a
 }
 
-// ours tells the resources of this daemon from those of others.
-func (d *daemon) ours(resource string) bool {
+// resources returns the resources of this daemon, never nil.
+func (d *daemon) resources() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.serving[resource]
-	return ok
+	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
 // has tells whether an ID is a device of this node, which another device plugin may have handed out.

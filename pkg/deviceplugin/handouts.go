@@ -68,14 +68,13 @@ func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet does not say that
+// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet does not say that
 // the admission of a pod failed and the device is free again.
-func (h *handOuts) candidates(uid string, want func(resource string) bool) (ids []string) {
+func (h *handOuts) candidates(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
-	devices := maps.Clone(h.devices)
-	h.mu.Unlock()
-	for id, out := range devices { // without the lock: want may take that of the daemon, which comes first
-		if want(out.Resource) && (out.UID == uid || out.UID == "" && out.isRecent()) {
+	defer h.mu.Unlock()
+	for id, out := range h.devices {
+		if slices.Contains(resources, out.Resource) && (out.UID == uid || out.UID == "" && out.isRecent()) {
 			ids = append(ids, id)
 		}
 	}

@@ -214,7 +214,7 @@ func TestFormerCheckpoint(t *testing.T) {
 	before := time.Now()
 	l.allocate(d, vf00)
 	l.writeCheckpoint([3]string{"u-other", "app", vf00})
-	all := func(string) bool { return true }
+	all := []string{resourceOne}
 	if d.gate.handOuts.learnOwners(before, nil); len(d.gate.handOuts.candidates("u-plain", all)) != 1 {
 		t.Error("read before the device was handed out, and it counts")
 	}
@@ -236,7 +236,7 @@ func TestAskBesideRefresh(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			for range 10 {
-				d.gate.handOuts.candidates("u-web", d.ours)
+				d.gate.handOuts.candidates("u-web", d.resources())
 				time.Sleep(time.Millisecond) // refresh gets its turn
 			}
 			if a := d.answer(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" || len(a.Devices) != 1 {

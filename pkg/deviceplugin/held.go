@@ -34,16 +34,18 @@ func (d *daemon) remembered() []allocation.Device {
 }
 
 // askPod returns the devices of a pod. No device is certain once the owner of each device that was handed out within a minute is known.
-func (d *daemon) askPod(ctx context.Context, q allocation.Question, want func(resource string) bool) ([]allocation.Device, error) {
+func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
 	defer cancel()
 	kubelet := d.kubelet()
-	kubelet.Wanted = want
+	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // else the kubelet tells of those of others, too
+		kubelet.Resources = d.resources()
+	}
 	for asked := false; ; asked = true {
-		if len(d.gate.handOuts.candidates(q.UID, want)) > 0 {
+		if len(d.gate.handOuts.candidates(q.UID, kubelet.Resources)) > 0 {
 			d.learnOwners(ctx)
 		}
-		ids := d.gate.handOuts.candidates(q.UID, want)
+		ids := d.gate.handOuts.candidates(q.UID, kubelet.Resources)
 		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)

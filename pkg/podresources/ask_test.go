@@ -62,7 +62,7 @@ func TestAsk(t *testing.T) {
 	if got, err := Ask(t.Context(), k.Kubelet, "shop", "web-1", after); len(got) != 0 || err != nil {
 		t.Errorf("a pod without devices: %v, %v", got, err)
 	}
-	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
+	k.Resources = []string{"example.com/gpu"}
 	if got, err := ask(t, k.Kubelet, ""); err != nil || !cmp.Equal(got, richDevices()[3:]) {
 		t.Errorf("%v, %v", got, err)
 	}

@@ -85,14 +85,14 @@ func TestConfirmed(t *testing.T) {
 	} {
 		k := start(t, &kubelet{get: always(web("app", "a", "b"))})
 		k.note(t, noted...)
-		k.Wanted = func(resource string) bool { return resource == "example.com/fast" }
+		k.Resources = []string{"example.com/fast"}
 		if got, err := ask(t, k.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a", "b")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 	k := start(t, &kubelet{get: always(web("app"))})
 	k.note(t, fast(after, "init", "a"))
-	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
+	k.Resources = []string{"example.com/gpu"}
 	if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
 		t.Errorf("an init container with a device that nobody wants: %v, %v", got, err)
 	}

@@ -35,7 +35,7 @@ func TestList(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(k.questions()) != 3 {
 		t.Errorf("%v after %d questions\n%s", err, len(k.questions()), diff)
 	}
-	k.Wanted = func(resource string) bool { return resource == "example.com/gpu" }
+	k.Resources = []string{"example.com/gpu"}
 	if got, err := List(t.Context(), k.Kubelet); len(got) != 1 || got[0].ID != "x" || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}

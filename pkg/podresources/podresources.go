@@ -55,8 +55,8 @@ var (
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Wanted tells of which resources devices are wanted; nil is all.
-	Wanted func(resource string) bool
+	// Resources are those of which devices are wanted; nil is all.
+	Resources []string
 }
 
 // At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all the same.
@@ -153,7 +153,7 @@ func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 }
 
 func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
-	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return k.Wanted != nil && !k.Wanted(d.Resource) })
+	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return k.Resources != nil && !slices.Contains(k.Resources, d.Resource) })
 }
 
 // List returns the devices that pods have, in the order of pods and containers.

@@ -123,7 +123,7 @@ func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
 		r.Log.Warn("the kubelet is asked instead", "error", err)
 	}
 	kubelet := podresources.At(cfg.Kubelet)
-	kubelet.Wanted = cfg.wants
+	kubelet.Resources = cfg.Resources
 	ctx, cancel := context.WithDeadline(context.Background(), began.Add(askTimeout))
 	defer cancel()
 	devices, err2 := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
@@ -148,38 +148,31 @@ func (s sriov) askDaemon(r *plugin.Request, cfg Config, until time.Time) ([]allo
 		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin", answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
-		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !cfg.wants(d.Resource) {
+		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !slices.Contains(cfg.Resources, d.Resource) {
 			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
 	}
 	return answer.Devices, nil
 }
 
-// wants reports whether devices of a resource are VFs for the plugin.
-func (c Config) wants(resource string) bool { return slices.Contains(c.Resources, resource) }
-
 // order sorts the devices of a pod: by container as in the pod, by resource as in the configuration, by address.
 func order(devices []allocation.Device, resources []string) (addresses []pci.Address, err error) {
-	type device struct {
-		container, resource int
-		address             pci.Address
-	}
-	var list []device
+	of := map[string]pci.Address{} // by ID
 	for _, d := range devices {
 		a, err := pci.ParseAddress(d.ID)
 		if err != nil {
 			return nil, plugin.Errorf(plugin.CodeDevice, "resource %s: the pod has the device %q, which is no VF", d.Resource, d.ID)
 		}
-		if slices.ContainsFunc(list, func(o device) bool { return o.address == a }) {
+		if slices.Contains(addresses, a) {
 			return nil, plugin.Errorf(plugin.CodeDevice, "device %s was allocated to the pod twice", a)
 		}
-		list = append(list, device{d.Index, slices.Index(resources, d.Resource), a})
+		addresses, of[d.ID] = append(addresses, a), a
 	}
-	slices.SortFunc(list, func(a, b device) int {
-		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource), a.address.Compare(b.address))
+	slices.SortFunc(devices, func(a, b allocation.Device) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)), of[a.ID].Compare(of[b.ID]))
 	})
-	for _, d := range list {
-		addresses = append(addresses, d.address)
+	for i, d := range devices {
+		addresses[i] = of[d.ID]
 	}
 	return addresses, nil
 }

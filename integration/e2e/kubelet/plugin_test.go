@@ -129,7 +129,7 @@ func (p *plugin) numaOf(address string) int {
 // kubeletFor is the kubelet, to be asked for the devices of a resource.
 func kubeletFor(of string) podresources.Kubelet {
 	k := podresources.At(kubeletRoot)
-	k.Wanted = func(resource string) bool { return resource == of }
+	k.Resources = []string{of}
 	return k
 }
 
