@@ -8,7 +8,6 @@ import (
 	"log/slog"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -20,15 +19,16 @@ func Return(sysfs string, log *slog.Logger) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	r := &plugin.Request{Plugin: "sriov", Verb: "return", Log: log}
-	return kernel.WithHost(func(host *kernel.Node) error {
-		n := &node{sysfs: sysfs, host: host, r: r}
-		var errs []error
-		for _, j := range all {
-			errs = append(errs, n.returned(j.Address))
-		}
-		return errors.Join(errs...)
-	})
+	n, err := openNode(sysfs, &plugin.Request{Plugin: "sriov", Verb: "return", Log: log})
+	if err != nil {
+		return err
+	}
+	defer n.host.Close()
+	var errs []error
+	for _, j := range all {
+		errs = append(errs, n.returned(j.Address))
+	}
+	return errors.Join(errs...)
 }
 
 // returned brings a VF back that is at home, although an attachment has it. Whoever is about to move it holds the lock.
@@ -54,6 +54,7 @@ func (n *node) returned(a pci.Address) error {
 }
 
 func (s sriov) gc(r *plugin.Request) error {
+	openLog(r)
 	r.Patient()
 	config := r.ConfigForDel()
 	gc := attachment.NewGC[state](r)
@@ -93,5 +94,10 @@ func (s sriov) collectJournal(r *plugin.Request, j journal) error {
 			return err // an ADD that came meanwhile
 		}
 	}
-	return s.onNode(r, func(n *node) error { return n.release(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns) })
+	n, err := openNode(s.sysfs, r)
+	if err != nil {
+		return err
+	}
+	defer n.host.Close()
+	return n.release(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns)
 }

@@ -28,17 +28,13 @@ func parseLogging(_ *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// logged lets a verb log as the configuration says, which may be wrong elsewhere. A file that cannot be written stops nothing.
-func logged(verb func(*plugin.Request) error) func(*plugin.Request) error {
-	return func(r *plugin.Request) error {
-		var raw rawConfig // of which one key may be wrong, and the others are read
-		_ = json.Unmarshal(r.Config, &raw)
-		to := raw.logging
-		if to != (logging{}) && (to.LogFile == "" || filepath.IsAbs(to.LogFile)) {
-			if err := r.LogTo(to.LogFile, levels[to.LogLevel]); err != nil {
-				r.Log.Warn("logFile cannot be written", "error", err)
-			}
+// openLog makes a verb log as the configuration says, which may be wrong elsewhere. A file that cannot be written stops nothing.
+func openLog(r *plugin.Request) {
+	var to logging // of which one key may be wrong, and the other is read
+	_ = json.Unmarshal(r.Config, &to)
+	if to != (logging{}) && (to.LogFile == "" || filepath.IsAbs(to.LogFile)) {
+		if err := r.LogTo(to.LogFile, levels[to.LogLevel]); err != nil {
+			r.Log.Warn("logFile cannot be written", "error", err)
 		}
-		return verb(r)
 	}
 }

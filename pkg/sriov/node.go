@@ -30,6 +30,12 @@ type node struct {
 	r     *plugin.Request
 }
 
+// openNode opens the namespace of the process, where VFs are handed over. The caller closes the host.
+func openNode(sysfs string, r *plugin.Request) (*node, error) {
+	host, err := kernel.Host()
+	return &node{sysfs: sysfs, host: host, r: r}, err
+}
+
 // card is a VF with its PF, and their interfaces as far as they are in the namespace of the plugin.
 type card struct {
 	vf, pf pci.Device
@@ -119,21 +125,13 @@ func (n *node) await(a pci.Address) (c card, err error) {
 	}
 }
 
-// rebind takes a VF from its driver and gives it to one, with which it gets a new interface if it has any. In between something may be done.
-func (n *node) rebind(a pci.Address, driver string, between func() error) (c card, err error) {
-	ctx := context.Background()
+// rebind takes a VF from its driver and gives it back, with which it gets a new interface.
+func (n *node) rebind(of card) (c card, err error) {
+	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
 		return c, err
 	}
-	if between != nil {
-		if err = between(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-			return c, err // the kernel still works on it
-		}
-	}
-	if driver != "" {
-		err = errors.Join(err, pci.Bind(ctx, n.sysfs, a, driver))
-	}
-	if err != nil {
+	if err := pci.Bind(ctx, n.sysfs, a, of.vf.Driver); err != nil {
 		return c, err
 	}
 	return n.bound(a)
@@ -159,7 +157,7 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 		return c, nil
 	}
 	n.r.Log.Info("the driver does not take the MAC, it is bound anew", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
-	c, err := n.rebind(c.vf.Address, c.vf.Driver, nil)
+	c, err := n.rebind(c)
 	if err != nil {
 		return c, errors.Join(refused, err)
 	}

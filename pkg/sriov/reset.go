@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -27,48 +28,50 @@ type ResetOptions struct {
 // Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the PF
 // is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
 func Reset(o ResetOptions) error {
-	r := &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log}
-	return kernel.WithHost(func(host *kernel.Node) (failed error) {
-		n := &node{sysfs: o.Sysfs, host: host, r: r}
-		h, err := hold(o.Address)
-		if err != nil {
-			return err
+	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
+	if err != nil {
+		return err
+	}
+	defer n.host.Close()
+	h, err := hold(o.Address)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	left, journaled, unreadable := h.load()
+	if unreadable != nil { // nobody knows any more what the VF was like
+		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)
+	}
+	if journaled {
+		if has, err := n.has(left); err != nil || has {
+			return errors.Join(err, busy(left))
 		}
-		defer h.close()
-		left, journaled, err := h.load()
-		if err != nil { // nobody knows any more what the VF was like
-			fmt.Fprintf(o.Out, "%v: remove it\n", err)
-			defer func() {
-				if failed == nil && o.Act {
-					failed = h.forget()
-				}
-			}()
+	}
+	c, err := n.read(o.Address)
+	if err == nil {
+		err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
+	}
+	if err == nil && journaled {
+		fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
+		if o.Act {
+			c, err = n.restored(h, left)
 		}
-		if journaled {
-			if has, err := n.has(left); err != nil || has {
-				return errors.Join(err, busy(left))
-			}
-		}
-		c, err := n.read(o.Address)
-		if err == nil {
-			err = n.unused(c, journaled && plugin.NetnsGone(left.Netns))
-		}
-		if err != nil {
-			return err
-		}
-		if journaled {
-			fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
-			if o.Act {
-				if err := n.restore(h, left); err != nil {
-					return err
-				}
-				if c, err = n.read(o.Address); err != nil {
-					return err
-				}
-			}
-		}
-		return n.renew(c, o)
-	})
+	}
+	if err == nil {
+		err = n.renew(c, o)
+	}
+	if err == nil && unreadable != nil && o.Act {
+		err = h.forget()
+	}
+	return err
+}
+
+// restored makes a VF as its journal says, and reads it.
+func (n *node) restored(h *held, left journal) (card, error) {
+	if err := n.restore(h, left); err != nil {
+		return card{}, err
+	}
+	return n.read(left.Address)
 }
 
 // unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.
@@ -91,24 +94,8 @@ func (n *node) unused(c card, left bool) error {
 
 // renew sets the PF for a VF as by default, and binds the driver anew, which makes another interface.
 func (n *node) renew(c card, o ResetOptions) error {
-	have, told, err := n.asPF(c)
-	if err != nil {
+	if err := n.renewPF(c, o); err != nil {
 		return err
-	}
-	if told {
-		want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
-		if have.SpoofCheck != nil { // else the driver knows none
-			want.SpoofCheck = new(true)
-		}
-		if have.Trust != nil {
-			want.Trust = new(false)
-		}
-		fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
-		if o.Act {
-			if err := n.set(c, have, want); err != nil {
-				return err
-			}
-		}
 	}
 	if c.vf.Driver != "" {
 		fmt.Fprintf(o.Out, "take it from its driver %s\n", c.vf.Driver)
@@ -122,9 +109,45 @@ func (n *node) renew(c card, o ResetOptions) error {
 	if !o.Act {
 		return nil
 	}
-	now, err := n.rebind(o.Address, c.vf.Driver, o.Function)
+	ctx := context.Background()
+	if err := pci.Unbind(ctx, n.sysfs, o.Address); err != nil {
+		return err
+	}
+	var err error
+	if o.Function != nil {
+		if err = o.Function(); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			return err // the kernel still works on it
+		}
+	}
+	if c.vf.Driver != "" {
+		err = errors.Join(err, pci.Bind(ctx, n.sysfs, o.Address, c.vf.Driver))
+	}
+	if err != nil {
+		return err
+	}
+	now, err := n.bound(o.Address)
 	if err == nil && now.link.Index != 0 && c.link.Index != 0 && now.link.Name != c.link.Name {
 		now.link.Name, err = c.link.Name, n.host.Rename(now.link, c.link.Name)
 	}
 	return err
+}
+
+// renewPF sets the PF for a VF as by default, if it can be told.
+func (n *node) renewPF(c card, o ResetOptions) error {
+	have, told, err := n.asPF(c)
+	if err != nil || !told {
+		return err
+	}
+	want := kernel.VF{MAC: make(net.HardwareAddr, len(have.MAC)), Proto: "802.1q", LinkState: "auto"}
+	if have.SpoofCheck != nil { // else the driver knows none
+		want.SpoofCheck = new(true)
+	}
+	if have.Trust != nil {
+		want.Trust = new(false)
+	}
+	fmt.Fprintf(o.Out, "PF %s has for it: %s\n  set: %s\n", c.pfLink.Name, text(have), text(want))
+	if !o.Act {
+		return nil
+	}
+	return n.set(c, have, want)
 }

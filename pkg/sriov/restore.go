@@ -118,7 +118,7 @@ func (x *restoring) fetch() error {
 	}
 	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
 	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
-	if x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil); err == nil && x.c.link.Index == 0 {
+	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"), "podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
 	}
 	return err
@@ -264,7 +264,7 @@ func (x *restoring) restoreDriver() (err error) {
 // renew binds the driver anew where that is configured: with the interface goes all that a driver keeps, such as queues, rings and filters.
 func (x *restoring) renew() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
-		x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil)
+		x.c, err = x.rebind(x.c)
 	}
 	return err
 }
@@ -277,7 +277,7 @@ func (x *restoring) dropXDP() error {
 	err := x.host.DelXDP(x.c.link)
 	if errors.Is(err, syscall.EBUSY) {
 		x.r.Log.Info("a program of the pod holds the interface, the driver is bound anew", "vf", x.j.Address)
-		x.c, err = x.rebind(x.j.Address, x.c.vf.Driver, nil)
+		x.c, err = x.rebind(x.c)
 	}
 	return err
 }
@@ -303,6 +303,16 @@ func (x *restoring) restoreLink() (err error) {
 			return err
 		}
 	}
+	err = errors.Join(x.restoreSettings(link), x.restoreAltNames(link))
+	if f.Up && !link.Up {
+		err = errors.Join(err, x.host.SetUp(link))
+	}
+	return err
+}
+
+// restoreSettings makes the interface as it was, but for its MAC and names.
+func (x *restoring) restoreSettings(link kernel.Link) error {
+	f := x.j.Former
 	var errs []error
 	if f.MTU != 0 && link.MTU != f.MTU {
 		errs = append(errs, x.host.SetMTU(link, f.MTU))
@@ -327,10 +337,6 @@ func (x *restoring) restoreLink() (err error) {
 	}
 	if link.Alias != f.Alias {
 		errs = append(errs, x.host.SetAlias(link, f.Alias))
-	}
-	errs = append(errs, x.restoreAltNames(link))
-	if f.Up && !link.Up {
-		errs = append(errs, x.host.SetUp(link))
 	}
 	return errors.Join(errs...)
 }

@@ -67,11 +67,7 @@ func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 }
 
 func (s sriov) plugin() plugin.Plugin {
-	add := func(r *plugin.Request) (result *types100.Result, err error) {
-		err = logged(func(r *plugin.Request) error { result, err = s.add(r); return err })(r)
-		return result, err
-	}
-	return plugin.Plugin{Name: "sriov", Late: true, Add: add, Del: logged(s.del), Check: logged(s.check), GC: logged(s.gc), Status: logged(s.status)}
+	return plugin.Plugin{Name: "sriov", Late: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
 // job is one ADD or CHECK: the request with everything opened that it works on.
@@ -118,6 +114,7 @@ func (j *job) close() {
 }
 
 func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
+	openLog(r)
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
@@ -220,6 +217,7 @@ func (s sriov) clearResidue(j *job, vfs []vf) error {
 }
 
 func (s sriov) del(r *plugin.Request) error {
+	openLog(r)
 	att, st, recorded, err := attachment.Take[state](r)
 	if err != nil {
 		return err
@@ -235,11 +233,12 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	r.Patient()
 	as := *r
 	as.Hold = att.LockFile()
-	return s.onNode(&as, func(n *node) error { return s.remove(n, att, st) })
-}
-
-func (s sriov) onNode(r *plugin.Request, f func(*node) error) error {
-	return kernel.WithHost(func(host *kernel.Node) error { return f(&node{sysfs: s.sysfs, host: host, r: r}) })
+	n, err := openNode(s.sysfs, &as)
+	if err != nil {
+		return err
+	}
+	defer n.host.Close()
+	return s.remove(n, att, st)
 }
 
 // remove brings all VFs of an attachment home. It goes on after an error; the addresses go back when nothing uses them any more, and the
@@ -294,6 +293,7 @@ func mayHaveVFs(r *plugin.Request) bool {
 
 // status fails only when no ADD can work here. A node without VFs serves pods that have none.
 func (s sriov) status(r *plugin.Request) error {
+	openLog(r)
 	cfg, err := Parse(r)
 	if err != nil {
 		return err
