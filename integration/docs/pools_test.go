@@ -53,7 +53,7 @@ func TestManifest(t *testing.T) {
 		t.Fatal("there are no args")
 	}
 	var said bytes.Buffer
-	if status := deviceplugin.Main(append(strings.Split(args[1], ", "), "--help"), &said, nil); status != 0 {
+	if status := deviceplugin.Main(append(strings.Split(args[1], ", "), "--help"), &said); status != 0 {
 		t.Errorf("status %d: %s", status, &said)
 	}
 	mounted := regexp.MustCompile(`hostPath: \{path: (\S+), type: (\w+)\}`).FindAllStringSubmatch(text, -1)

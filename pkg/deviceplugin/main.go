@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // Where a node has what, unless flags say otherwise.
@@ -36,8 +37,8 @@ const (
 const readyTimeout = 5 * time.Second
 
 // Main runs the device plugin with the arguments of its command line, until it is told to end by SIGINT or SIGTERM, and returns the exit
-// status: 2 for wrong arguments, 1 when it could not start. back brings the VFs of a sysfs back that ended pods left.
-func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Logger) error) int {
+// status: 2 for wrong arguments, 1 when it could not start.
+func Main(args []string, stderr io.Writer) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -57,7 +58,7 @@ func Main(args []string, stderr io.Writer, back func(sysfs string, log *slog.Log
 		}
 		return 0
 	}
-	o.Return = func() error { return back(o.Sysfs, log) }
+	o.Return = func() error { return sriov.Return(o.Sysfs, log) }
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	if err := runDaemon(ctx, o, reload, log); err != nil {

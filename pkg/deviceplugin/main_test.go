@@ -37,15 +37,15 @@ func TestFlags(t *testing.T) {
 	for says, args := range map[string][]string{"registration": {"--registration", "magic"}, "log-level": {"--log-level", "loud"}, "poll 1ms": {"--poll", "1ms"},
 		"unexpected argument": {"now"}, "flag provided but not defined": {"--speed"}} {
 		stderr.Reset()
-		if status := Main(args, &stderr, nil); status != 2 || !strings.Contains(stderr.String(), says) {
+		if status := Main(args, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%q: status %d, %s", args, status, &stderr)
 		}
 	}
 	stderr.Reset()
-	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr, nil); status != 1 || !strings.Contains(stderr.String(), "no such file") {
+	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr); status != 1 || !strings.Contains(stderr.String(), "no such file") {
 		t.Errorf("status %d, %s", status, &stderr)
 	}
-	if status := Main([]string{"--help"}, &stderr, nil); status != 0 {
+	if status := Main([]string{"--help"}, &stderr); status != 0 {
 		t.Errorf("--help: status %d", status)
 	}
 }

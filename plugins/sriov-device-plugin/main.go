@@ -7,7 +7,6 @@ import (
 	"os"
 
 	"github.com/podlace/podlace/pkg/deviceplugin"
-	"github.com/podlace/podlace/pkg/sriov"
 )
 
-func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr, sriov.Return)) }
+func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr)) }
