@@ -22,18 +22,18 @@ type Answer struct {
 	Resource  string           `json:"resource"` // without the ending of a NUMA node
 	Matches   bool             `json:"matches"`
 	Reason    string           `json:"reason"`
-	Selectors []SelectorAnswer `json:"selectors,omitempty"`
+	Selectors []selectorAnswer `json:"selectors,omitempty"`
 }
 
-// SelectorAnswer is what a selector says to a device.
-type SelectorAnswer struct {
+// selectorAnswer is what a selector says to a device.
+type selectorAnswer struct {
 	Place
 	Met    bool    `json:"met"`
-	Checks []Check `json:"checks,omitempty"`
+	Checks []check `json:"checks,omitempty"`
 }
 
-// Check is what a condition says to a device.
-type Check struct {
+// check is what a condition says to a device.
+type check struct {
 	Place
 	Name  string `json:"name"` // of the key: pfNames
 	Want  string `json:"want"`
@@ -160,11 +160,11 @@ func (r *Resource) answer(d subject, why, refusal string) Answer {
 	}
 	d.bindTo = r.Driver
 	for _, s := range r.Selectors {
-		answer := SelectorAnswer{Place: s.Place, Met: true}
+		answer := selectorAnswer{Place: s.Place, Met: true}
 		for _, c := range s.Conditions {
 			met := c.test.met(d)
 			answer.Met = answer.Met && met
-			answer.Checks = append(answer.Checks, Check{c.Place, c.Name, c.test.want(), c.test.found(d), met})
+			answer.Checks = append(answer.Checks, check{c.Place, c.Name, c.test.want(), c.test.found(d), met})
 		}
 		if a.Reason == "" && answer.Met {
 			a.Reason = "meets " + s.Key

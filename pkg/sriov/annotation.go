@@ -28,7 +28,7 @@ type choice struct {
 	Name string
 }
 
-func parseAllowed(c *Config, raw rawConfig, _ *plugin.Request) error {
+func parseAllowed(c *config, raw rawConfig, _ *plugin.Request) error {
 	c.Allowed = choices
 	if raw.AllowAnnotations != nil {
 		c.Allowed = *raw.AllowAnnotations
@@ -43,7 +43,7 @@ func parseAllowed(c *Config, raw rawConfig, _ *plugin.Request) error {
 }
 
 // parseChoices reads the annotation of the pod, which tenants write.
-func parseChoices(c *Config, raw rawConfig, _ *plugin.Request) error {
+func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
 	text, ok := raw.RuntimeConfig.Annotations[annotation]
 	if !ok {
 		return nil
@@ -63,7 +63,7 @@ func parseChoices(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-func (c *Config) parseChoice(keys map[string]json.RawMessage) (of choice, err error) {
+func (c *config) parseChoice(keys map[string]json.RawMessage) (of choice, err error) {
 	for key, value := range keys {
 		if !slices.Contains(c.Allowed, key) {
 			return of, plugin.Errorf(plugin.CodeConfig, "%.20q is not for pods to choose here, which may choose %q", key, c.Allowed)
@@ -94,7 +94,7 @@ func (c *Config) parseChoice(keys map[string]json.RawMessage) (of choice, err er
 	return of, nil
 }
 
-func (c *Config) validIPs(ips []string) error {
+func (c *config) validIPs(ips []string) error {
 	if c.IPAM == "" {
 		return plugin.Errorf(plugin.CodeConfig, "VFs have no addresses here: the configuration has no ipam")
 	}
@@ -110,7 +110,7 @@ func (c *Config) validIPs(ips []string) error {
 }
 
 // choose gives VFs what their pod has chosen for them.
-func choose(r *plugin.Request, cfg Config, vfs []vf) error {
+func choose(r *plugin.Request, cfg config, vfs []vf) error {
 	for _, ifname := range slices.Sorted(maps.Keys(cfg.Choices)) {
 		i := slices.IndexFunc(vfs, func(v vf) bool { return v.Default == ifname })
 		if i < 0 {

@@ -21,7 +21,7 @@ func differs(format string, args ...any) error {
 // check compares the VFs with what ADD recorded and told. Addresses and routes that the pod added itself do not matter.
 func (s sriov) check(r *plugin.Request) error {
 	openLog(r)
-	cfg, err := Parse(r)
+	cfg, err := parseConfig(r)
 	if err != nil {
 		return err
 	}

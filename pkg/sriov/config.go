@@ -19,13 +19,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Config is the validated configuration of a request.
-type Config struct {
+// config is the validated configuration of a request.
+type config struct {
 	// Device is the VF that the caller chose, as Multus does; else the VFs are those of Resources that the pod was allocated.
 	Device    pci.Address
 	Resources []string
 	Names     string // of interfaces, with {index} counted from 1
-	Wanted    Settings
+	Wanted    pfSettings
 	MAC       net.HardwareAddr
 	MTU       int               // 0 for what the VF has
 	Driver    string            // to bind the VF to; "" for the one it has
@@ -39,8 +39,8 @@ type Config struct {
 	InfoFile  string            // that the runtime wants for CNI_IFNAME; "" for none
 }
 
-// Settings are what the PF is told of a VF; what is nil or "" stays as it is.
-type Settings struct {
+// pfSettings are what the PF is told of a VF; what is nil or "" stays as it is.
+type pfSettings struct {
 	VLAN       *int
 	QoS        *int
 	Proto      string
@@ -101,27 +101,27 @@ const (
 // chained tells whether other plugins came before this one and made the pod's interface.
 func chained(r *plugin.Request) bool { return r.Prev != nil }
 
-// Parse reads the configuration of an ADD, CHECK, STATUS or GC.
-func Parse(r *plugin.Request) (Config, error) {
+// parseConfig reads the configuration of an ADD, CHECK, STATUS or GC.
+func parseConfig(r *plugin.Request) (config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
-		return Config{}, err
+		return config{}, err
 	}
-	c := Config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind, ReportIPs: !chained(r),
+	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind, ReportIPs: !chained(r),
 		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
-	for _, step := range []func(*Config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink, parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
+	for _, step := range []func(*config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink, parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
 		if err := step(&c, raw, r); err != nil {
-			return Config{}, err
+			return config{}, err
 		}
 	}
 	return c, nil
 }
 
 // parseDevice finds out how the VF is known.
-func parseDevice(c *Config, raw rawConfig, r *plugin.Request) error {
+func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID}, {"pciBusID", raw.PCIBusID}} {
 		if key.value == "" {
 			continue
@@ -150,7 +150,7 @@ func parseDevice(c *Config, raw rawConfig, r *plugin.Request) error {
 	return nil
 }
 
-func parseNames(c *Config, _ rawConfig, _ *plugin.Request) error {
+func parseNames(c *config, _ rawConfig, _ *plugin.Request) error {
 	if strings.Count(c.Names, indexMark) != 1 {
 		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name with %s in it", c.Names, indexMark)
 	}
@@ -166,11 +166,11 @@ const (
 )
 
 // name is that of the interface with an index, from 1 on.
-func (c Config) name(index int) string {
+func (c config) name(index int) string {
 	return strings.Replace(c.Names, indexMark, strconv.Itoa(index), 1)
 }
 
-func parseSettings(c *Config, raw rawConfig, _ *plugin.Request) (err error) {
+func parseSettings(c *config, raw rawConfig, _ *plugin.Request) (err error) {
 	w := &c.Wanted
 	w.VLAN, w.QoS = raw.Vlan, raw.VlanQoS
 	if w.VLAN != nil && (*w.VLAN < 0 || *w.VLAN > 4094) {
@@ -214,7 +214,7 @@ func onOff(key, value string) (*bool, error) {
 const mega = 1_000_000
 
 // parseRates reads the limits of what a VF sends. Where the VF is the interface of the pod, the egress limit of the pod is one, too.
-func parseRates(c *Config, raw rawConfig, r *plugin.Request) error {
+func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
 	w := &c.Wanted
 	w.MinRate, w.MaxRate = raw.MinTxRate, raw.MaxTxRate
 	for _, rate := range []struct {
@@ -243,7 +243,7 @@ func parseRates(c *Config, raw rawConfig, r *plugin.Request) error {
 	return nil
 }
 
-func parseLink(c *Config, raw rawConfig, r *plugin.Request) (err error) {
+func parseLink(c *config, raw rawConfig, r *plugin.Request) (err error) {
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) { // ETH_MIN_MTU and IP_MAX_MTU of the kernel
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
@@ -277,7 +277,7 @@ func parseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
+func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
 	if len(raw.IPAM) == 0 || string(raw.IPAM) == "null" {
 		return nil
 	}
@@ -300,7 +300,7 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 }
 
 // apply returns how a PF shall be set for a VF that it is set so far as now says.
-func (s Settings) apply(now kernel.VF) kernel.VF {
+func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	if s.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
 	}
@@ -327,7 +327,7 @@ func (s Settings) apply(now kernel.VF) kernel.VF {
 }
 
 // any tells whether the PF has to be told anything, and names it.
-func (s Settings) any() (key string, ok bool) {
+func (s pfSettings) any() (key string, ok bool) {
 	for _, k := range []struct {
 		key string
 		set bool

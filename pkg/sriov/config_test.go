@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-func parse(t testing.TB, prev *types100.Result, keys ...any) (Config, error) {
+func parse(t testing.TB, prev *types100.Result, keys ...any) (config, error) {
 	t.Helper()
 	text, err := json.Marshal(object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": vf0}.With(keys...))
 	must(t, err)
-	return Parse(&plugin.Request{Plugin: "sriov", Verb: "ADD", Config: text, Prev: prev, Args: map[string]string{"MAC": "02:00:00:00:00:05"}, Log: slog.New(slog.DiscardHandler)})
+	return parseConfig(&plugin.Request{Plugin: "sriov", Verb: "ADD", Config: text, Prev: prev, Args: map[string]string{"MAC": "02:00:00:00:00:05"}, Log: slog.New(slog.DiscardHandler)})
 }
 
 func TestParseRefused(t *testing.T) {
@@ -97,11 +97,11 @@ func TestWhichMAC(t *testing.T) {
 func TestApply(t *testing.T) {
 	yes, no := true, false
 	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes, MinRate: 1, MaxRate: 2}
-	if diff := cmp.Diff(was, Settings{}.apply(was)); diff != "" {
+	if diff := cmp.Diff(was, pfSettings{}.apply(was)); diff != "" {
 		t.Error(diff)
 	}
 	vlan, rate := 9, 5
-	got := Settings{VLAN: &vlan, Trust: &no, LinkState: "auto", MaxRate: &rate}.apply(was)
+	got := pfSettings{VLAN: &vlan, Trust: &no, LinkState: "auto", MaxRate: &rate}.apply(was)
 	want := kernel.VF{MAC: was.MAC, VLAN: 9, Proto: "802.1q", LinkState: "auto", SpoofCheck: &yes, Trust: &no, MinRate: 1, MaxRate: 5}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -18,7 +18,7 @@ import (
 // defaultInfoDir is where the device information specification puts the files of CNI plugins.
 const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
-func parseInfo(c *Config, raw rawConfig, _ *plugin.Request) error {
+func parseInfo(c *config, raw rawConfig, _ *plugin.Request) error {
 	c.InfoDir, c.InfoFile = cmp.Or(raw.InfoDir, defaultInfoDir), raw.RuntimeConfig.InfoFile
 	if !filepath.IsAbs(c.InfoDir) {
 		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
@@ -38,7 +38,7 @@ func unvarred(path string) string {
 }
 
 // infoPath is the device-info file of a VF. The pod knows its own UID, and its interfaces, so it finds it.
-func (c Config) infoPath(r *plugin.Request, v vf) string {
+func (c config) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)
 	}

@@ -18,7 +18,7 @@ type logging struct {
 
 var levels = map[string]slog.Level{"": slog.LevelInfo, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError, "panic": slog.LevelError}
 
-func parseLogging(_ *Config, raw rawConfig, _ *plugin.Request) error {
+func parseLogging(_ *config, raw rawConfig, _ *plugin.Request) error {
 	if _, ok := levels[raw.LogLevel]; !ok {
 		return plugin.Errorf(plugin.CodeConfig, "logLevel %q: want debug, info, warning, error or panic", raw.LogLevel)
 	}

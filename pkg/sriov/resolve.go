@@ -27,7 +27,7 @@ const askTimeout = 10 * time.Second
 const daemonTimeout = allocation.Within + time.Second
 
 // wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
-func (s sriov) wanted(r *plugin.Request, cfg Config) ([]vf, error) {
+func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
 	addresses := []pci.Address{cfg.Device}
 	if !cfg.Device.IsValid() {
 		devices, err := s.allocated(r, cfg)
@@ -46,7 +46,7 @@ func (s sriov) wanted(r *plugin.Request, cfg Config) ([]vf, error) {
 }
 
 // named gives the VFs their names. Called by Multus or as the main plugin, the first one is the interface that the runtime asks for.
-func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, err error) {
+func named(r *plugin.Request, cfg config, addresses []pci.Address) (vfs []vf, err error) {
 	if cfg.MAC != nil && len(addresses) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: the pod has %d VFs, and only one of them could have it", cfg.MAC, len(addresses))
 	}
@@ -80,7 +80,7 @@ func named(r *plugin.Request, cfg Config, addresses []pci.Address) (vfs []vf, er
 }
 
 // allocated returns the devices of the resources that the kubelet allocated to the pod.
-func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.Device, err error) {
+func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.Device, err error) {
 	if r.Pod.Name == "" {
 		if chained(r) {
 			r.Log.Info("no VF is attached: the runtime names no pod")
@@ -98,7 +98,7 @@ func (s sriov) allocated(r *plugin.Request, cfg Config) (devices []allocation.De
 }
 
 // hint returns what an admin does when it is not known which VFs a pod has.
-func (c Config) hint(err error) string {
+func (c config) hint(err error) string {
 	switch {
 	case errors.Is(err, podresources.ErrNoUID):
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
@@ -112,7 +112,7 @@ func (c Config) hint(err error) string {
 
 // ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device: a device
 // plugin that runs may have handed out one of which the kubelet tells nothing.
-func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
+func (s sriov) ask(r *plugin.Request, cfg config) ([]allocation.Device, error) {
 	began := time.Now()
 	devices, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
 	if err == nil {
@@ -139,7 +139,7 @@ func (s sriov) ask(r *plugin.Request, cfg Config) ([]allocation.Device, error) {
 }
 
 // askDaemon returns the devices that the device plugin is certain of.
-func (s sriov) askDaemon(r *plugin.Request, cfg Config, until time.Time) ([]allocation.Device, error) {
+func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) ([]allocation.Device, error) {
 	answer, err := allocation.Ask(s.socket, until, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
 	if err != nil {
 		return nil, err

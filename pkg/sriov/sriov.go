@@ -32,7 +32,7 @@ type state struct {
 	Netns      string          `json:"netns,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
-	Wanted     Settings        `json:"wanted,omitzero"`
+	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
 // vf is a VF of an attachment, as ADD made it.
@@ -73,13 +73,13 @@ func (s sriov) plugin() plugin.Plugin {
 // job is one ADD or CHECK: the request with everything opened that it works on.
 type job struct {
 	node
-	cfg Config
+	cfg config
 	att *attachment.Attachment
 	pod *kernel.NS
 	st  state
 }
 
-func (s sriov) open(r *plugin.Request, cfg Config) (_ *job, err error) {
+func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
 	r.PatientSoon()
 	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
 	defer func() {
@@ -115,7 +115,7 @@ func (j *job) close() {
 
 func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	openLog(r)
-	cfg, err := Parse(r)
+	cfg, err := parseConfig(r)
 	if err != nil {
 		return nil, err
 	}
@@ -294,7 +294,7 @@ func mayHaveVFs(r *plugin.Request) bool {
 // status fails only when no ADD can work here. A node without VFs serves pods that have none.
 func (s sriov) status(r *plugin.Request) error {
 	openLog(r)
-	cfg, err := Parse(r)
+	cfg, err := parseConfig(r)
 	if err != nil {
 		return err
 	}
