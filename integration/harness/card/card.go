@@ -98,58 +98,63 @@ func write(folder string, names []string) error {
 	return err
 }
 
+func openHost(t testing.TB) *kernel.Node {
+	t.Helper()
+	host, err := kernel.Host()
+	must(t, err)
+	return host
+}
+
 func addVF(t testing.TB, name string) {
 	t.Helper()
+	host := openHost(t)
+	defer host.Close()
 	peer := name + "peer"
-	must(t, kernel.WithHost(func(host *kernel.Node) error {
-		if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: peer}); err != nil {
-			return err
-		}
-		link, _, err := host.Link(name)
-		other, _, err2 := host.Link(peer)
-		return errors.Join(err, err2, host.AddAltName(link, "alt-"+name), host.SetUp(other))
-	}))
-	t.Cleanup(func() { must(t, kernel.WithHost(func(host *kernel.Node) error { return host.DelLink(peer) })) })
+	_, err := host.AddVeth(kernel.Veth{Host: name, Pod: peer})
+	must(t, err)
+	link, _, err := host.Link(name)
+	other, _, err2 := host.Link(peer)
+	must(t, err, err2, host.AddAltName(link, "alt-"+name), host.SetUp(other))
+	t.Cleanup(func() {
+		host := openHost(t)
+		defer host.Close()
+		must(t, host.DelLink(peer))
+	})
 }
 
 // Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name that
 // it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
-	must(t, kernel.WithHost(func(host *kernel.Node) error {
-		from, err := os.Open(netns)
-		if err != nil {
-			return err
+	host := openHost(t)
+	defer host.Close()
+	from, err := os.Open(netns)
+	must(t, err)
+	defer from.Close()
+	pod, err := kernel.Open(from)
+	must(t, err)
+	defer pod.Close()
+	home, err := host.File()
+	must(t, err)
+	defer home.Close()
+	link, ok, err := pod.Link(name)
+	if must(t, err); !ok {
+		t.Fatalf("%s has no %s", netns, name)
+	}
+	isTaken := func(name string) bool {
+		_, taken, err := host.Link(name)
+		must(t, err)
+		return taken
+	}
+	for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c takes those away that the node has
+		if isTaken(other) {
+			must(t, pod.DelAltName(link, other))
 		}
-		defer from.Close()
-		pod, err := kernel.Open(from)
-		if err != nil {
-			return err
-		}
-		defer pod.Close()
-		home, err := host.File()
-		if err != nil {
-			return err
-		}
-		defer home.Close()
-		link, ok, err := pod.Link(name)
-		if err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("%s has no %s: %t", netns, name, ok))
-		}
-		for _, other := range link.AltNames { // default_device_exit_net in net/core/dev.c takes those away that the node has
-			if _, taken, err := host.Link(other); err != nil || taken {
-				if err = errors.Join(err, pod.DelAltName(link, other)); err != nil {
-					return err
-				}
-			}
-		}
-		for i := 0; ; i++ {
-			if _, taken, err := host.Link(name); err != nil || !taken {
-				return errors.Join(err, pod.SetDown(link), pod.MoveLink(link, home, name))
-			}
-			name = fmt.Sprint("dev", i)
-		}
-	}))
+	}
+	for i := 0; isTaken(name); i++ {
+		name = fmt.Sprint("dev", i)
+	}
+	must(t, pod.SetDown(link), pod.MoveLink(link, home, name))
 	Tell(t)
 }
 
@@ -157,39 +162,29 @@ func Leave(t testing.TB, netns, name string) {
 // of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
 func Tell(t testing.TB) {
 	t.Helper()
-	must(t, kernel.WithHost(func(host *kernel.Node) error {
-		all, err := net.Interfaces()
-		if err != nil {
-			return err
+	host := openHost(t)
+	defer host.Close()
+	all, err := net.Interfaces()
+	must(t, err)
+	strange := map[int]string{} // by the index of the peer
+	for _, each := range all {
+		if strings.HasPrefix(each.Name, pfName) { // a VF that is called as it shall be, or a peer
+			continue
 		}
-		strange := map[int]string{} // by the index of the peer
-		for _, each := range all {
-			if strings.HasPrefix(each.Name, pfName) { // a VF that is called as it shall be, or a peer
-				continue
-			}
-			link, ok, err := host.LinkByIndex(each.Index)
-			if err != nil {
-				return err
-			}
-			if ok && link.Peer != 0 {
-				strange[link.Peer] = link.Name
-			}
+		link, ok, err := host.LinkByIndex(each.Index)
+		if must(t, err); ok && link.Peer != 0 {
+			strange[link.Peer] = link.Name
 		}
-		for i := range vfs {
-			peer, err := net.InterfaceByName(peerOf(i))
-			if err != nil {
-				return err
-			}
-			names := []string{Name(i)}
-			if name := strange[peer.Index]; name != "" {
-				names = append(names, name)
-			}
-			if err := write(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names); err != nil {
-				return err
-			}
+	}
+	for i := range vfs {
+		peer, err := net.InterfaceByName(peerOf(i))
+		must(t, err)
+		names := []string{Name(i)}
+		if name := strange[peer.Index]; name != "" {
+			names = append(names, name)
 		}
-		return nil
-	}))
+		must(t, write(filepath.Join(pcitest.Folder(t, "/sys", Address(i)), "net"), names))
+	}
 }
 
 // serve answers for the device plugin.
@@ -207,9 +202,9 @@ func (c *Card) serve() {
 	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
 }
 
-func must(t testing.TB, err error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -77,26 +77,28 @@ func (n *Node) admit(p Pod) (Grant, error) {
 		if n.trace.container != nil {
 			n.trace.container(i)
 		}
-		var vfs, cpus []int
-		var err error
-		if r.VFs > 0 {
-			if vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick); err != nil {
-				return g, err
-			}
+		vfs, cpus, err := n.give(r, hint, reusable)
+		g.VFs, g.CPUs = append(g.VFs, vfs), append(g.CPUs, cpus)
+		if err != nil {
+			return g, err
 		}
-		g.VFs = append(g.VFs, vfs)
 		reusable = slices.DeleteFunc(reusable, func(d int) bool { return slices.Contains(vfs, d) })
 		if i < len(p.Init) {
 			reusable = append(reusable, vfs...)
 		}
-		if n.CPUs != nil && r.CPUs > 0 {
-			if cpus, err = n.CPUs.Take(hint, r.CPUs); err != nil {
-				return g, err
-			}
-		}
-		g.CPUs = append(g.CPUs, cpus)
 	}
 	return g, nil
+}
+
+// give gives a container what it wants, near the NUMA nodes of the hint.
+func (n *Node) give(r Request, hint Hint, reusable []int) (vfs, cpus []int, err error) {
+	if r.VFs > 0 {
+		vfs, err = n.VFs.Choose(hint, r.VFs, reusable, n.Prefer, n.Pick)
+	}
+	if err == nil && n.CPUs != nil && r.CPUs > 0 {
+		cpus, err = n.CPUs.Take(hint, r.CPUs)
+	}
+	return vfs, cpus, err
 }
 
 // hint asks all who have to say something of NUMA nodes.
