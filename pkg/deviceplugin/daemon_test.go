@@ -3,19 +3,10 @@
 package deviceplugin
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"io"
-	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,135 +16,6 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci/pcitest"
 )
-
-// lab is a daemon beside a kubelet, with a tree of sysfs of its own.
-type lab struct {
-	*testing.T
-	settings
-	kubelet *fakeKubelet
-	reload  chan os.Signal
-	log     *lines
-}
-
-// lines is a log that tests look into while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func logTo(l *lines) *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
-// newLab starts a kubelet, and a daemon with a configuration.
-func newLab(t *testing.T, sysfs, config string) *lab {
-	t.Helper()
-	l := prepareLab(t, sysfs, config)
-	l.kubelet.start()
-	l.start()
-	return l
-}
-
-func prepareLab(t *testing.T, sysfs, config string) *lab {
-	k := newFakeKubelet(t)
-	root := filepath.Dir(k.dir)
-	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, settings: settings{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
-		Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
-		CDIDir: filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"), Poll: 20 * time.Millisecond}}
-	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods, filepath.Join(l.Dev, "net")} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(t, filepath.Join(l.Dev, "vhost-net"), "")
-	write(t, filepath.Join(l.Dev, "net", "tun"), "")
-	l.configure(config)
-	return l
-}
-
-func (l *lab) configure(config string) {
-	l.Helper()
-	if err := os.WriteFile(l.ConfigFile+".new", []byte(config), 0o644); err != nil {
-		l.Fatal(err)
-	}
-	if err := os.Rename(l.ConfigFile+".new", l.ConfigFile); err != nil {
-		l.Fatal(err)
-	}
-}
-
-// start runs a daemon until the test ends, or stop is called.
-func (l *lab) start() (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- runDaemon(ctx, l.settings, l.reload, logTo(l.log))
-	}()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			l.Error(err)
-		}
-	})
-	l.Cleanup(stop)
-	return stop
-}
-
-// ids waits until a resource has these devices; one that is unhealthy ends in "!".
-func (l *lab) ids(resource string, want ...string) *plugin {
-	l.Helper()
-	return l.kubelet.await(resource, strings.Join(want, " "), func(p *plugin) bool {
-		var got []string
-		for id, d := range p.devices {
-			if d.GetHealth() != pluginapi.Healthy {
-				id += "!"
-			}
-			got = append(got, id)
-		}
-		slices.Sort(got)
-		return slices.Equal(got, want) && !p.ended
-	})
-}
-
-// logged waits for a line of the log that has all parts.
-func (l *lab) logged(parts ...string) {
-	l.Helper()
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		for line := range strings.Lines(l.log.String()) {
-			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
-				return
-			}
-		}
-	}
-	l.Fatalf("no line with %q in\n%s", parts, l.log)
-}
-
-func (l *lab) hup() { l.reload <- syscall.SIGHUP }
-
-const twoPools = `{"resourceList": [
-  {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
-  {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
-
-// The VFs of a machine with a PF of two VFs on each of two nodes.
-const (
-	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
-	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"
-)
-
-func twoPFs(t *testing.T) string {
-	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
-}
 
 // TestDaemon: each resource has its devices with their NUMA nodes, is ready, and is told to Prometheus and to whoever asks.
 func TestDaemon(t *testing.T) {
@@ -202,29 +64,6 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// await asks the daemon until the answer has all parts.
-func (l *lab) await(path string, parts ...string) {
-	l.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
-	}}}
-	text := ""
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		answer, err := client.Get("http://node" + path)
-		if err != nil {
-			continue
-		}
-		body, _ := io.ReadAll(answer.Body)
-		answer.Body.Close()
-		text = string(body)
-		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) }) {
-			return
-		}
-	}
-	l.Fatalf("%s: want %q, got\n%s", path, parts, text)
-}
-
 // TestVanished: a device that goes while a pod has it stays, and is given to nobody; it ends with the pod. One that nobody has goes at once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
@@ -248,10 +87,6 @@ func TestVanished(t *testing.T) {
 	l.kubelet.release()
 	l.hup()
 	l.ids("example.com/one")
-}
-
-func allocating(ids ...string) *pluginapi.AllocateRequest {
-	return &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}}
 }
 
 // TestMoved: a VF that another resource has by a new configuration stays with the pod that has it, and nobody else gets it until that ends.

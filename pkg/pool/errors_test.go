@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+var long = strings.Repeat("x", 64) // one character more than a name may have
+
+// parseErrors are wrong configurations, each with its error: the line and the key go before it where it has none.
+var parseErrors = []struct{ config, want string }{
+	// The file.
+	{``, "1: unexpected end of JSON input"},
+	{"{\n\n]", "3: invalid character ']' looking for beginning of object key string"},
+	{"{\"resourceList\":[]}\n{", "2: invalid character '{' after top-level value"},
+	{strings.Repeat("[", 20) + strings.Repeat("]", 20), "1: " + strings.Repeat("[0]", 17) + ": nested more than 16 levels deep"},
+	{strings.Repeat("[", 20000) + strings.Repeat("]", 20000), "1: invalid character '[' exceeded max depth"},
+	{`{"resourceList":[]` + strings.Repeat(" ", 1<<20) + "}", "1: too large: want at most 1048576 bytes"},
+	{`[]`, "1: a list: want an object"},
+	{`{}`, "1: resourceList is missing"},
+	{`{"resourceList":{}}`, "1: resourceList: an object: want a list"},
+	{`{"resourceList":[],"resourceList":[]}`, "1: resourceList: the key stands twice, first in line 1"},
+	{"{\"resourceList\":\n[],\"ResourceLIST\":[]}", "2: ResourceLIST: the key stands twice, first in line 2"},
+	{`{"resourceList":[],"resourcelists":1}`, "1: resourcelists: unknown key; did you mean resourceList?"},
+	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known are resourceList, pfs, cdi"},
+	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known are resourceList, pfs, cdi`},
+	{`{"resourceList":[],"cdi":"on"}`, `1: cdi: "on": want auto, field, annotation, off`},
+	// Resources.
+	{`{"resourceList":[7]}`, "1: resourceList[0]: 7: want an object"},
+	{`{"resourceList":[null]}`, "1: resourceList[0]: null: want an object"},
+	{`{"resourceList":[{}]}`, "1: resourceList[0]: resourceName is missing"},
+	{`{"resourceList":[{"resourceName":7}]}`, "1: resourceList[0].resourceName: 7: want a string"},
+	{`{"resourceList":[{"resourceName":""}]}`, `1: resourceList[0].resourceName: "": want letters, digits, - and _`},
+	{`{"resourceList":[{"resourceName":"a.b"}]}`, `1: resourceList[0].resourceName: "a.b": want letters, digits, - and _`},
+	{`{"resourceList":[{"resourceName":"_a"}]}`, `1: resourceList[0].resourceName: "_a": Kubernetes wants a letter or digit as first and last`},
+	{`{"resourceList":[{"resourceName":"` + long + `"}]}`, `1: resourceList[0].resourceName: "` + long + `": want at most 63 characters`},
+	{`{"resourceList":[{"resourceName":"` + long[:55] + `","splitByNuma":true}]}`,
+		`1: resourceList[0].resourceName: "` + long[:55] + `": want at most 54 characters with splitByNuma`},
+	{"{\"resourceList\":[{\"resourceName\":\"a\"},\n{\"resourceName\":\"a\",\"resourcePrefix\":\"\"}]}",
+		"2: resourceList[1]: resource intel.com/a: resourceList[0] in line 1 has the same name"},
+	{`{"resourceList":[{"resourceName":"a_b"},{"resourceName":"b","resourcePrefix":"intel.com.a"}]}`,
+		"1: resourceList[1]: resource intel.com.a/b: containers get it as PCIDEVICE_INTEL_COM_A_B, and intel.com/a_b, resourceList[0] in line 1, too"},
+	{`{"resourceList":[{"resourceName":"a_numa1"},{"resourceName":"a","splitByNuma":true}]}`,
+		"1: resourceList[0]: resource intel.com/a_numa1: resourceList[1] in line 1 may offer devices by this name"},
+	{`{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a"}]}`,
+		"1: resourceList[0]: resource intel.com/a_nonuma: resourceList[1] in line 1 may offer devices by this name"},
+	{resource(`"resourcePrefix":"Intel.com"`), `resourcePrefix: "Intel.com": want a DNS subdomain, such as intel.com`},
+	{resource(`"resourcePrefix":"` + long + `"`), `resourcePrefix: "` + long + `": want a DNS subdomain, such as intel.com`},
+	{resource(`"resourcePrefix":"` + strings.Repeat("a.", 122) + `a"`), `resourcePrefix: "` + strings.Repeat("a.", 40) + `": want a DNS subdomain, such as intel.com`},
+	{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": Kubernetes keeps it for itself`},
+	{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": Kubernetes keeps it for itself`},
+	{resource(`"deviceType":"x"`), `deviceType: "x": want netDevice`},
+	{resource(`"excludeTopology":"yes"`), `excludeTopology: "yes": want a boolean`},
+	{resource(`"splitByNuma":1`), `splitByNuma: 1: want a boolean`},
+	{resource(`"unknownNuma":"none"`), `unknownNuma: "none": want omit, all, exclude`},
+	{resource(`"policy":"packed"`), `policy: "packed": want numa-best-fit, pack, balance, distinct-pf`},
+	{resource(`"policy":true`), `policy: true: want a string`},
+	{resource(`"cdi":""`), `cdi: "": want auto, field, annotation, off`},
+	{resource(`"driver":"../x"`), `driver: "../x": want the name of a driver, such as vfio-pci`},
+	{resource(`"driver":"vfio-pci","selectors":{"isRdma":true}`), `driver: vfio-pci: a device bound to it has no RDMA, which resourceList[0].selectors.isRdma wants`},
+	{resource(`"hosts":["["]`), `hosts[0]: "[": want a pattern for host names, such as worker-*`},
+	{resource(`"hosts":[""]`), `hosts[0]: "": want a pattern for host names, such as worker-*`},
+	{resource(`"additionalInfo":[]`), "additionalInfo: a list: want an object"},
+	{resource(`"additionalInfo":{"x":{}}`), `additionalInfo.x: want a PCI address, such as 0000:3b:10.2, or "*"`},
+	{resource(`"additionalInfo":{"*":7}`), "additionalInfo.*: 7: want an object"},
+	{resource(`"additionalInfo":{"*":{"a":7}}`), "additionalInfo.*.a: 7: want a string"},
+	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: the key stands twice"},
+	{resource(`"additionalInfo":{"0000:3b:00.0":{},"0000:3B:00.0":{}}`), "additionalInfo.0000:3B:00.0: the key stands twice"},
+	{resource(`"isRdma":true`), "isRdma: unknown key; it belongs into selectors"},
+	// Selectors.
+	{resource(`"selectors":"x"`), `selectors: "x": want an object`},
+	{resource(`"selectors":[[]]`), `selectors[0]: a list: want an object`},
+	{resource(`"selectors":{"pfName":[]}`), "selectors.pfName: unknown key; did you mean pfNames?"},
+	{resource(`"selectors":{"vendors":"8086"}`), `selectors.vendors: "8086": want a list`},
+	{resource(`"selectors":{"vendors":[8086]}`), `selectors.vendors[0]: 8086: want a string`},
+	{resource(`"selectors":{"vendors":["0x8086"]}`), `selectors.vendors[0]: "0x8086": want four hexadecimal digits, such as 8086`},
+	{resource(`"selectors":{"devices":["154c","154"]}`), `selectors.devices[1]: "154": want four hexadecimal digits, such as 8086`},
+	{resource(`"selectors":{"drivers":["a b"]}`), `selectors.drivers[0]: "a b": want the name of a driver, such as vfio-pci`},
+	{resource(`"selectors":{"pciAddresses":["3b:10.2"]}`), `selectors.pciAddresses[0]: PCI address "3b:10.2": want domain:bus:device.function, such as 0000:3b:10.2`},
+	{resource(`"selectors":{"acpiIndexes":["x"]}`), `selectors.acpiIndexes[0]: "x": want a number in quotes, such as "101"`},
+	{resource(`"selectors":{"pfNames":[""]}`), `selectors.pfNames[0]: "": want the name of an interface, such as ens1f0`},
+	{resource(`"selectors":{"pfNames":["a/b#0"]}`), `selectors.pfNames[0]: "a/b": want the name of an interface, such as ens1f0`},
+	{resource(`"selectors":{"pfNames":["a#"]}`), `selectors.pfNames[0]: "a#": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#0,"]}`), `selectors.pfNames[0]: "a#0,": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#1-2-3"]}`), `selectors.pfNames[0]: "a#1-2-3": VFs "1-2-3": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#-1"]}`), `selectors.pfNames[0]: "a#-1": VFs "-1": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#65536"]}`), `selectors.pfNames[0]: "a#65536": VFs "65536": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#3-1"]}`), `selectors.pfNames[0]: "a#3-1": VFs 3-1: want the smaller number first`},
+	{resource(`"selectors":{"rootDevices":["a#3"]}`), `selectors.rootDevices[0]: PCI address "a": want domain:bus:device.function, such as 0000:3b:10.2`},
+	{resource(`"selectors":{"linkTypes":["infini"]}`), `selectors.linkTypes[0]: "infini": want ether or infiniband`},
+	{resource(`"selectors":{"isRdma":"true"}`), `selectors.isRdma: "true": want a boolean`},
+	{resource(`"selectors":{"needVhostNet":1}`), `selectors.needVhostNet: 1: want a boolean`},
+	{resource(`"selectors":{"numaNodes":[-2]}`), `selectors.numaNodes[0]: -2: want a whole number between -1 and 1023`},
+	{resource(`"selectors":{"numaNodes":["0"]}`), `selectors.numaNodes[0]: "0": want a number`},
+	{resource(`"selectors":{"numaNodes":[1e0]}`), `selectors.numaNodes[0]: 1e0: want a whole number between -1 and 1023`},
+	{resource(`"selectors":{"numaNodes":[` + strings.Repeat("9", 99) + `]}`), `selectors.numaNodes[0]: ` + strings.Repeat("9", 40) + `: want a whole number between -1 and 1023`},
+	// PFs.
+	{pfs(`{"numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
+	{pfs(`{"pfName":"a","pciAddress":"0000:3b:00.0","numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
+	{pfs(`{"pfName":"a"}`), "pfs[0]: numVfs is missing"},
+	{pfs(`{"pfName":"a#0","numVfs":1}`), `pfs[0].pfName: "a#0": want the name of an interface, such as ens1f0`},
+	{pfs(`{"pciAddress":"x","numVfs":1}`), `pfs[0].pciAddress: PCI address "x": want domain:bus:device.function, such as 0000:3b:10.2`},
+	{pfs(`{"pfName":"a","numVfs":-1}`), "pfs[0].numVfs: -1: want a whole number between 0 and 65535"},
+	{pfs(`{"pfName":"a","numVfs":1},{"pfName":"a","numVfs":2}`), "pfs[1]: pfs[0] in line 1 is for the same PF"},
+	{pfs(`{"pfName":"a","numVfs":0,"offerPf":1}`), "pfs[0].offerPf: 1: want a boolean"},
+	{pfs(`{"pfName":"a","numVfs":1,"offerPf":true}`), `pfs[0].offerPf: a PF with VFs is no device: want "numVfs": 0`},
+	{pfs(`{"pfName":"a","numVf":1}`), "pfs[0].numVf: unknown key; did you mean numVfs?\nconfig.json:1: pfs[0]: numVfs is missing"},
+	{pfs(`[]`), "pfs[0]: a list: want an object"},
+}
+
+// TestParseErrors: one error each, with its line and key.
+func TestParseErrors(t *testing.T) {
+	for _, test := range parseErrors {
+		want := "config.json:" + test.want
+		if !strings.Contains(test.want[:2], ":") && !strings.Contains(test.want[:2], " ") && test.want[0] > '9' {
+			key := "resourceList[0]."
+			if strings.HasPrefix(test.want, "pfs") {
+				key = ""
+			}
+			want = "config.json:1: " + key + test.want
+		}
+		c, err := Parse(source(), []byte(test.config))
+		if c != nil || err == nil || err.Error() != want {
+			t.Errorf("%.200s\n got %v\nwant %s", test.config, err, want)
+		}
+	}
+}
+
+func resource(keys string) string { return `{"resourceList":[{"resourceName":"a",` + keys + `}]}` }
+
+func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
+
+// TestParseAllErrors: nothing stops at the first, and each is to be had as a Problem.
+func TestParseAllErrors(t *testing.T) {
+	_, err := Parse(source(), []byte(`{
+  "resourceList": [
+    {"resourceName": "a b",
+     "polcy": "pack",
+     "selectors": [{"vendors": ["1", "8086", "2"]},
+                   {"pfNames": ["x#2-1"]}]},
+    {"resourceName": "c"}, {"resourceName": "c"}
+  ],
+  "cdi": 1
+}`))
+	want := `config.json:3: resourceList[0].resourceName: "a b": want letters, digits, - and _
+config.json:4: resourceList[0].polcy: unknown key; did you mean policy?
+config.json:5: resourceList[0].selectors[0].vendors[0]: "1": want four hexadecimal digits, such as 8086
+config.json:5: resourceList[0].selectors[0].vendors[2]: "2": want four hexadecimal digits, such as 8086
+config.json:6: resourceList[0].selectors[1].pfNames[0]: "x#2-1": VFs 2-1: want the smaller number first
+config.json:7: resourceList[2]: resource intel.com/c: resourceList[1] in line 7 has the same name
+config.json:9: cdi: 1: want a string`
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+	var p Problem
+	if !errors.As(err, &p) || p.Line != 3 || p.Key != "resourceList[0].resourceName" {
+		t.Errorf("%+v", p)
+	}
+	_, err = Parse(source(), []byte(resource(`"hosts":[`+strings.Repeat("1,", 150)+`1]`)))
+	if lines := strings.Split(err.Error(), "\n"); len(lines) != 101 || lines[100] != "config.json: 51 more errors" {
+		t.Errorf("%d lines: %s", len(lines), lines[len(lines)-1])
+	}
+	if _, err = Parse(Source{File: "f"}, []byte(`{"resourceList":[]}`)); err == nil || err.Error() != `f:1: default resourcePrefix: "": want a DNS subdomain, such as intel.com` {
+		t.Error(err)
+	}
+}
