@@ -127,7 +127,6 @@ func TestForget(t *testing.T) {
 func TestCDI(t *testing.T) {
 	p := kinds()
 	ids := idsOf(p)[:3] // the first has no files
-	dir := t.TempDir()
 	for mode, want := range map[pool.CDI]string{
 		pool.CDIField:      "example.com/net-pci=0000:10:00.1 example.com/net-pci=0000:10:00.2",
 		pool.CDIAnnotation: "cdi.k8s.io/podlace_0000-10-00.1 example.com/net-pci=0000:10:00.1,example.com/net-pci=0000:10:00.2",
@@ -147,6 +146,11 @@ func TestCDI(t *testing.T) {
 			t.Errorf("%s: %q, %v", mode, names, got.GetDevices())
 		}
 	}
+}
+
+// TestCDIFiles: specifications are of the resources that there are, and what pods have of others stays.
+func TestCDIFiles(t *testing.T) {
+	p, dir := kinds(), t.TempDir()
 	other := vfs(1) // no files: nothing to inject
 	other.Name = "example.com/plain"
 	f := files{cdi: dir}
@@ -233,6 +237,56 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
+// grants are the devices of pods that are admitted one at a time, as in the kubelet.
+type grants struct {
+	client pluginapi.DevicePluginClient
+	mu     sync.Mutex
+	free   map[string]bool
+	owner  map[string]int // pods, by device
+	nodes  map[string]int // NUMA nodes, by device
+}
+
+func (g *grants) admit(ctx context.Context, pod, size int) ([]string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var available []string
+	count := map[int]int{}
+	for id := range g.free {
+		available = append(available, id)
+		count[g.nodes[id]]++
+	}
+	if len(available) < size {
+		return nil, nil
+	}
+	got, err := g.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: available, AllocationSize: int32(size)}}})
+	if err != nil {
+		return nil, err
+	}
+	ids := got.GetContainerResponses()[0].GetDeviceIDs()
+	on := map[int]bool{}
+	for _, id := range ids {
+		if !g.free[id] {
+			return nil, fmt.Errorf("pod %d gets %s, which pod %d has", pod, id, g.owner[id])
+		}
+		delete(g.free, id)
+		g.owner[id], on[g.nodes[id]] = pod, true
+	}
+	if len(ids) != size || len(on) > 1 && max(count[0], count[1]) >= size {
+		return nil, fmt.Errorf("pod %d wants %d and gets %d on %d nodes, free %v", pod, size, len(ids), len(on), count)
+	}
+	_, err = g.client.Allocate(ctx, allocating(ids...))
+	return ids, err
+}
+
+func (g *grants) release(ids []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range ids {
+		g.free[id] = true
+	}
+}
+
 // TestNoDoubleGrant: a kubelet that gives away and takes back devices as fast as it can never has a device twice, and gets what it asks for
 // near one NUMA node whenever one has so many.
 func TestNoDoubleGrant(t *testing.T) {
@@ -241,47 +295,9 @@ func TestNoDoubleGrant(t *testing.T) {
 	run(t, k.folder(), offering(p))
 	k.start()
 	client := k.await(fast, "watched", watched).client
-	var mu sync.Mutex
-	free, owner := map[string]bool{}, map[string]int{}
-	for _, id := range idsOf(p) {
-		free[id] = true
-	}
-	nodes := map[string]int{}
+	g := grants{client: client, free: map[string]bool{}, owner: map[string]int{}, nodes: map[string]int{}}
 	for _, d := range p.Devices {
-		nodes[d.Address.String()] = d.NUMANode
-	}
-	// admit is one pod at a time, as in the kubelet.
-	admit := func(ctx context.Context, pod, size int) ([]string, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		var available []string
-		count := map[int]int{}
-		for id := range free {
-			available = append(available, id)
-			count[nodes[id]]++
-		}
-		if len(available) < size {
-			return nil, nil
-		}
-		got, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: available, AllocationSize: int32(size)}}})
-		if err != nil {
-			return nil, err
-		}
-		ids := got.GetContainerResponses()[0].GetDeviceIDs()
-		on := map[int]bool{}
-		for _, id := range ids {
-			if !free[id] {
-				return nil, fmt.Errorf("pod %d gets %s, which pod %d has", pod, id, owner[id])
-			}
-			delete(free, id)
-			owner[id], on[nodes[id]] = pod, true
-		}
-		if len(ids) != size || len(on) > 1 && max(count[0], count[1]) >= size {
-			return nil, fmt.Errorf("pod %d wants %d and gets %d on %d nodes, free %v", pod, size, len(ids), len(on), count)
-		}
-		_, err = client.Allocate(ctx, allocating(ids...))
-		return ids, err
+		g.free[d.Address.String()], g.nodes[d.Address.String()] = true, d.NUMANode
 	}
 	var tasks sync.WaitGroup
 	for worker := range 8 {
@@ -289,18 +305,14 @@ func TestNoDoubleGrant(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(worker)))
 			var mine [][]string
 			for i := range 250 {
-				ids, err := admit(t.Context(), worker*1000+i, 1<<random.IntN(4))
+				ids, err := g.admit(t.Context(), worker*1000+i, 1<<random.IntN(4))
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				mine = append(mine, ids)
 				if len(mine) > 6 {
-					mu.Lock()
-					for _, id := range mine[0] {
-						free[id] = true
-					}
-					mu.Unlock()
+					g.release(mine[0])
 					mine = mine[1:]
 				}
 			}

@@ -98,6 +98,22 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
+// spoil writes a checkpoint, none for "", or what the word says.
+func (k *kubelet) spoil(t *testing.T, data string) {
+	t.Helper()
+	os.Remove(k.Checkpoint)
+	switch data {
+	case "":
+	case "folder":
+		os.Mkdir(k.Checkpoint, 0o755)
+	case "large": // and what it begins with would say something
+		k.note(t, fast(after, "app", "z"))
+		os.Truncate(k.Checkpoint, maxCheckpoint+1)
+	default:
+		os.WriteFile(k.Checkpoint, []byte(data), 0o600)
+	}
+}
+
 // TestUnreadable (V-25): without a checkpoint that says anything the name counts for devices, unless two pods have it; that a pod has none is not believed.
 func TestUnreadable(t *testing.T) {
 	one := start(t, &kubelet{get: always(web("app", "a"))})
@@ -111,18 +127,7 @@ func TestUnreadable(t *testing.T) {
 		"without devices, in the kubelet's form": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`,
 		"another format":                         `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
 		for _, k := range []*kubelet{one, two, none} {
-			os.Remove(k.Checkpoint)
-			switch data {
-			case "":
-			case "folder":
-				os.Mkdir(k.Checkpoint, 0o755)
-			default:
-				os.WriteFile(k.Checkpoint, []byte(data), 0o600)
-			}
-			if data == "large" { // and what it begins with would say something
-				k.note(t, fast(after, "app", "z"))
-				os.Truncate(k.Checkpoint, maxCheckpoint+1)
-			}
+			k.spoil(t, data)
 		}
 		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, held("app", "a")) {
 			t.Errorf("%s: %v, %v", name, got, err)

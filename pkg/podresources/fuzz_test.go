@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,27 +50,35 @@ func FuzzFrames(f *testing.F) {
 				}
 				return
 			}
-			body, err := got.body()
 			if got.stream == 0 || refused != nil && got.kind > frameHeaders {
 				return // that a frame is of no stream is not for the reader to say
 			}
-			switch want := want.(type) {
-			case *http2.DataFrame:
-				if err != nil || !bytes.Equal(body, want.Data()) || want.StreamID != got.stream || want.StreamEnded() != (got.flags&flagEndStream != 0) {
-					t.Fatalf("got %+v %x, %v, want %v %x", got, body, err, want, want.Data())
-				}
-			case *http2.HeadersFrame:
-				if err != nil || !bytes.Equal(body, want.HeaderBlockFragment()) || want.HeadersEnded() != (got.flags&flagEndHeaders != 0) {
-					t.Fatalf("got %+v %x, %v, want %v", got, body, err, want)
-				}
-			case nil:
-				if err == nil && got.kind <= frameHeaders {
-					t.Fatalf("x/net refuses %+v: %v", got, refused)
-				}
+			compareFrame(t, got, want, refused)
+			if want == nil {
 				return
 			}
 		}
 	})
+}
+
+// compareFrame fails the test if a frame is read otherwise than x/net reads it, or refuses it.
+func compareFrame(t *testing.T, got frame, want http2.Frame, refused error) {
+	t.Helper()
+	body, err := got.body()
+	switch want := want.(type) {
+	case *http2.DataFrame:
+		if err != nil || !bytes.Equal(body, want.Data()) || want.StreamID != got.stream || want.StreamEnded() != (got.flags&flagEndStream != 0) {
+			t.Fatalf("got %+v %x, %v, want %v %x", got, body, err, want, want.Data())
+		}
+	case *http2.HeadersFrame:
+		if err != nil || !bytes.Equal(body, want.HeaderBlockFragment()) || want.HeadersEnded() != (got.flags&flagEndHeaders != 0) {
+			t.Fatalf("got %+v %x, %v, want %v", got, body, err, want)
+		}
+	case nil:
+		if err == nil && got.kind <= frameHeaders {
+			t.Fatalf("x/net refuses %+v: %v", got, refused)
+		}
+	}
 }
 
 // FuzzAnswer: whatever comes, the exchange ends, with a message or an error.
@@ -172,10 +181,8 @@ func FuzzCheckpoint(f *testing.F) {
 		if err != nil && entries != nil {
 			t.Fatalf("%v, %v", entries, err)
 		}
-		for _, e := range entries {
-			if e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil {
-				t.Fatalf("%+v", e)
-			}
+		if slices.ContainsFunc(entries, func(e entry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
+			t.Fatalf("%+v", entries)
 		}
 		if uid == "" {
 			return
@@ -185,12 +192,7 @@ func FuzzCheckpoint(f *testing.F) {
 			t.Fatal(err)
 		}
 		notes, err := Notes(path)
-		var want []allocation.Device
-		for _, n := range notes {
-			if n.UID == uid {
-				want = append(want, n)
-			}
-		}
+		want := slices.DeleteFunc(slices.Clone(notes), func(n allocation.Device) bool { return n.UID != uid })
 		got, err2 := readCheckpoint(path, uid)
 		if !cmp.Equal(set(want), set(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
 			t.Fatalf("%v, %v; Notes has %v, %v", got, err2, want, err)

@@ -128,25 +128,12 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse(source(), data)
 		if err != nil {
-			if lines := strings.Count(string(data), "\n") + 1; c != nil {
-				t.Errorf("%q: both", data)
-			} else if p := (Problem{}); !errors.As(err, &p) || p.Line < 1 || p.Line > lines || strings.Count(err.Error(), "\n") > maxProblems {
-				t.Errorf("%q: %v", data, err)
+			if p := (Problem{}); c != nil || !errors.As(err, &p) || p.Line < 1 || p.Line > strings.Count(string(data), "\n")+1 || strings.Count(err.Error(), "\n") > maxProblems {
+				t.Errorf("%q: %+v, %v", data, c, err)
 			}
 			return
 		}
-		seen := map[pci.Address]bool{}
-		for _, p := range Assign(c, s, Env{}) {
-			for _, d := range p.Devices {
-				if seen[d.Address] || len(p.Name)-strings.IndexByte(p.Name, '/')-1 > maxName {
-					t.Errorf("%q: %s in %s", data, d.Address, p.Name)
-				}
-				seen[d.Address] = true
-			}
-			if got := Prefer(p.Resource.Policy, NewTopology(p, s), ids(p.Devices), nil, 2); len(got) != min(2, len(p.Devices)) {
-				t.Errorf("%q: %v", data, got)
-			}
-		}
+		seen := offered(t, data, c, s)
 		for i, e := range Explain(c, s, Env{}) {
 			if (e.Resource != "") != seen[s.Devices[i].Address] {
 				t.Errorf("%q: %+v", data, e)
@@ -154,4 +141,22 @@ func FuzzParse(f *testing.F) {
 		}
 		Findings(c, s, Env{})
 	})
+}
+
+// offered returns the devices of all pools. Each is in one pool, whose name is valid, and can be preferred.
+func offered(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
+	t.Helper()
+	seen := map[pci.Address]bool{}
+	for _, p := range Assign(c, s, Env{}) {
+		for _, d := range p.Devices {
+			if seen[d.Address] || len(p.Name)-strings.IndexByte(p.Name, '/')-1 > maxName {
+				t.Errorf("%q: %s in %s", data, d.Address, p.Name)
+			}
+			seen[d.Address] = true
+		}
+		if got := Prefer(p.Resource.Policy, NewTopology(p, s), ids(p.Devices), nil, 2); len(got) != min(2, len(p.Devices)) {
+			t.Errorf("%q: %v", data, got)
+		}
+	}
+	return seen
 }

@@ -27,11 +27,7 @@ func explained(c *Config, name string, env Env) []string {
 					out = append(out, "  "+s.Key+" is met")
 				}
 				for _, c := range s.Checks {
-					met := "no"
-					if c.Met {
-						met = "yes"
-					}
-					out = append(out, "  "+c.Key+" want "+c.Want+", found "+c.Found+": "+met)
+					out = append(out, "  "+c.Key+" want "+c.Want+", found "+c.Found+": "+map[bool]string{true: "yes", false: "no"}[c.Met])
 				}
 			}
 		}

@@ -25,7 +25,7 @@ func put(t *testing.T, file, text string) {
 // come afterwards are free, with what the pods before were told forgotten.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
-	pf, first, second := kerneltest.RealPF(t), l.nic.VFs[0].Device, l.nic.VFs[1].Device
+	pf := kerneltest.RealPF(t)
 	for _, way := range []struct {
 		name string
 		away func()
@@ -37,39 +37,45 @@ func TestIGBGone(t *testing.T) {
 	} {
 		for _, again := range []bool{false, true} { // whether there are VFs again when DEL comes
 			t.Run(way.name+map[bool]string{true: ", new ones by DEL"}[again], func(t *testing.T) {
-				l := l.in(t)
-				l.allocate(first, second)
-				a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
-				l.abuse("net2")
-				way.away()
-				l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
-				if again {
-					way.back()
-					l.anew()
-				}
-				l.OK(l.Call("DEL", "a"))
-				if all, err := journals(); err != nil || len(all) > 0 {
-					t.Errorf("journals are left: %+v, %v", all, err)
-				}
-				if !again {
-					l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
-					way.back()
-					l.anew()
-				}
-				for i, f := range l.nic.VFs { // as the kernel makes them
-					if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
-						t.Errorf("VF %d: %s", i, text(got))
-					}
-				}
-				l.golden = l.home()
-				b := l.add("b")
-				l.isDefault("net1", 0)
-				l.isDefault("net2", 1)
-				l.OK(b.check())
-				l.del("b")
+				l.in(t).gone(way.away, way.back, again)
 			})
 		}
 	}
+}
+
+// gone takes the VFs of a pod away; again is whether there are VFs when DEL comes. Those that come back are as the kernel makes them.
+func (l igb) gone(away, back func(), again bool) {
+	l.Helper()
+	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
+	l.allocate(first, second)
+	a := l.add("a", "vlan", 100, "trust", "on", "mtu", 1400)
+	l.abuse("net2")
+	away()
+	l.Fails(a.check("vlan", 100, "trust", "on", "mtu", 1400), plugin.CodeStateDiffers, "VF "+first+" of interface net1 is gone")
+	if again {
+		back()
+		l.anew()
+	}
+	l.OK(l.Call("DEL", "a"))
+	if all, err := journals(); err != nil || len(all) > 0 {
+		l.Errorf("journals are left: %+v, %v", all, err)
+	}
+	if !again {
+		l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF "+first+" is gone")
+		back()
+		l.anew()
+	}
+	for i, f := range l.nic.VFs { // as the kernel makes them
+		if got := l.asPF(i); got.VLAN != 0 || *got.Trust || !*got.SpoofCheck || l.link(f.Name).MTU != 1500 {
+			l.Errorf("VF %d: %s", i, text(got))
+		}
+	}
+	l.golden = l.home()
+	b := l.add("b")
+	l.isDefault("net1", 0)
+	l.isDefault("net2", 1)
+	l.OK(b.check())
+	l.del("b")
 }
 
 // anew makes VFs, with the PF up.
