@@ -129,11 +129,12 @@ func (f *sriovFlags) look(ctx context.Context) (*sriovNode, error) {
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
 		return nil, err
 	}
-	err = kernel.WithHost(func(host *kernel.Node) (err error) {
-		n.env.DefaultRoute, err = host.Uplinks()
-		return err
-	})
+	host, err := kernel.Host()
 	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	if n.env.DefaultRoute, err = host.Uplinks(); err != nil {
 		return nil, err
 	}
 	answer, err := ask(ctx, f.socket)

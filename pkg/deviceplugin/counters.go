@@ -31,10 +31,6 @@ func newCounters() counters {
 	}
 }
 
-func (c counters) all() []prometheus.Collector {
-	return []prometheus.Collector{c.allocations, c.registrations, c.preferred}
-}
-
 func (c counters) registered(resource string) { c.registrations.WithLabelValues(resource).Inc() }
 
 // allocated counts the devices of one container.

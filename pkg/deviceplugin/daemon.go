@@ -138,13 +138,14 @@ func (d *daemon) assign(env pool.Env) []pool.Pool {
 
 // env is what pools depend on besides the devices. A device whose interface is in a pod counts as it was before.
 func (d *daemon) env() pool.Env {
-	err := kernel.WithHost(func(host *kernel.Node) error {
-		names, err := host.Uplinks()
-		if err == nil {
+	host, err := kernel.Host()
+	if err == nil {
+		defer host.Close()
+		var names []string
+		if names, err = host.Uplinks(); err == nil {
 			d.uplinks = names
 		}
-		return err
-	})
+	}
 	if err != nil {
 		d.log.Warn("it is not known which interfaces the node itself needs; the last answer counts", "error", err)
 	}

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/pkg/pool"
 )
 
 // maxRequests is how many containers one call may ask for; the kubelet asks for one.
@@ -103,7 +105,7 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.Prefer
 	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
 	out := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
-		ids := o.prefer(c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		ids := pool.Prefer(o.policy(), o.topology, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
 		out.ContainerResponses = append(out.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return out, nil

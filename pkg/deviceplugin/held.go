@@ -24,15 +24,6 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// remembered returns what the kubelet remembers. It may be of pods that have ended, whose names are not in it.
-func (d *daemon) remembered() []allocation.Device {
-	notes, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
-	for i, n := range notes {
-		notes[i].Pod = "uid " + n.UID
-	}
-	return notes
-}
-
 // askPod returns the devices of a pod. No device is certain once the owner of each device that was handed out within a minute is known.
 func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, allocation.Within)
@@ -65,14 +56,21 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 // learnOwners asks the kubelet which pods have the devices that were handed out. Callers that need the answer at the same time share one question, so
 // that they leave the kubelet's rate limit to others.
 func (d *daemon) learnOwners(ctx context.Context) {
-	d.owners.share(ctx, func() {
-		asked := time.Now()
-		held, err := podresources.List(ctx, d.kubelet())
-		if err != nil {
-			d.log.Debug("it is not known which pods have devices", "error", err)
-		}
-		d.gate.handOuts.learnOwners(asked, held)
-	})
+	if d.owners.begin(ctx) {
+		_, _ = d.listPods(ctx)
+		d.owners.end()
+	}
+}
+
+// listPods asks the kubelet which pods have devices, and learns from that which pods have those that were handed out.
+func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
+	asked := time.Now()
+	held, err := podresources.List(ctx, d.kubelet())
+	if err != nil {
+		d.log.Debug("it is not known which pods have devices", "error", err)
+	}
+	d.gate.handOuts.learnOwners(asked, held)
+	return held, err
 }
 
 func (d *daemon) kubelet() podresources.Kubelet {
@@ -83,12 +81,12 @@ func (d *daemon) kubelet() podresources.Kubelet {
 // both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := idOf(d.kubelet().Socket)
-	remembered, now := d.remembered(), time.Now()
-	held, err := podresources.List(ctx, d.kubelet())
-	if err != nil {
-		d.log.Debug("it is not known which pods have devices", "error", err)
+	remembered, _ := podresources.Notes(d.checkpoint()) // of pods that may have ended, without names; without it the kubelet has given nothing away yet
+	for i, n := range remembered {
+		remembered[i].Pod = "uid " + n.UID
 	}
-	d.gate.handOuts.learnOwners(now, held)
+	now := time.Now()
+	held, err := d.listPods(ctx)
 	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
 	if err == nil && countErr != nil {
 		d.log.Debug("it is not known what the kubelet may give away", "error", countErr)

@@ -78,11 +78,6 @@ func (o *offer) same(other *offer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// prefer chooses devices as the resource's policy wants.
-func (o *offer) prefer(available, must []string, size int) []string {
-	return pool.Prefer(o.policy(), o.topology, available, must, size)
-}
-
 // policy is that of the resource; one that only has devices left which pods keep has none any more.
 func (o *offer) policy() pool.Policy {
 	if o.pool.Resource == nil {

@@ -125,7 +125,11 @@ func (r *registrar) wait(ctx context.Context, d time.Duration, worth func() bool
 
 // ensure brings about what is missing: a socket, a registration.
 func (r *registrar) ensure(ctx context.Context) error {
-	if r.takeRefusal() {
+	r.mu.Lock()
+	refused := r.refused // since the last time
+	r.refused = false
+	r.mu.Unlock()
+	if refused {
 		r.close()
 		return errors.New("the kubelet refuses it")
 	}
@@ -203,7 +207,9 @@ func (r *registrar) listen() error {
 	}
 	r.setKnown(false)
 	r.listener, r.own, r.with = l, id, socketID{}
-	r.setPath(path)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.path = path
 	go func() { _ = r.server.Serve(l) }() // until l is closed
 	return nil
 }
@@ -250,7 +256,9 @@ func (r *registrar) register(ctx context.Context) error {
 
 // GetInfo answers a kubelet that found the socket in its registry.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.where(), SupportedVersions: versions()}, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: versions()}, nil
 }
 
 // NotifyRegistrationStatus hears what came of it.
@@ -265,27 +273,6 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.R
 		r.log.Warn("the kubelet refuses the resource", "error", s.GetError())
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
-}
-
-func (r *registrar) setPath(path string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.path = path
-}
-
-func (r *registrar) where() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.path
-}
-
-// takeRefusal tells whether the kubelet refused the endpoint since it was last asked.
-func (r *registrar) takeRefusal() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	refused := r.refused
-	r.refused = false
-	return refused
 }
 
 func (r *registrar) setKnown(known bool) {

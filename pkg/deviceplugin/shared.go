@@ -18,8 +18,8 @@ type shared struct {
 	done  chan struct{} // closed when the present question is answered; nil while none is asked
 }
 
-// share calls ask, or waits while another caller does. It returns early when ctx ends.
-func (s *shared) share(ctx context.Context, ask func()) {
+// begin reports whether the caller is to ask, and to call end then. It waits while another caller asks, and for its turn; it returns early when ctx ends.
+func (s *shared) begin(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {
 		s.mu.Unlock()
@@ -27,7 +27,7 @@ func (s *shared) share(ctx context.Context, ask func()) {
 		case <-done:
 		case <-ctx.Done():
 		}
-		return
+		return false
 	}
 	s.done = make(chan struct{})
 	pause := time.Until(s.began.Add(shareEvery))
@@ -36,10 +36,13 @@ func (s *shared) share(ctx context.Context, ask func()) {
 	case <-time.After(pause):
 	case <-ctx.Done():
 	}
-	began := time.Now()
-	ask()
+	s.began = time.Now()
+	return true
+}
+
+func (s *shared) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.done)
-	s.began, s.done = began, nil
+	s.done = nil
 }

@@ -23,26 +23,21 @@ const (
 // first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an error; later ones
 // are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
-	ctx, stop := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
 	if err != nil {
 		slog.Warn("changes of devices are seen by polling alone", "error", err)
 	}
 	first, err := Scan(sysfs)
 	if err != nil {
-		stop()
 		return nil, err
 	}
 	snapshots := make(chan *Snapshot, 1)
 	snapshots <- first
 	go func() {
 		defer close(snapshots)
-		defer stop()
 		watch(ctx, first, func() (*Snapshot, error) { return Scan(sysfs) }, events, poll, snapshots)
-		for events != nil {
-			if _, more := <-events; !more {
-				return
-			}
+		for more := events != nil; more; {
+			_, more = <-events
 		}
 	}()
 	return snapshots, nil

@@ -80,15 +80,13 @@ func (s sriov) checkVF(j *job, v vf) error {
 
 // checkOwner wants the journal, without which DEL could not bring the VF back.
 func (j *job) checkOwner(v vf) error {
+	var left journal
+	ok := false
 	h, err := holdKnown(v.Address)
-	if err != nil {
-		return err
+	if h != nil {
+		defer h.close()
+		left, ok, err = h.load()
 	}
-	if h == nil {
-		return differs("the journal of VF %s is missing", v.Address)
-	}
-	defer h.close()
-	left, ok, err := h.load()
 	switch {
 	case err != nil:
 		return err

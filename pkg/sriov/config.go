@@ -120,6 +120,11 @@ func parseConfig(r *plugin.Request) (config, error) {
 	return c, nil
 }
 
+// Findings returns the parts of a configuration that are legal and do not do what they seem to do. Pure.
+func Findings(config []byte) []plugin.Finding {
+	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
+}
+
 // parseDevice finds out how the VF is known.
 func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID}, {"pciBusID", raw.PCIBusID}} {

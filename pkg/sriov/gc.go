@@ -82,17 +82,12 @@ func (s sriov) collectJournals(r *plugin.Request) error {
 
 func (s sriov) collectJournal(r *plugin.Request, j journal) error {
 	att, err := attachment.Waiting.Key(j.Owner)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if att != nil {
-		defer att.Close()
-		if records, err := attachment.RecordsOf(j.Owner, r.Plugin); err != nil || len(records) > 0 {
-			return err // an ADD that came meanwhile
-		}
+	defer att.Close()
+	if records, err := attachment.RecordsOf(j.Owner, r.Plugin); err != nil || len(records) > 0 {
+		return err // an ADD that came meanwhile
 	}
 	n, err := openNode(s.sysfs, r)
 	if err != nil {

@@ -158,18 +158,16 @@ func (n *node) setMAC(c card, mac net.HardwareAddr) (card, error) {
 	}
 	n.r.Log.Info("the driver does not take the MAC, it is bound anew", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
 	c, err := n.rebind(c)
+	if err == nil && c.link.Index == 0 {
+		err = plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after driver %s was bound anew", c.vf.Address, c.vf.Driver)
+	}
+	if err == nil && !bytes.Equal(c.link.MAC, mac) {
+		err = n.host.SetMAC(c.link, mac)
+	}
 	if err != nil {
 		return c, errors.Join(refused, err)
 	}
-	if !bytes.Equal(c.link.MAC, mac) && c.link.Index != 0 {
-		if err := n.host.SetMAC(c.link, mac); err != nil {
-			return c, errors.Join(refused, err)
-		}
-		c.link.MAC = mac
-	}
-	if c.link.Index == 0 {
-		return c, errors.Join(refused, plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after driver %s was bound anew", c.vf.Address, c.vf.Driver))
-	}
+	c.link.MAC = mac
 	return c, nil
 }
 

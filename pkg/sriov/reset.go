@@ -54,7 +54,9 @@ func Reset(o ResetOptions) error {
 	if err == nil && journaled {
 		fmt.Fprintf(o.Out, "VF %s is as %s left it: bring it back\n", o.Address, left.whose())
 		if o.Act {
-			c, err = n.restored(h, left)
+			if err = n.restore(h, left); err == nil {
+				c, err = n.read(o.Address)
+			}
 		}
 	}
 	if err == nil {
@@ -64,14 +66,6 @@ func Reset(o ResetOptions) error {
 		err = h.forget()
 	}
 	return err
-}
-
-// restored makes a VF as its journal says, and reads it.
-func (n *node) restored(h *held, left journal) (card, error) {
-	if err := n.restore(h, left); err != nil {
-		return card{}, err
-	}
-	return n.read(left.Address)
 }
 
 // unused refuses a VF that somebody has. left tells that it was a pod's whose namespace is gone.

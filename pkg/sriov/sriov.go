@@ -81,15 +81,16 @@ type job struct {
 
 func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
 	r.PatientSoon()
-	j := &job{node: node{sysfs: s.sysfs, r: r}, cfg: cfg}
+	n, err := openNode(s.sysfs, r)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{node: *n, cfg: cfg}
 	defer func() {
 		if err != nil {
 			j.close()
 		}
 	}()
-	if j.host, err = kernel.Host(); err != nil {
-		return nil, err
-	}
 	if j.att, err = attachment.Open(r); err != nil {
 		return nil, err
 	}
@@ -102,12 +103,8 @@ func (s sriov) open(r *plugin.Request, cfg config) (_ *job, err error) {
 }
 
 func (j *job) close() {
-	if j.att != nil {
-		j.att.Close()
-	}
-	if j.host != nil {
-		j.host.Close()
-	}
+	j.att.Close()
+	j.host.Close()
 	if j.pod != nil {
 		j.pod.Close()
 	}
@@ -231,9 +228,8 @@ func (s sriov) del(r *plugin.Request) error {
 
 func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st state) error {
 	r.Patient()
-	as := *r
-	as.Hold = att.LockFile()
-	n, err := openNode(s.sysfs, &as)
+	r.Hold = att.LockFile()
+	n, err := openNode(s.sysfs, r)
 	if err != nil {
 		return err
 	}
