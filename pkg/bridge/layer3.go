@@ -27,16 +27,18 @@ func (l layer3) routes6() bool {
 // planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet, if that has more
 // than two; with isDefaultGateway each family gets a default route unless the IPAM plugin gave one with a gateway.
 func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
-	l.Plan, err = ipam.PlanOf(from, func(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
-		if !cfg.Gateway {
-			return gw, nil
-		}
-		gw, err := ownGateway(p, gw)
-		l.gateways = append(l.gateways, netip.PrefixFrom(gw, p.Bits()))
-		return gw, err
-	})
-	if err != nil {
+	if l.Plan, err = ipam.PlanOf(from); err != nil {
 		return layer3{}, err
+	}
+	for i := 0; cfg.Gateway && i < len(l.Addresses); i++ {
+		p, ip := l.Addresses[i], l.IPs[i]
+		given, _ := netip.AddrFromSlice(ip.Gateway)
+		gw, err := ownGateway(p, given)
+		if err != nil {
+			return layer3{}, err
+		}
+		ip.Gateway = gw.AsSlice()
+		l.gateways = append(l.gateways, netip.PrefixFrom(gw, p.Bits()))
 	}
 	if l.Has6() && cfg.MTU != 0 && cfg.MTU < minMTU6 {
 		return layer3{}, plugin.Errorf(plugin.CodeConfig, "mtu %d: IPv6 needs at least 1280 (RFC 8200 section 5)", cfg.MTU)

@@ -20,13 +20,11 @@ type Plan struct {
 	Routes    []kernel.Route
 	IPs       []*types100.IPConfig // as the result tells them
 	Shown     []*types.Route       // routes as the result tells them
-
-	first map[bool]netip.Addr // gateways; key: is IPv4
 }
 
-// PlanOf reads the addresses. gateway chooses that of an address, of the one that the IPAM plugin gave; zero is none.
-func PlanOf(from *types100.Result, gateway func(address netip.Prefix, given netip.Addr) (netip.Addr, error)) (Plan, error) {
-	plan := Plan{Shown: from.Routes, first: map[bool]netip.Addr{}}
+// PlanOf reads the addresses and their gateways.
+func PlanOf(from *types100.Result) (Plan, error) {
+	plan := Plan{Shown: from.Routes}
 	for _, ip := range from.IPs {
 		p, ok := kernel.Prefix(&ip.Address)
 		if !ok || p.Bits() == 0 {
@@ -36,21 +34,20 @@ func PlanOf(from *types100.Result, gateway func(address netip.Prefix, given neti
 		if gw = gw.Unmap(); gw.IsValid() && gw.Is4() != p.Addr().Is4() {
 			return Plan{}, plugin.Errorf(plugin.CodeConfig, "gateway %s of address %s: want an address of the same family", gw, p)
 		}
-		gw, err := gateway(p, gw)
-		if err != nil {
-			return Plan{}, err
-		}
-		shown := &types100.IPConfig{Address: ip.Address}
-		if gw.IsValid() {
-			shown.Gateway = gw.AsSlice()
-			if _, seen := plan.first[gw.Is4()]; !seen {
-				plan.first[gw.Is4()] = gw
-			}
-		}
 		plan.Addresses = append(plan.Addresses, p)
-		plan.IPs = append(plan.IPs, shown)
+		plan.IPs = append(plan.IPs, &types100.IPConfig{Address: ip.Address, Gateway: gw.AsSlice()})
 	}
 	return plan, nil
+}
+
+// gateway returns the first gateway of a family, zero for none.
+func (p *Plan) gateway(is4 bool) netip.Addr {
+	for _, ip := range p.IPs {
+		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
+			return gw
+		}
+	}
+	return netip.Addr{}
 }
 
 // Has6 tells whether there is an IPv6 address.
@@ -61,8 +58,8 @@ func (p Plan) Has6() bool {
 // AddDefaults gives each family that has a gateway a default route, unless the IPAM plugin gave one with a gateway.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
-		gw, ok := p.first[is4]
-		if !ok || p.hasDefault(is4) {
+		gw := p.gateway(is4)
+		if !gw.IsValid() || p.hasDefault(is4) {
 			continue
 		}
 		dst := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
@@ -93,7 +90,7 @@ func (p *Plan) AddRoutes() error {
 		if gw, ok := netip.AddrFromSlice(r.GW); ok {
 			route.Gateway = gw.Unmap()
 		} else if r.Scope == nil || *r.Scope == 0 {
-			route.Gateway = p.first[dst.Addr().Is4()]
+			route.Gateway = p.gateway(dst.Addr().Is4())
 		}
 		if route.Gateway.IsValid() && route.Gateway.Is4() != dst.Addr().Is4() {
 			return plugin.Errorf(plugin.CodeConfig, "route to %s: gateway %s is of the other family", dst, route.Gateway)

@@ -5,7 +5,6 @@ package sriov
 import (
 	"encoding/json"
 	"maps"
-	"net/netip"
 	"strconv"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -30,7 +29,7 @@ func (s sriov) lease(j *job, v *vf) error {
 		return err
 	}
 	v.Leased = true
-	plan, err := ipam.PlanOf(asked, func(_ netip.Prefix, given netip.Addr) (netip.Addr, error) { return given, nil })
+	plan, err := ipam.PlanOf(asked)
 	if err == nil {
 		err = plan.AddRoutes()
 	}
