@@ -68,8 +68,8 @@ func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet does not say that
-// the admission of a pod failed and the device is free again.
+// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet
+// does not say that the admission of a pod failed and the device is free again.
 func (h *handOuts) candidates(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -81,9 +81,9 @@ func (d *daemon) kubelet() podresources.Kubelet {
 // both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := idOf(d.kubelet().Socket)
-	remembered, _ := podresources.Notes(d.checkpoint()) // of pods that may have ended, without names; without it the kubelet has given nothing away yet
+	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
 	for i, n := range remembered {
-		remembered[i].Pod = "uid " + n.UID
+		remembered[i].Pod = "uid " + n.UID // it may have ended, and its name is not noted
 	}
 	now := time.Now()
 	held, err := d.listPods(ctx)

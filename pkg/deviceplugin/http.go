@@ -20,7 +20,8 @@ import (
 // serveHTTP answers probes and Prometheus until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &state{d, describedMetrics()},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

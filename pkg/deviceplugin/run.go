@@ -54,7 +54,7 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 		return err
 	}
 	defer d.running.Wait()
-	defer cancel()
+	defer cancel() // before the wait
 	if err := d.listenAll(ctx); err != nil {
 		return err
 	}
@@ -86,7 +86,8 @@ func open(ctx context.Context, o settings, log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{
-		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()), snapshots: snapshots, config: config, text: data,
+		settings: o, log: log, count: newCounters(), health: newHealth(nodeFiles{o.Dev, o.Sysfs}), gate: newGate(o.checkpoint()),
+		snapshots: snapshots, config: config, text: data,
 		last: map[pci.Address]pci.Device{}, told: map[string]bool{}, serving: map[string]*service{}, wake: map[chan<- struct{}]bool{},
 	}
 	d.setSnapshot(<-snapshots)

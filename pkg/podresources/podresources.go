@@ -153,7 +153,10 @@ func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 }
 
 func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
-	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return k.Resources != nil && !slices.Contains(k.Resources, d.Resource) })
+	if k.Resources == nil {
+		return devices
+	}
+	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
 }
 
 // List returns the devices that pods have, in the order of pods and containers.

@@ -107,12 +107,13 @@ func parseConfig(r *plugin.Request) (config, error) {
 	if err := r.Decode(&raw); err != nil {
 		return config{}, err
 	}
-	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind, ReportIPs: !chained(r),
-		Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
+	c := config{Resources: raw.Resources, Names: cmp.Or(raw.IfName, defaultNames), MTU: raw.MTU, Driver: raw.Driver, Rebind: raw.Rebind,
+		ReportIPs: !chained(r), Kubelet: cmp.Or(raw.KubeletDir, defaultKubelet)}
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
-	for _, step := range []func(*config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink, parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
+	for _, step := range []func(*config, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates, parseLink,
+		parseIPAM, parseAllowed, parseChoices, parseInfo, parseLogging} {
 		if err := step(&c, raw, r); err != nil {
 			return config{}, err
 		}

@@ -169,7 +169,8 @@ func order(devices []allocation.Device, resources []string) (addresses []pci.Add
 		addresses, of[d.ID] = append(addresses, a), a
 	}
 	slices.SortFunc(devices, func(a, b allocation.Device) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)), of[a.ID].Compare(of[b.ID]))
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)),
+			of[a.ID].Compare(of[b.ID]))
 	})
 	for i, d := range devices {
 		addresses[i] = of[d.ID]
