@@ -21,7 +21,7 @@ func bothLimits() map[string]any {
 // ownBridge is the list of a node whose pods the bridge connects.
 const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	{"type": "bridge", "bridge": "behind0", "isDefaultGateway": true,
-	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]}},
+	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
 // TestBehindLimits: limits hold in both directions behind bridge and the reference's ptp. TestBehindKubernetesShaping is the same for
