@@ -25,9 +25,8 @@ func layers() [][]string {
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
-		{"pkg/iptables"},
-		{"pkg/attachment", "pkg/kernel"},
-		{"pkg/ipam", "pkg/pci"},
+		{"pkg/attachment", "pkg/kernel", "pkg/iptables"},
+		{"pkg/ipam", "pkg/pci", "pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
 		{"pkg/rollback"}, // reads configurations as the collector does
@@ -41,11 +40,11 @@ func only() map[string][]string {
 	return map[string][]string{
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
-		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel", "pkg/bridge"},
-		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel", "pkg/iptables"},
+		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel", "pkg/reference", "pkg/bridge"},
+		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel", "pkg/iptables", "pkg/reference"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
-		// blocking, bridge writes rules of nf_tables.
-		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
+		// blocking, bridge and reference write rules of nf_tables.
+		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store", "pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge", "integration/"},
 		"os/exec":               {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/sandbox", "pkg/demo", "pkg/reconcile", "pkg/cli", "integration/"},
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.

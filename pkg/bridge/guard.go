@@ -102,7 +102,7 @@ func (j *job) checkGuard(g *Guard) error {
 		return nil
 	}
 	if !attachment.Recorded(j.r) && !j.cfg.AntiSpoof {
-		if ok, err := j.host.HasReferenceSpoofCheck(asReference(j.att.Key)); ok || err != nil {
+		if ok, err := asReference(j.att.Key).HasSpoofCheck(); ok || err != nil {
 			return err
 		}
 	}

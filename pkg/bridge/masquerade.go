@@ -13,6 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // Masquerade is what a network gives the node's address when it leaves the network.
@@ -184,7 +185,7 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 }
 
 // The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
-func masqueradeChain(key attachment.Key) string { return "CNI-" + key.ReferenceHash()[:24] }
+func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
 	for _, is4 := range []bool{true, false} {

@@ -13,13 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // delUnrecorded is DEL for an attachment that the reference plugin made, or whose record is lost. Names are computed, and what has no
 // such name, the veth pair, is deleted only when it is proven to be this attachment's.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	err := errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), host.DelReferenceMasquerade(asReference(key)),
+	err := errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), asReference(key).Remove(),
 		delGuardOf(key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
@@ -38,11 +39,11 @@ func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	if _, ok, err := host.Link(key.HostVeth()); ok || err != nil {
 		return err
 	}
-	return errors.Join(deleteProven(r, host), host.DelReferenceMasquerade(asReference(key)))
+	return errors.Join(deleteProven(r, host), asReference(key).Remove())
 }
 
-func asReference(key attachment.Key) kernel.Reference {
-	return kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: key.ReferenceHashes("bridge")}
+func asReference(key attachment.Key) reference.Bridge {
+	return reference.Bridge(reference.Unrecorded(key, "bridge"))
 }
 
 // deleteProven deletes the veth pair, from the end that can be reached.
@@ -161,7 +162,7 @@ func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	}
 	var err error
 	missing := slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
-		ok, e := j.host.HasReferenceMasquerade(asReference(j.att.Key), a.Addr())
+		ok, e := asReference(j.att.Key).HasMasquerade(a.Addr())
 		err = errors.Join(err, e)
 		return !ok
 	})

@@ -11,7 +11,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -107,13 +106,8 @@ func (l lab) attachAsReference(id, address string) object {
 			l.Error(err)
 		}
 	})
-	host, err := kernel.Host()
-	if err != nil {
-		l.Fatal(err)
-	}
-	defer host.Close()
 	own := []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(address), 24)}
-	if err := host.EnsureReferenceMasquerade(asReference(key(l.network(), id)), own, nil); err != nil {
+	if err := asReference(key(l.network(), id)).WriteMasquerade(own, nil); err != nil {
 		l.Fatal(err)
 	}
 	return object{"cniVersion": "1.0.0", "ips": []any{object{"address": address + "/24", "interface": 2}}, "interfaces": []any{

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // Recorded is what the record of an attachment tells those who work on the node as a whole.
@@ -40,21 +40,21 @@ var errNoConfiguration = errors.New("no configuration of this network names the 
 
 // ToReference lists what gives an attachment the rules of the reference plugin, so that its DEL removes them. addresses are all that
 // the container has in the network: in iptables the reference has one chain for them. Ours in nftables end with their tables.
-func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
+func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return nil, err
 	}
-	guard, err := referenceGuard(host, rec, st.Guard, conf)
+	guard, err := referenceGuard(rec, st.Guard, conf)
 	if err != nil {
 		return nil, err
 	}
-	masquerade, err := masqueradeSteps(host, rec, st, addresses, conf)
+	masquerade, err := masqueradeSteps(rec, st, addresses, conf)
 	return append(guard, masquerade...), err
 }
 
 // referenceGuard keeps the check of MACs, which the reference has too; it has no check of addresses.
-func referenceGuard(host *kernel.Node, rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
+func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
 	}
@@ -72,13 +72,12 @@ func referenceGuard(host *kernel.Node, rec attachment.Record, guard *Guard, conf
 		return []attachment.Step{{Text: "NOTE: the protection of its neighbours ends, the configuration has no macspoofchk"}}, err
 	}
 	return []attachment.Step{{Text: "check its MAC by rules of nftables", Do: func() error {
-		ref := kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}
-		return host.EnsureReferenceSpoofCheck(ref, guard.Link, mac)
+		return reference.Bridge(reference.Of(rec.Key)).WriteSpoofCheck(guard.Link, mac)
 	}}}, nil
 }
 
-func masqueradeSteps(host *kernel.Node, rec attachment.Record, st state, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
-	named := attachment.Key{Network: rec.Network, ContainerID: rec.ContainerID, IfName: "eth0"} // as the reference names any interface
+func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
+	named := reference.KeyOf(rec.Key)
 	if st.Masquerade == "" || st.Masquerade == "iptables" && rec.Key == named {
 		return nil, nil
 	}
@@ -94,7 +93,7 @@ func masqueradeSteps(host *kernel.Node, rec attachment.Record, st state, address
 		if m.Backend == "iptables" {
 			return masqueradeByIPTables(named, all, m.of(m.Except))
 		}
-		return host.EnsureReferenceMasquerade(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, own, m.of(m.Except))
+		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.of(m.Except))
 	}}}
 	if st.Masquerade == "iptables" {
 		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),
@@ -121,7 +120,7 @@ func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if raw.IPMasqBackend != nil {
 		named = *raw.IPMasqBackend
 	}
-	cfg.Masquerade.Backend = kernel.ReferenceBackend(named)
+	cfg.Masquerade.Backend = reference.Backend(named)
 	return cfg.Masquerade, nil
 }
 

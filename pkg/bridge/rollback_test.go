@@ -13,7 +13,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -35,12 +34,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	if err != nil {
 		l.Fatal(err)
 	}
-	host, err := kernel.Host()
-	if err != nil {
-		l.Fatal(err)
-	}
-	defer host.Close()
-	steps, err := ToReference(host, rec, of.Addresses, conf)
+	steps, err := ToReference(rec, of.Addresses, conf)
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -141,14 +135,9 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 		t.Errorf("rules of %s: %q", theirs, rules)
 	}
 	// An unrecorded DEL of net1 finds it, unless eth0 of the container is there and has it.
-	host, err := kernel.Host()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer host.Close()
 	forget := l.add("a")
 	for _, left := range []int{2, 0} {
-		if err := host.DelReferenceMasquerade(asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"})); err != nil {
+		if err := asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}).Remove(); err != nil {
 			t.Fatal(err)
 		}
 		if rules := nftRules(t, "ip nat "+theirs); len(rules) != left {

@@ -114,7 +114,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	if err != nil {
 		return err
 	}
-	return delReference(r, host, lost)
+	return delReference(r, lost)
 }
 
 // endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.

@@ -16,11 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // The chains and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
 const (
-	dnatChain = "CNI-HOSTPORT-DNAT"
+	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
 	masqChain = "CNI-HOSTPORT-MASQ"
 
@@ -28,7 +29,7 @@ const (
 	maxMultiport = 15
 )
 
-func podChain(key attachment.Key) string { return "CNI-DN-" + key.ReferenceHash()[:21] }
+func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
 // addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back in
 // the same step.

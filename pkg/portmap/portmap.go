@@ -132,7 +132,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if lost, err := endLost(host, att.Hash()); err != nil {
 		return nil, err
 	} else if lost {
-		if err := delReference(r, host, true); err != nil {
+		if err := delReference(r, true); err != nil {
 			return nil, err
 		}
 	}
@@ -320,7 +320,7 @@ func check(r *plugin.Request) error {
 	}
 	warnForward(r.Log, host, pod)
 	warnHairpin(r.Log, host, r.Prev)
-	reference, err := madeByReference(r, host, ports)
+	reference, err := madeByReference(r, ports)
 	if err != nil || reference == "nftables" {
 		return err
 	}

@@ -8,16 +8,17 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // delReference removes the rules of an attachment without a record, which the reference plugin made, or ours in the form of the
 // reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
 // runtime names ports, or it is known that there were some.
-func delReference(r *plugin.Request, host *kernel.Node, some bool) error {
+func delReference(r *plugin.Request, some bool) error {
 	if !some && !namesPorts(r) {
 		return nil
 	}
-	return host.DelReferencePorts(asReference(r))
+	return asReference(r).Remove()
 }
 
 // namesPorts reports whether the runtime passes ports to DEL, in whatever form.
@@ -30,26 +31,26 @@ func namesPorts(r *plugin.Request) bool {
 	return json.Unmarshal(r.Config, &conf) != nil || len(conf.Runtime.Ports) > 0
 }
 
-func asReference(r *plugin.Request) kernel.Reference {
-	ref := kernel.Reference{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Hashes: attachment.KeyOf(r).ReferenceHashes(r.Plugin)}
+func asReference(r *plugin.Request) reference.Portmap {
+	ref := reference.Unrecorded(attachment.KeyOf(r), r.Plugin)
 	if r.Prev != nil {
 		for _, p := range podAddresses(r.Prev, r.IfName) {
 			ref.Addresses = append(ref.Addresses, p.Addr())
 		}
 	}
-	return ref
+	return reference.Portmap(ref)
 }
 
 // madeByReference returns the backend of the reference that forwards the ports of an attachment without a record; "" when none does. Its
 // rules in iptables are the same as ours, and only said to exist.
-func madeByReference(r *plugin.Request, host *kernel.Node, ports []kernel.HostPort) (backend string, err error) {
+func madeByReference(r *plugin.Request, ports []kernel.HostPort) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil
 	}
 	ref := asReference(r)
 	all := len(ports) > 0
 	for _, p := range ports {
-		ok, err := host.HasReferencePort(ref, p)
+		ok, err := ref.HasPort(p)
 		if err != nil {
 			return "", err
 		}
@@ -58,7 +59,7 @@ func madeByReference(r *plugin.Request, host *kernel.Node, ports []kernel.HostPo
 	if all {
 		return "nftables", nil
 	}
-	if ok, err := host.HasReferencePortChain(ref); !ok || err != nil {
+	if ok, err := ref.HasChain(); !ok || err != nil {
 		return "", err
 	}
 	return "iptables", nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 // ToReference lists what gives the ports of an attachment the rules of the reference plugin, so that its DEL removes them, and then takes
@@ -21,7 +22,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return nil, err
 	}
-	named := attachment.Key{Network: rec.Network, ContainerID: rec.ContainerID, IfName: "eth0"} // as the reference names any interface
+	named := reference.KeyOf(rec.Key)
 	if len(st.Ports) == 0 {
 		return nil, nil
 	}
@@ -43,7 +44,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	if raw.Backend != nil {
 		backend = *raw.Backend
 	}
-	backend = kernel.ReferenceBackend(backend)
+	backend = reference.Backend(backend)
 	cfg := Config{Backend: backend, MarkBit: defaultMarkBit, SNAT: st.Ports[0].SNAT, MasqAll: st.Ports[0].MasqAll}
 	for _, step := range []func(*Config, rawConfig) error{parseIPTables, parseConditions} {
 		if err := step(&cfg, raw); err != nil {
@@ -56,7 +57,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
 				return addByIPTables(named, as, slog.Default())
 			}
-			return host.EnsureReferencePorts(kernel.Reference{Network: rec.Network, ContainerID: rec.ContainerID, IfName: rec.IfName}, kernel.Singles(st.Ports))
+			return reference.Portmap(reference.Of(rec.Key)).Write(kernel.Singles(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))

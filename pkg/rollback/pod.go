@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/reconcile"
+	"github.com/podlace/podlace/pkg/reference"
 )
 
 func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[string]attachment.Record, conf reconcile.Network) ([]attachment.Step, error) {
@@ -44,7 +45,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 			return nil, err
 		}
 		j.indexes[[2]string{key.Network, of.DataDir}] = true
-		if steps, err = bridge.ToReference(j.host, rec, addresses, conf.Plugin("bridge")); err != nil {
+		if steps, err = bridge.ToReference(rec, addresses, conf.Plugin("bridge")); err != nil {
 			return nil, j.explain(err, conf.Plugin("bridge"))
 		}
 	}
@@ -153,8 +154,7 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 // bury removes what is left of a pod whose interface is gone. Its addresses go back with the runtime's DEL, by either plugin.
 func (j *job) bury(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
-		ref := kernel.Reference{Network: key.Network, ContainerID: key.ContainerID, IfName: key.IfName, Hashes: []string{key.ReferenceHash()}}
-		errs := []error{j.host.DelReferenceMasquerade(ref), j.host.DelReferencePorts(ref)}
+		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}
 		if rec, ok := records["portmap"]; ok {
 			errs = append(errs, portmap.EndPorts(j.host, rec))
 		}

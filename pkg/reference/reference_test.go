@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package reference
 
 import (
 	"errors"
@@ -12,10 +12,36 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
-	"golang.org/x/sys/unix"
 )
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+// flush empties nf_tables, and again at the end of the test.
+func flush(t *testing.T) {
+	t.Helper()
+	now := func() {
+		c, err := nftables.New()
+		mustDo(t, err)
+		c.FlushRuleset()
+		mustDo(t, c.Flush())
+	}
+	now()
+	t.Cleanup(now)
+}
+
+func mustDo(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // pipe runs a program of the node with text on its standard input.
 func pipe(t *testing.T, text string, command ...string) {
@@ -71,16 +97,15 @@ COMMIT
 // TestDelReference (F-44): whatever any version of the reference left of an attachment goes, and what another has stays.
 func TestDelReference(t *testing.T) {
 	flush(t)
-	h := host(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
-	gone := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{hash("a")}}
-	kept := Reference{Network: "n", ContainerID: "kept", IfName: "eth0", Hashes: []string{hash("b")}}
+	gone := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{hash("a")}}
+	kept := Attachment{Key: attachment.Key{Network: "n", ContainerID: "kept", IfName: "eth0"}, Hashes: []string{hash("b")}}
 	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-restore", "--noflush")
 	for _, one := range []struct {
-		ref           Reference
+		ref           Attachment
 		address, port string
 	}{{kept, "10.9.0.2", "8080"}, {gone, "10.9.0.3", "8081"}} {
-		nft, iptables := leftBy(one.ref.Hashes[0], one.ref.masqueradePrefix(), one.ref.ContainerID, one.address, one.port)
+		nft, iptables := leftBy(one.ref.Hashes[0], Bridge(one.ref).commentPrefix(), one.ref.ContainerID, one.address, one.port)
 		pipe(t, nft, "nft", "-f", "-")
 		pipe(t, iptables, "iptables-restore", "--noflush")
 	}
@@ -89,7 +114,7 @@ func TestDelReference(t *testing.T) {
 		t.Fatalf("%d and %d rules and chains to begin with:\n%s", len(keptBefore), len(goneBefore), strings.Join(goneBefore, "\n"))
 	}
 	for range 2 {
-		mustDo(t, h.DelReferenceMasquerade(gone), h.DelReferencePorts(gone))
+		mustDo(t, Bridge(gone).Remove(), Portmap(gone).Remove())
 	}
 	if left := mentioning("gone", hash("a"))(t); len(left) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -98,7 +123,7 @@ func TestDelReference(t *testing.T) {
 		t.Errorf("of the other attachment there were %d rules and chains, are %d", len(keptBefore), len(now))
 	}
 	for what, masqueraded := range map[netip.Addr]bool{netip.MustParseAddr("10.9.0.2"): true, netip.MustParseAddr("10.9.0.9"): false} {
-		if ok, err := h.HasReferenceMasquerade(kept, what); ok != masqueraded || err != nil {
+		if ok, err := Bridge(kept).HasMasquerade(what); ok != masqueraded || err != nil {
 			t.Errorf("%s is masqueraded: %t, %v", what, ok, err)
 		}
 	}
@@ -109,8 +134,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
 		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
 	}
-	h := host(t)
-	ref := Reference{Network: "n", ContainerID: "gone", IfName: "eth0", Hashes: []string{strings.Repeat("c", 24)}}
+	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{strings.Repeat("c", 24)}}
 	_, rules := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
 	pipe(t, "*nat\n:CNI-HOSTPORT-DNAT -\n:CNI-HOSTPORT-SNAT -\nCOMMIT\n", "iptables-legacy-restore", "--noflush")
 	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
@@ -128,11 +152,11 @@ func TestDelReferenceLegacy(t *testing.T) {
 	if before := nat(); len(before) != 11 {
 		t.Fatalf("%d lines to begin with:\n%s", len(before), strings.Join(before, "\n"))
 	}
-	if ok, err := h.HasReferenceMasquerade(ref, netip.MustParseAddr("10.9.0.3")); !ok || err != nil {
+	if ok, err := Bridge(ref).HasMasquerade(netip.MustParseAddr("10.9.0.3")); !ok || err != nil {
 		t.Errorf("masqueraded: %t, %v", ok, err)
 	}
 	for range 2 {
-		mustDo(t, h.DelReferenceMasquerade(ref), h.DelReferencePorts(ref))
+		mustDo(t, Bridge(ref).Remove(), Portmap(ref).Remove())
 	}
 	if left := nat(); len(left) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -142,7 +166,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 // mentioning lists what the node's tables have of a container.
 func mentioning(id, hash string) func(*testing.T) []string {
 	return func(t *testing.T) (lines []string) {
-		for _, line := range records(t, "nft ") {
+		for _, line := range kerneltest.Records(t, "nft ") {
 			if strings.HasPrefix(line, "nft ") && (strings.Contains(line, hash[:21]) || strings.Contains(line, id)) {
 				lines = append(lines, line)
 			}
@@ -154,18 +178,17 @@ func mentioning(id, hash string) func(*testing.T) []string {
 // TestTwoNetworksOfOneContainer: the reference marks hostPort rules by the container alone; DEL of one network leaves the other's.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	flush(t)
-	h := host(t)
 	pipe(t, `table ip cni_hostport { chain hostports {
 		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
-	ref := Reference{Network: "n", ContainerID: "c", IfName: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
-	mustDo(t, h.DelReferencePorts(ref))
-	left, err := mustNFT(t).Rules(nft.Place{Family: unix.NFPROTO_IPV4, Table: referenceHostports, Chain: ""})
+	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "c", IfName: "eth0"}, Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
+	mustDo(t, Portmap(ref).Remove())
+	left, err := mustNFT(t).Rules(portRules(true))
 	if err != nil || len(left) != 1 || !left[0].Has([]byte{10, 9, 0, 2}) {
 		t.Errorf("left %v, %v", left, err)
 	}
 	ref.Addresses = nil
-	mustDo(t, h.DelReferencePorts(ref))
-	if left, err = mustNFT(t).Rules(nft.Place{Family: unix.NFPROTO_IPV4, Table: referenceHostports, Chain: ""}); err != nil || len(left) != 0 {
+	mustDo(t, Portmap(ref).Remove())
+	if left, err = mustNFT(t).Rules(portRules(true)); err != nil || len(left) != 0 {
 		t.Errorf("without addresses: left %v, %v", left, err)
 	}
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reference
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/nft"
+)
+
+// Bridge is what the reference's bridge has of an attachment: masquerade in every form, and the check of MACs (macspoofchk).
+type Bridge Attachment
+
+const postrouting = "POSTROUTING"
+
+// Chain returns the name of the attachment's chain in the nat table of iptables, to which rules of POSTROUTING jump.
+func (b Bridge) Chain() string { return b.chains()[postrouting][0] }
+
+func (b Bridge) chains() iptables.Chains {
+	return iptables.Chains{postrouting: names(b.Hashes, "CNI-", 24)}
+}
+
+func (b Bridge) spoofChain() string { return "cni-br-iface-" + b.ContainerID + "-" + b.IfName }
+
+// masqueradeRules and spoofJumps are where the reference keeps rules in nf_tables.
+func masqueradeRules() nft.Place {
+	return nft.Place{Family: unix.NFPROTO_INET, Table: "cni_plugins_masquerade", Chain: "masq_checks"}
+}
+
+func spoofJumps() nft.Place {
+	return nft.Place{Family: unix.NFPROTO_BRIDGE, Table: "nat", Chain: "PREROUTING"}
+}
+
+func (b Bridge) commentPrefix() string {
+	return shortHash(b.Network) + "-" + shortHash(b.IfName+":"+b.ContainerID)
+}
+
+func (b Bridge) isMasquerade(of nft.Rule) bool {
+	return strings.HasPrefix(of.Comment, b.commentPrefix())
+}
+
+// Remove removes the rules. It is a no-op if there are none, which costs some questions; rules that are there are listed.
+func (b Bridge) Remove() error {
+	err := nft.Remove("nft delete rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
+		out, err := b.chains().Unlink(t)
+		if err != nil {
+			return nil, err
+		}
+		for _, chain := range []string{b.spoofChain(), b.spoofChain() + "-mac"} {
+			more, err := t.Unlink(spoofJumps(), chain)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, more...)
+		}
+		more, err := t.Deletions(masqueradeRules(), b.isMasquerade)
+		return append(out, more...), err
+	})
+	return errors.Join(err, b.chains().RemoveLegacy())
+}
+
+// HasSpoofCheck reports whether the reference checks the MACs of the attachment.
+func (b Bridge) HasSpoofCheck() (bool, error) {
+	list, err := nft.ListRules(spoofJumps())
+	return slices.ContainsFunc(list, func(r nft.Rule) bool { return r.Jump == b.spoofChain() }), err
+}
+
+// HasMasquerade reports whether the reference's rules masquerade an address of the attachment.
+func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
+	is := func(r nft.Rule) bool { return r.Has(address.AsSlice()) }
+	list, err := nft.ListRules(masqueradeRules())
+	if err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(list, func(r nft.Rule) bool { return b.isMasquerade(r) && is(r) }) {
+		return true, nil
+	}
+	if list, err = nft.ListRules(iptables.Place(address.Is4(), postrouting)); err != nil {
+		return false, err
+	}
+	chains := b.chains()[postrouting]
+	if slices.ContainsFunc(list, func(r nft.Rule) bool { return slices.Contains(chains, r.Jump) && is(r) }) {
+		return true, nil
+	}
+	if !iptables.LegacyUsed(address.Is4()) {
+		return false, nil
+	}
+	nat, err := iptables.ReadLegacy(address.Is4())
+	return slices.ContainsFunc(chains, func(chain string) bool {
+		return len(nat.Rules(postrouting, "-s "+address.String()+"/", "-j "+chain+" ")) > 0
+	}), err
+}
+
+// WriteMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables. Destinations in
+// except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would begin
+// that never gets an answer.
+func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
+	has, err := nft.ListRules(masqueradeRules())
+	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
+		return !slices.ContainsFunc(has, func(r nft.Rule) bool { return b.isMasquerade(r) && r.Has(a.Addr().AsSlice()) })
+	}) {
+		return err
+	}
+	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
+		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
+		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
+		// The reference gives its chain no policy; the default is the same.
+		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
+			f := familyOf(multicast.Addr().Is4())
+			h.Rule(base, slices.Concat(f.only(), f.subnet(f.destination, multicast, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
+		}
+		h.Rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
+		comment := fmt.Sprintf("%s, net: %s, if: %s, id: %s", b.commentPrefix(), b.Network, b.IfName, b.ContainerID)
+		comment = comment[:min(len(comment), nft.MaxComment)]
+		for _, a := range addresses {
+			f := familyOf(a.Addr().Is4())
+			from := slices.Concat(f.only(), f.is(f.source, a.Addr()))
+			for _, p := range except {
+				if p.Addr().Is4() == a.Addr().Is4() {
+					h.Commented(checks, comment, slices.Concat(from, f.subnet(f.destination, p, expr.CmpOpEq),
+						[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}))
+				}
+			}
+			h.Commented(checks, comment, slices.Concat(from, f.subnet(f.destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
+		}
+		return nil
+	})
+}
+
+// WriteSpoofCheck lets only frames of one MAC through a port of a bridge, by chains as the reference writes them (macspoofchk), unless they
+// are there.
+func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
+	if ok, err := b.HasSpoofCheck(); ok || err != nil {
+		return err
+	}
+	return nft.Build("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
+		r := nft.NewRuleset(c, &nftables.Table{Name: spoofJumps().Table, Family: nftables.TableFamilyBridge})
+		policy := nftables.ChainPolicyAccept
+		base := c.AddChain(&nftables.Chain{Table: r.Table, Name: spoofJumps().Chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityRef(-300), Policy: &policy})
+		comment := "macspoofchk-" + b.ContainerID + "-" + b.IfName
+		port, macs := r.Chain(b.spoofChain(), nil, 0, ""), r.Chain(b.spoofChain()+"-mac", nil, 0, "")
+		r.Commented(macs, comment, []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, nft.Equal(mac),
+			&expr.Verdict{Kind: expr.VerdictReturn}})
+		r.Commented(macs, comment, nft.Drop())
+		r.Commented(port, comment, []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: macs.Name}})
+		r.Commented(base, comment, []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, nft.Equal(nft.IfName(link)),
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: port.Name}})
+		return nil
+	})
+}

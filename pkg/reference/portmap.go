@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reference
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+)
+
+// Portmap is what the reference's portmap has of an attachment: the rules of its hostPorts, in every form.
+type Portmap Attachment
+
+// HostportChain is the chain of the nat table of iptables from which rules jump to the chains of attachments.
+const HostportChain = "CNI-HOSTPORT-DNAT"
+
+// Chain returns the name of the attachment's chain in the nat table of iptables.
+func (p Portmap) Chain() string { return p.chains()[HostportChain][0] }
+
+func (p Portmap) chains() iptables.Chains {
+	return iptables.Chains{HostportChain: names(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": names(p.Hashes, "CNI-SN-", 21)}
+}
+
+// portRules is where the reference keeps hostPorts in nf_tables, in some chains.
+func portRules(is4 bool) nft.Place {
+	return nft.Place{Family: familyOf(is4).proto, Table: "cni_hostport"}
+}
+
+// Remove removes the rules. It is a no-op if there are none.
+func (p Portmap) Remove() error {
+	err := nft.Remove("nft delete hostPort rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
+		out, err := p.chains().Unlink(t)
+		if err != nil {
+			return nil, err
+		}
+		for _, is4 := range []bool{true, false} {
+			more, err := t.Deletions(portRules(is4), p.isRule)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, more...)
+		}
+		return out, nil
+	})
+	return errors.Join(err, p.chains().RemoveLegacy())
+}
+
+// isRule reports whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two networks
+// of one container.
+func (p Portmap) isRule(of nft.Rule) bool {
+	if of.Comment != p.ContainerID {
+		return false
+	}
+	return len(p.Addresses) == 0 || slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return of.Has(a.AsSlice()) })
+}
+
+// HasPort reports whether the reference's rules of nftables forward the port to the pod.
+func (p Portmap) HasPort(port kernel.HostPort) (bool, error) {
+	list, err := nft.ListRules(portRules(port.To.Addr().Is4()))
+	return slices.ContainsFunc(list, func(r nft.Rule) bool {
+		return r.Comment == p.ContainerID && r.Has(protocol(port)) && r.Has(nft.BigEndian(port.Port)) && r.Has(nft.BigEndian(port.To.Port())) &&
+			r.Has(port.To.Addr().AsSlice()) && (!port.HostIP.IsValid() || r.Has(port.HostIP.AsSlice()))
+	}), err
+}
+
+// HasChain reports whether the attachment may have a chain for its ports in iptables.
+func (p Portmap) HasChain() (bool, error) {
+	if iptables.LegacyUsed(true) || iptables.LegacyUsed(false) {
+		return true, nil
+	}
+	t, err := nft.Open("")
+	if err != nil {
+		return false, err
+	}
+	defer t.Close()
+	list, err := iptables.Chains{HostportChain: p.chains()[HostportChain]}.Unlink(t)
+	return len(list) > 0, err
+}
+
+// Write forwards ports by rules as the reference (1.9) writes them to nftables, unless they are there.
+func (p Portmap) Write(ports []kernel.HostPort) error {
+	missing := false
+	for _, port := range ports {
+		ok, err := p.HasPort(port)
+		if err != nil {
+			return err
+		}
+		missing = missing || !ok
+	}
+	if !missing {
+		return nil
+	}
+	return nft.Build("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
+		for _, is4 := range []bool{true, false} {
+			own := slices.DeleteFunc(slices.Clone(ports), func(port kernel.HostPort) bool { return port.To.Addr().Is4() != is4 })
+			if len(own) > 0 {
+				p.write(c, familyOf(is4), own)
+			}
+		}
+		return nil
+	})
+}
+
+// write writes the ports of one family, in the table of that family.
+func (p Portmap) write(c *nftables.Conn, f family, ports []kernel.HostPort) {
+	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.proto)})
+	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})
+	byIP := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostip_hostports"})
+	all := h.Chain("hostports_all", nil, 0, "")
+	h.Rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: byIP.Name})
+	h.Rule(all, &expr.Verdict{Kind: expr.VerdictJump, Chain: chain.Name})
+	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput} {
+		base := h.Chain(name, hook, int(*nftables.ChainPriorityNATDest), nftables.ChainTypeNAT)
+		h.Rule(base, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
+			&expr.Verdict{Kind: expr.VerdictJump, Chain: all.Name})
+	}
+	for _, port := range ports {
+		var match []expr.Any
+		if port.HostIP.IsValid() {
+			match = f.is(f.destination, port.HostIP)
+		}
+		h.Commented(chain, p.ContainerID, slices.Concat(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal(protocol(port)),
+			nft.DestinationPort(1), nft.Equal(nft.BigEndian(port.Port)),
+			&expr.Immediate{Register: 1, Data: port.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: nft.BigEndian(port.To.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: 2}}))
+	}
+	if !ports[0].SNAT {
+		return
+	}
+	policy := nftables.ChainPolicyAccept
+	back := c.AddChain(&nftables.Chain{Table: h.Table, Name: "masquerading", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
+	to := ports[0].To.Addr()
+	sources := []netip.Addr{to}
+	if to.Is4() {
+		sources = append(sources, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	for _, source := range sources {
+		h.Commented(back, p.ContainerID, slices.Concat(f.is(f.source, source), f.is(f.destination, to), []expr.Any{&expr.Masq{}}))
+	}
+}
