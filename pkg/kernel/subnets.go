@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,44 +30,29 @@ func (s Subnet) String() string {
 // Subnets returns the subnets of all addresses, and the unicast routes of the main table. Loopback and link-local addresses, multicast and
 // default routes are left out. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
-	names := map[int]string{}
+	var links []netlink.Link
 	var addresses []netlink.Addr
 	var routes []netlink.Route
 	err = retry(func() error {
-		links, err := n.h.LinkList()
-		if err != nil {
-			return fmt.Errorf("link list: %w", err)
-		}
-		for _, l := range links {
-			names[l.Attrs().Index] = l.Attrs().Name
+		if links, err = n.allLinks(); err != nil {
+			return err
 		}
 		if addresses, err = n.h.AddrList(nil, netlink.FAMILY_ALL); err != nil {
 			return fmt.Errorf("addr show: %w", err)
 		}
-		routes = nil
-		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-			if err != nil {
-				return fmt.Errorf("route show: %w", err)
-			}
-			routes = append(routes, more...)
-		}
-		return nil
+		routes, err = n.mainRoutes()
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	seen := map[Subnet]bool{}
-	add := func(to netip.Prefix, index int, via netip.Addr) {
-		s := Subnet{to.Masked(), names[index], via}
-		if to.Bits() > 0 && !to.Addr().IsLoopback() && !to.Addr().IsLinkLocalUnicast() && !to.Addr().IsMulticast() && !seen[s] {
-			seen[s] = true
-			list = append(list, s)
-		}
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	for _, a := range addresses {
 		if p, ok := Prefix(a.IPNet); ok {
-			add(p, a.LinkIndex, netip.Addr{})
+			list = append(list, Subnet{p.Masked(), names[a.LinkIndex], netip.Addr{}})
 		}
 	}
 	for _, r := range routes {
@@ -78,9 +64,34 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 		if len(r.MultiPath) > 0 { // the first hop stands for all
 			index, via = r.MultiPath[0].LinkIndex, router(r.MultiPath[0].Gw, r.MultiPath[0].Via)
 		}
-		add(dst, index, via)
+		list = append(list, Subnet{dst.Masked(), names[index], via})
 	}
-	return list, nil
+	seen := map[Subnet]bool{}
+	return slices.DeleteFunc(list, func(s Subnet) bool {
+		again, to := seen[s], s.Prefix.Addr()
+		seen[s] = true
+		return again || s.Prefix.Bits() == 0 || to.IsLoopback() || to.IsLinkLocalUnicast() || to.IsMulticast()
+	}), nil
+}
+
+func (n *NS) allLinks() ([]netlink.Link, error) {
+	links, err := n.h.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("link list: %w", err)
+	}
+	return links, nil
+}
+
+// mainRoutes lists the routes of the main table, of both families.
+func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("route show: %w", err)
+		}
+		routes = append(routes, more...)
+	}
+	return routes, nil
 }
 
 // router returns the gateway of a route, which may be of the other family (RTA_VIA).

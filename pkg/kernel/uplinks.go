@@ -3,55 +3,42 @@
 package kernel
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks returns the names of the links through which default routes of both families leave the node, the spare ones as well, and of those below them: the ports of
-// a bond or bridge, and what a VLAN is on. It reads all links and the default routes.
+// Uplinks returns the names of the links through which default routes of both families leave the node, the spare ones as well, and of those
+// below them: the ports of a bond or bridge, and what a VLAN is on. It reads all links and the default routes.
 func (n *NS) Uplinks() (names []string, err error) {
-	up := map[int]bool{}
 	var links []netlink.Link
+	var routes []netlink.Route
 	err = retry(func() error {
-		var routes []netlink.Route
-		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-			if err != nil {
-				return fmt.Errorf("route show: %w", err)
-			}
-			routes = append(routes, more...)
+		if routes, err = n.mainRoutes(); err == nil {
+			links, err = n.allLinks()
 		}
-		for _, r := range routes {
-			if dst, ok := Prefix(r.Dst); r.Type != unix.RTN_UNICAST || ok && dst.Bits() != 0 {
-				continue
-			}
-			up[r.LinkIndex] = true
-			for _, hop := range r.MultiPath {
-				up[hop.LinkIndex] = true
-			}
-		}
-		if links, err = n.h.LinkList(); err != nil {
-			return fmt.Errorf("link list: %w", err)
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
+	}
+	up := map[int]bool{}
+	for _, r := range routes {
+		if dst, ok := Prefix(r.Dst); r.Type != unix.RTN_UNICAST || ok && dst.Bits() != 0 {
+			continue
+		}
+		up[r.LinkIndex] = true
+		for _, hop := range r.MultiPath {
+			up[hop.LinkIndex] = true
+		}
 	}
 	delete(up, 0)
 	for grown := true; grown; {
 		grown = false
 		for _, l := range links {
-			a := l.Attrs()
-			// A parent in another namespace may have the same number. The peer of a veth is none.
-			below := up[a.MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
-				return up[upper.Attrs().Index] && upper.Attrs().ParentIndex == a.Index && upper.Attrs().NetNsID < 0 && upper.Type() != "veth"
-			})
-			if below && !up[a.Index] {
-				up[a.Index], grown = true, true
+			if index := l.Attrs().Index; !up[index] && isBelow(l, links, up) {
+				up[index], grown = true, true
 			}
 		}
 	}
@@ -62,4 +49,13 @@ func (n *NS) Uplinks() (names []string, err error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// isBelow reports whether a link is below one of the links up. A parent in another namespace may have the same number. The peer of a veth
+// is none.
+func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
+	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
+		a := upper.Attrs()
+		return up[a.Index] && a.ParentIndex == l.Attrs().Index && a.NetNsID < 0 && upper.Type() != "veth"
+	})
 }
