@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -84,40 +83,20 @@ func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway puts a gateway address on the bridge in place of those that cannot stand beside it: another IPv4 address, an IPv6 address
-// whose subnet overlaps, the same address with another prefix length. Such an address is from an earlier configuration of the
-// network when the network noted it, and goes when no pod uses it any more. Any other is somebody else's.
+// placeGateway puts a gateway address on the bridge in place of those that cannot stand beside it. Such an address is from an earlier
+// configuration of the network when the network noted it, and goes when no pod uses it any more. Any other is somebody else's.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
 		return err
 	}
-	var gone []netip.Prefix
-	for _, other := range addresses {
-		if slices.Contains(wanted, other) || other.Addr().Is4() != gw.Addr().Is4() {
-			continue
-		}
-		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// It may stay, but of an earlier subnet only as long as it is of use.
-			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
-				continue
-			}
-		} else if !j.cfg.ForceAddress {
-			if err := j.mayReplace(bridge, other, gw); err != nil {
-				return err
-			}
-		}
-		gone = append(gone, other)
+	gone, err := j.replacedBy(bridge, gw, slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return slices.Contains(wanted, a) }))
+	if err != nil {
+		return err
 	}
 	for _, other := range gone {
-		if err := errors.Join(j.host.DelAddress(bridge, other), attachment.UnnoteAll(gatewayNote(bridge, other))); err != nil {
+		if err := j.removeGateway(bridge, other); err != nil {
 			return err
-		}
-		if _, noted := j.att.Noted(masqueraded); noted {
-			// The masquerade of the old subnet ends too: without its text, it is written anew from what the pods have.
-			if err := j.att.Note(masqueraded, ""); err != nil {
-				return err
-			}
 		}
 	}
 	if !slices.Contains(addresses, gw) {
@@ -128,6 +107,40 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	}
 	j.warnOfFormer(bridge, gw)
 	return j.att.Note(gatewayNote(bridge, gw), "")
+}
+
+// replacedBy returns those of the other addresses that cannot stand beside a gateway address: another IPv4 address, an IPv6 address whose subnet
+// overlaps, the same address with another prefix length.
+func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
+	for _, other := range others {
+		if other.Addr().Is4() != gw.Addr().Is4() {
+			continue
+		}
+		if gw.Addr().Is6() && !other.Overlaps(gw) {
+			// It may stay, but of an earlier subnet only as long as it is of use.
+			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
+				continue
+			}
+		} else if !j.cfg.ForceAddress {
+			if err := j.mayReplace(bridge, other, gw); err != nil {
+				return nil, err
+			}
+		}
+		gone = append(gone, other)
+	}
+	return gone, nil
+}
+
+// removeGateway takes an address of an earlier subnet from the bridge. The masquerade of that subnet ends too: without its text, it is written
+// anew from what the pods have.
+func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
+	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.UnnoteAll(gatewayNote(bridge, gw))); err != nil {
+		return err
+	}
+	if _, noted := j.att.Noted(masqueraded); !noted {
+		return nil
+	}
+	return j.att.Note(masqueraded, "")
 }
 
 // warnOfFormer tells of another bridge on which the network put the gateway address, and which has it still: "bridge" was changed in the
@@ -178,7 +191,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 // userOf names a pod on the bridge that has an address in the subnet of a gateway, or a port of which nothing is known; "" when there
 // is none. It looks at all attachments of the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
-	records, err := attachment.All()
+	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return "", err
 	}
@@ -186,19 +199,18 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, rec := range records {
-		at := slices.Index(ports, rec.HostVeth())
-		var st state
-		if at < 0 || rec.Plugin != j.r.Plugin || json.Unmarshal(rec.State, &st) != nil {
+	for _, pod := range pods {
+		at := slices.Index(ports, pod.HostVeth())
+		if at < 0 {
 			continue
 		}
 		ports = slices.Delete(ports, at, at+1)
-		if rec.Key == j.att.Key {
+		if pod.Key == j.att.Key {
 			continue
 		}
-		for _, a := range st.Addresses {
+		for _, a := range pod.State.Addresses {
 			if gw.Masked().Contains(a.Addr()) && a.Bits() == gw.Bits() {
-				return fmt.Sprintf("%s with %s", podOf(rec), a), nil
+				return fmt.Sprintf("%s with %s", podOf(pod.Record), a), nil
 			}
 		}
 	}

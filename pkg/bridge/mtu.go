@@ -7,7 +7,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // minMTU6 is what IPv6 needs of a link (RFC 8200 section 5).
@@ -48,20 +47,13 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	}
 	defer unlock()
 	now, ok, err := j.host.LinkByIndex(bridge.Index)
-	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", bridge.Name)
-	}
-	if err != nil {
+	if err := stillThere(bridge.Name, ok, err); err != nil {
 		return err
 	}
 	bridge.MTU = now.MTU
-	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
+	mtu, owed := interruptedMTU(now)
 	if owed && !made {
-		pin = true
-		// Somebody was killed between the two requests, unless an admin set it since.
-		if mtu, err := strconv.Atoi(note); err == nil && now.MTU == kernel.MTUBeside(mtu) {
-			bridge.MTU = mtu
-		}
+		pin, bridge.MTU = true, mtu
 	}
 	if ours && j.lowers(*bridge) {
 		bridge.MTU = j.cfg.MTU
@@ -86,4 +78,14 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 		return nil
 	}
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
+}
+
+// interruptedMTU returns the MTU of a bridge, or the one that a process was about to pin when it was killed between the two requests, unless an
+// admin set another since; owed reports whether there was such a process.
+func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
+	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
+	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {
+		return mtu, owed
+	}
+	return bridge.MTU, owed
 }

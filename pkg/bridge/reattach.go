@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -24,22 +23,22 @@ type port struct {
 // called only when the bridge is missing or down, or another than the network had: it comes up as the last step, so that a bridge which is
 // down may be one whose maker was killed before it had attached them.
 func (j *job) lostPorts() ([]port, error) {
-	records, err := attachment.All()
+	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return nil, err
 	}
 	var lost []port
-	for _, rec := range records {
-		p := port{}
-		if rec.Plugin != j.r.Plugin || json.Unmarshal(rec.State, &p.state) != nil || p.Bridge != j.cfg.Bridge || p.Unfinished || p.Index == 0 {
+	for _, pod := range pods {
+		st := pod.State
+		if st.Bridge != j.cfg.Bridge || st.Unfinished || st.Index == 0 {
 			continue
 		}
-		var ok bool
-		if p.link, ok, err = j.host.LinkByIndex(p.Index); err != nil {
+		link, ok, err := j.host.LinkByIndex(st.Index)
+		if err != nil {
 			return nil, err
 		}
-		if ok && p.link.Name == rec.HostVeth() && p.link.Master == 0 {
-			lost = append(lost, p)
+		if ok && link.Name == pod.HostVeth() && link.Master == 0 {
+			lost = append(lost, port{link, st})
 		}
 	}
 	return lost, nil
@@ -100,16 +99,7 @@ func (j *job) reattach(bridge kernel.Link, lost []port) {
 }
 
 func (j *job) reattachPort(bridge kernel.Link, p port) error {
-	errs := []error{j.host.SetMaster(p.link, bridge)}
-	if p.VLANs.used() {
-		errs = append(errs, j.setVLANs(bridge, p.link, p.VLANs))
-	}
-	if p.Hairpin {
-		errs = append(errs, j.host.SetHairpin(p.link, true))
-	}
-	if p.Isolated {
-		errs = append(errs, j.host.SetIsolated(p.link, true))
-	}
+	errs := []error{j.host.SetMaster(p.link, bridge), j.setPort(bridge, p.link, p.VLANs, p.Hairpin, p.Isolated)}
 	if !p.link.Up {
 		errs = append(errs, j.host.SetUp(p.link))
 	}

@@ -54,35 +54,15 @@ func (j *job) wire() (w wiring, err error) {
 	return w, err
 }
 
+// ensureBridge makes the bridge when it is missing. It comes up as the last step.
 func (j *job) ensureBridge() (kernel.Link, error) {
-	name := j.cfg.Bridge
-	link, ok, err := j.host.Link(name)
-	made := false
-	var lost []port
-	if err == nil && (!ok || !link.Up) {
-		lost, err = j.lostPorts()
-	}
-	if err == nil && !ok {
-		// A Service whose backend is on the same bridge needs its rules for the backend's answer, which would otherwise go straight to
-		// the client, from an address that the client never talked to.
-		add := j.host.AddBridge
-		if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
-			add = j.host.AddVLANBridge
-		}
-		if err = add(name, formerMAC(lost), j.cfg.MTU, j.cfg.Gateway && j.cfg.gatewayName() == name); err == nil || isExist(err) {
-			made = err == nil
-			j.fresh = made
-			link, ok, err = j.host.Link(name)
-		}
-	}
-	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", name)
-	}
+	link, made, lost, err := j.findBridge()
 	if err != nil {
 		return link, err
 	}
+	j.fresh = made
 	if link.Kind != "bridge" {
-		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", name, link.Kind)
+		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", j.cfg.Bridge, link.Kind)
 	}
 	if err := j.ensureFiltering(&link); err != nil {
 		return link, err
@@ -90,7 +70,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link, made); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(link.Lacks(j.quiet(name)...)...); err != nil {
+	if err := j.host.Set(link.Lacks(j.quiet(j.cfg.Bridge)...)...); err != nil {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
@@ -105,6 +85,39 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 		return link, j.host.SetUp(link)
 	}
 	return link, nil
+}
+
+// findBridge returns the link with the name of the bridge, made when there was none, and the ports that lost their bridge.
+func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
+	name := j.cfg.Bridge
+	link, ok, err := j.host.Link(name)
+	if err == nil && (!ok || !link.Up) {
+		lost, err = j.lostPorts()
+	}
+	if err != nil || ok {
+		return link, false, lost, err
+	}
+	add := j.host.AddBridge
+	if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
+		add = j.host.AddVLANBridge
+	}
+	// A Service whose backend is on the same bridge needs its rules for the backend's answer, which would otherwise go straight to
+	// the client, from an address that the client never talked to.
+	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
+	if err = add(name, formerMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
+		return link, false, nil, err
+	}
+	made = err == nil
+	link, ok, err = j.host.Link(name)
+	return link, made, lost, stillThere(name, ok, err)
+}
+
+// stillThere returns an error if a look for a bridge that there was a moment ago failed or did not find it.
+func stillThere(name string, ok bool, err error) error {
+	if err == nil && !ok {
+		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", name)
+	}
+	return err
 }
 
 // quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of
@@ -238,22 +251,28 @@ func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 }
 
 func (j *job) configurePort(w wiring) error {
-	if j.cfg.VLANs.used() {
-		if err := j.setVLANs(w.bridge, w.host, j.cfg.VLANs); err != nil {
-			return err
-		}
-	}
-	if j.cfg.Hairpin {
-		if err := j.host.SetHairpin(w.host, true); err != nil {
-			return err
-		}
-	}
-	if j.cfg.Isolated {
-		if err := j.host.SetIsolated(w.host, true); err != nil {
-			return err
-		}
+	if err := j.setPort(w.bridge, w.host, j.cfg.VLANs, j.cfg.Hairpin, j.cfg.Isolated); err != nil {
+		return err
 	}
 	return j.host.SetUpLeader(w.host, j.alias())
+}
+
+// setPort sets the VLANs and flags of a pod's port, before it is up.
+func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated bool) error {
+	if vlans.used() {
+		if err := j.setVLANs(bridge, port, vlans); err != nil {
+			return err
+		}
+	}
+	if hairpin {
+		if err := j.host.SetHairpin(port, true); err != nil {
+			return err
+		}
+	}
+	if isolated {
+		return j.host.SetIsolated(port, true)
+	}
+	return nil
 }
 
 // maxAlias is what the kernel stores of an alias (IFALIASZ in include/uapi/linux/if.h, with its end).
