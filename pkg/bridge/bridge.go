@@ -275,8 +275,8 @@ func (b bridge) status(r *plugin.Request) error {
 	}
 	defer host.Close()
 	var repaired error
-	if !cfg.intact(host, r.Network) {
-		repaired = restoreAll(host, r.Log, attachment.Trying)
+	if !intact(host, r.Network) {
+		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)
 	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
@@ -304,8 +304,9 @@ func (c Config) possible(host *kernel.Node) error {
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {
-		_, e := hasGuards(host)
-		err = errors.Join(err, e)
+		if e := compareGuards(host); !isDifferent(e) {
+			err = errors.Join(err, e)
+		}
 	}
 	if c.Masquerade.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
 		err = errors.Join(err, plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "ipMasqBackend iptables: iptables-restore and ip6tables-restore are not installed"),

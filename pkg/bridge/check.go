@@ -5,15 +5,12 @@ package bridge
 import (
 	"bytes"
 	"cmp"
-	"errors"
-	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -21,6 +18,9 @@ import (
 func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
+
+// isDifferent reports whether an error says that something is other than wanted.
+func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
 // check compares what prevResult and the configuration say with the node and the pod.
 func (b bridge) check(r *plugin.Request) error {
@@ -207,7 +207,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 // checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record, and a
 // runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look at all.
 func (j *job) checkMasquerade(l layer3) error {
-	err := withHint(j.missingMasquerade(l))
+	err := withHint(j.compareMasquerade(l))
 	if plugin.Code(err) != plugin.CodeStateDiffers || err == nil || attachment.Recorded(j.r) {
 		return err
 	}
@@ -215,7 +215,7 @@ func (j *job) checkMasquerade(l layer3) error {
 	return nil
 }
 
-func (j *job) missingMasquerade(l layer3) error {
+func (j *job) compareMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
 		if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
@@ -224,50 +224,12 @@ func (j *job) missingMasquerade(l layer3) error {
 	}
 	switch m.Backend {
 	case "nftables":
-		missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
-		if err != nil {
-			return err
-		}
-		if len(missing.Sources) > 0 {
-			return differs("masquerade of %v is missing", missing.Sources)
-		}
-		if ok, err := hasMasqueradeRules(j.att.Network); err != nil || !ok {
-			return errors.Join(differs("the nftables rules that masquerade network %s are missing", j.att.Network), err)
-		}
-		if len(missing.Local) > 0 {
-			return differs("the exception from masquerade for %v is missing", missing.Local)
-		}
+		return compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
 			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {
 				return err
 			}
-		}
-	}
-	return nil
-}
-
-func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
-	addresses = slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return a.Addr().Is4() != is4 })
-	if len(addresses) == 0 {
-		return nil
-	}
-	nat, err := iptables.Read(is4)
-	if err != nil {
-		return err
-	}
-	chain := masqueradeChain(j.att.Key)
-	for _, a := range addresses {
-		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
-			return differs("iptables masquerade of %s is missing", a.Addr())
-		}
-		if len(nat.Rules(chain, "-d "+a.Masked().String()+" ", "-j ACCEPT")) == 0 {
-			return differs("the exception from iptables masquerade for %s is missing", a.Masked())
-		}
-	}
-	for _, p := range j.cfg.Masquerade.of(j.cfg.Masquerade.Except) {
-		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
-			return differs("the exception from iptables masquerade for %s is missing", p)
 		}
 	}
 	return nil

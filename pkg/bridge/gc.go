@@ -26,13 +26,13 @@ func (b bridge) gc(r *plugin.Request) error {
 	}
 	for hash := range gc.Unreadable() {
 		// The addresses go back with the other leases that are nobody's.
-		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), delGuardOf(attachment.HostVeth(hash))))
+		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), delGuardOf(host, attachment.HostVeth(hash))))
 	}
 	err = gc.Err()
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
 		err = errors.Join(err, b.ipam.GC(r, t))
 	}
-	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
+	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log, attachment.Waiting))
 	return err
 }
 

@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"log/slog"
 	"slices"
 
@@ -34,49 +33,48 @@ func (j *job) guard(g *Guard) error {
 	if g == nil {
 		return nil
 	}
-	has, err := hasGuards(j.host)
+	err := compareGuards(j.host)
+	if isDifferent(err) {
+		return repairGuards(j.host, j.r.Log, attachment.Waiting, *g)
+	}
 	if err != nil {
 		return err
 	}
-	if has {
-		return ensureGuard(j.host, *g)
-	}
-	return restoreGuards(j.host, j.r.Log, attachment.Waiting, *g)
+	return ensureGuard(j.host, *g)
 }
 
-// restoreGuards writes the rules, the guards of all recorded attachments and those of more, if any of them is missing.
-func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
+// repairGuards writes the rules, the guards of all recorded attachments and those of more, if any of them is missing.
+func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
 		return locks.Tolerate(err)
 	}
 	defer unlock()
-	records, err := attachment.AllOf("bridge")
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	if err != nil {
 		return err
 	}
 	var written, unfinished []Guard // an ADD that runs may not have set its guard yet
-	for _, rec := range records {
-		var st state
-		if json.Unmarshal(rec.State, &st) != nil || st.Guard == nil {
-			continue
-		}
-		if st.Unfinished {
-			unfinished = append(unfinished, *st.Guard)
-		} else {
-			written = append(written, *st.Guard)
+	for _, pod := range pods {
+		switch {
+		case pod.State.Guard == nil:
+		case pod.State.Unfinished:
+			unfinished = append(unfinished, *pod.State.Guard)
+		default:
+			written = append(written, *pod.State.Guard)
 		}
 	}
-	if len(written)+len(more) == 0 {
+	wanted := slices.Concat(written, more)
+	if len(wanted) == 0 {
 		return nil
 	}
-	if lacks, err := lacksGuards(host, slices.Concat(written, more)); err != nil || !lacks {
+	if err := compareGuards(host, wanted...); !isDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	return SetGuards(slices.Concat(written, unfinished, more))
+	return SetGuards(append(wanted, unfinished...))
 }
 
 // unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.
@@ -106,5 +104,5 @@ func (j *job) checkGuard(g *Guard) error {
 			return err
 		}
 	}
-	return checkGuard(j.host, *g)
+	return compareGuards(j.host, *g)
 }

@@ -31,29 +31,30 @@ const (
 
 type guardRules struct {
 	nft.Ruleset
-	macs, four, six *nftables.Set
+	sets map[string]*nftables.Set
+}
+
+// guardSet is a set of the table, with the fields of its key behind the name of the port.
+type guardSet struct {
+	name string
+	key  []nftables.SetDatatype
+}
+
+func guardSets() []guardSet {
+	return []guardSet{{"mac_ports", nil}, {"macs", []nftables.SetDatatype{nftables.TypeEtherAddr}}, {"ports", nil},
+		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
 // buildGuards writes the rules, which are static, and returns the sets by name: a port is an element of the sets.
 func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
-	sets = map[string]*nftables.Set{}
-	g := guardRules{Ruleset: nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink())}
-	var macPorts, ports *nftables.Set
-	for _, s := range []struct {
-		name string
-		into **nftables.Set
-		key  []nftables.SetDatatype
-	}{
-		{"mac_ports", &macPorts, nil}, {"macs", &g.macs, []nftables.SetDatatype{nftables.TypeEtherAddr}}, {"ports", &ports, nil},
-		{"addresses4", &g.four, []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", &g.six, []nftables.SetDatatype{nftables.TypeIP6Addr}},
-	} {
-		if *s.into, err = g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
+	g := guardRules{nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink()), map[string]*nftables.Set{}}
+	for _, s := range guardSets() {
+		if g.sets[s.name], err = g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
 			return nil, err
 		}
-		sets[s.name] = *s.into
 	}
 	mac, arp, ip, ip6, all := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
-	g.Rule(mac, slices.Concat(g.not(etherSource(), g.macs), nft.Drop())...)
+	g.Rule(mac, slices.Concat(g.not(etherSource(), "macs"), nft.Drop())...)
 	for _, to := range []struct {
 		kind  uint16
 		chain *nftables.Chain
@@ -66,12 +67,12 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	g.ip6(ip6)
 	base := g.Chain("prerouting", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
-		set   *nftables.Set
+		set   string
 		chain *nftables.Chain
-	}{{macPorts, mac}, {ports, all}} {
-		g.Rule(base, inputLink(), &expr.Lookup{SourceRegister: regLink, SetName: to.set.Name, SetID: to.set.ID}, &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
+	}{{"mac_ports", mac}, {"ports", all}} {
+		g.Rule(base, inputLink(), g.lookup(to.set, false), &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
-	return sets, g.Mark(guardSchema)
+	return g.sets, g.Mark(guardSchema)
 }
 
 func inputLink() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
@@ -85,14 +86,18 @@ func etherType() expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
 }
 
+func (g guardRules) lookup(set string, invert bool) expr.Any {
+	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.sets[set].ID, Invert: invert}
+}
+
 // of matches what a port may use: value is in the set together with the port's name.
-func (g guardRules) of(value expr.Any, set *nftables.Set) []expr.Any {
-	return []expr.Any{inputLink(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID}}
+func (g guardRules) of(value expr.Any, set string) []expr.Any {
+	return []expr.Any{inputLink(), value, g.lookup(set, false)}
 }
 
 // not is the opposite of of.
-func (g guardRules) not(value expr.Any, set *nftables.Set) []expr.Any {
-	return []expr.Any{inputLink(), value, &expr.Lookup{SourceRegister: regLink, SetName: set.Name, SetID: set.ID, Invert: true}}
+func (g guardRules) not(value expr.Any, set string) []expr.Any {
+	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
 // at loads a part of the network header behind the interface name.
@@ -101,8 +106,8 @@ func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, l
 // arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
 func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
-	g.Rule(chain, slices.Concat(g.not(at(8, 6), g.macs), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(14, 4), g.four), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.not(at(8, 6), "macs"), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(14, 4), "addresses4"), nft.Accept())...)
 	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
@@ -119,7 +124,7 @@ func transport(offset, length uint32) expr.Any {
 // ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
 func (g guardRules) ip(chain *nftables.Chain) {
 	g.Rule(chain, slices.Concat(udp(67, 68), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(source4, 4), g.four), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.of(at(source4, 4), "addresses4"), nft.Accept())...)
 	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
@@ -149,8 +154,8 @@ func (g guardRules) ip6(chain *nftables.Chain) {
 	}
 	g.Rule(chain, slices.Concat(udp(547, 546), nft.Drop())...)
 	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, g.six), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(source6, 16), g.six), nft.Accept())...)
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, "addresses6"), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.of(at(source6, 16), "addresses6"), nft.Accept())...)
 	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
 		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), nft.Accept())...)
 	}

@@ -7,12 +7,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 )
@@ -49,62 +47,50 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// hasGuards reports whether the rules of guards are there, all of them and in this version.
-func hasGuards(host *kernel.Node) (bool, error) {
+// compareGuards returns nil if the kernel has the rules, all of them and in this version, and the entries of the guards; otherwise an error of
+// plugin.CodeStateDiffers that names a missing part.
+func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
-		return false, err
+		return err
 	}
-	ok, err := t.Marked(guardSchema)
-	return ok, needBridgeFamily(err)
-}
-
-// lacksGuards reports whether the rules or an entry of the guards is missing.
-func lacksGuards(host *kernel.Node, guards []Guard) (bool, error) {
-	if has, err := hasGuards(host); err != nil || !has {
-		return !has && err == nil, err
+	if ok, err := t.Marked(guardSchema); err != nil {
+		return needBridgeFamily(err)
+	} else if !ok {
+		return differs("nftables rules of table bridge %s are missing", nft.GuardTable)
 	}
-	t, err := host.NFT.Open(nft.GuardTable)
-	if err != nil {
-		return false, err
-	}
-	for _, g := range guards {
-		want, err := g.elements()
-		if err != nil {
-			return false, err
-		}
-		if has, err := t.Existing(want); err != nil || len(has) < len(want) {
-			return err == nil, err
-		}
-	}
-	return false, nil
-}
-
-// SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
-func SetGuards(guards []Guard) error {
-	bySet := map[string][]nftables.SetElement{}
 	for _, g := range guards {
 		elements, err := g.elements()
 		if err != nil {
 			return err
 		}
-		for _, e := range elements {
-			bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, Comment: e.Comment})
+		missing, err := t.Missing(elements)
+		if err != nil {
+			return err
 		}
+		if len(missing) > 0 {
+			return differs("the guard of %s misses an entry in nftables set %s", g.Link, missing[0].Set)
+		}
+	}
+	return nil
+}
+
+// SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
+func SetGuards(guards []Guard) error {
+	var all []nft.Element
+	for _, g := range guards {
+		elements, err := g.elements()
+		if err != nil {
+			return err
+		}
+		all = append(all, elements...)
 	}
 	return needBridgeFamily(nft.Build("nft set table bridge "+nft.GuardTable, func(c *nftables.Conn) error {
 		sets, err := buildGuards(c)
 		if err != nil {
 			return err
 		}
-		for name, elements := range bySet {
-			for some := range slices.Chunk(elements, nft.MaxElements) {
-				if err := c.SetAddElements(sets[name], some); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
+		return addElements(c, sets, all)
 	}))
 }
 
@@ -137,7 +123,7 @@ func needBridgeFamily(err error) error {
 	return err
 }
 
-// delGuard takes the guard of a port away; what is not there is no error.
+// delGuard takes the guard of a port away; it is a no-op if the guard is missing.
 func delGuard(host *kernel.Node, g Guard) error {
 	elements, err := g.elements()
 	if err != nil {
@@ -155,49 +141,22 @@ func delGuard(host *kernel.Node, g Guard) error {
 }
 
 // delGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
-func delGuardOf(link string) error {
-	if ok, err := nft.HasTable(nft.GuardTable); err != nil || !ok {
-		return err
-	}
-	conn, err := nft.New()
-	if err != nil {
-		return err
-	}
-	sets, err := conn.GetSets(nft.TableOf(nft.GuardTable).Netlink())
-	found := 0
-	for _, set := range sets {
-		elements, e := conn.GetSetElements(set)
-		err = errors.Join(err, e)
-		elements = slices.DeleteFunc(elements, func(e nftables.SetElement) bool { return !bytes.HasPrefix(e.Key, nft.IfName(link)) })
-		if found += len(elements); len(elements) > 0 {
-			err = errors.Join(err, conn.SetDeleteElements(set, elements))
-		}
-	}
-	if err != nil || found == 0 {
-		return err
-	}
-	return fault.Change("nft delete guard of "+link, conn.Flush)
-}
-
-// checkGuard returns nil when the guard is whole, else an error of plugin.CodeStateDiffers.
-func checkGuard(host *kernel.Node, g Guard) error {
-	elements, err := g.elements()
-	if err != nil {
-		return err
-	}
+func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
-		return err
+		return nft.IgnoreUnsupported(err)
 	}
-	if ok, err := t.Marked(guardSchema); err != nil || !ok {
-		return errors.Join(differs("nftables rules of table bridge %s are missing", nft.GuardTable), err)
-	}
-	for _, e := range elements {
-		if _, ok, err := t.Get(e); err != nil {
-			return err
-		} else if !ok {
-			return differs("the guard of %s misses an entry in nftables set %s", g.Link, e.Set)
+	var found []nft.Element
+	for _, set := range guardSets() {
+		elements, err := t.List(set.name)
+		if err != nil {
+			return nft.IgnoreUnsupported(err)
+		}
+		for _, e := range elements {
+			if bytes.HasPrefix(e.Key, nft.IfName(link)) {
+				found = append(found, e)
+			}
 		}
 	}
-	return nil
+	return t.Apply("nft delete guard of "+link, nft.Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: found})
 }

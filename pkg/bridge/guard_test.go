@@ -19,7 +19,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -315,7 +314,7 @@ func TestGCLeavesRunningADD(t *testing.T) {
 					err = json.Unmarshal(rec.State, &st)
 				}
 			}
-			if err := errors.Join(err, kernel.WithHost(func(host *kernel.Node) error { return delGuard(host, *st.Guard) })); err != nil {
+			if err := errors.Join(err, delGuard(l.host(), *st.Guard)); err != nil {
 				t.Fatal(err)
 			}
 			if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {

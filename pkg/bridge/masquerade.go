@@ -4,16 +4,13 @@ package bridge
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reference"
 )
 
 // Masquerade is what a network gives the node's address when it leaves the network.
@@ -77,13 +74,12 @@ func (m Masquerade) text() string {
 // records of all attachments, when the configuration has changed, when subnets overlap, and after somebody flushed the rules.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.text()
-	want := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared)
-	missing, err := missingMasquerade(j.host, want)
+	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
 	if err != nil {
 		return err
 	}
 	if noted, _ := j.att.Noted(masqueraded); noted == config && missing.empty() {
-		if ok, err := hasMasqueradeRules(j.att.Network); err != nil || ok {
+		if ok, err := hasMasqueradeRules(j.host, j.att.Network); err != nil || ok {
 			return err
 		}
 	}
@@ -92,16 +88,16 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		return err
 	}
 	defer unlock()
-	whole, err := hasMasquerade(j.host, j.att.Network)
-	if err != nil {
-		return err
-	}
-	if noted, _ := j.att.Noted(masqueraded); noted == config && whole {
-		if err := addMasquerade(j.host, missing); !isExist(err) {
+	if noted, _ := j.att.Noted(masqueraded); noted == config {
+		err := compareMasquerade(j.host, MasqueradeSets{Network: j.att.Network, Local: multicast()})
+		if err == nil {
+			err = addMasquerade(j.host, missing)
+		}
+		if !isDifferent(err) && !isExist(err) {
 			return err
 		}
 	}
-	all, _, err := allMasquerade(j.att.Network, j.cfg.Masquerade)
+	pods, err := attachment.States[state](attachment.List(j.att.Network, "bridge"))
 	if err != nil {
 		return err
 	}
@@ -109,37 +105,49 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err := j.att.Note(masqueraded, ""); err != nil {
 		return err
 	}
+	all, _ := wantedMasquerade(j.att.Network, j.cfg.Masquerade, pods)
 	if err := SetMasquerade(all); err != nil {
 		return err
 	}
 	return j.att.Note(masqueraded, config)
 }
 
-// allMasquerade returns what all attachments of a network need, and what those of them have that are added whole.
-func allMasquerade(network string, cfg Masquerade) (all, written MasqueradeSets, err error) {
+// repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is not
+// missing.
+func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
+	var m Masquerade
+	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
+		return nil
+	}
+	all, written := wantedMasquerade(att.Network, m, pods)
+	if len(written.Sources) == 0 {
+		return nil
+	}
+	written.Local = append(written.Local, multicast()...)
+	if err := compareMasquerade(host, written); !isDifferent(err) {
+		return err
+	}
+	log.Info("masquerade is missing and is restored from the records")
+	return SetMasquerade(all)
+}
+
+// wantedMasquerade returns what all pods of a network need, and what those of them need that are added whole.
+func wantedMasquerade(network string, cfg Masquerade, pods []attachment.Of[state]) (all, written MasqueradeSets) {
 	all.Network, written.Network = network, network
-	records, err := attachment.List(network, "bridge")
-	if err != nil {
-		return all, written, err
-	}
-	add := func(to *MasqueradeSets, m MasqueradeSets) {
-		to.Sources, to.Local = append(to.Sources, m.Sources...), append(to.Local, m.Local...)
-	}
-	for _, rec := range records {
-		var st state
-		if json.Unmarshal(rec.State, &st) != nil || st.Masquerade != "nftables" {
+	for _, pod := range pods {
+		if pod.State.Masquerade != "nftables" {
 			continue
 		}
-		m := nftMasquerade(network, cfg, st.Addresses, st.Shared)
-		add(&all, m)
-		if !st.Unfinished {
-			add(&written, m)
+		m := nftMasquerade(network, cfg, pod.State.Addresses, pod.State.Shared)
+		all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
+		if !pod.State.Unfinished {
+			written.Sources, written.Local = append(written.Sources, m.Sources...), append(written.Local, m.Local...)
 		}
 	}
 	for _, m := range []*MasqueradeSets{&all, &written} {
 		m.Sources, m.Local = unique(m.Sources), unique(m.Local) // pods share subnets
 	}
-	return all, written, nil
+	return all, written
 }
 
 func unique(prefixes []netip.Prefix) []netip.Prefix {
@@ -182,62 +190,4 @@ func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) erro
 	st.Masquerade = ""
 	att.Resave(*st)
 	return nil
-}
-
-// The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
-func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
-
-func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
-	for _, is4 := range []bool{true, false} {
-		lines := masqueradeLines(key, is4, addresses, except)
-		if len(lines) == 0 {
-			continue
-		}
-		if err := replaceMasquerade(key, is4, lines); err != nil {
-			return withHint(err)
-		}
-	}
-	return nil
-}
-
-func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
-	table, err := iptables.Open(is4, true)
-	if err != nil {
-		return err
-	}
-	defer table.Close()
-	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
-}
-
-// withHint says what to do about a missing program.
-func withHint(err error) error {
-	var program *iptables.MissingProgram
-	if errors.As(err, &program) {
-		return plugin.WithHint(err, "install iptables, or use the nftables backend, which needs no program")
-	}
-	return err
-}
-
-func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {
-	chain := masqueradeChain(key)
-	comment := `-m comment --comment ` + iptables.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
-	lines := []string{":" + chain + " - [0:0]"}
-	var jumps []string
-	for _, a := range addresses {
-		if a.Addr().Is4() == is4 {
-			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
-			jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
-		}
-	}
-	if len(jumps) == 0 {
-		return nil
-	}
-	for _, p := range except {
-		if p.Addr().Is4() == is4 {
-			lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, p, comment))
-		}
-	}
-	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
-	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
-	return append(lines, jumps...)
 }

@@ -29,37 +29,43 @@ type MasqueradeSets struct {
 }
 
 // multicast is never masqueraded: a receiver has no way to answer (RFC 1112, RFC 4291).
-var multicast = [...]string{"224.0.0.0/4", "ff00::/8"}
+func multicast() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
+}
 
 func (m MasqueradeSets) name() string {
 	sum := sha512.Sum512([]byte(m.Network))
 	return hex.EncodeToString(sum[:8])
 }
 
-func setName(kind, name string, is4 bool) string {
-	if is4 {
-		return kind + "4-" + name
-	}
-	return kind + "6-" + name
+func (m MasqueradeSets) setName(kind string, is4 bool) string {
+	return kind + nft.Digit(is4) + "-" + m.name()
 }
+
+func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
 // empty reports whether there is nothing in it.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// addMasquerade adds what missingMasquerade returned to a network that hasMasquerade. unix.EEXIST: a prefix overlaps with one that
+// elements returns the intervals of the sets.
+func (m MasqueradeSets) elements() (out []nft.Element) {
+	for _, p := range m.Sources {
+		out = append(out, interval(m.setName("pods", p.Addr().Is4()), p)...)
+	}
+	for _, p := range m.Local {
+		out = append(out, interval(m.setName("local", p.Addr().Is4()), p)...)
+	}
+	return out
+}
+
+// addMasquerade adds what missingMasquerade returned to a network whose chain and sets are there. unix.EEXIST: a prefix overlaps with one that
 // is there, and SetMasquerade must write all of them.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return err
 	}
-	var elements []nft.Element
-	for _, s := range m.sets() {
-		for _, p := range s.prefixes {
-			elements = append(elements, interval(setName(s.kind, m.name(), p.Addr().Is4()), p)...)
-		}
-	}
-	if err := t.Add(elements); err != nil {
+	if err := t.Add(m.elements()); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) {
 			return unix.EEXIST
 		}
@@ -77,65 +83,70 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Build("nft set masquerade of network "+m.Network, m.build)
 }
 
-// hasMasquerade reports whether the network's chain, with its rules, and sets are there.
-func hasMasquerade(host *kernel.Node, network string) (bool, error) {
-	missing, err := missingMasquerade(host, MasqueradeSets{Network: network, Local: MasqueradeSets{}.multicast()})
-	if err != nil || !missing.empty() {
-		return false, err
+// compareMasquerade returns nil if the network masquerades m, otherwise an error of plugin.CodeStateDiffers that names a missing part.
+func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
+	missing, err := missingMasquerade(host, m)
+	if err != nil {
+		return err
 	}
-	return hasMasqueradeRules(network)
+	if len(missing.Sources) > 0 {
+		return differs("masquerade of %v is missing", missing.Sources)
+	}
+	if ok, err := hasMasqueradeRules(host, m.Network); err != nil {
+		return err
+	} else if !ok {
+		return differs("the nftables rules that masquerade network %s are missing", m.Network)
+	}
+	if len(missing.Local) > 0 {
+		return differs("the exception from masquerade for %v is missing", missing.Local)
+	}
+	return nil
 }
 
 // hasMasqueradeRules reports whether the network's chain has its rules, one for each family.
-func hasMasqueradeRules(network string) (bool, error) {
-	table := nft.TableOf(nft.MasqueradeTable).Netlink()
-	found, err := nft.CountRules(table, MasqueradeSets{Network: network}.chain(table).Name)
-	return found[0] >= 2, err
+func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
+	t, err := host.NFT.Open(nft.MasqueradeTable)
+	if err != nil {
+		return false, err
+	}
+	rules, err := t.Rules(nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: MasqueradeSets{Network: network}.chainName()})
+	return len(rules) >= 2, err
 }
 
 // missingMasquerade returns the part of m that the kernel lacks.
 func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, error) {
 	missing := MasqueradeSets{Network: m.Network}
 	t, err := host.NFT.Open(nft.MasqueradeTable)
-	if err != nil {
-		return missing, err
+	if err == nil {
+		missing.Sources, err = m.missing(t, "pods", m.Sources)
 	}
-	for i, s := range m.sets() {
-		into := []*[]netip.Prefix{&missing.Sources, &missing.Local}[i]
-		for _, p := range s.prefixes {
-			ok, err := covers(t, setName(s.kind, m.name(), p.Addr().Is4()), p)
-			if err != nil {
-				return missing, err
-			}
-			if !ok {
-				*into = append(*into, p)
-			}
+	if err == nil {
+		missing.Local, err = m.missing(t, "local", m.Local)
+	}
+	return missing, err
+}
+
+func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Prefix) (missing []netip.Prefix, err error) {
+	for _, p := range prefixes {
+		ok, err := covers(t, m.setName(kind, p.Addr().Is4()), p)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			missing = append(missing, p)
 		}
 	}
 	return missing, nil
 }
 
-type masqueradeSet struct {
-	kind     string
-	prefixes []netip.Prefix
-}
-
-func (m MasqueradeSets) sets() [2]masqueradeSet {
-	return [...]masqueradeSet{{"pods", m.Sources}, {"local", m.Local}}
-}
-
 // covers tells whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
 // around it.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
-	last := p.Masked().Addr().AsSlice()
-	for bit := p.Bits(); bit < len(last)*8; bit++ {
-		last[bit/8] |= 1 << (7 - bit%8)
-	}
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
 	if err != nil || !ok {
 		return false, err
 	}
-	end, ok, err := t.Get(nft.Element{Set: set, Key: last})
+	end, ok, err := t.Get(nft.Element{Set: set, Key: last(p).AsSlice()})
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
@@ -150,7 +161,7 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	}
 	var errs []error
 	for _, p := range m.Sources {
-		elements := interval(setName("pods", m.name(), p.Addr().Is4()), p)
+		elements := interval(m.setName("pods", p.Addr().Is4()), p)
 		_, ok, err := t.Get(elements[0])
 		if ok && err == nil {
 			err = t.Delete(elements)
@@ -193,28 +204,27 @@ func interval(set string, p netip.Prefix) []nft.Element {
 	return out
 }
 
-// after returns the address behind a prefix; invalid when the prefix reaches the end of the address space.
-func after(p netip.Prefix) netip.Addr {
+// last returns the last address of a prefix.
+func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
-	for bit := p.Bits() - 1; bit >= 0; bit-- {
-		mask := byte(1) << (7 - bit%8)
-		b[bit/8] ^= mask
-		if b[bit/8]&mask != 0 {
-			addr, _ := netip.AddrFromSlice(b)
-			return addr
-		}
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
 	}
-	return netip.Addr{}
+	addr, _ := netip.AddrFromSlice(b)
+	return addr
 }
+
+// after returns the address behind a prefix; invalid when the prefix reaches the end of the address space.
+func after(p netip.Prefix) netip.Addr { return last(p).Next() }
 
 func (m MasqueradeSets) chain(table *nftables.Table) *nftables.Chain {
 	policy := nftables.ChainPolicyAccept
-	return &nftables.Chain{Table: table, Name: "network-" + m.name(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+	return &nftables.Chain{Table: table, Name: m.chainName(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
 		Priority: nftables.ChainPriorityNATSource, Policy: &policy}
 }
 
 func (m MasqueradeSets) set(table *nftables.Table, kind string, is4 bool) *nftables.Set {
-	s := &nftables.Set{Table: table, Name: setName(kind, m.name(), is4), KeyType: nftables.TypeIPAddr, Interval: true}
+	s := &nftables.Set{Table: table, Name: m.setName(kind, is4), KeyType: nftables.TypeIPAddr, Interval: true}
 	if !is4 {
 		s.KeyType = nftables.TypeIP6Addr
 	}
@@ -228,22 +238,35 @@ func (m MasqueradeSets) build(c *nftables.Conn) error {
 	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
 	chain := c.AddChain(m.chain(table))
 	c.FlushChain(chain)
-	m.Local = append(m.multicast(), m.Local...)
+	sets := map[string]*nftables.Set{}
 	for _, is4 := range []bool{true, false} {
-		var sets []*nftables.Set
-		for _, s := range m.sets() {
-			set := m.set(table, s.kind, is4)
-			sets = append(sets, set)
+		pods, local := m.set(table, "pods", is4), m.set(table, "local", is4)
+		for _, set := range []*nftables.Set{pods, local} {
 			if err := c.AddSet(set, nil); err != nil {
 				return err
 			}
 			c.FlushSet(set)
-			if err := c.SetAddElements(set, setElements(set.Name, is4, distinct(s.prefixes))); err != nil {
+			sets[set.Name] = set
+		}
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, pods, local),
+			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
+	}
+	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
+	return addElements(c, sets, m.elements())
+}
+
+// addElements adds elements to the sets of a table that is being built, in messages that fit.
+func addElements(c *nftables.Conn, sets map[string]*nftables.Set, elements []nft.Element) error {
+	bySet := map[string][]nftables.SetElement{}
+	for _, e := range elements {
+		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd, Comment: e.Comment})
+	}
+	for name, all := range bySet {
+		for some := range slices.Chunk(all, nft.MaxElements) {
+			if err := c.SetAddElements(sets[name], some); err != nil {
 				return err
 			}
 		}
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, sets[0], sets[1]),
-			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
 	}
 	return nil
 }
@@ -255,23 +278,6 @@ func distinct(prefixes []netip.Prefix) []netip.Prefix {
 		inside := func(o netip.Prefix) bool { return o.Bits() < p.Bits() && o.Overlaps(p) }
 		if !slices.ContainsFunc(prefixes, inside) && !slices.Contains(prefixes[:i], p) {
 			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func (m MasqueradeSets) multicast() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix(multicast[0]), netip.MustParsePrefix(multicast[1])}
-}
-
-func setElements(set string, is4 bool, prefixes []netip.Prefix) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, p := range prefixes {
-		if p.Addr().Is4() != is4 {
-			continue
-		}
-		for _, e := range interval(set, p) {
-			out = append(out, nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd})
 		}
 	}
 	return out

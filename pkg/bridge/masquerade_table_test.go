@@ -21,7 +21,7 @@ import (
 func inSet(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
-	for _, line := range kerneltest.Records(t, "nft element inet "+nft.MasqueradeTable+" "+setName(kind, MasqueradeSets{Network: network}.name(), is4)+" ") {
+	for _, line := range kerneltest.Records(t, "nft element inet "+nft.MasqueradeTable+" "+MasqueradeSets{Network: network}.setName(kind, is4)+" ") {
 		_, key, _ := strings.Cut(line, "{1:")
 		key, _, _ = strings.Cut(key, "}")
 		mark := "~"
@@ -92,9 +92,7 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	m := all[len(all)-1]
 	missing, err := missingMasquerade(h, m)
 	mustDo(t, err)
-	has, err := hasMasquerade(h, m.Network)
-	mustDo(t, err)
-	if has {
+	if compareMasquerade(h, MasqueradeSets{Network: m.Network, Local: multicast()}) == nil {
 		if err := addMasquerade(h, missing); !isExist(err) {
 			mustDo(t, err)
 			return

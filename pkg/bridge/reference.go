@@ -21,7 +21,7 @@ import (
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	err := errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), asReference(key).Remove(),
-		delGuardOf(key.HostVeth()))
+		delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
 		err = b.giveBack(r, object)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -114,7 +113,7 @@ func TestStatusWithoutPods(t *testing.T) {
 	}
 	l.OK(l.Call("STATUS", ""))
 	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{}))
-	if err := kernel.WithHost(func(host *kernel.Node) error { return Restore(host, slog.Default()) }); err != nil {
+	if err := Restore(l.host(), slog.Default(), attachment.Waiting); err != nil {
 		t.Error(err)
 	}
 	if out, err := exec.Command("nft", "list", "tables").Output(); err != nil || len(out) > 0 {

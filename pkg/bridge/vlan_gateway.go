@@ -3,7 +3,9 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -59,6 +61,34 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 
 func rulesOf(bridge, link kernel.Link) VLANGateway {
 	return VLANGateway{Bridge: bridge.Name, Link: link.Name, MAC: link.MAC}
+}
+
+// gatewayLink returns the name of the link that carries the gateway addresses of the pod's VLAN, "" for none.
+func (st state) gatewayLink() string {
+	if st.VLANs.ID == 0 || len(st.Gateways) == 0 {
+		return ""
+	}
+	return vlanGateway(st.Bridge, st.VLANs.ID)
+}
+
+// repairVLANGateways writes the rules of the gateways that the pods of VLANs have.
+func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
+	var errs []error
+	seen := map[string]bool{"": true}
+	for _, pod := range pods {
+		name := pod.State.gatewayLink()
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		link, ok, err := host.Link(name)
+		if rules := rulesOf(kernel.Link{Name: pod.State.Bridge}, link); err == nil && ok && isDifferent(compareVLANGateway(host, rules)) {
+			log.Info("the rules of a VLAN's gateway are missing and are restored from the records", "gateway", name)
+			err = EnsureVLANGateway(host, rules)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // portOf returns the other end of a veth pair of the node.
@@ -138,7 +168,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if has, want := j.onGateway(bridge, has), j.gatewayVLANs(); has.String() != want.String() {
 		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
 	}
-	return link, checkVLANGateway(j.host, rulesOf(bridge, link))
+	return link, compareVLANGateway(j.host, rulesOf(bridge, link))
 }
 
 // neighbours returns the ports of the bridge that share the VLAN of a gateway link, that of the gateway itself left out.

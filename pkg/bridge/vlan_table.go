@@ -62,7 +62,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	missing, err := lacksVLAN(t, g)
+	missing, err := t.Missing(g.elements())
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
@@ -76,32 +76,21 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
 }
 
-// checkVLANGateway returns nil when the rules are there or cannot be, else an error of plugin.CodeStateDiffers.
-func checkVLANGateway(host *kernel.Node, g VLANGateway) error {
+// compareVLANGateway returns nil if the rules are there or cannot be, otherwise an error of plugin.CodeStateDiffers.
+func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	missing, err := lacksVLAN(t, g)
-	if err == nil && len(missing) > 0 {
-		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
-	}
+	missing, err := t.Missing(g.elements())
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
+	}
+	if len(missing) > 0 {
+		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
 	}
 	if ok, err := t.Marked(vlanSchema); err != nil || ok {
 		return err
 	}
 	return differs("nftables rules of table inet %s are missing", nft.VLANTable)
-}
-
-func lacksVLAN(t *nft.Handle, g VLANGateway) (missing []nft.Element, err error) {
-	for _, e := range g.elements() {
-		if _, ok, err := t.Get(e); err != nil {
-			return nil, err
-		} else if !ok {
-			missing = append(missing, e)
-		}
-	}
-	return missing, nil
 }

@@ -50,7 +50,7 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	defer host.Close()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := errors.Join(bridge.Restore(host, log), portmap.Restore(host, log), bandwidth.Restore(host, log)); err != nil {
+	if err := errors.Join(bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log), bandwidth.Restore(host, log)); err != nil {
 		return err
 	}
 	records, err := attachment.All()

@@ -226,6 +226,17 @@ func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	return found, err
 }
 
+// Missing returns those of the elements that are not there.
+func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
+	all, err := t.Find(elements)
+	for i, e := range all {
+		if e == nil {
+			missing = append(missing, elements[i])
+		}
+	}
+	return missing, err
+}
+
 // Delete takes the elements out, all or none. unix.ENOENT: one is missing.
 func (t *Handle) Delete(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table), Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})

@@ -10,9 +10,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"golang.org/x/sys/unix"
-
-	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Ruleset writes a table of rules that are made once a node.
@@ -165,21 +162,3 @@ func BigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
 // Native returns a number in the byte order of the machine.
 func Native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-
-// CountRules counts the rules of chains; those of a missing chain are none.
-func CountRules(table *nftables.Table, chains ...string) ([]int, error) {
-	found := make([]int, len(chains))
-	conn, err := New(nftables.AsLasting())
-	if err != nil {
-		return found, err
-	}
-	defer func() { _ = conn.CloseLasting() }()
-	for i, chain := range chains {
-		rules, err := conn.GetRules(table, &nftables.Chain{Name: chain, Table: table})
-		if err := fault.Ignore(err, unix.ENOENT); err != nil {
-			return found, err
-		}
-		found[i] = len(rules)
-	}
-	return found, nil
-}
