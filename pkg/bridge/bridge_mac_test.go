@@ -164,46 +164,48 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 // network is an address that an admin set.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
-		t.Run(name, func(t *testing.T) {
-			l := foreignLab(t, name, keys...)
-			delPort := addPort(t, name)
-			stays := l.other()
-			a := stays.add("stays")
-			gateways := []string{"10.60.0.1", "fd00:60::1"}
-			if len(a.result.IPs) == 0 {
-				gateways = []string{"10.68.0.1"}
-				with := func(prefix string) func(netlink.Link) error {
-					return func(link netlink.Link) error { return addAddress(link, prefix) }
-				}
-				if err := errors.Join(onHost(name, with("10.68.0.1/24")), stays.inPod("eth0", with("10.68.0.2/24"))); err != nil {
-					t.Fatal(err)
-				}
+		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
+	}
+}
+
+func testGatewayReached(t *testing.T, name string, keys []any) {
+	l := foreignLab(t, name, keys...)
+	delPort := addPort(t, name)
+	stays := l.other()
+	a := stays.add("stays")
+	gateways := []string{"10.60.0.1", "fd00:60::1"}
+	if len(a.result.IPs) == 0 {
+		gateways = []string{"10.68.0.1"}
+		with := func(prefix string) func(netlink.Link) error {
+			return func(link netlink.Link) error { return addAddress(link, prefix) }
+		}
+		if err := errors.Join(onHost(name, with("10.68.0.1/24")), stays.inPod("eth0", with("10.68.0.2/24"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop := make(chan struct{})
+	var running sync.WaitGroup
+	for _, gateway := range gateways {
+		port := echo(t, gateway)
+		running.Go(func() {
+			if answered, lost, err := exchange(stays.Pod, net.JoinHostPort(gateway, port), stop); lost > 0 || answered == 0 || err != nil {
+				t.Errorf("gateway %s: %d packets answered, %d lost, %v", gateway, answered, lost, err)
 			}
-			stop := make(chan struct{})
-			var running sync.WaitGroup
-			for _, gateway := range gateways {
-				port := echo(t, gateway)
-				running.Go(func() {
-					if answered, lost, err := exchange(stays.Pod, net.JoinHostPort(gateway, port), stop); lost > 0 || answered == 0 || err != nil {
-						t.Errorf("gateway %s: %d packets answered, %d lost, %v", gateway, answered, lost, err)
-					}
-				})
-			}
-			for i := range 20 {
-				if i == 10 {
-					delPort()
-				}
-				other, id := l.other(), fmt.Sprint("pod", i)
-				other.add(id)
-				if i%2 == 1 {
-					l.OK(other.Call("DEL", id))
-				}
-			}
-			close(stop)
-			running.Wait()
-			l.OK(a.check())
 		})
 	}
+	for i := range 20 {
+		if i == 10 {
+			delPort()
+		}
+		other, id := l.other(), fmt.Sprint("pod", i)
+		other.add(id)
+		if i%2 == 1 {
+			l.OK(other.Call("DEL", id))
+		}
+	}
+	close(stop)
+	running.Wait()
+	l.OK(a.check())
 }
 
 // TestCheckSeesChangedGatewayMAC (C-61): a pod that sends to the former MAC of its gateway is cut off. One that remembers none, or the new one, is

@@ -232,41 +232,43 @@ func TestGCAgain(t *testing.T) {
 // an address does not look.
 func TestShortPool(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
-		t.Run(backend, func(t *testing.T) {
-			if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
-				t.Skip("SKIPPED: no iptables program")
-			}
-			l := newLab(t, "name", "short-"+backend, "bridge", "bts-"+backend[:4], "ipMasqBackend", backend, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/29"}}}})
-			alive := l.add("alive")
-			lost := []string{"lost1", "lost2", "lost3"}
-			for _, id := range lost {
-				gone := l
-				gone.Pod = kerneltest.NewPod(t)
-				gone.OK(gone.Call("ADD", id))
-				if err := gone.Pod.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			next := l
-			next.Pod = kerneltest.NewPod(t)
-			next.add("fits")
-			if left := l.recorded(lost...); left != 3 {
-				t.Errorf("an ADD that found an address collected: %d records of 3 are left", left)
-			}
-			next.Pod = kerneltest.NewPod(t)
-			last := next.add("last")
-			l.OK(last.check())
-			l.OK(alive.check())
-			if left := l.recorded(lost...); left != 0 {
-				t.Errorf("%d records of pods that are gone are left", left)
-			}
-			if backend == "iptables" {
-				rules, err := exec.Command("iptables", "-t", "nat", "-S").Output()
-				if err != nil || strings.Contains(string(rules), "lost") || !strings.Contains(string(rules), "alive") {
-					t.Errorf("%v\n%s", err, rules)
-				}
-			}
-		})
+		t.Run(backend, func(t *testing.T) { testShortPool(t, backend) })
+	}
+}
+
+func testShortPool(t *testing.T, backend string) {
+	if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
+		t.Skip("SKIPPED: no iptables program")
+	}
+	l := newLab(t, "name", "short-"+backend, "bridge", "bts-"+backend[:4], "ipMasqBackend", backend, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/29"}}}})
+	alive := l.add("alive")
+	lost := []string{"lost1", "lost2", "lost3"}
+	for _, id := range lost {
+		gone := l
+		gone.Pod = kerneltest.NewPod(t)
+		gone.OK(gone.Call("ADD", id))
+		if err := gone.Pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := l
+	next.Pod = kerneltest.NewPod(t)
+	next.add("fits")
+	if left := l.recorded(lost...); left != 3 {
+		t.Errorf("an ADD that found an address collected: %d records of 3 are left", left)
+	}
+	next.Pod = kerneltest.NewPod(t)
+	last := next.add("last")
+	l.OK(last.check())
+	l.OK(alive.check())
+	if left := l.recorded(lost...); left != 0 {
+		t.Errorf("%d records of pods that are gone are left", left)
+	}
+	if backend == "iptables" {
+		rules, err := exec.Command("iptables", "-t", "nat", "-S").Output()
+		if err != nil || strings.Contains(string(rules), "lost") || !strings.Contains(string(rules), "alive") {
+			t.Errorf("%v\n%s", err, rules)
+		}
 	}
 }
 

@@ -292,34 +292,36 @@ func TestPodTakesNoRoutes(t *testing.T) {
 // TestGCLeavesRunningADD: an ADD that has not set its guard and masquerade yet has lost nothing.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
-		t.Run(backend, func(t *testing.T) {
-			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
-				t.Skip("SKIPPED: iptables is not installed")
-			}
-			l := bareLab(t, "name", "runs", "bridge", "btrun", "ipam", hostLocal("10.77.0.0/24"), "antiSpoof", true, "ipMasqBackend", backend)
-			l.withoutBridge()
-			valid := []any{}
-			for _, id := range []string{"a", "b"} {
-				l.other().add(id)
-				valid = append(valid, object{"containerID": id, "ifname": "eth0"})
-			}
-			unfinish(t, l, "b")
-			var st state
-			records, err := attachment.List("runs", "bridge")
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, rec := range records {
-				if rec.ContainerID == "b" {
-					err = json.Unmarshal(rec.State, &st)
-				}
-			}
-			if err := errors.Join(err, delGuard(l.host(), *st.Guard)); err != nil {
-				t.Fatal(err)
-			}
-			if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
-				t.Errorf("nobody flushed anything: %s", log)
-			}
-		})
+		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })
+	}
+}
+
+func testGCLeavesRunningADD(t *testing.T, backend string) {
+	if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := bareLab(t, "name", "runs", "bridge", "btrun", "ipam", hostLocal("10.77.0.0/24"), "antiSpoof", true, "ipMasqBackend", backend)
+	l.withoutBridge()
+	valid := []any{}
+	for _, id := range []string{"a", "b"} {
+		l.other().add(id)
+		valid = append(valid, object{"containerID": id, "ifname": "eth0"})
+	}
+	unfinish(t, l, "b")
+	var st state
+	records, err := attachment.List("runs", "bridge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rec := range records {
+		if rec.ContainerID == "b" {
+			err = json.Unmarshal(rec.State, &st)
+		}
+	}
+	if err := errors.Join(err, delGuard(l.host(), *st.Guard)); err != nil {
+		t.Fatal(err)
+	}
+	if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
+		t.Errorf("nobody flushed anything: %s", log)
 	}
 }

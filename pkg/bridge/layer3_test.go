@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,18 +211,8 @@ func FuzzPlanLayer3(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, answer []byte, gateway, defaultGateway bool) {
 		var from types100.Result
-		if json.Unmarshal(answer, &from) != nil {
+		if json.Unmarshal(answer, &from) != nil || slices.Contains(from.IPs, nil) || slices.Contains(from.Routes, nil) {
 			return
-		}
-		for _, ip := range from.IPs {
-			if ip == nil {
-				return
-			}
-		}
-		for _, r := range from.Routes {
-			if r == nil {
-				return
-			}
 		}
 		l, err := planLayer3(Config{Gateway: gateway, DefaultGateway: defaultGateway}, &from)
 		if err != nil {

@@ -121,36 +121,38 @@ func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{
 		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},
 	} {
-		t.Run(what, func(t *testing.T) {
-			l := newLab(t)
-			a := l.add("a")
-			if err := l.inPod("eth0", netlink.LinkDel); err != nil {
-				t.Fatal(err)
-			}
-			for _, ip := range a.result.IPs {
-				if err := os.Remove("/var/lib/cni/networks/net/" + ip.Address.IP.String()); err != nil {
-					t.Fatal(err)
-				}
-			}
-			prev := l.attachAsReference("a", "10.60.0.77")
-			if c.gone {
-				if err := l.Pod.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if c.noResult {
-				l.OK(l.Call("DEL", "a", "cniVersion", "0.3.1"))
-			} else {
-				l.OK(l.Call("DEL", "a", "prevResult", prev))
-			}
-			if !c.gone {
-				if _, err := ifIndex(l, "eth0"); err == nil {
-					t.Error("the pod has eth0")
-				}
-			}
-			if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(leases(t)) > 0 || l.recorded("a") > 0 {
-				t.Errorf("left %q, leases %v, %d records", rules, leases(t), l.recorded("a"))
-			}
-		})
+		t.Run(what, func(t *testing.T) { testDelOfSuccessor(t, c.gone, c.noResult) })
+	}
+}
+
+func testDelOfSuccessor(t *testing.T, gone, noResult bool) {
+	l := newLab(t)
+	a := l.add("a")
+	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range a.result.IPs {
+		if err := os.Remove("/var/lib/cni/networks/net/" + ip.Address.IP.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prev := l.attachAsReference("a", "10.60.0.77")
+	if gone {
+		if err := l.Pod.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if noResult {
+		l.OK(l.Call("DEL", "a", "cniVersion", "0.3.1"))
+	} else {
+		l.OK(l.Call("DEL", "a", "prevResult", prev))
+	}
+	if !gone {
+		if _, err := ifIndex(l, "eth0"); err == nil {
+			t.Error("the pod has eth0")
+		}
+	}
+	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) > 0 || len(leases(t)) > 0 || l.recorded("a") > 0 {
+		t.Errorf("left %q, leases %v, %d records", rules, leases(t), l.recorded("a"))
 	}
 }

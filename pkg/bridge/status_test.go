@@ -36,45 +36,49 @@ func TestStatusRestores(t *testing.T) {
 		"guards":     {[]any{"antiSpoof", true, "ipMasq", false}, tables("bridge podlace_guard")},
 		"VLAN":       {[]any{"vlan", 5, "ipMasq", false}, tables("inet podlace_vlan")},
 	} {
-		t.Run(what, func(t *testing.T) {
-			if what == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
-				t.Skip("SKIPPED: iptables is not installed")
-			}
-			bridge := "btst" + what[:2]
-			l := bareLab(t, append([]any{"name", "restores" + what, "bridge", bridge, "ipam", hostLocal("10.73.0.0/24")}, c.keys...)...)
-			if o := l.Call("STATUS", ""); what == "VLAN" && o.Exit != 0 {
-				t.Skip("SKIPPED: the kernel has no VLAN filtering")
-			}
-			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
-			if o := l.OK(l.Call("ADD", "first")); strings.Contains(o.Log, "restored") {
-				t.Errorf("the first pod restores something: %s", o.Log)
-			}
-			l.OK(l.Call("DEL", "first"))
-			a := l.add("a")
-			l.OK(a.check())
-			gc := func() outcome {
-				return l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
-			}
-			for _, flush := range c.flushes {
-				for verb, restore := range map[string]func() outcome{"STATUS": func() outcome { return l.Call("STATUS", "") }, "GC": gc} {
-					if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
-						t.Fatalf("%s: %v %s", flush, err, out)
-					}
-					for range 2 {
-						l.Fails(a.check(), plugin.CodeStateDiffers, "")
-					}
-					if o := l.OK(restore()); !strings.Contains(o.Log, "restored from the records") {
-						t.Errorf("%s after %s does not log it: %s", verb, flush, o.Log)
-					}
-					if o := a.check(); o.Exit != 0 {
-						t.Errorf("%s, then %s: CHECK: %s", flush, verb, o.Stdout)
-					}
-					if o := l.OK(restore()); strings.Contains(o.Log, "restored") {
-						t.Errorf("the next %s restores what is in place: %s", verb, o.Log)
-					}
-				}
-			}
-		})
+		t.Run(what, func(t *testing.T) { testStatusRestores(t, what, c.keys, c.flushes) })
+	}
+}
+
+func testStatusRestores(t *testing.T, what string, keys []any, flushes []string) {
+	if what == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	bridge := "btst" + what[:2]
+	l := bareLab(t, append([]any{"name", "restores" + what, "bridge", bridge, "ipam", hostLocal("10.73.0.0/24")}, keys...)...)
+	if o := l.Call("STATUS", ""); what == "VLAN" && o.Exit != 0 {
+		t.Skip("SKIPPED: the kernel has no VLAN filtering")
+	}
+	t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+	if o := l.OK(l.Call("ADD", "first")); strings.Contains(o.Log, "restored") {
+		t.Errorf("the first pod restores something: %s", o.Log)
+	}
+	l.OK(l.Call("DEL", "first"))
+	a := l.add("a")
+	l.OK(a.check())
+	for _, flush := range flushes {
+		a.restoredBy("STATUS", flush)
+		a.restoredBy("GC", flush, "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
+	}
+}
+
+// restoredBy wants a verb to restore what a command flushes.
+func (a attached) restoredBy(verb, flush string, keys ...any) {
+	a.Helper()
+	if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
+		a.Fatalf("%s: %v %s", flush, err, out)
+	}
+	for range 2 {
+		a.Fails(a.check(), plugin.CodeStateDiffers, "")
+	}
+	if o := a.OK(a.Call(verb, "", keys...)); !strings.Contains(o.Log, "restored from the records") {
+		a.Errorf("%s after %s does not log it: %s", verb, flush, o.Log)
+	}
+	if o := a.check(); o.Exit != 0 {
+		a.Errorf("%s, then %s: CHECK: %s", flush, verb, o.Stdout)
+	}
+	if o := a.OK(a.Call(verb, "", keys...)); strings.Contains(o.Log, "restored") {
+		a.Errorf("the next %s restores what is in place: %s", verb, o.Log)
 	}
 }
 

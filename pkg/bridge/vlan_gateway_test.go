@@ -70,14 +70,7 @@ func testVLANGateway(t *testing.T, bridged string) {
 			t.Errorf("%s: %s", vlan, got)
 		}
 	}
-	for _, address := range []string{"10.78.0.1", "10.79.0.1", "[fd00:78::1]", "[fd00:79::1]"} {
-		node, err := net.Listen("tcp", address+":7080")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer node.Close()
-		go answerAll(node, "node")
-	}
+	l.answersOn("10.78.0.1:7080", "10.79.0.1:7080", "[fd00:78::1]:7080", "[fd00:79::1]:7080")
 	d.serve("tcp", ":8080")
 	b.serve("tcp", ":8080")
 	for _, address := range []string{"10.78.0.1:7080", "[fd00:78::1]:7080"} {
@@ -100,6 +93,19 @@ func testVLANGateway(t *testing.T, bridged string) {
 	// A DEL leaves the gateway to the others.
 	l.OK(b.Call("DEL", "b"))
 	l.OK(a.check())
+}
+
+// answersOn lets the node answer on TCP addresses until the end of the test.
+func (l lab) answersOn(addresses ...string) {
+	l.Helper()
+	for _, address := range addresses {
+		node, err := net.Listen("tcp", address)
+		if err != nil {
+			l.Fatal(err)
+		}
+		l.Cleanup(func() { node.Close() })
+		go answerAll(node, "node")
+	}
 }
 
 // setBridged lets rules of the IP families see bridged packets, or not, until the end of the test.
