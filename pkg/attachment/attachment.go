@@ -332,6 +332,32 @@ func parse(data []byte) (Record, error) {
 	return rec, nil
 }
 
+// ReferenceHash returns the hexadecimal hash from which the reference plugins make the names of chains and devices:
+// SHA-512 of network and container ID. They leave the interface name out, so that a second interface of one container clashes;
+// here it counts for interfaces other than eth0.
+func (k Key) ReferenceHash() string {
+	text := k.Network + k.ContainerID
+	if k.IfName != "eth0" {
+		text += k.IfName
+	}
+	sum := sha512.Sum512([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// ReferenceHashes are the hashes in the names of what may be left of an attachment that has no record: the reference's for any
+// interface, and ours for interfaces other than eth0. The reference's is not among them while eth0 of the container has a record of the
+// plugin: then it is eth0's.
+func (k Key) ReferenceHashes(plugin string) []string {
+	eth0 := Key{k.Network, k.ContainerID, "eth0"}
+	if k == eth0 {
+		return []string{k.ReferenceHash()}
+	}
+	if _, err := os.Stat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil {
+		return []string{k.ReferenceHash()}
+	}
+	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
+}
+
 // MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 

@@ -24,21 +24,24 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// TestNames pins what nodes hold by now: a new version must find what an old one made.
+// TestNames pins what nodes hold by now: a new version must find what an old one made. The reference hash is SHA-512 of network and
+// container ID, as sha512sum(1) prints it.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key       Key
 		hash      string
 		host, pod string
+		reference string
 		offset    int64
 	}{
-		{Key{"podlace", "0123456789abcdef", "eth0"}, "2b16eae4e550402d", "fe:62:c4:f3:f9:e1", "b2:c5:e2:f1:f9:1b", 6105145428952464572},
-		{Key{"podlace", "0123456789abcdef", "net1"}, "b22cfeee77b59b11", "56:12:58:ef:8d:5f", "7a:ea:fc:b3:49:40", 7897649962870447949},
+		{Key{"podlace", "0123456789abcdef", "eth0"}, "2b16eae4e550402d", "fe:62:c4:f3:f9:e1", "b2:c5:e2:f1:f9:1b", "46d35c6a9e0ed75882799dbb49474a1d", 6105145428952464572},
+		{Key{"podlace", "0123456789abcdef", "net1"}, "b22cfeee77b59b11", "56:12:58:ef:8d:5f", "7a:ea:fc:b3:49:40", "d954c4bcd4c878d7cbde9680e222f222", 7897649962870447949},
 	} {
-		got := []any{c.key.Hash(), c.key.HostVeth(), c.key.MAC("host").String(), c.key.MAC("pod").String(), c.key.offset()}
-		want := []any{c.hash, "veth" + c.hash[:11], c.host, c.pod, c.offset}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%+v:\n%s", c.key, diff)
+		ref := c.key.ReferenceHash()
+		got := []any{c.key.Hash(), c.key.HostVeth(), c.key.MAC("host").String(), c.key.MAC("pod").String(), ref[:32], c.key.offset()}
+		want := []any{c.hash, "veth" + c.hash[:11], c.host, c.pod, c.reference, c.offset}
+		if diff := cmp.Diff(want, got); diff != "" || len(ref) != 128 {
+			t.Errorf("%+v, %d digits:\n%s", c.key, len(ref), diff)
 		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reference"
 )
 
 const pluginName = "bandwidth"
@@ -39,8 +38,10 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
+const devicePrefix = "bwp"
+
 // ifbName is the reference's, so that the reference plugin removes the device after a rollback.
-func ifbName(key attachment.Key) string { return reference.Bandwidth(reference.Of(key)).Devices()[0] }
+func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (*types100.Result, error) {
 	cfg, err := Parse(r)

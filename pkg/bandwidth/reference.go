@@ -7,13 +7,13 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/reference"
 )
 
 // delUnrecorded takes away the limits of an attachment without a record: the reference plugin made them, or the record is lost. The device
@@ -22,7 +22,8 @@ func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	asked := err != nil || !cfg.none()
 	var devices []string
-	for _, name := range reference.Bandwidth(reference.Unrecorded(attachment.KeyOf(r), r.Plugin)).Devices() {
+	for _, hash := range attachment.KeyOf(r).ReferenceHashes(r.Plugin) {
+		name := devicePrefix + hash[:12]
 		if asked || r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == name }) {
 			devices = append(devices, name)
 		}
@@ -97,7 +98,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
 	for _, p := range pairs {
-		if p.To.Kind != "ifb" || !reference.IsDevice(p.To.Name) {
+		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
 		if taken, err := claimedDevice(p.To.Name); taken || err != nil { // the record's lock guards it

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestNames compares the names of chains and devices with those of the reference's own functions, and pins what nodes hold: a new version must
+// TestNames compares the names of chains with those of the reference's own functions, and pins what nodes hold: a new version must
 // find what an old one made.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
@@ -23,15 +23,15 @@ func TestNames(t *testing.T) {
 	} {
 		network, id := c.key.Network, c.key.ContainerID
 		of := Of(c.key)
-		got := []string{Bridge(of).Chain(), Portmap(of).Chain(), Bandwidth(of).Devices()[0]}
-		want := []string{"CNI-" + c.digits[:24], "CNI-DN-" + c.digits[:21], "bwp" + c.digits[:12]}
+		got := []string{Bridge(of).Chain(), Portmap(of).Chain()}
+		want := []string{"CNI-" + c.digits[:24], "CNI-DN-" + c.digits[:21]}
 		if !slices.Equal(got, want) || len(of.Hashes) != 1 || len(of.Hashes[0]) != 128 {
 			t.Errorf("%v: %q, want %q", c.key, got, want)
 		}
 		of = Of(KeyOf(c.key))
-		got = []string{Bridge(of).Chain(), Portmap(of).Chain(), Portmap(of).chains()["CNI-HOSTPORT-SNAT"][0], Bandwidth(of).Devices()[0], Bridge(of).commentPrefix()}
+		got = []string{Bridge(of).Chain(), Portmap(of).Chain(), Portmap(of).chains()["CNI-HOSTPORT-SNAT"][0], Bridge(of).commentPrefix()}
 		want = []string{utils.FormatChainName(network, id), utils.MustFormatChainNameWithPrefix(network, id, "DN-"),
-			utils.MustFormatChainNameWithPrefix(network, id, "SN-"), utils.MustFormatHashWithPrefix(15, "bwp", network+id),
+			utils.MustFormatChainNameWithPrefix(network, id, "SN-"),
 			utils.MustFormatHashWithPrefix(16, "", network) + "-" + utils.MustFormatHashWithPrefix(16, "", "eth0:"+id)}
 		if !slices.Equal(got, want) {
 			t.Errorf("%v: %q, the reference has %q", c.key, got, want)

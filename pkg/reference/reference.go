@@ -12,61 +12,41 @@
 //	portmap    chain CNI-SN-H[:21] in nat, and jumps to it from CNI-HOSTPORT-SNAT                        to 0.6
 //	portmap    rules in tables ip and ip6 cni_hostport, in whatever chain, whose comment is the
 //	           container ID. Chain hostip_hostports is of versions before 1.9.0                          from 1.6.0
-//	bandwidth  link bwpH[:12]                                                                            all versions
+//	bandwidth  link bwpH[:12], which pkg/bandwidth removes                                               all versions
 package reference
 
 import (
 	"crypto/sha512"
 	"encoding/hex"
 	"net/netip"
-	"os"
-	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// Attachment is an attachment as the reference plugins name it. Each plugin has a type of its own for it: Bridge, Portmap, Bandwidth.
+// Attachment is an attachment as the reference plugins name it. Bridge and Portmap are what the plugins of these names have of it.
 type Attachment struct {
 	attachment.Key
-	// Hashes begin the names of chains and devices. The first is that of the key; there may be a second one, of the reference.
+	// Hashes begin the names of chains. The first is that of the key; there may be a second one, of the reference.
 	Hashes []string
 	// Addresses tell attachments of one container apart where the reference does not; without any, all of the container's are meant.
 	Addresses []netip.Addr
 }
 
 // Of returns an attachment under the names that Podlace gives it. For eth0 they are the reference's.
-func Of(key attachment.Key) Attachment { return Attachment{Key: key, Hashes: []string{hash(key)}} }
-
-// Unrecorded returns an attachment that has no record of a plugin, under all names that may be left of it: the reference's for any interface,
-// and ours for interfaces other than eth0. The reference's is not among them while eth0 of the container has a record of the plugin: then it
-// is eth0's.
-func Unrecorded(key attachment.Key, plugin string) Attachment {
-	a, eth0 := Of(key), KeyOf(key)
-	if key == eth0 {
-		return a
-	}
-	if _, err := os.Stat(attachment.Record{Key: eth0, Plugin: plugin}.Path()); err != nil {
-		a.Hashes = append(a.Hashes, hash(eth0))
-	}
-	return a
+func Of(key attachment.Key) Attachment {
+	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// KeyOf returns the key by which the reference names the chains and devices of an attachment: that of eth0, whatever its interface is.
+// Unrecorded returns an attachment that has no record of a plugin, under all names that may be left of it.
+func Unrecorded(key attachment.Key, plugin string) Attachment {
+	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
+}
+
+// KeyOf returns the key by which the reference names the chains of an attachment: that of eth0, whatever its interface is.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key
-}
-
-// hash returns the hexadecimal hash from which the names of chains and devices are made: SHA-512 of network and container ID. The reference
-// leaves the interface name out, so that a second interface of one container clashes; here it counts for interfaces other than eth0.
-func hash(key attachment.Key) string {
-	text := key.Network + key.ContainerID
-	if key.IfName != "eth0" {
-		text += key.IfName
-	}
-	sum := sha512.Sum512([]byte(text))
-	return hex.EncodeToString(sum[:])
 }
 
 // names appends a part of each hash to a prefix.
@@ -92,14 +72,3 @@ func Backend(named string) string {
 	}
 	return "nftables"
 }
-
-// Bandwidth is what the reference's bandwidth has of an attachment. Its devices are removed by DEL of bandwidth.
-type Bandwidth Attachment
-
-const devicePrefix = "bwp"
-
-// Devices returns the names of the devices for the egress limit.
-func (b Bandwidth) Devices() []string { return names(b.Hashes, devicePrefix, 12) }
-
-// IsDevice reports whether a name is one that the reference gives devices for egress limits.
-func IsDevice(name string) bool { return strings.HasPrefix(name, devicePrefix) }
