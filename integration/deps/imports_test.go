@@ -61,6 +61,7 @@ func only() map[string][]string {
 		module + "pkg/cli":               {"plugins/podlace"},
 		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
+		"github.com/coreos/go-iptables":  {"pkg/iptables"},
 		"github.com/spf13/cobra":         {"pkg/cli"},
 
 		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.
@@ -169,7 +170,8 @@ func TestOnly(t *testing.T) {
 // TestGivenPackages: of the reference's modules production uses exactly this, each in one place.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
-		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin", // opens the namespaces of pods
+		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
+		"github.com/coreos/go-iptables/iptables":        "pkg/iptables", // reads chains in CHECK
 	}
 	used := map[string]bool{}
 	for pkg, list := range imports(t) {

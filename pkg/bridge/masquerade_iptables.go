@@ -78,11 +78,11 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	nat, err := iptables.Read(is4)
+	chain := masqueradeChain(j.att.Key)
+	nat, err := iptables.List(is4, "POSTROUTING", chain)
 	if err != nil {
 		return err
 	}
-	chain := masqueradeChain(j.att.Key)
 	for _, a := range addresses {
 		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
 			return differs("iptables masquerade of %s is missing", a.Addr())

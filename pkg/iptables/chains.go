@@ -101,9 +101,6 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// ReadLegacy reads the nat table of the older xtables: one process.
-func ReadLegacy(is4 bool) (NAT, error) { return read(legacyProgram(is4), nil) }
-
 // RemoveLegacy removes the chains from the older xtables where those have a nat table, in both families.
 func (c Chains) RemoveLegacy() error {
 	var errs []error

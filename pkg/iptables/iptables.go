@@ -88,7 +88,7 @@ func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
 func open(program string, wait bool) (*Edit, error) {
 	e, most := &Edit{program: program}, time.Duration(0)
 	if wait {
-		e.wait, most = []string{"-w", xtablesWait}, store.NodeLockTimeout
+		e.wait, most = []string{"-w", fmt.Sprint(xtablesWait)}, store.NodeLockTimeout
 	}
 	var err error
 	if e.dir, err = store.Make(store.Root, 0o700); err != nil {

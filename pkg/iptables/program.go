@@ -16,14 +16,18 @@ import (
 // timeout is how long a process may take, and xtablesWait (seconds) how much of that it waits for the xtables lock.
 const (
 	timeout     = 20 * time.Second
-	xtablesWait = "10"
+	xtablesWait = 10
 )
 
 // folders are searched for the programs, not PATH: a runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// exitBusy is the exit status for a resource problem (iptables(8)): the xtables lock was not to be had.
-const exitBusy = 4
+// Exit statuses (iptables(8)): exitBusy is for a resource problem, such as an xtables lock that was not to be had. With exitNoChain the chain to
+// list does not exist; what iptables-nft says then depends on its version.
+const (
+	exitNoChain = 1
+	exitBusy    = 4
+)
 
 // MissingProgram is the error when a program is not installed.
 type MissingProgram struct{ Name string }

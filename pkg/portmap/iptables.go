@@ -334,7 +334,7 @@ func checkIPTables(key attachment.Key, ports []kernel.HostPort) error {
 		if len(own) == 0 {
 			continue
 		}
-		nat, err := iptables.Read(is4)
+		nat, err := iptables.List(is4, "PREROUTING", "OUTPUT", dnatChain, podChain(key), markChain, "POSTROUTING", masqChain)
 		if err != nil {
 			return withHint(err)
 		}

@@ -96,7 +96,7 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	if !iptables.LegacyUsed(address.Is4()) {
 		return false, nil
 	}
-	nat, err := iptables.ReadLegacy(address.Is4())
+	nat, err := iptables.ListLegacy(address.Is4(), postrouting)
 	return slices.ContainsFunc(chains, func(chain string) bool {
 		return len(nat.Rules(postrouting, "-s "+address.String()+"/", "-j "+chain+" ")) > 0
 	}), err

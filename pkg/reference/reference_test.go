@@ -140,7 +140,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
 	nat := func() []string {
 		t.Helper()
-		now, err := iptables.ReadLegacy(true)
+		now, err := iptables.ListLegacy(true, "POSTROUTING", HostportChain, "CNI-HOSTPORT-SNAT", Bridge(ref).Chain(), Portmap(ref).Chain(), Portmap(ref).chains()["CNI-HOSTPORT-SNAT"][0])
 		mustDo(t, err)
 		var lines []string
 		for chain, own := range now {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"github.com/podlace/podlace/pkg/child"
+)
+
+// List reads chains of the nat table. A chain that does not exist is not in the result. It starts one process for each chain and one more, so it
+// is for CHECK alone.
+func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
+
+// ListLegacy is List for the older xtables.
+func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
+
+func listBy(program string, chains []string) (NAT, error) {
+	path, err := lookPath(program)
+	if err != nil {
+		return nil, err
+	}
+	return listWithin(timeout, path, chains)
+}
+
+// listWithin bounds all processes together: the library bounds only the wait for the lock of xtables. A process that hangs outlives the bound;
+// it holds no lock of Podlace and changes nothing.
+func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
+	done := make(chan struct{})
+	var nat NAT
+	var err error
+	go func() {
+		defer close(done)
+		nat, err = list(path, chains)
+	}()
+	select {
+	case <-done:
+		return nat, err
+	case <-time.After(most):
+		return nil, busyError{fmt.Errorf("%s: %w", path, child.ErrTimeout)}
+	}
+}
+
+func list(path string, chains []string) (NAT, error) {
+	for _, variable := range os.Environ() { // the library passes the environment on, which names the program's modules
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "XTABLES_") {
+			os.Unsetenv(name)
+		}
+	}
+	table, err := iptables.New(iptables.Path(path), iptables.Timeout(xtablesWait))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	nat := NAT{}
+	for _, chain := range chains {
+		lines, err := table.List("nat", chain)
+		var exit *iptables.Error
+		if errors.As(err, &exit) && exit.ExitStatus() == exitNoChain {
+			continue
+		}
+		if err != nil && exit != nil && exit.ExitStatus() == exitBusy {
+			return nil, busyError{err}
+		}
+		if err != nil {
+			return nil, err
+		}
+		nat[chain] = nil
+		for _, line := range lines {
+			if strings.HasPrefix(line, "-A ") {
+				nat[chain] = append(nat[chain], line+" ")
+			}
+		}
+	}
+	return nat, nil
+}
