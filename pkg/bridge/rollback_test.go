@@ -4,15 +4,19 @@ package bridge
 
 import (
 	"encoding/json"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/ip"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 )
@@ -146,5 +150,41 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 		if left > 0 {
 			forget.loseRecord()
 		}
+	}
+}
+
+// TestIPTablesMasqueradeOfTheReference compares the rules of iptables with those that the reference's own function writes: a rollback leaves ours.
+func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.9.0.2/24"), netip.MustParsePrefix("fd00::2/64")}
+	var nets []*net.IPNet
+	for _, a := range addresses {
+		nets = append(nets, &net.IPNet{IP: a.Addr().AsSlice(), Mask: kernel.IPNet(a).Mask})
+	}
+	backend, of := "iptables", key("net", "a")
+	chain := masqueradeChain(of)
+	written := func(write func() error) (tables []iptables.NAT) {
+		if err := write(); err != nil {
+			t.Fatal(err)
+		}
+		for _, is4 := range []bool{true, false} {
+			nat, err := iptables.List(is4, "POSTROUTING", chain)
+			if err != nil {
+				t.Fatal(err)
+			}
+			nat["POSTROUTING"] = nat.Rules("POSTROUTING", chain)
+			tables = append(tables, nat)
+		}
+		if err := iptables.RemoveChain("POSTROUTING", chain); err != nil {
+			t.Fatal(err)
+		}
+		return tables
+	}
+	want := written(func() error { return ip.SetupIPMasqForNetworks(&backend, nets, of.Network, of.IfName, of.ContainerID) })
+	got := written(func() error { return masqueradeByIPTables(of, addresses, nil) })
+	if diff := cmp.Diff(want, got); diff != "" || len(want[0][chain]) != 2 {
+		t.Error(diff)
 	}
 }
