@@ -381,5 +381,3 @@ func checkShadows(t *nft.Handle, h HostPorts, other func(owner string) (string, 
 	}
 	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), OwnerName(found[0].Comment))
 }
-
-func isExist(err error) bool { return errors.Is(err, unix.EEXIST) }
