@@ -3,6 +3,9 @@
 // Package bridge connects a pod to a Linux bridge by a veth pair, with addresses from the IPAM plugin that the configuration names.
 //
 // The node side of an attachment is described by its record: DEL needs nothing but network, container ID and interface name.
+//
+// ADD applies the wanted state, which pure functions compute: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. CHECK
+// compares it with the kernel's. Restore compares what the records want, and writes what is missing after a flush.
 package bridge
 
 import (
@@ -191,8 +194,8 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if exists {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the container is attached already, by %s, in another namespace", j.att.HostVeth()),
-			"call DEL first")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken,
+			"the container is attached already, by %s, in another namespace", j.att.HostVeth()), "call DEL first")
 	}
 	if recorded {
 		return b.clear(j, st)
@@ -257,7 +260,8 @@ func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
 	as.Config = ipam.WithKey(r.Config, "ipam", object)
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
 		// Where nobody can be asked any more, a pod that can never be deleted helps nobody.
-		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead", "gone", name, "asked", now)
+		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead",
+			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
 	}
 	return b.ipam.Del(&as, name)
@@ -309,7 +313,8 @@ func (c Config) supported(host *kernel.Node) error {
 		}
 	}
 	if c.Masquerade.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
-		err = errors.Join(err, plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "ipMasqBackend iptables: iptables-restore and ip6tables-restore are not installed"),
+		err = errors.Join(err, plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature,
+			"ipMasqBackend iptables: iptables-restore and ip6tables-restore are not installed"),
 			"install iptables, or set ipMasqBackend to nftables"))
 	}
 	return err

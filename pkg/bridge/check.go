@@ -61,7 +61,7 @@ func (b bridge) check(r *plugin.Request) error {
 func (j *job) own(prev *types100.Result) *types100.Result {
 	own := &types100.Result{Routes: prev.Routes}
 	for _, ip := range prev.IPs {
-		if ip.Interface == nil || *ip.Interface < 0 || *ip.Interface >= len(prev.Interfaces) || prev.Interfaces[*ip.Interface].Name == j.r.IfName {
+		if at := ip.Interface; at == nil || *at < 0 || *at >= len(prev.Interfaces) || prev.Interfaces[*at].Name == j.r.IfName {
 			own.IPs = append(own.IPs, ip)
 		}
 	}
@@ -125,7 +125,8 @@ func (j *job) checkLinks(w wiring) error {
 		return differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
 	}
 	if port := w.host.Port; port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
-		return differs("port %s has hairpin %t, isolated %t; want %t, %t", w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
+		return differs("port %s has hairpin %t, isolated %t; want %t, %t",
+			w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
 	}
 	if err := j.checkVLANs(w); err != nil {
 		return err
@@ -178,8 +179,8 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. Without an entry, or with one that it is about to verify,
-// the pod learns a new MAC by itself.
+// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. Without an entry, or with one that it is about to
+// verify, the pod learns a new MAC by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -205,10 +206,10 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 }
 
 // checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record, and a
-// runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look at all.
+// runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
-	if plugin.Code(err) != plugin.CodeStateDiffers || err == nil || attachment.Recorded(j.r) {
+	if !isDifferent(err) || attachment.Recorded(j.r) {
 		return err
 	}
 	j.r.Log.Warn("masquerade of a pod without a record of Podlace is missing", "error", err)

@@ -128,7 +128,8 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
 	if c.AntiSpoof && c.IPAM == "" {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof: needs ipam, whose addresses are those that the pod may use; without it there is macspoofchk")
+		return plugin.Errorf(plugin.CodeConfig, "antiSpoof: needs ipam, whose addresses are those that the pod may use; "+
+			"without it there is macspoofchk")
 	}
 	if c.Hairpin && c.Promisc {
 		return plugin.Errorf(plugin.CodeConfig, "hairpinMode and promiscMode exclude each other: pods would get frames twice")

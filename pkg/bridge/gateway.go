@@ -34,7 +34,10 @@ func (j *job) gateway(w wiring, l layer3) error {
 		if err := j.placeGateway(bridge, gw, l.gateways); err != nil {
 			return err
 		}
-		if err := j.awaitGateway(bridge, gw); err != nil {
+		if gw.Addr().Is4() {
+			continue
+		}
+		if err := j.awaitAddresses(&j.host.NS, bridge, gw); err != nil {
 			j.r.Log.Warn("the gateway address cannot be used; pods reach the node once it can", "gateway", gw, "bridge", bridge.Name, "error", err)
 		}
 	}
@@ -47,14 +50,6 @@ func (j *job) gateway(w wiring, l layer3) error {
 		j.reattach(w.bridge, lost)
 	}
 	return err
-}
-
-// awaitGateway waits until the node answers for a new gateway address.
-func (j *job) awaitGateway(link kernel.Link, gw netip.Prefix) error {
-	if gw.Addr().Is4() {
-		return nil
-	}
-	return j.awaitAddresses(&j.host.NS, link, gw)
 }
 
 func (j *job) forward(bridge kernel.Link, is4 bool) error {
@@ -90,7 +85,8 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	if err != nil {
 		return err
 	}
-	gone, err := j.replacedBy(bridge, gw, slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return slices.Contains(wanted, a) }))
+	others := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Prefix) bool { return slices.Contains(wanted, a) })
+	gone, err := j.replacedBy(bridge, gw, others)
 	if err != nil {
 		return err
 	}
@@ -109,8 +105,8 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns those of the other addresses that cannot stand beside a gateway address: another IPv4 address, an IPv6 address whose subnet
-// overlaps, the same address with another prefix length.
+// replacedBy returns those of the other addresses that cannot stand beside a gateway address: another IPv4 address, an IPv6 address whose
+// subnet overlaps, the same address with another prefix length.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
@@ -131,8 +127,8 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway takes an address of an earlier subnet from the bridge. The masquerade of that subnet ends too: without its text, it is written
-// anew from what the pods have.
+// removeGateway takes an address of an earlier subnet from the bridge. The masquerade of that subnet ends too: without its text, it is
+// written anew from what the pods have.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.UnnoteAll(gatewayNote(bridge, gw))); err != nil {
 		return err
@@ -159,8 +155,8 @@ func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
 			addresses, err = j.host.Addresses(link)
 		}
 		if err == nil && slices.Contains(addresses, gw) {
-			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; make the pods of the "+
-				"former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
+			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; "+
+				"make the pods of the former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
 		}
 	}
 }
@@ -173,19 +169,19 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		return err
 	}
 	if !noted {
-		return plugin.WithHint(taken, "it is not of Podlace: if nothing needs it, remove it with 'ip addr del %s dev %s'; forceAddress does that by itself",
-			old, bridge.Name)
+		return plugin.WithHint(taken, "it is not of Podlace: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
+			"forceAddress does that by itself", old, bridge.Name)
 	}
 	user, err := j.userOf(bridge, old)
 	if err != nil || user == "" {
 		return err
 	}
 	if network != j.att.Network {
-		return plugin.WithHint(taken, "it is of network %s, and %s uses it: networks with different IPv4 subnets need bridges of their own; forceAddress "+
-			"cuts its pods off", network, user)
+		return plugin.WithHint(taken, "it is of network %s, and %s uses it: networks with different IPv4 subnets need bridges of their own; "+
+			"forceAddress cuts its pods off", network, user)
 	}
-	return plugin.WithHint(taken, "the subnet was changed from %s to %s while %s uses the old one: delete the pods of the old subnet, or set forceAddress, "+
-		"which cuts them off", old.Masked(), gw.Masked(), user)
+	return plugin.WithHint(taken, "the subnet was changed from %s to %s while %s uses the old one: delete the pods of the old subnet, "+
+		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
 // userOf names a pod on the bridge that has an address in the subnet of a gateway, or a port of which nothing is known; "" when there

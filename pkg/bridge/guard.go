@@ -54,27 +54,26 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if err != nil {
 		return err
 	}
-	var written, unfinished []Guard // an ADD that runs may not have set its guard yet
-	for _, pod := range pods {
-		switch {
-		case pod.State.Guard == nil:
-		case pod.State.Unfinished:
-			unfinished = append(unfinished, *pod.State.Guard)
-		default:
-			written = append(written, *pod.State.Guard)
-		}
-	}
-	wanted := slices.Concat(written, more)
-	if len(wanted) == 0 {
+	written := guardsOf(finished(pods))
+	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if err := compareGuards(host, wanted...); !isDifferent(err) {
+	if err := compareGuards(host, slices.Concat(written, more)...); !isDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	return SetGuards(append(wanted, unfinished...))
+	return SetGuards(append(guardsOf(pods), more...))
+}
+
+func guardsOf(pods []attachment.Of[state]) (all []Guard) {
+	for _, pod := range pods {
+		if pod.State.Guard != nil {
+			all = append(all, *pod.State.Guard)
+		}
+	}
+	return all
 }
 
 // unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.

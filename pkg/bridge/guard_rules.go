@@ -53,7 +53,8 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 			return nil, err
 		}
 	}
-	mac, arp, ip, ip6, all := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
+	mac, arp, ip := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, "")
+	ip6, all := g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
 	g.Rule(mac, slices.Concat(g.not(etherSource(), "macs"), nft.Drop())...)
 	for _, to := range []struct {
 		kind  uint16
@@ -108,7 +109,8 @@ func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.not(at(8, 6), "macs"), nft.Drop())...)
 	g.Rule(chain, slices.Concat(g.of(at(14, 4), "addresses4"), nft.Accept())...)
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}, nft.Accept())...)
+	probe := []expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}
+	g.Rule(chain, slices.Concat(probe, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
@@ -143,7 +145,8 @@ const (
 )
 
 func icmp6(kind byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_ICMPV6}), transport(0, 1), nft.Equal([]byte{kind})}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_ICMPV6}),
+		transport(0, 1), nft.Equal([]byte{kind})}
 }
 
 // ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast

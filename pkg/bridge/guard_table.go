@@ -31,7 +31,8 @@ func (g Guard) elements() ([]nft.Element, error) {
 		return nil, err
 	}
 	link := nft.IfName(g.Link)
-	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: g.Owner[:min(len(g.Owner), nft.MaxComment-1)]}, {Set: "macs", Key: nft.Key(link, mac)}}
+	owner := g.Owner[:min(len(g.Owner), nft.MaxComment-1)]
+	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: owner}, {Set: "macs", Key: nft.Key(link, mac)}}
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}
@@ -47,8 +48,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// compareGuards returns nil if the kernel has the rules, all of them and in this version, and the entries of the guards; otherwise an error of
-// plugin.CodeStateDiffers that names a missing part.
+// compareGuards returns nil if the kernel has the rules, all of them and in this version, and the entries of the guards; otherwise an error
+// of plugin.CodeStateDiffers that names a missing part.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

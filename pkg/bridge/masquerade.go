@@ -105,21 +105,20 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err := j.att.Note(masqueraded, ""); err != nil {
 		return err
 	}
-	all, _ := wantedMasquerade(j.att.Network, j.cfg.Masquerade, pods)
-	if err := SetMasquerade(all); err != nil {
+	if err := SetMasquerade(wantedMasquerade(j.att.Network, j.cfg.Masquerade, pods)); err != nil {
 		return err
 	}
 	return j.att.Note(masqueraded, config)
 }
 
-// repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is not
-// missing.
+// repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is
+// not missing.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
 		return nil
 	}
-	all, written := wantedMasquerade(att.Network, m, pods)
+	written := wantedMasquerade(att.Network, m, finished(pods))
 	if len(written.Sources) == 0 {
 		return nil
 	}
@@ -128,26 +127,20 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 		return err
 	}
 	log.Info("masquerade is missing and is restored from the records")
-	return SetMasquerade(all)
+	return SetMasquerade(wantedMasquerade(att.Network, m, pods))
 }
 
-// wantedMasquerade returns what all pods of a network need, and what those of them need that are added whole.
-func wantedMasquerade(network string, cfg Masquerade, pods []attachment.Of[state]) (all, written MasqueradeSets) {
-	all.Network, written.Network = network, network
+// wantedMasquerade returns what pods of a network need.
+func wantedMasquerade(network string, cfg Masquerade, pods []attachment.Of[state]) MasqueradeSets {
+	all := MasqueradeSets{Network: network}
 	for _, pod := range pods {
-		if pod.State.Masquerade != "nftables" {
-			continue
-		}
-		m := nftMasquerade(network, cfg, pod.State.Addresses, pod.State.Shared)
-		all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
-		if !pod.State.Unfinished {
-			written.Sources, written.Local = append(written.Sources, m.Sources...), append(written.Local, m.Local...)
+		if pod.State.Masquerade == "nftables" {
+			m := nftMasquerade(network, cfg, pod.State.Addresses, pod.State.Shared)
+			all.Sources, all.Local = append(all.Sources, m.Sources...), append(all.Local, m.Local...)
 		}
 	}
-	for _, m := range []*MasqueradeSets{&all, &written} {
-		m.Sources, m.Local = unique(m.Sources), unique(m.Local) // pods share subnets
-	}
-	return all, written
+	all.Sources, all.Local = unique(all.Sources), unique(all.Local) // pods share subnets
+	return all
 }
 
 func unique(prefixes []netip.Prefix) []netip.Prefix {

@@ -103,8 +103,8 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 // for a lock.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
-	for _, pod := range pods {
-		if pod.State.Unfinished || pod.State.Masquerade != "iptables" {
+	for _, pod := range finished(pods) {
+		if pod.State.Masquerade != "iptables" {
 			continue
 		}
 		if lines := masqueradeLines(pod.Key, is4, pod.State.Addresses, pod.State.Except); len(lines) > 0 {

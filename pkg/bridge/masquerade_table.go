@@ -21,8 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// MasqueradeSets are the sets of a network: traffic from Sources to anything but Local and multicast gets the node's
-// address.
+// MasqueradeSets are the sets of a network: traffic from Sources to anything but Local and multicast gets the node's address.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
@@ -58,8 +57,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds what missingMasquerade returned to a network whose chain and sets are there. unix.EEXIST: a prefix overlaps with one that
-// is there, and SetMasquerade must write all of them.
+// addMasquerade adds what missingMasquerade returned to a network whose chain and sets are there. unix.EEXIST: a prefix overlaps with one
+// that is there, and SetMasquerade must write all of them.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -109,7 +108,8 @@ func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	rules, err := t.Rules(nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: MasqueradeSets{Network: network}.chainName()})
+	chain := MasqueradeSets{Network: network}.chainName()
+	rules, err := t.Rules(nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain})
 	return len(rules) >= 2, err
 }
 
@@ -231,9 +231,9 @@ func (m MasqueradeSets) set(table *nftables.Table, kind string, is4 bool) *nftab
 	return s
 }
 
-// build writes the table: for each network a base chain and four sets, for each family the sources that are masqueraded and the destinations that
-// never are. A packet costs one lookup for each network, however many pods there are, and a pod whose network's subnets are in the set costs no
-// change at all.
+// build writes the table: for each network a base chain and four sets, for each family the sources that are masqueraded and the
+// destinations that never are. A packet costs one lookup for each network, however many pods there are. A pod whose network's subnets are
+// in the set changes nothing.
 func (m MasqueradeSets) build(c *nftables.Conn) error {
 	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
 	chain := c.AddChain(m.chain(table))

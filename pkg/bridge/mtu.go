@@ -80,8 +80,8 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
 }
 
-// interruptedMTU returns the MTU of a bridge, or the one that a process was about to pin when it was killed between the two requests, unless an
-// admin set another since; owed reports whether there was such a process.
+// interruptedMTU returns the MTU of a bridge, or the one that a process was about to pin when it was killed between the two requests,
+// unless an admin set another since; owed reports whether there was such a process.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
 	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {

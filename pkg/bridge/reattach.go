@@ -54,8 +54,8 @@ func formerMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. A note of the network has the ifindex and the MAC of
-// the bridge: another bridge of that name is new, up as it may be.
+// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. A note of the network has the ifindex and the
+// MAC of the bridge: another bridge of that name is new, up as it may be.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -76,8 +76,8 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC sets the MAC that a bridge has: else it would follow the lowest MAC of the ports, and pods would send to the former one for seconds. A
-// bridge that a network of ours made has had its MAC set since. The reference does the same for each gateway address that it adds.
+// pinMAC sets the MAC that a bridge has: else it would follow the lowest MAC of the ports, and pods would send to the former one for
+// seconds. A bridge that a network of ours made has had its MAC set since. The reference does the same for each gateway address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil

@@ -51,6 +51,11 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	return errors.Join(errs...)
 }
 
+// finished leaves out pods whose ADD has not come to its end: it may not have made all of their rules yet.
+func finished(pods []attachment.Of[state]) []attachment.Of[state] {
+	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
+}
+
 // intact reports whether the kernel has what a pod of the network shares with others, or the network has no pod. It reads one record at
 // most. What cannot be read counts as intact.
 func intact(host *kernel.Node, network string) bool {
@@ -62,11 +67,8 @@ func intact(host *kernel.Node, network string) bool {
 	if st.Guard != nil && isDifferent(compareGuards(host)) {
 		return false
 	}
-	if name := st.gatewayLink(); name != "" {
-		link, ok, err := host.Link(name)
-		if err == nil && ok && isDifferent(compareVLANGateway(host, rulesOf(kernel.Link{Name: st.Bridge}, link))) {
-			return false
-		}
+	if _, lost, _ := st.lostGateway(host); lost {
+		return false
 	}
 	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
 		if isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {

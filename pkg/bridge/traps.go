@@ -40,8 +40,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	}
 	if ipam.Type(raw.IPAM) == "" {
 		if len(keys) > 0 {
-			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Text: "no effect without ipam: the pod gets no address, the bridge becomes " +
-				"no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
+			found = append(found, plugin.Finding{Key: strings.Join(keys, ", "), Text: "no effect without ipam: the pod gets no address, " +
+				"the bridge becomes no gateway, and nothing is masqueraded; name an IPAM plugin, such as host-local"})
 		}
 		return found
 	}
@@ -53,26 +53,27 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 		name = defaultBridge
 	}
 	own := []string{name, fmt.Sprintf("%s.%d", name, raw.Vlan)}
-	return append(found, overlaps(pods, slices.DeleteFunc(slices.Clone(node), func(s kernel.Subnet) bool { return slices.Contains(own, s.Link) }))...)
+	others := slices.DeleteFunc(slices.Clone(node), func(s kernel.Subnet) bool { return slices.Contains(own, s.Link) })
+	return append(found, overlaps(pods, others)...)
 }
 
-// overlaps compares the subnets of the pods with those that other links lead to. A larger subnet behind a router is no clash: the route to the
-// pods wins, as it shall where the router knows the pods of all nodes.
+// overlaps compares the subnets of the pods with those that other links lead to. A larger subnet behind a router is no clash: the route to
+// the pods wins, as it shall where the router knows the pods of all nodes.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
 			if !pod.Overlaps(other.Prefix) || other.Via.IsValid() && other.Prefix.Bits() < pod.Bits() {
 				continue
 			}
-			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address reach "+
-				"only one of the two links; connections and hostPorts to the other time out; choose another subnet", pod, other)})
+			found = append(found, plugin.Finding{Key: "ipam", Text: fmt.Sprintf("the pods' subnet %s overlaps %s: packets for a shared address "+
+				"reach only one of the two links; connections and hostPorts to the other time out; choose another subnet", pod, other)})
 		}
 	}
 	return found
 }
 
-// logTraps logs the findings once for each bridge that is made, and each subnet that comes to it. Without ipam nothing tells that a bridge of
-// somebody else is new to the network: a note does.
+// logTraps logs the findings once for each bridge that is made, and each subnet that comes to it. Without ipam nothing tells that a bridge
+// of somebody else is new to the network: a note does.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))

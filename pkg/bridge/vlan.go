@@ -48,15 +48,17 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 		}
 	}
 	if at, both := entry[raw.Vlan]; both {
-		return plugin.Errorf(plugin.CodeConfig, "vlan %d is in vlanTrunk[%d] as well: a pod gets a VLAN either without tags or with", raw.Vlan, at)
+		return plugin.Errorf(plugin.CodeConfig, "vlan %d is in vlanTrunk[%d] as well: a pod gets a VLAN either without tags or with",
+			raw.Vlan, at)
 	}
 	if c.AntiSpoof && len(v.Trunk) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: what has a tag is dropped; macspoofchk goes with vlanTrunk")
+		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: what has a tag is dropped; "+
+			"macspoofchk goes with vlanTrunk")
 	}
 	c.VLANs = v
 	if name := c.gatewayName(); name != c.Bridge && plugin.ValidIfName(name) != nil {
-		return plugin.Errorf(plugin.CodeConfig, "bridge %s with vlan %d and isGateway: the gateway would be the interface %s, want at most 15 characters",
-			c.Bridge, v.ID, name)
+		return plugin.Errorf(plugin.CodeConfig,
+			"bridge %s with vlan %d and isGateway: the gateway would be the interface %s, want at most 15 characters", c.Bridge, v.ID, name)
 	}
 	return nil
 }
@@ -134,8 +136,8 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "bridge %s has ports and does not keep VLANs apart", j.cfg.Bridge),
-		"'ip link set %s type bridge vlan_filtering 1' switches that on; ports that it has, such as %s, go on in its default VLAN and lose tagged frames",
-		j.cfg.Bridge, ports[0])
+		"'ip link set %s type bridge vlan_filtering 1' switches that on; ports that it has, such as %s, go on in its default VLAN and lose "+
+			"tagged frames", j.cfg.Bridge, ports[0])
 }
 
 // setVLANs sets the VLANs of a pod's port, before it is up. By now it is in the default VLAN of the bridge.

@@ -30,9 +30,10 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
 	}
+	portName := attachment.Key{IfName: name}.HostVeth()
 	link, ok, err := j.host.Link(name)
 	if err == nil && !ok {
-		pair := kernel.Veth{Host: attachment.Key{IfName: name}.HostVeth(), HostMAC: randomMAC(), Pod: name, PodMAC: randomMAC(), MTU: bridge.MTU,
+		pair := kernel.Veth{Host: portName, HostMAC: randomMAC(), Pod: name, PodMAC: randomMAC(), MTU: bridge.MTU,
 			Master: bridge.Index}
 		if _, err := j.host.AddVeth(pair); err != nil && !isExist(err) {
 			return link, err
@@ -40,7 +41,7 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 		link, ok, err = j.host.Link(name)
 	}
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "%s was deleted by somebody else, or the name %s is taken", name, attachment.Key{IfName: name}.HostVeth())
+		err = plugin.Errorf(plugin.CodeDevice, "%s was deleted by somebody else, or the name %s is taken", name, portName)
 	}
 	if err != nil {
 		return link, err
@@ -50,17 +51,18 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 		return link, err
 	}
 	if !ok || port.Master != 0 && port.Master != bridge.Index {
-		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s",
-			name, j.cfg.VLANs.ID, bridge.Name), "somebody else made it; rename or delete it")
+		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice,
+			"%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s", name, j.cfg.VLANs.ID, bridge.Name),
+			"somebody else made it; rename or delete it")
 	}
 	if err := j.ensureGatewayPort(bridge, link, port); err != nil {
 		return link, err
 	}
-	return link, EnsureVLANGateway(j.host, rulesOf(bridge, link))
+	return link, EnsureVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-func rulesOf(bridge, link kernel.Link) VLANGateway {
-	return VLANGateway{Bridge: bridge.Name, Link: link.Name, MAC: link.MAC}
+func rulesOf(bridge string, link kernel.Link) VLANGateway {
+	return VLANGateway{Bridge: bridge, Link: link.Name, MAC: link.MAC}
 }
 
 // gatewayLink returns the name of the link that carries the gateway addresses of the pod's VLAN, "" for none.
@@ -69,6 +71,18 @@ func (st state) gatewayLink() string {
 		return ""
 	}
 	return vlanGateway(st.Bridge, st.VLANs.ID)
+}
+
+// lostGateway returns the rules of the link that carries the gateway addresses of the pod's VLAN; lost is false if the kernel has them, or
+// if there is no such link.
+func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
+	name := st.gatewayLink()
+	if name == "" {
+		return rules, false, nil
+	}
+	link, ok, err := host.Link(name)
+	rules = rulesOf(st.Bridge, link)
+	return rules, err == nil && ok && isDifferent(compareVLANGateway(host, rules)), err
 }
 
 // repairVLANGateways writes the rules of the gateways that the pods of VLANs have.
@@ -81,8 +95,8 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 			continue
 		}
 		seen[name] = true
-		link, ok, err := host.Link(name)
-		if rules := rulesOf(kernel.Link{Name: pod.State.Bridge}, link); err == nil && ok && isDifferent(compareVLANGateway(host, rules)) {
+		rules, lost, err := pod.State.lostGateway(host)
+		if lost {
 			log.Info("the rules of a VLAN's gateway are missing and are restored from the records", "gateway", name)
 			err = EnsureVLANGateway(host, rules)
 		}
@@ -168,7 +182,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if has, want := j.onGateway(bridge, has), j.gatewayVLANs(); has.String() != want.String() {
 		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
 	}
-	return link, compareVLANGateway(j.host, rulesOf(bridge, link))
+	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
 // neighbours returns the ports of the bridge that share the VLAN of a gateway link, that of the gateway itself left out.

@@ -25,7 +25,8 @@ type VLANGateway struct {
 }
 
 func (g VLANGateway) elements() []nft.Element {
-	return []nft.Element{{Set: "gateways", Key: nft.Key(nft.IfName(g.Bridge), g.MAC)}, {Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
+	return []nft.Element{{Set: "gateways", Key: nft.Key(nft.IfName(g.Bridge), g.MAC)},
+		{Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
 // buildVLANs writes the rules, which are static: the gateway of a VLAN is an element of the sets.

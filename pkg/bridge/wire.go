@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4, one probe and
-// its delay), and the kernel's work queue less than a millisecond on an idle node.
+// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4, one probe
+// and its delay), and the kernel's work queue less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
 // wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link that carries the gateway addresses, which is
@@ -141,8 +141,9 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC gives the pod the MAC of its first address, unless somebody wants another one: then nobody on the bridge, who talked to the last pod
-// with that first address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP server.
+// setMAC gives the pod the MAC of its first address, unless somebody wants another one: then nobody on the bridge, who talked to the last
+// pod with that first address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP
+// server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -215,8 +216,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers for new addresses of a link. A node that takes longer has thousands of addresses to add: this one
-// will come, and another try would add to them.
+// awaitAddresses waits until a namespace answers for new addresses of a link. A node that takes longer has thousands of addresses to add:
+// this one will come, and another try would add to them.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
