@@ -19,7 +19,7 @@ type layer3 struct {
 	gateways []netip.Prefix // of the bridge, one for each address; empty unless the bridge is the gateway
 }
 
-// routes6 tells whether the pod gets a route of IPv6: with or without an address, it can have none while IPv6 is off.
+// routes6 reports whether the pod gets a route of IPv6: with or without an address, it can have none while IPv6 is off.
 func (l layer3) routes6() bool {
 	return slices.ContainsFunc(l.Routes, func(r kernel.Route) bool { return r.Dst.Addr().Is6() })
 }

@@ -139,7 +139,7 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers tells whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
+// covers reports whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
 // around it.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})

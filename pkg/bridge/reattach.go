@@ -3,13 +3,13 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -103,9 +103,7 @@ func (j *job) reattachPort(bridge kernel.Link, p port) error {
 	if !p.link.Up {
 		errs = append(errs, j.host.SetUp(p.link))
 	}
-	as := *j
-	as.cfg.VLANs, as.cfg.Gateway, as.cfg.IPAM = p.VLANs, len(p.Gateways) > 0, ipam.Type(p.IPAM)
-	gateway, err := as.ensureGatewayLink(bridge)
+	gateway, err := j.ensureGatewayLink(bridge, cmp.Or(p.gatewayLink(), bridge.Name), p.VLANs)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}

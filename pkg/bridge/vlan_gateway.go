@@ -23,10 +23,9 @@ func (c Config) gatewayName() string {
 // vlanGateway returns the name of the link that carries the gateway addresses of a VLAN.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for gateway addresses: the bridge itself, or for a VLAN a veth whose other end is a port in that
-// VLAN. All pods of the VLAN share it, so it stays. Each step is done by whoever finds it undone: many first pods come at once.
-func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
-	name := j.cfg.gatewayName()
+// ensureGatewayLink returns the link for gateway addresses: the bridge itself if it has the name, or for a VLAN a veth whose other end is a
+// port in that VLAN. All pods of the VLAN share it, so it stays. Each ADD does the steps that it finds undone: many first ones come at once.
+func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
 	}
@@ -52,10 +51,10 @@ func (j *job) ensureGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	}
 	if !ok || port.Master != 0 && port.Master != bridge.Index {
 		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice,
-			"%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s", name, j.cfg.VLANs.ID, bridge.Name),
+			"%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s", name, v.ID, bridge.Name),
 			"somebody else made it; rename or delete it")
 	}
-	if err := j.ensureGatewayPort(bridge, link, port); err != nil {
+	if err := j.ensureGatewayPort(bridge, link, port, v); err != nil {
 		return link, err
 	}
 	return link, EnsureVLANGateway(j.host, rulesOf(bridge.Name, link))
@@ -113,7 +112,7 @@ func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
 	return j.host.PeerOf(link, nil)
 }
 
-func (j *job) ensureGatewayPort(bridge, link, port kernel.Link) error {
+func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 	if port.Master == 0 { // the bridge was deleted and made again
 		if err := j.host.SetMaster(port, bridge); err != nil {
 			return err
@@ -123,7 +122,7 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link) error {
 	if err != nil {
 		return err
 	}
-	if err := j.host.ChangeVLANs(port, j.onGateway(bridge, has), j.gatewayVLANs()); err != nil {
+	if err := j.host.ChangeVLANs(port, v.ofGateway(bridge, has), v.onGateway()); err != nil {
 		return err
 	}
 	for _, l := range []kernel.Link{link, port} {
@@ -140,15 +139,15 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link) error {
 	return nil
 }
 
-// gatewayVLANs are those of the port of the VLAN's gateway.
-func (j *job) gatewayVLANs() kernel.VLANs {
-	return kernel.VLANs{{ID: j.cfg.VLANs.ID, PVID: true, Untagged: true}}
+// onGateway returns the VLANs that the port of the VLAN's gateway shall have.
+func (v VLANs) onGateway() kernel.VLANs {
+	return kernel.VLANs{{ID: v.ID, PVID: true, Untagged: true}}
 }
 
-// onGateway returns the VLANs of the gateway's port that matter. The default VLAN of the bridge beside them, as the reference leaves it
+// ofGateway returns the VLANs of the gateway's port that matter. The default VLAN of the bridge beside them, as the reference leaves it
 // there, is of no use to anybody; with preserveDefaultVlan it may stay.
-func (j *job) onGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
-	if j.cfg.VLANs.KeepDefault && bridge.DefaultVLAN != j.cfg.VLANs.ID {
+func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
+	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
 	}
 	return has
@@ -179,7 +178,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	if err != nil {
 		return link, err
 	}
-	if has, want := j.onGateway(bridge, has), j.gatewayVLANs(); has.String() != want.String() {
+	if has, want := j.cfg.VLANs.ofGateway(bridge, has), j.cfg.VLANs.onGateway(); has.String() != want.String() {
 		return link, differs("port %s of the gateway %s has the VLANs %s; want %s", port.Name, name, has, want)
 	}
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))

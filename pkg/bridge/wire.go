@@ -32,7 +32,7 @@ func (j *job) wire() (w wiring, err error) {
 	if w.bridge, err = j.ensureBridge(); err != nil {
 		return w, err
 	}
-	if w.gateway, err = j.ensureGatewayLink(w.bridge); err != nil {
+	if w.gateway, err = j.ensureGatewayLink(w.bridge, j.cfg.gatewayName(), j.cfg.VLANs); err != nil {
 		return w, err
 	}
 	for _, link := range []kernel.Link{w.bridge, w.gateway} {

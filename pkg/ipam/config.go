@@ -4,8 +4,8 @@ package ipam
 
 import "encoding/json"
 
-// Object returns the object of a configuration that says which IPAM plugin there is, and how. DEL uses it on configurations that may be wrong
-// elsewhere.
+// Object returns the object of a configuration that says which IPAM plugin there is, and how. DEL uses it on configurations that may be
+// wrong elsewhere.
 func Object(config []byte) json.RawMessage {
 	var keys struct {
 		IPAM json.RawMessage `json:"ipam"`

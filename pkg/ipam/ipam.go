@@ -38,7 +38,7 @@ func timeoutOf(verb string) time.Duration {
 // Runner runs IPAM plugins. Builtin are those that run in process.
 type Runner struct{ Builtin []plugin.Plugin }
 
-// InProcess tells whether the plugin name runs in process.
+// InProcess reports whether the plugin name runs in process.
 func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); return ok }
 
 func (run Runner) builtin(name string) (plugin.Plugin, bool) {
@@ -81,7 +81,7 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
-// Available tells whether an IPAM plugin is there to be asked.
+// Available reports whether an IPAM plugin is there to be asked.
 func (run Runner) Available(r *plugin.Request, name string) bool {
 	if _, ok := run.builtin(name); ok {
 		return true
@@ -168,7 +168,8 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case err == nil:
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
-		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout) // may be only slow, and an error takes the node out of service
+		// It may be only slow, and an error takes the node out of service.
+		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)

@@ -50,7 +50,7 @@ func (p *Plan) gateway(is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// Has6 tells whether there is an IPv6 address.
+// Has6 reports whether there is an IPv6 address.
 func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
@@ -104,7 +104,7 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches tells whether a gateway can be had by an address of the pod, or by a route before.
+// reaches reports whether a gateway can be had by an address of the pod, or by a route before.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true
