@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -37,66 +36,53 @@ const conntrackTimeout = 10 * time.Second
 // manyFlows is how many entries, told one by one, take as long as another walk (3 us each; a walk of the whole table 11 ms).
 const manyFlows = 3500
 
-// DelFlows removes the connection tracking entries of the UDP ports among ports: a client that keeps sending from one port would
-// otherwise stay with the pod that had the port before, or with none. The table, which all namespaces share, is walked once however many
-// ports there are (see walk), and not at all without UDP ports.
-func (n *Node) DelFlows(ports []HostPort) error {
-	wanted := map[uint16][]HostPort{}
-	families := map[bool]bool{}
-	for _, p := range Singles(ports) {
-		if p.Protocol == "udp" {
-			wanted[p.Port] = append(wanted[p.Port], p)
-			families[p.To.Addr().Is4()] = true
-		}
+// UDPFlow is a connection tracking entry of UDP.
+type UDPFlow struct {
+	To, Answer netip.AddrPort // where the first packet went, and who answers
+	tuple      []byte         // the same of both ends of the first packet, as the kernel tells it
+	message    []byte         // as the kernel told it
+}
+
+// UDPFlows returns the entries of UDP whose first packet went to one of the ports, by IPv4 or IPv6 or both. The table, which all
+// namespaces share, is walked once however many ports there are (see walk).
+func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, err error) {
+	wanted := map[uint16]bool{}
+	for _, port := range ports {
+		wanted[port] = true
 	}
-	if len(wanted) == 0 {
-		return nil
-	}
-	table, err := openConntrack()
-	if err != nil {
-		return err
-	}
-	defer table.Close()
-	var stale []udpFlow
-	err = table.walk(wanted, families, func(f udpFlow) {
-		if slices.ContainsFunc(wanted[f.to.Port()], f.keptFrom) {
-			stale = append(stale, f)
+	err = t.walk(ports, families, func(f UDPFlow) {
+		if wanted[f.To.Port()] {
+			flows = append(flows, f)
 		}
 	})
-	if err != nil || len(stale) == 0 {
-		return err
-	}
-	local, err := n.localAddresses()
-	if err != nil {
-		return err
-	}
-	stale = slices.DeleteFunc(stale, func(f udpFlow) bool { return !local[f.to.Addr()] && !f.to.Addr().IsLoopback() })
-	if len(stale) == 0 {
-		return nil
-	}
-	return fault.Change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error { return table.deleteAll(stale) })
+	return flows, err
 }
 
 // maxAnswers bounds how often answers are looked for that were on their way.
 const maxAnswers = 5
 
-// deleteAll removes entries, and what answers that were on their way made of them.
-func (t conntrack) deleteAll(stale []udpFlow) error {
-	var errs []error
-	for range maxAnswers {
-		for _, f := range stale {
-			errs = append(errs, t.delete(f))
-		}
-		if stale = t.turned(stale); len(stale) == 0 {
-			break
-		}
+// DelUDP removes entries, and what answers that were on their way made of them; it is a no-op without entries.
+func (t Conntrack) DelUDP(stale []UDPFlow) error {
+	if len(stale) == 0 {
+		return nil
 	}
-	return errors.Join(errs...)
+	return fault.Change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error {
+		var errs []error
+		for range maxAnswers {
+			for _, f := range stale {
+				errs = append(errs, t.delete(f))
+			}
+			if stale = t.turned(stale); len(stale) == 0 {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // turned returns the entries that are there instead of others and go the other way round: by such a one, what the client sends next would pass
 // for the answer.
-func (t conntrack) turned(deleted []udpFlow) (found []udpFlow) {
+func (t Conntrack) turned(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.get(f)
 		if tuple := nested(entryOf(f.message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {
@@ -106,7 +92,8 @@ func (t conntrack) turned(deleted []udpFlow) (found []udpFlow) {
 	return found
 }
 
-func (n *NS) localAddresses() (map[netip.Addr]bool, error) {
+// LocalAddresses returns the addresses of the namespace.
+func (n *NS) LocalAddresses() (map[netip.Addr]bool, error) {
 	var list []netlink.Addr
 	err := retry(func() (err error) {
 		list, err = n.h.AddrList(nil, netlink.FAMILY_ALL)
@@ -124,22 +111,6 @@ func (n *NS) localAddresses() (map[netip.Addr]bool, error) {
 	return local, nil
 }
 
-// udpFlow is a connection tracking entry of UDP.
-type udpFlow struct {
-	to, answer netip.AddrPort // where the first packet went, and who answers
-	tuple      []byte         // the same of both ends of the first packet, as the kernel tells it
-	message    []byte         // as the kernel told it
-}
-
-// keptFrom tells whether the entry, which is of the same port, would keep a client away from the pod, if that port is on an address of the
-// node: it was not translated when the port was not mapped yet, or leads to the pod.
-func (f udpFlow) keptFrom(p HostPort) bool {
-	if f.to.Addr().Is4() != p.To.Addr().Is4() || p.HostIP.IsValid() && p.HostIP != f.to.Addr() {
-		return false
-	}
-	return f.answer == f.to || f.answer.Addr() == p.To.Addr()
-}
-
 // entryOf returns the attributes of a message about an entry.
 func entryOf(message []byte) []byte {
 	if len(message) < nl.SizeofNfgenmsg {
@@ -149,10 +120,10 @@ func entryOf(message []byte) []byte {
 }
 
 // parseFlow reads an entry; ok is false for what is not UDP.
-func parseFlow(message []byte) (f udpFlow, ok bool) {
+func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	attributes := entryOf(message)
 	if attributes == nil {
-		return udpFlow{}, false
+		return UDPFlow{}, false
 	}
 	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if message[0] == unix.AF_INET6 {
@@ -168,25 +139,26 @@ func parseFlow(message []byte) (f udpFlow, ok bool) {
 	}
 	original := nested(attributes, nl.CTA_TUPLE_ORIG)
 	protocol := nested(original, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM)
-	f = udpFlow{end(original, destination, nl.CTA_PROTO_DST_PORT), end(nested(attributes, nl.CTA_TUPLE_REPLY), source, nl.CTA_PROTO_SRC_PORT),
+	f = UDPFlow{end(original, destination, nl.CTA_PROTO_DST_PORT), end(nested(attributes, nl.CTA_TUPLE_REPLY), source, nl.CTA_PROTO_SRC_PORT),
 		original, message}
-	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.to.IsValid() && f.answer.IsValid()
+	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.To.IsValid() && f.Answer.IsValid()
 }
 
-// conntrack is a socket to the table of tracked connections.
-type conntrack struct{ *nl.SocketHandle }
+// Conntrack is a socket to the table of tracked connections.
+type Conntrack struct{ *nl.SocketHandle }
 
-func openConntrack() (conntrack, error) {
+// OpenConntrack opens the table, which the caller closes.
+func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
-		return conntrack{}, fmt.Errorf("open conntrack socket: %w", err)
+		return Conntrack{}, fmt.Errorf("open conntrack socket: %w", err)
 	}
 	timeout := unix.NsecToTimeval(conntrackTimeout.Nanoseconds())
 	_ = s.SetReceiveTimeout(&timeout)
-	return conntrack{&nl.SocketHandle{Socket: s}}, nil
+	return Conntrack{&nl.SocketHandle{Socket: s}}, nil
 }
 
-func (t conntrack) request(operation, flags int, family uint8) *nl.NetlinkRequest {
+func (t Conntrack) request(operation, flags int, family uint8) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(netlink.ConntrackTable<<8|operation, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: t.SocketHandle}
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
@@ -195,16 +167,16 @@ func (t conntrack) request(operation, flags int, family uint8) *nl.NetlinkReques
 
 // walk calls f for the entries of UDP in one dump. The kernel filters by protocol only within one family, so entries of both come with
 // all else that is tracked: where that is much, two filtered dumps take less time (with 100,000 entries 65 instead of 350 ms).
-func (t conntrack) walk(wanted map[uint16][]HostPort, families map[bool]bool, f func(udpFlow)) error {
+func (t Conntrack) walk(ports []uint16, families []bool, f func(UDPFlow)) error {
 	if len(families) > 1 && t.count() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)
 	}
-	for is4 := range families {
+	for _, is4 := range families {
 		family := uint8(unix.AF_INET6)
 		if is4 {
 			family = unix.AF_INET
 		}
-		err := t.dump(family, udpFilter(wanted), f)
+		err := t.dump(family, udpFilter(ports), f)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			err = t.dump(family, nil, f)
 		}
@@ -216,7 +188,7 @@ func (t conntrack) walk(wanted map[uint16][]HostPort, families map[bool]bool, f 
 }
 
 // count returns how many connections are tracked; 0 when the kernel does not tell.
-func (t conntrack) count() uint32 {
+func (t Conntrack) count() uint32 {
 	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {
 		return 0
@@ -228,23 +200,21 @@ func (t conntrack) count() uint32 {
 }
 
 // udpFilter lets the kernel tell only of UDP, and when there is one port only of that. Kernels before 5.8 ignore it.
-func udpFilter(wanted map[uint16][]HostPort) []*nl.RtAttr {
+func udpFilter(ports []uint16) []*nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	protocol := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
 	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
 	flags := uint32(filterProtocol)
-	if len(wanted) == 1 {
-		for port := range wanted {
-			flags |= filterDstPort
-			protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nft.BigEndian(port))
-		}
+	if len(ports) == 1 {
+		flags |= filterDstPort
+		protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nft.BigEndian(ports[0]))
 	}
 	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
 	filter.AddRtAttr(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags))
 	return []*nl.RtAttr{tuple, filter}
 }
 
-func (t conntrack) dump(family uint8, filter []*nl.RtAttr, f func(udpFlow)) error {
+func (t Conntrack) dump(family uint8, filter []*nl.RtAttr, f func(UDPFlow)) error {
 	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
 	for _, attribute := range filter {
 		req.AddData(attribute)
@@ -263,7 +233,7 @@ func (t conntrack) dump(family uint8, filter []*nl.RtAttr, f func(udpFlow)) erro
 }
 
 // delete removes an entry by what the kernel told of it: its tuple, zone and id.
-func (t conntrack) delete(f udpFlow) error {
+func (t Conntrack) delete(f UDPFlow) error {
 	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.message[0])
 	req.AddRawData(entryOf(f.message))
 	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
@@ -271,7 +241,7 @@ func (t conntrack) delete(f udpFlow) error {
 }
 
 // get returns the entry to which packets of f belong by now, in whichever direction, nil for none.
-func (t conntrack) get(f udpFlow) []byte {
+func (t Conntrack) get(f UDPFlow) []byte {
 	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
 	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))
 	if zone := nested(entryOf(f.message), nl.CTA_ZONE); zone != nil {

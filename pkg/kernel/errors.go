@@ -32,25 +32,3 @@ func lacks(err error, what string) error {
 	}
 	return err
 }
-
-// Differs is the error when something is not as it was made.
-type Differs struct {
-	Text  string
-	Rules bool   // all rules of a table are missing
-	Set   string // the nftables set that misses an entry
-}
-
-func (e *Differs) Error() string { return e.Text }
-
-// Differs tells this error from those of a failure.
-func (e *Differs) Differs() bool { return true }
-
-func differs(format string, args ...any) error { return &Differs{Text: fmt.Sprintf(format, args...)} }
-
-func missingRules(format string, args ...any) error {
-	return &Differs{Text: fmt.Sprintf(format, args...), Rules: true}
-}
-
-func missingEntry(set, format string, args ...any) error {
-	return &Differs{Text: fmt.Sprintf(format, args...), Set: set}
-}

@@ -34,14 +34,14 @@ func FuzzPrefix(f *testing.F) {
 func FuzzParseFlow(f *testing.F) {
 	entry, _ := hex.DecodeString("020000003400018014000180080001000a00010108000200" + "0a0001021c000280050001001100000006000200040000000600030000350000" +
 		"3400028014000180080001000a00010208000200" + "0a0001011c000280050001001100000006000200003500000600030004000000")
-	if flow, ok := parseFlow(entry); !ok || flow.to.String() != "10.0.1.2:53" || flow.answer.String() != "10.0.1.2:53" {
+	if flow, ok := parseFlow(entry); !ok || flow.To.String() != "10.0.1.2:53" || flow.Answer.String() != "10.0.1.2:53" {
 		f.Errorf("%+v, %t", flow, ok)
 	}
 	f.Add(entry)
 	f.Add(entry[:60])
 	f.Add([]byte{10, 0, 0, 0, 4, 0, 1, 128})
 	f.Fuzz(func(t *testing.T, message []byte) {
-		if flow, ok := parseFlow(message); ok && (!flow.to.IsValid() || !flow.answer.IsValid() || flow.keptFrom(HostPort{})) {
+		if flow, ok := parseFlow(message); ok && (!flow.To.IsValid() || !flow.Answer.IsValid()) {
 			t.Errorf("%x: %+v", message, flow)
 		}
 	})

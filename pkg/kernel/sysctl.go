@@ -53,6 +53,20 @@ func (n *NS) Get(path string) (value string, err error) {
 	return value, err
 }
 
+// List returns the names in a folder of settings; it is empty when the kernel does not have the folder.
+func (n *NS) List(path string) (names []string, err error) {
+	err = n.within(func() error {
+		folder, err := n.openSysctl(path, os.O_RDONLY)
+		if err != nil {
+			return fault.Ignore(err, fs.ErrNotExist)
+		}
+		defer folder.Close()
+		names, err = folder.Readdirnames(-1)
+		return err
+	})
+	return names, err
+}
+
 // openSysctl opens a setting from the folder of its family, which stays open. All namespaces have a folder of that name in one place, and
 // the kernel goes through those of all pods of the node, one by one, each time that it looks it up.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {

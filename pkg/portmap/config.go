@@ -3,7 +3,6 @@
 package portmap
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // defaultMarkBit is 13, as in the reference: 14 and 15 are kube-proxy's and the kubelet's.
@@ -217,14 +217,14 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 }
 
 // checkCount refuses more ports than maxHostPorts, in each family. A range counts as one port.
-func (c Config) checkCount(ports []kernel.HostPort) error {
-	four := len(ofFamily(ports, true))
-	n := max(four, len(ports)-four)
+func (c Config) checkCount(wanted []ports.Port) error {
+	four := len(ports.OfFamily(wanted, true))
+	n := max(four, len(wanted)-four)
 	if n <= c.MaxHostPorts {
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%d hostPorts: want at most %d", n, c.MaxHostPorts),
-		"raise maxHostPorts; with nftables %d or more ports in sequence that lead to the same ports of the pod count as one", minRange)
+		"raise maxHostPorts; with nftables %d or more ports in sequence that lead to the same ports of the pod count as one", ports.MinRange)
 }
 
 func parseMappings(c *Config, raw rawConfig) error {
@@ -304,16 +304,16 @@ func checkHostIP(addr netip.Addr) error {
 }
 
 // hostPorts combines the mappings with the pod's addresses: one entry for each family that the pod has and the mapping wants.
-func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
-	var out []kernel.HostPort
-	seen := map[kernel.HostPort]bool{}
+func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
+	var out []ports.Port
+	seen := map[ports.Port]bool{}
 	for _, m := range c.Mappings {
 		for _, p := range pod {
 			is4 := p.Addr().Is4()
 			if m.HostIP.IsValid() && m.HostIP.Is4() != is4 || m.only4 && !is4 || m.only6 && is4 {
 				continue
 			}
-			hp := kernel.HostPort{Protocol: m.Protocol, HostIP: m.HostIP, Port: m.HostPort, To: netip.AddrPortFrom(p.Addr(), m.ContainerPort),
+			hp := ports.Port{Protocol: m.Protocol, HostIP: m.HostIP, Port: m.HostPort, To: netip.AddrPortFrom(p.Addr(), m.ContainerPort),
 				SNAT: c.SNAT, MasqAll: c.SNAT && c.MasqAll}
 			if !seen[hp] {
 				seen[hp] = true
@@ -322,43 +322,9 @@ func (c Config) hostPorts(pod []netip.Prefix) []kernel.HostPort {
 		}
 	}
 	if c.Backend == "nftables" {
-		return ranges(out)
+		return ports.Ranges(out)
 	}
 	return out
-}
-
-// minRange is how many ports in sequence, each leading to the same port of the pod, become one entry.
-const minRange = 16
-
-// ranges joins ports in sequence. The others stay as they are.
-func ranges(ports []kernel.HostPort) []kernel.HostPort {
-	kind := func(p kernel.HostPort) kernel.HostPort { // what the ports of a range have in common
-		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)
-		return p
-	}
-	sorted := slices.Clone(ports)
-	sorted = slices.DeleteFunc(sorted, func(p kernel.HostPort) bool { return p.HostIP.IsValid() || p.Port != p.To.Port() })
-	slices.SortStableFunc(sorted, func(a, b kernel.HostPort) int {
-		return cmp.Or(strings.Compare(a.Protocol, b.Protocol), a.To.Addr().Compare(b.To.Addr()), cmp.Compare(a.Port, b.Port))
-	})
-	var joined []kernel.HostPort
-	inside := map[kernel.HostPort]bool{}
-	for len(sorted) > 0 {
-		n := 1
-		for n < len(sorted) && kind(sorted[n]) == kind(sorted[0]) && int(sorted[n].Port) == int(sorted[0].Port)+n {
-			n++
-		}
-		if n >= minRange {
-			first := sorted[0]
-			first.Last = sorted[n-1].Port
-			joined = append(joined, first)
-			for _, p := range sorted[:n] {
-				inside[p] = true
-			}
-		}
-		sorted = sorted[n:]
-	}
-	return append(slices.DeleteFunc(ports, func(p kernel.HostPort) bool { return inside[p] }), joined...)
 }
 
 // podAddresses returns the first IPv4 and the first IPv6 address that prevResult gives to the interface. An address that names no

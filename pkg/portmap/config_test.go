@@ -15,8 +15,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 func parsed(keys string) (Config, error) {
@@ -363,11 +363,11 @@ func TestRanges(t *testing.T) {
 		}
 		iptables := cfg
 		iptables.Backend = "iptables"
-		want := map[kernel.HostPort]bool{}
+		want := map[ports.Port]bool{}
 		for _, p := range iptables.hostPorts(pod) {
 			want[p] = true
 		}
-		for _, p := range kernel.Singles(all) {
+		for _, p := range ports.Singles(all) {
 			if !want[p] {
 				t.Errorf("%s: %+v was not asked for, or is there twice", what, p)
 			}

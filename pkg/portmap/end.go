@@ -9,6 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 func del(r *plugin.Request) error {
@@ -50,7 +51,7 @@ func gc(r *plugin.Request) error {
 
 // collectLost ends hostPorts of pods that are gone, and that no record tells of.
 func collectLost(host *kernel.Node) error {
-	owners, err := host.HostPortOwners()
+	owners, err := listOwners(host)
 	errs := []error{err}
 	for _, o := range owners {
 		if !plugin.NetnsGone(o.Netns) {
@@ -71,7 +72,7 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := end(host, att.Key, st, func() { st.Ended = true; att.Resave(st) }); err != nil {
 		return err
 	}
-	delFlows(host, st.Ports)
+	endFlows(host, st.Ports)
 	return att.Remove()
 }
 
@@ -82,9 +83,9 @@ func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
 		return err
 	}
 	defer unlock()
-	var ending kernel.PortIndex
+	var ending ports.Index
 	ending.Add(key.Hash(), st.Ports...)
-	if err := passPorts(host, key.Hash(), func(p kernel.HostPort) bool { return ending.Overlap(p, "") }); err != nil {
+	if err := passPorts(host, key.Hash(), func(p ports.Port) bool { return ending.Overlap(p, "") }); err != nil {
 		return err
 	}
 	if err := endPorts(host, key, st, st.hostPorts(owner(key, ""))); err != nil {
@@ -94,14 +95,14 @@ func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
 	return nil
 }
 
-func endPorts(host *kernel.Node, key attachment.Key, st state, ports kernel.HostPorts) error {
+func endPorts(host *kernel.Node, key attachment.Key, st state, ports owned) error {
 	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
 		}
 	}
-	return host.DelHostPorts(ports)
+	return delHostPorts(host, ports)
 }
 
 // delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
@@ -119,7 +120,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 
 // endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.
 func endLost(host *kernel.Node, hash string) (lost bool, err error) {
-	if _, lost, err = host.HostPortOwner(hash); err != nil || !lost {
+	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
 	}
 	unlock, err := attachment.Waiting.Node(portsLock)
@@ -127,19 +128,19 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 		return true, err
 	}
 	defer unlock()
-	if err := passPorts(host, hash, func(kernel.HostPort) bool { return true }); err != nil {
+	if err := passPorts(host, hash, func(ports.Port) bool { return true }); err != nil {
 		return true, err
 	}
-	ports, err := host.DelOwnedHostPorts(hash)
+	ports, err := delOwnedHostPorts(host, hash)
 	if err == nil {
-		delFlows(host, ports)
+		endFlows(host, ports)
 	}
 	return true, err
 }
 
 // mendLost is mendLoopback under the lock of the ports.
 func mendLost(host *kernel.Node) error {
-	if open, err := host.LoopbackOpen(); err != nil || !open && !kernel.LoopbackUsed() {
+	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err
 	}
 	unlock, err := attachment.Waiting.Node(portsLock)
@@ -147,5 +148,5 @@ func mendLost(host *kernel.Node) error {
 		return err
 	}
 	defer unlock()
-	return mendLoopback(host)
+	return mendRecorded(host)
 }

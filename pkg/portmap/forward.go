@@ -8,8 +8,10 @@ import (
 	"net/netip"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // obstacle is a chain that drops what the node forwards to a pod and back, unless a rule accepts it. No plugin adds such a rule: whose
@@ -32,7 +34,7 @@ func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 }
 
 func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err error) {
-	chains, err := host.ForwardDrops()
+	chains, err := forwardDrops(host)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +57,7 @@ func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err erro
 // to be where its keeper leaves it.
 type firewall struct{ name, chain, to, from string }
 
-func (f firewall) obstacle(chain kernel.Chain, subnet netip.Prefix) obstacle {
+func (f firewall) obstacle(chain chainName, subnet netip.Prefix) obstacle {
 	text := fmt.Sprintf("chain %s has policy drop", chain)
 	if f.name != "" {
 		text += ", as " + f.name + " sets it"
@@ -65,7 +67,7 @@ func (f firewall) obstacle(chain kernel.Chain, subnet netip.Prefix) obstacle {
 }
 
 // keeper finds out who keeps a chain.
-func keeper(host *kernel.Node, chain kernel.Chain, is4 bool) (firewall, error) {
+func keeper(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
 	program, family, ufw := "iptables", "ip", "ufw-user-forward"
 	if !is4 {
 		program, family, ufw = "ip6tables", "ip6", "ufw6-user-forward"
@@ -78,7 +80,7 @@ func keeper(host *kernel.Node, chain kernel.Chain, is4 bool) (firewall, error) {
 		{"Docker", "DOCKER-USER", program + " -I DOCKER-USER -d %s -j ACCEPT", program + " -I DOCKER-USER -s %s -j ACCEPT"},
 		{"ufw", ufw, "ufw route allow to %s", "ufw route allow from %s"},
 	} {
-		if there, err := host.HasChain(kernel.FilterChain(is4, f.chain)); err != nil || there {
+		if there, err := hasChain(host, filterChain(is4, f.chain)); err != nil || there {
 			return f, err
 		}
 	}
@@ -87,7 +89,7 @@ func keeper(host *kernel.Node, chain kernel.Chain, is4 bool) (firewall, error) {
 
 // warnServices tells of a kube-proxy whose chains hook where those of iptables do. Of such chains the kernel asks the newest first.
 func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
-	if there, err := host.HasChain(kernel.Chain{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}); err != nil || !there {
+	if there, err := hasChain(host, chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}); err != nil || !there {
 		return
 	}
 	log.Warn("kube-proxy is in nftables mode: a Service may lose its port at an address of the node to a hostPort of the iptables backend",
@@ -112,4 +114,58 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 				"bridge", bridge.Name, "port", port.Name, "fix", "set hairpinMode in the configuration of the main plugin")
 		}
 	}
+}
+
+// policyDrop is NF_DROP, which drops what no rule of a chain decides on.
+const policyDrop = 0
+
+// chainName is the name of a chain in nf_tables, where iptables keeps its rules too (iptables-nft). Those of iptables-legacy are not seen.
+type chainName struct{ Family, Table, Name string }
+
+// String is the name as nft list chain takes it.
+func (c chainName) String() string { return c.Family + " " + c.Table + " " + c.Name }
+
+// IPTables tells the chains that iptables and ip6tables show.
+func (c chainName) IPTables() bool { return c.Family != "inet" }
+
+// Covers tells whether packets of a family pass the chain.
+func (c chainName) Covers(is4 bool) bool { return c.Family == "inet" || is4 == (c.Family == "ip") }
+
+// filterChain is a chain of the filter table of iptables or ip6tables.
+func filterChain(is4 bool, name string) chainName {
+	if is4 {
+		return chainName{"ip", "filter", name}
+	}
+	return chainName{"ip6", "filter", name}
+}
+
+// forwardDrops returns the chains that drop what the node forwards and no rule of theirs accepts: FORWARD of iptables and ip6tables, whose
+// policy Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each,
+// however many rules there are.
+func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
+	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
+		state, _, err := chain(host, c)
+		if err != nil {
+			return nil, err
+		}
+		if state.Base && state.Policy == policyDrop {
+			drops = append(drops, c)
+		}
+	}
+	return drops, nil
+}
+
+// hasChain reports whether a chain exists.
+func hasChain(host *kernel.Node, c chainName) (bool, error) {
+	_, has, err := chain(host, c)
+	return has, err
+}
+
+func chain(host *kernel.Node, c chainName) (state nft.Chain, ok bool, err error) {
+	t, err := host.NFT.Open("")
+	if err != nil {
+		return state, false, err
+	}
+	family := map[string]byte{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[c.Family]
+	return t.Chain(nft.Place{Family: family, Table: c.Table, Chain: c.Name})
 }

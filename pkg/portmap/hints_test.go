@@ -18,11 +18,7 @@ func TestHints(t *testing.T) {
 		code uint
 		hint string
 	}{
-		{&iptables.MissingProgram{Name: "iptables-save"}, plugin.CodeKernelFeature, "install iptables, or use the nftables backend, which needs no program"},
-		{fmt.Errorf("x: %w", &kernel.Differs{Rules: true}), plugin.CodeStateDiffers, "somebody flushed them; 'podlace reload' brings back those of all pods"},
-		{&kernel.Differs{Set: "owners"}, plugin.CodeStateDiffers, "'podlace reload' brings it back"},
-		{&kernel.Differs{Set: "hairpin"}, plugin.CodeStateDiffers, "'podlace reload' brings it back"},
-		{&kernel.Differs{Set: "ports4"}, plugin.CodeStateDiffers, ""}, // another pod may have the port
+		{fmt.Errorf("x: %w", &iptables.MissingProgram{Name: "iptables-save"}), plugin.CodeKernelFeature, "install iptables, or use the nftables backend, which needs no program"},
 		{&kernel.MissingFeature{What: "x", Err: errors.New("y")}, plugin.CodeKernelFeature, ""},
 		{errors.New("x"), plugin.CodeIO, ""},
 	} {

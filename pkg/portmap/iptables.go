@@ -14,8 +14,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/reference"
 )
 
@@ -100,7 +100,7 @@ func (of rules) conditions(is4 bool) (key string, words []string) {
 
 // lines are those of iptables-restore that forward the ports of one of the pod's addresses.
 func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
-	own := ofFamily(st.Ports, pod.Addr().Is4())
+	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
 		return nil, nil
 	}
@@ -136,7 +136,7 @@ func iptablesIntact() bool {
 
 // byIPTables tells whether an attachment has ports of a family that iptables forwards.
 func (rec recorded) byIPTables(is4 bool) bool {
-	return rec.Backend == "iptables" && rec.Rules != nil && len(ofFamily(rec.Ports, is4)) > 0
+	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
 // restoreIPTables restores the rules of attachments that lack some; changed reports whether there were any. Without wait it fails as busy
@@ -186,12 +186,12 @@ func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, e
 			continue
 		}
 		pod := slices.IndexFunc(rec.Rules.Pod, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
-		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ofFamily(rec.Ports, is4)) == nil {
+		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
 			continue
 		}
 		own, e := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
 		if e != nil {
-			err = errors.Join(err, fmt.Errorf("hostPorts of %s: %w", kernel.OwnerName(rec.owner()), e))
+			err = errors.Join(err, fmt.Errorf("hostPorts of %s: %w", ownerName(rec.owner()), e))
 		}
 		lines = append(lines, own...)
 	}
@@ -205,16 +205,6 @@ func unique(lines []string) (out []string) {
 		if !seen[line] {
 			seen[line] = true
 			out = append(out, line)
-		}
-	}
-	return out
-}
-
-func ofFamily(ports []kernel.HostPort, is4 bool) []kernel.HostPort {
-	var out []kernel.HostPort
-	for _, p := range ports {
-		if p.To.Addr().Is4() == is4 {
-			out = append(out, p)
 		}
 	}
 	return out
@@ -255,7 +245,7 @@ func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 }
 
 // podLines fills the pod's own chain: for each port the marks for masquerade, then the translation.
-func podLines(key attachment.Key, of rules, ports []kernel.HostPort, pod netip.Prefix) []string {
+func podLines(key attachment.Key, of rules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
 	mark := markChain
@@ -266,7 +256,7 @@ func podLines(key attachment.Key, of rules, ports []kernel.HostPort, pod netip.P
 		// Packets from ::1 never leave the node: left alone, a call to [::1] is refused at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
-	for _, p := range namedFirst(ports) {
+	for _, p := range namedFirst(list) {
 		match := "-p " + p.Protocol
 		if p.HostIP.IsValid() {
 			match = "-d " + p.HostIP.String() + " " + match
@@ -280,7 +270,7 @@ func podLines(key attachment.Key, of rules, ports []kernel.HostPort, pod netip.P
 	return lines
 }
 
-func markedSources(p kernel.HostPort, pod netip.Prefix) []string {
+func markedSources(p ports.Port, pod netip.Prefix) []string {
 	switch {
 	case !p.SNAT:
 		return nil
@@ -293,18 +283,18 @@ func markedSources(p kernel.HostPort, pod netip.Prefix) []string {
 }
 
 // namedFirst puts ports of one address before those of all: the first rule that matches decides.
-func namedFirst(ports []kernel.HostPort) []kernel.HostPort {
-	sorted := slices.Clone(ports)
-	slices.SortStableFunc(sorted, func(a, b kernel.HostPort) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
+func namedFirst(list []ports.Port) []ports.Port {
+	sorted := slices.Clone(list)
+	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
 	return sorted
 }
 
 // entryLines leads the ports to the pod's chain, those of one address before those that any pod has of all. Entries that are left from
 // before are removed.
-func entryLines(nat iptables.NAT, key attachment.Key, of rules, ports []kernel.HostPort) []string {
+func entryLines(nat iptables.NAT, key attachment.Key, of rules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
-	_, words := of.conditions(ports[0].To.Addr().Is4())
+	_, words := of.conditions(list[0].To.Addr().Is4())
 	var conditions strings.Builder
 	for _, word := range words {
 		fmt.Fprintf(&conditions, "\"%s\" ", word)
@@ -313,7 +303,7 @@ func entryLines(nat iptables.NAT, key attachment.Key, of rules, ports []kernel.H
 	for _, named := range []bool{true, false} {
 		command := map[bool]string{true: "-I", false: "-A"}[named]
 		byProtocol := map[string][]string{}
-		for _, p := range ports {
+		for _, p := range list {
 			if p.HostIP.IsValid() == named {
 				byProtocol[p.Protocol] = append(byProtocol[p.Protocol], fmt.Sprint(p.Port))
 			}
@@ -328,9 +318,9 @@ func entryLines(nat iptables.NAT, key attachment.Key, of rules, ports []kernel.H
 	return lines
 }
 
-func checkIPTables(key attachment.Key, ports []kernel.HostPort) error {
+func checkIPTables(key attachment.Key, list []ports.Port) error {
 	for _, is4 := range []bool{true, false} {
-		own := ofFamily(ports, is4)
+		own := ports.OfFamily(list, is4)
 		if len(own) == 0 {
 			continue
 		}
@@ -345,14 +335,14 @@ func checkIPTables(key attachment.Key, ports []kernel.HostPort) error {
 	return nil
 }
 
-func checkRules(nat iptables.NAT, chain string, ports []kernel.HostPort) error {
+func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
 		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
 	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
-	for _, p := range ports {
+	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
 		}

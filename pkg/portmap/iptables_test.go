@@ -16,6 +16,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -48,10 +49,10 @@ func generated(t *testing.T, keys string, nat4 iptables.NAT) string {
 		t.Fatal(err)
 	}
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
-	ports := cfg.hostPorts(pod)
+	list := cfg.hostPorts(pod)
 	var b bytes.Buffer
 	for i, p := range pod {
-		own, nat := ofFamily(ports, p.Addr().Is4()), nat4
+		own, nat := ports.OfFamily(list, p.Addr().Is4()), nat4
 		fmt.Fprintf(&b, "# IPv%d\n", 4+2*i)
 		if len(own) == 0 {
 			continue

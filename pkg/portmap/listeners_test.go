@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -71,7 +71,7 @@ func TestListenersUnknown(t *testing.T) {
 		var log bytes.Buffer
 		r := &plugin.Request{Log: slog.New(slog.NewTextHandler(&log, nil))}
 		// IPv6 with the scope of no interface cannot be bound.
-		err := Config{RefuseListeners: refuse}.checkListeners(r, []kernel.HostPort{{Protocol: "tcp", HostIP: netip.MustParseAddr("fe80::1"), Port: 7183,
+		err := Config{RefuseListeners: refuse}.checkListeners(r, []ports.Port{{Protocol: "tcp", HostIP: netip.MustParseAddr("fe80::1"), Port: 7183,
 			To: netip.MustParseAddrPort("[fd00:71::5]:80")}})
 		if (err != nil) != refuse || (log.Len() > 0) == refuse {
 			t.Errorf("refuse %t: %v, log %q", refuse, err, log.String())

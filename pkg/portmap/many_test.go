@@ -13,8 +13,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // TestManyPorts: what CHECK takes for a pod with iptables grows with its ports, and not with their square.
@@ -22,16 +22,16 @@ func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
 	nat := iptables.NAT{"PREROUTING": jump("PREROUTING"), "OUTPUT": jump("OUTPUT")}
-	var ports []kernel.HostPort
+	var list []ports.Port
 	for i := range uint16(2000) {
-		p := kernel.HostPort{Protocol: "tcp", Port: 20000 + i, To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), 80)}
-		ports = append(ports, p)
+		p := ports.Port{Protocol: "tcp", Port: 20000 + i, To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), 80)}
+		list = append(list, p)
 		nat[dnatChain] = append(nat[dnatChain], fmt.Sprintf("-A %s -p tcp -m multiport --dports %d -j %s ", dnatChain, p.Port, chain))
 		nat[chain] = append(nat[chain], fmt.Sprintf("-A %s -p tcp -m tcp --dport %d -j DNAT --to-destination %s ", chain, p.Port, p.To))
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := checkRules(nat, chain, ports); err != nil {
+	if err := checkRules(nat, chain, list); err != nil {
 		t.Error(err)
 	}
 	runtime.ReadMemStats(&after)
@@ -39,7 +39,7 @@ func TestManyPorts(t *testing.T) {
 		t.Errorf("CHECK takes %d MB", mb)
 	}
 	nat[chain] = nat[chain][1:]
-	if checkRules(nat, chain, ports) == nil {
+	if checkRules(nat, chain, list) == nil {
 		t.Error("a missing rule is not seen")
 	}
 }
@@ -60,8 +60,8 @@ func TestParseMany(t *testing.T) {
 		if err != nil || len(c.Mappings) != 2*n {
 			t.Fatalf("%d mappings, %v", len(c.Mappings), err)
 		}
-		if ports := c.hostPorts(pod); len(kernel.Singles(ports)) != 2*n || len(ports) != 2 {
-			t.Errorf("%d ports", len(ports))
+		if list := c.hostPorts(pod); len(ports.Singles(list)) != 2*n || len(list) != 2 {
+			t.Errorf("%d ports", len(list))
 		}
 		return time.Since(start)
 	}
@@ -137,7 +137,7 @@ func TestLargestRecord(t *testing.T) {
 	long := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777")
 	st := state{Backend: "nftables"}
 	for i := range 2 * maxHostPortsLimit {
-		st.Ports = append(st.Ports, kernel.HostPort{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true, MasqAll: true})
+		st.Ports = append(st.Ports, ports.Port{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true, MasqAll: true})
 	}
 	var got state
 	err = att.Save(st)

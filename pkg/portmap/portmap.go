@@ -18,17 +18,18 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // state is what the record of an attachment holds; attachments without ports have no record.
 type state struct {
-	Backend   string            `json:"backend"`
-	Ports     []kernel.HostPort `json:"ports"`
-	Bridge    string            `json:"bridge,omitempty"`    // behind which the pod is
-	Localhost string            `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches it
-	Rules     *rules            `json:"rules,omitempty"`     // of the iptables backend
-	Ended     bool              `json:"ended,omitempty"`     // DEL is on its way
-	Begun     bool              `json:"begun,omitempty"`     // ADD has not come to its end
+	Backend   string       `json:"backend"`
+	Ports     []ports.Port `json:"ports"`
+	Bridge    string       `json:"bridge,omitempty"`    // behind which the pod is
+	Localhost string       `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches it
+	Rules     *rules       `json:"rules,omitempty"`     // of the iptables backend
+	Ended     bool         `json:"ended,omitempty"`     // DEL is on its way
+	Begun     bool         `json:"begun,omitempty"`     // ADD has not come to its end
 }
 
 // rules is what the iptables backend needs to write an attachment's rules again.
@@ -48,8 +49,8 @@ func (c Config) rules(pod []netip.Prefix) *rules {
 const portsLock = "hostports"
 
 // hostPorts is the state in the kernel's words.
-func (st state) hostPorts(owner string) kernel.HostPorts {
-	return kernel.HostPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
+func (st state) hostPorts(owner string) owned {
+	return owned{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
 // netns is how nf_tables is told of the pod's namespace. Rules of iptables cannot be ended without their record, so nobody may think them dead.
@@ -157,7 +158,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	delFlows(host, slices.Concat(old.Ports, st.Ports, former))
+	endFlows(host, slices.Concat(old.Ports, st.Ports, former))
 	return nil, nil
 }
 
@@ -177,7 +178,7 @@ func (c Config) plan(r *plugin.Request, host *kernel.Node, st *state, pod []neti
 	if link.Kind == "bridge" {
 		st.Bridge = link.Name
 	}
-	if slices.ContainsFunc(st.Ports, func(p kernel.HostPort) bool {
+	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
 		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
@@ -215,7 +216,7 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 
 // forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
 // reaches them.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []kernel.HostPort, err error) {
+func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return nil, err
@@ -228,10 +229,10 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if err == nil {
 		err = c.add(att, st, own)
 	}
-	if errors.Is(err, kernel.ErrFlushed) {
+	if errors.Is(err, errFlushed) {
 		lost := restoreRecorded(host, r.Log)
 		err = c.add(att, st, own)
-		if lost != nil && errors.Is(err, kernel.ErrFlushed) {
+		if lost != nil && errors.Is(err, errFlushed) {
 			err = lost
 		} else if lost != nil {
 			r.Log.Warn(notRestored, "error", lost)
@@ -264,21 +265,13 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	if st.Localhost == "" {
 		return nil
 	}
-	err := host.OpenLoopback(key.Hash(), st.Localhost)
+	err := OpenLoopback(host, key.Hash(), st.Localhost)
 	if nft.Unsupported(err) {
 		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
 		st.Localhost = ""
 		return nil
 	}
 	return err
-}
-
-// delFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
-// longer.
-func delFlows(host *kernel.Node, ports []kernel.HostPort) {
-	if err := host.DelFlows(ports); err != nil {
-		slog.Warn("stale UDP connections could not be removed", "error", err)
-	}
 }
 
 // linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
@@ -331,9 +324,9 @@ func check(r *plugin.Request) error {
 	if reference == "iptables" {
 		st.Backend = reference
 	} else {
-		err := host.CheckHostPorts(st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r))
+		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r))
 		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
-			return withHint(err)
+			return err
 		}
 	}
 	if st.Backend == "iptables" {
@@ -349,10 +342,10 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	st.Bridge = old.Bridge
-	if singles := kernel.Singles(st.Ports); slices.Equal(old.Ports, singles) {
+	if singles := ports.Singles(st.Ports); slices.Equal(old.Ports, singles) {
 		st.Ports = singles // ranges that ADD took apart
 	}
-	if old.Localhost == "" || host.LoopbackReaches(old.Localhost) {
+	if old.Localhost == "" || loopbackReaches(host, old.Localhost) {
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),

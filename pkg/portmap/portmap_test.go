@@ -18,9 +18,9 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -194,7 +194,7 @@ func TestRouteLocalnet(t *testing.T) {
 func TestCheckDetectsNFTables(t *testing.T) {
 	l := newLab(t)
 	h := openHost(t)
-	ports := func(elsewhere bool) []kernel.HostPort {
+	list := func(elsewhere bool) []ports.Port {
 		c, err := parsed(mappings(`{"hostPort":8080,"containerPort":80}`))
 		if err != nil {
 			t.Fatal(err)
@@ -206,9 +206,9 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		return c.hostPorts(pod)
 	}
 	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
-	del := func(owner string) error { return h.DelHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(false)}) }
+	del := func(owner string) error { return delHostPorts(h, owned{Owner: owner, Ports: list(false)}) }
 	add := func(owner string, elsewhere bool) error {
-		return h.AddHostPorts(kernel.HostPorts{Owner: owner, Ports: ports(elsewhere)}, func(string, kernel.HostPort) ([]kernel.HostPorts, error) {
+		return addHostPorts(h, owned{Owner: owner, Ports: list(elsewhere)}, func(string, ports.Port) ([]owned, error) {
 			return nil, errors.New("clash")
 		})
 	}

@@ -17,11 +17,11 @@ import (
 // also for pods without ports. It is a no-op where no record names such hostPorts and Podlace did not open the pod's links. With such a record it
 // leaves the protection to an ADD that forwards ports, which restores it with the other rules.
 func protect(r *plugin.Request, forwards bool) {
-	if used := kernel.LoopbackUsed(); used && forwards || !used && !opensLoopback(r) {
+	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
 	}
 	err := kernel.WithHost(func(host *kernel.Node) error {
-		if ok, err := host.LoopbackProtected(); err != nil || ok {
+		if ok, err := loopbackProtected(host); err != nil || ok {
 			return err
 		}
 		unlock, err := attachment.Trying.Node(portsLock)
@@ -36,31 +36,31 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
+// mendRecorded is mendLoopback for the attachments that have a record.
+func mendRecorded(host *kernel.Node) error {
+	records, err := attachment.AllOf("portmap")
+	if err != nil {
+		return err
+	}
+	var users []string
+	for _, rec := range records {
+		users = append(users, rec.Hash())
+	}
+	return mendLoopback(host, users)
+}
+
 // opensLoopback reports whether Podlace opened a link on the node's side of the pod.
 func opensLoopback(r *plugin.Request) bool {
 	return r.Prev != nil && slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
-		return i.Sandbox == "" && kernel.LoopbackOpenedOn(i.Name)
+		return i.Sandbox == "" && loopbackOpenedOn(i.Name)
 	})
 }
 
 // protectAgain writes the protection if a flush removed it. The caller holds the lock of the ports.
 func protectAgain(host *kernel.Node, log *slog.Logger) error {
-	if ok, err := host.LoopbackProtected(); err != nil || ok {
+	if ok, err := loopbackProtected(host); err != nil || ok {
 		return err
 	}
 	log.Warn("the protection of the node's 127.0.0.0/8 is missing and is restored")
-	return host.ProtectLoopback()
-}
-
-// mendLoopback makes route_localnet and its protection agree with what the node has. The caller holds the lock of the ports.
-func mendLoopback(host *kernel.Node) error {
-	records, err := attachment.AllOf("portmap")
-	if err != nil {
-		return err
-	}
-	users := map[string]bool{}
-	for _, rec := range records {
-		users[rec.Hash()] = true
-	}
-	return host.MendLoopback(func(owner string) bool { return users[owner] })
+	return ProtectLoopback(host)
 }

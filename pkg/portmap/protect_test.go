@@ -162,11 +162,11 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 			if err := errors.Join(err, flushNFT()); err != nil {
 				t.Fatal(err)
 			}
-			if !kernel.LoopbackOpenedOn("pt0") {
+			if !loopbackOpenedOn("pt0") {
 				t.Fatal("127.0.0.1 is not open: this test shows nothing")
 			}
 			call(l)
-			if ok, err := openHost(t).LoopbackProtected(); err != nil || !ok && kernel.LoopbackOpenedOn("pt0") {
+			if ok, err := loopbackProtected(openHost(t)); err != nil || !ok && loopbackOpenedOn("pt0") {
 				t.Errorf("open without protection, %v", err)
 			}
 			l.OK(l.Call("DEL", "b", none...))

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/reference"
 )
 
@@ -43,13 +43,13 @@ func asReference(r *plugin.Request) reference.Portmap {
 
 // madeByReference returns the backend of the reference that forwards the ports of an attachment without a record; "" when none does. Its
 // rules in iptables are the same as ours, and only said to exist.
-func madeByReference(r *plugin.Request, ports []kernel.HostPort) (backend string, err error) {
+func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil
 	}
 	ref := asReference(r)
-	all := len(ports) > 0
-	for _, p := range ports {
+	all := len(list) > 0
+	for _, p := range list {
 		ok, err := ref.HasPort(p)
 		if err != nil {
 			return "", err

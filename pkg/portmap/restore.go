@@ -12,19 +12,20 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // recorded is an attachment that has ports.
 type recorded struct {
 	attachment.Record
 	state
-	shared []kernel.HostPort // those of its ports that an older attachment of its container has
+	shared []ports.Port // those of its ports that an older attachment of its container has
 }
 
 func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
 
 // wanted is what nf_tables should have of the attachment.
-func (rec recorded) wanted() kernel.HostPorts {
+func (rec recorded) wanted() owned {
 	ports := rec.hostPorts(rec.owner())
 	ports.Netns, ports.Shared = rec.netns(rec.Netns), rec.shared
 	return ports
@@ -52,18 +53,18 @@ func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) er
 	if len(all) > 0 {
 		err = restore(host, all, log, locks)
 	}
-	return errors.Join(err, mendLoopback(host))
+	return errors.Join(err, mendRecorded(host))
 }
 
 // inUse reports whether the node has what hostPorts need: a record, or a link whose pods 127.0.0.1 reaches.
 func inUse(host *kernel.Node) (bool, error) {
-	if kernel.LoopbackUsed() {
+	if loopbackUsed() {
 		return true, nil
 	}
 	if recorded, err := attachment.Any("portmap"); err != nil || recorded {
 		return recorded, err
 	}
-	return host.LoopbackOpen()
+	return LoopbackOpen(host)
 }
 
 // restoreRecorded is restore for an ADD that found the rules missing: it writes them also when no other attachment has ports.
@@ -78,29 +79,29 @@ func restoreRecorded(host *kernel.Node, log *slog.Logger) error {
 // restore is Restore for a caller that holds the lock. One attachment that cannot be restored does not keep the others from it.
 func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
-	if kernel.LoopbackUsed() {
+	if loopbackUsed() {
 		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
 	}
-	var wanted []kernel.HostPorts
-	var flows []kernel.HostPort
+	var wanted []owned
+	var flows []ports.Port
 	for i := range all {
 		errs = append(errs, openLoopback(host, all[i].Key, &all[i].state))
 		wanted = append(wanted, all[i].wanted())
 		flows = append(flows, all[i].Ports...)
 	}
-	lacks, err := host.LacksHostPorts(wanted)
+	lacks, err := lacksHostPorts(host, wanted)
 	if lacks && len(all) > 0 {
 		log.Info("rules of hostPorts are missing and are restored from the records", "attachments", len(all))
 	}
 	if lacks {
-		err = host.RestoreHostPorts(wanted)
+		err = restoreHostPorts(host, wanted)
 	}
 	errs = append(errs, ignoreNoNFT(err))
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacks || changed {
 		// The kernel remembers clients that sent meanwhile as talking to the node itself.
-		delFlows(host, flows)
+		endFlows(host, flows)
 	}
 	return errors.Join(errs...)
 }
@@ -121,13 +122,13 @@ func allRecorded() ([]recorded, error) { return recordedBut("", "") }
 func recordedBut(hash, container string) (all []recorded, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
-	var seen kernel.PortIndex
+	var seen ports.Index
 	for _, rec := range records {
 		of := recorded{Record: rec}
 		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
-		of.Ports = slices.DeleteFunc(of.Ports, func(p kernel.HostPort) bool {
+		of.Ports = slices.DeleteFunc(of.Ports, func(p ports.Port) bool {
 			return p.Port == 0 || !p.To.IsValid() || seen.Overlap(p, rec.ContainerID)
 		})
 		if len(of.Ports) > 0 {
@@ -135,7 +136,7 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 			all = append(all, of)
 		}
 	}
-	var older kernel.PortIndex
+	var older ports.Index
 	for i := len(all) - 1; i >= 0; i-- {
 		for _, p := range all[i].Ports {
 			if older.Overlap(p, all[i].Hash()) {
@@ -151,7 +152,7 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 // intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads no
 // record unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
-	ok, err := host.HostPortRules()
+	ok, err := rulesIntact(host)
 	if nft.Unsupported(err) || err == nil && ok {
 		return cfg.Backend != "iptables" || iptablesIntact()
 	}

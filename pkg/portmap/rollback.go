@@ -8,10 +8,10 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/reference"
 )
 
@@ -28,7 +28,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	}
 	var lend []attachment.Step
 	if st.Localhost != "" {
-		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on", Do: func() error { return host.LendLoopback(st.Localhost) }}}
+		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on", Do: func() error { return lendLoopback(host, st.Localhost) }}}
 	}
 	if st.Backend == "iptables" && rec.Key == named {
 		return lend, nil
@@ -52,12 +52,12 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 		}
 	}
 	return append(lend, []attachment.Step{
-		{Text: fmt.Sprintf("forward %s by rules of %s", listPorts(st.Ports), backend), Do: func() error {
+		{Text: fmt.Sprintf("forward hostPort %s by rules of %s", ports.Names(st.Ports), backend), Do: func() error {
 			if backend == "iptables" {
-				as := state{Backend: backend, Ports: kernel.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
+				as := state{Backend: backend, Ports: ports.Singles(st.Ports), Rules: cfg.rules(withSubnets(st.Ports, addresses))}
 				return addByIPTables(named, as, slog.Default())
 			}
-			return reference.Portmap(reference.Of(rec.Key)).Write(kernel.Singles(st.Ports))
+			return reference.Portmap(reference.Of(rec.Key)).Write(ports.Singles(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
 			own := st.hostPorts(owner(rec.Key, rec.Pod))
@@ -92,8 +92,8 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 }
 
 // withSubnets gives the addresses that ports lead to the lengths of their subnets; one that is not known is alone.
-func withSubnets(ports []kernel.HostPort, addresses []netip.Prefix) (pods []netip.Prefix) {
-	for _, p := range ports {
+func withSubnets(list []ports.Port, addresses []netip.Prefix) (pods []netip.Prefix) {
+	for _, p := range list {
 		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())
 		if i := slices.IndexFunc(addresses, func(a netip.Prefix) bool { return a.Addr() == p.To.Addr() }); i >= 0 {
 			of = addresses[i]
@@ -103,14 +103,4 @@ func withSubnets(ports []kernel.HostPort, addresses []netip.Prefix) (pods []neti
 		}
 	}
 	return pods
-}
-
-func listPorts(ports []kernel.HostPort) string {
-	var out []string
-	for _, p := range ports {
-		if s := p.String(); !slices.Contains(out, s) {
-			out = append(out, s)
-		}
-	}
-	return "hostPort " + strings.Join(out, ", ")
 }

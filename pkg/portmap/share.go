@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without the mark,
@@ -35,17 +36,17 @@ type claim struct {
 
 // decision is what yields answers about an owner.
 type decision struct {
-	loses []kernel.HostPorts
+	loses []owned
 	err   error
 }
 
 // add forwards the ports. A range of which another attachment has a part is taken apart: single ports can be passed on one by one.
-func (c *claim) add(att *attachment.Attachment, st *state, own kernel.HostPorts) error {
-	err := c.host.AddHostPorts(own, c.yields)
-	if !errors.Is(err, kernel.ErrShared) {
+func (c *claim) add(att *attachment.Attachment, st *state, own owned) error {
+	err := addHostPorts(c.host, own, c.yields)
+	if !errors.Is(err, errShared) {
 		return err
 	}
-	singles := kernel.Singles(st.Ports)
+	singles := ports.Singles(st.Ports)
 	if err := c.cfg.checkCount(singles); err != nil {
 		return err
 	}
@@ -53,12 +54,12 @@ func (c *claim) add(att *attachment.Attachment, st *state, own kernel.HostPorts)
 	if err := att.Save(*st); err != nil {
 		return err
 	}
-	return c.host.AddHostPorts(own, c.yields)
+	return addHostPorts(c.host, own, c.yields)
 }
 
 // yields decides about another attachment that has a port: it gives way when its pod is gone, and to a newer pod of the same name.
-func (c *claim) yields(other string, p kernel.HostPort) (loses []kernel.HostPorts, err error) {
-	hash := kernel.OwnerHash(other)
+func (c *claim) yields(other string, p ports.Port) (loses []owned, err error) {
+	hash := ownerHash(other)
 	d, ok := c.decided[hash]
 	if !ok {
 		d.loses, d.err = c.ask(hash, other, p)
@@ -70,30 +71,30 @@ func (c *claim) yields(other string, p kernel.HostPort) (loses []kernel.HostPort
 	return d.loses, d.err
 }
 
-func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostPorts, err error) {
+func (c *claim) ask(hash, other string, p ports.Port) (loses []owned, err error) {
 	rec, found, err := attachment.ByHash("portmap", hash)
 	if err != nil {
 		return nil, err
 	}
 	in := "hostPort %s is in use by %s"
 	if !found {
-		if o, ok, err := c.host.HostPortOwner(hash); err != nil || ok && plugin.NetnsGone(o.Netns) {
+		if o, ok, err := findOwner(c.host, hash); err != nil || ok && plugin.NetnsGone(o.Netns) {
 			return nil, err
 		}
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, kernel.OwnerName(other)),
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, ownerName(other)),
 			"its record is lost; DEL of its container ends it")
 	}
 	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
 		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
 			return nil, err
 		}
-		return nil, kernel.ErrShared
+		return nil, errShared
 	}
 	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
 	if !same && !gone {
 		return nil, plugin.Errorf(plugin.CodePortConflict, in, p, who(rec, other))
 	}
-	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", kernel.OwnerName(other), "container", rec.ContainerID, "samePod", same)
+	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", ownerName(other), "container", rec.ContainerID, "samePod", same)
 	if !gone {
 		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
 			return nil, err
@@ -103,7 +104,7 @@ func (c *claim) ask(hash, other string, p kernel.HostPort) (loses []kernel.HostP
 }
 
 // replace notes that a container gives way, in all its networks: those that share the port have rules too. A container that is gone loses all.
-func (c *claim) replace(container string, gone bool) (loses []kernel.HostPorts, err error) {
+func (c *claim) replace(container string, gone bool) (loses []owned, err error) {
 	records, err := attachment.AllOf("portmap")
 	for _, rec := range records {
 		of := recorded{Record: rec}
@@ -143,8 +144,8 @@ func others(r *plugin.Request) func(owner string) (name string, shares bool) {
 		if ok {
 			return a.name, a.shares
 		}
-		a.name = kernel.OwnerName(owner)
-		if rec, found, err := attachment.ByHash("portmap", kernel.OwnerHash(owner)); err == nil && found {
+		a.name = ownerName(owner)
+		if rec, found, err := attachment.ByHash("portmap", ownerHash(owner)); err == nil && found {
 			a = answer{who(rec, owner), rec.ContainerID == r.ContainerID}
 		}
 		known[owner] = a
@@ -154,12 +155,12 @@ func others(r *plugin.Request) func(owner string) (name string, shares bool) {
 
 // who names an owner with what distinguishes it from an earlier pod of the same name.
 func who(rec attachment.Record, owner string) string {
-	return fmt.Sprintf("%s, container %s, since %s", kernel.OwnerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s, container %s, since %s", ownerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
 }
 
 // passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
 // an older pod of the same name that still runs. The caller holds the lock of the ports.
-func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) error {
+func passPorts(host *kernel.Node, hash string, ends func(ports.Port) bool) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
@@ -170,10 +171,10 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
 	}
 	var heirs []recorded
-	var wanted []kernel.HostPorts
+	var wanted []owned
 	for _, rec := range all {
 		h := rec.wanted()
-		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p kernel.HostPort) bool { return !ends(p) })
+		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return !ends(p) })
 		if len(h.Ports) > 0 {
 			heirs, wanted = append(heirs, rec), append(wanted, h)
 		}
@@ -184,7 +185,7 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 		}
 		return attachment.NoteNode(sharedPorts, noneShared)
 	}
-	if err := host.PassHostPorts(hash, wanted); err != nil {
+	if err := passHostPorts(host, hash, wanted); err != nil {
 		return err
 	}
 	if _, err := restoreIPTables(heirs, true, slog.Default()); err != nil {
@@ -197,13 +198,13 @@ func passPorts(host *kernel.Node, hash string, ends func(kernel.HostPort) bool) 
 // counts.
 func sharedBut(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
-	var seen kernel.PortIndex
+	var seen ports.Index
 	for _, rec := range records {
 		var st state
 		if rec.Hash() == hash || json.Unmarshal(rec.State, &st) != nil || st.Ended {
 			continue
 		}
-		if slices.ContainsFunc(st.Ports, func(p kernel.HostPort) bool { return seen.Overlap(p, rec.Hash()) }) {
+		if slices.ContainsFunc(st.Ports, func(p ports.Port) bool { return seen.Overlap(p, rec.Hash()) }) {
 			return true, err
 		}
 		seen.Add(rec.Hash(), st.Ports...)

@@ -119,21 +119,21 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
-			h.Rule(base, slices.Concat(f.only(), f.subnet(f.destination, multicast, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
+			h.Rule(base, slices.Concat(f.Only(), f.subnet(f.Destination, multicast, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		h.Rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
 		comment := fmt.Sprintf("%s, net: %s, if: %s, id: %s", b.commentPrefix(), b.Network, b.IfName, b.ContainerID)
 		comment = comment[:min(len(comment), nft.MaxComment)]
 		for _, a := range addresses {
 			f := familyOf(a.Addr().Is4())
-			from := slices.Concat(f.only(), f.is(f.source, a.Addr()))
+			from := slices.Concat(f.Only(), f.is(f.Source, a.Addr()))
 			for _, p := range except {
 				if p.Addr().Is4() == a.Addr().Is4() {
-					h.Commented(checks, comment, slices.Concat(from, f.subnet(f.destination, p, expr.CmpOpEq),
+					h.Commented(checks, comment, slices.Concat(from, f.subnet(f.Destination, p, expr.CmpOpEq),
 						[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}))
 				}
 			}
-			h.Commented(checks, comment, slices.Concat(from, f.subnet(f.destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
+			h.Commented(checks, comment, slices.Concat(from, f.subnet(f.Destination, a.Masked(), expr.CmpOpNeq), []expr.Any{&expr.Masq{}}))
 		}
 		return nil
 	})

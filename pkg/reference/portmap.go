@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/iptables"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // Portmap is what the reference's portmap has of an attachment: the rules of its hostPorts, in every form.
@@ -32,7 +32,7 @@ func (p Portmap) chains() iptables.Chains {
 
 // portRules is where the reference keeps hostPorts in nf_tables, in some chains.
 func portRules(is4 bool) nft.Place {
-	return nft.Place{Family: familyOf(is4).proto, Table: "cni_hostport"}
+	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
 
 // Remove removes the rules. It is a no-op if there are none.
@@ -64,10 +64,10 @@ func (p Portmap) isRule(of nft.Rule) bool {
 }
 
 // HasPort reports whether the reference's rules of nftables forward the port to the pod.
-func (p Portmap) HasPort(port kernel.HostPort) (bool, error) {
-	list, err := nft.ListRules(portRules(port.To.Addr().Is4()))
+func (p Portmap) HasPort(port ports.Port) (bool, error) {
+	list, err := nft.ListRules(portRules(port.Is4()))
 	return slices.ContainsFunc(list, func(r nft.Rule) bool {
-		return r.Comment == p.ContainerID && r.Has(protocol(port)) && r.Has(nft.BigEndian(port.Port)) && r.Has(nft.BigEndian(port.To.Port())) &&
+		return r.Comment == p.ContainerID && r.Has([]byte{port.Number()}) && r.Has(nft.BigEndian(port.Port)) && r.Has(nft.BigEndian(port.To.Port())) &&
 			r.Has(port.To.Addr().AsSlice()) && (!port.HostIP.IsValid() || r.Has(port.HostIP.AsSlice()))
 	}), err
 }
@@ -87,9 +87,9 @@ func (p Portmap) HasChain() (bool, error) {
 }
 
 // Write forwards ports by rules as the reference (1.9) writes them to nftables, unless they are there.
-func (p Portmap) Write(ports []kernel.HostPort) error {
+func (p Portmap) Write(list []ports.Port) error {
 	missing := false
-	for _, port := range ports {
+	for _, port := range list {
 		ok, err := p.HasPort(port)
 		if err != nil {
 			return err
@@ -101,8 +101,7 @@ func (p Portmap) Write(ports []kernel.HostPort) error {
 	}
 	return nft.Build("nft add hostPort rules for the reference plugins", func(c *nftables.Conn) error {
 		for _, is4 := range []bool{true, false} {
-			own := slices.DeleteFunc(slices.Clone(ports), func(port kernel.HostPort) bool { return port.To.Addr().Is4() != is4 })
-			if len(own) > 0 {
+			if own := ports.OfFamily(list, is4); len(own) > 0 {
 				p.write(c, familyOf(is4), own)
 			}
 		}
@@ -111,8 +110,8 @@ func (p Portmap) Write(ports []kernel.HostPort) error {
 }
 
 // write writes the ports of one family, in the table of that family.
-func (p Portmap) write(c *nftables.Conn, f family, ports []kernel.HostPort) {
-	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.proto)})
+func (p Portmap) write(c *nftables.Conn, f family, list []ports.Port) {
+	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.Proto)})
 	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})
 	byIP := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostip_hostports"})
 	all := h.Chain("hostports_all", nil, 0, "")
@@ -123,28 +122,28 @@ func (p Portmap) write(c *nftables.Conn, f family, ports []kernel.HostPort) {
 		h.Rule(base, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: all.Name})
 	}
-	for _, port := range ports {
+	for _, port := range list {
 		var match []expr.Any
 		if port.HostIP.IsValid() {
-			match = f.is(f.destination, port.HostIP)
+			match = f.is(f.Destination, port.HostIP)
 		}
-		h.Commented(chain, p.ContainerID, slices.Concat(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal(protocol(port)),
+		h.Commented(chain, p.ContainerID, slices.Concat(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{port.Number()}),
 			nft.DestinationPort(1), nft.Equal(nft.BigEndian(port.Port)),
 			&expr.Immediate{Register: 1, Data: port.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: nft.BigEndian(port.To.Port())},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: 2}}))
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: 2}}))
 	}
-	if !ports[0].SNAT {
+	if !list[0].SNAT {
 		return
 	}
 	policy := nftables.ChainPolicyAccept
 	back := c.AddChain(&nftables.Chain{Table: h.Table, Name: "masquerading", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
 		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
-	to := ports[0].To.Addr()
+	to := list[0].To.Addr()
 	sources := []netip.Addr{to}
 	if to.Is4() {
 		sources = append(sources, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	for _, source := range sources {
-		h.Commented(back, p.ContainerID, slices.Concat(f.is(f.source, source), f.is(f.destination, to), []expr.Any{&expr.Masq{}}))
+		h.Commented(back, p.ContainerID, slices.Concat(f.is(f.Source, source), f.is(f.Destination, to), []expr.Any{&expr.Masq{}}))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -228,12 +229,12 @@ func (j *job) node() error {
 	}
 	fmt.Fprintln(j.Out, "node")
 	var steps []attachment.Step
-	open, err := j.host.LoopbackOpen()
+	open, err := portmap.LoopbackOpen(j.host)
 	if err != nil {
 		return err
 	}
 	if open { // it closes before its protection goes
-		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it", Do: j.host.CloseLoopback})
+		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it", Do: func() error { return portmap.CloseLoopback(j.host) }})
 	}
 	tables, err := nft.Own()
 	if err != nil {

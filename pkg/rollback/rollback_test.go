@@ -23,6 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -171,7 +172,7 @@ func TestTables(t *testing.T) {
 	}
 	defer host.Close()
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	if err := errors.Join(host.ProtectLoopback(), host.RestoreHostPorts(nil), bridge.SetMasquerade(bridge.MasqueradeSets{Network: "n"}),
+	if err := errors.Join(portmap.ProtectLoopback(host), portmap.BuildTable(), bridge.SetMasquerade(bridge.MasqueradeSets{Network: "n"}),
 		bridge.EnsureVLANGateway(host, bridge.VLANGateway{Bridge: "br0", Link: "br0.5", MAC: mac}),
 		bridge.SetGuards([]bridge.Guard{{Link: "veth0", MAC: mac.String()}})); err != nil {
 		t.Fatal(err)
@@ -188,7 +189,7 @@ func TestTables(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rb0").Run() })
-	if err := host.OpenLoopback("0123456789abcdef", "rb0"); err != nil {
+	if err := portmap.OpenLoopback(host, "0123456789abcdef", "rb0"); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := dryRun(Options{Act: true}); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"net/netip"
@@ -8,12 +8,10 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
-)
 
-// hostportTable is static: tables, chains and rules are made once a node, pods are elements of its maps, so that a packet costs the
-// same however many pods there are.
+	"github.com/podlace/podlace/pkg/nft"
+)
 
 // schema is the version of the table.
 const schema = 2
@@ -24,7 +22,10 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// buildHostports writes the rules without their mark, which comes when the ports of all pods are there.
+// BuildTable writes the table of hostPorts without its mark, which comes when the ports of all pods are there. Chains and rules are made once a
+// node, pods are elements of its maps, so that a packet costs the same however many pods there are.
+func BuildTable() error { return nft.Build("nft add table "+nft.HostportTable, buildHostports) }
+
 func buildHostports(c *nftables.Conn) error {
 	h := hostports{nft.NewRuleset(c, nft.TableOf(nft.HostportTable).Netlink())}
 	hairpin, err := h.Set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
@@ -42,7 +43,8 @@ func buildHostports(c *nftables.Conn) error {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
 			// Nothing gets from ::1 to a pod: without this it would wait for an answer instead of being refused.
-			h.Rule(chain, slices.Concat(ipv6.only(), []expr.Any{nft.Network(1, ipv6.destination, ipv6.length), nft.Equal(netip.IPv6Loopback().AsSlice()),
+			ipv6 := nft.FamilyOf(false)
+			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length), nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
@@ -50,7 +52,7 @@ func buildHostports(c *nftables.Conn) error {
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
 	back := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
-	for _, f := range []family{ipv4, ipv6} {
+	for _, f := range nft.Families() {
 		if err := h.family(f, forward, back, hairpin); err != nil {
 			return err
 		}
@@ -59,60 +61,41 @@ func buildHostports(c *nftables.Conn) error {
 	return err
 }
 
-// family is where a family's header has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its quarters.
-type family struct {
-	digit               string
-	proto               byte
-	source, destination uint32 // offsets
-	length              uint32
-	address             nftables.SetDatatype
-	second, third       uint32 // registers behind an address in register 1
-}
-
-var (
-	ipv4 = family{"4", unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, 9, 10}
-	ipv6 = family{"6", unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, 2, 13}
-)
-
-func (f family) only() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, nft.Equal([]byte{f.proto})}
-}
-
-func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
+func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *nftables.Set) error {
 	sets, err := h.sets(f)
 	if err != nil {
 		return err
 	}
-	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: f.second}
-	h.Rule(forward, slices.Concat(f.only(), []expr.Any{nft.Network(1, f.destination, f.length),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second}, nft.DestinationPort(f.third), nft.Lookup(sets["hostip_ports"]), dnat})...)
+	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: f.Second}
+	h.Rule(forward, slices.Concat(f.Only(), []expr.Any{nft.Network(1, f.Destination, f.Length),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second}, nft.DestinationPort(f.Third), nft.Lookup(sets["hostip_ports"]), dnat})...)
 	// A range leads to the ports of the same numbers.
-	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1}
+	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
 		to  *expr.NAT
 	}{{sets["ports"], dnat}, {sets["ranges"], same}} {
-		h.Rule(forward, slices.Concat(f.only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.DestinationPort(9), nft.Lookup(any.set), any.to})...)
+		h.Rule(forward, slices.Concat(f.Only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.DestinationPort(9), nft.Lookup(any.set), any.to})...)
 	}
 
 	masquerade := &expr.Masq{}
 	// mapped matches when the address at the offset is that of a pod, and the port that the client used is one of that pod's.
 	mapped := func(offset uint32, set *nftables.Set) []expr.Any {
-		return []expr.Any{nft.Network(1, offset, f.length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.second},
-			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
+		return []expr.Any{nft.Network(1, offset, f.Length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second},
+			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.Third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
 	}
-	snat := h.Chain("snat"+f.digit, nil, 0, "")
+	snat := h.Chain("snat"+f.Digit, nil, 0, "")
 	for _, suffix := range []string{"", "_ranges"} {
 		to := func(set string) []expr.Any {
-			return slices.Concat(f.only(), nft.Translated(), mapped(f.destination, sets[set+suffix]))
+			return slices.Concat(f.Only(), nft.Translated(), mapped(f.Destination, sets[set+suffix]))
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
 		// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
-		h.Rule(snat, slices.Concat(mapped(f.source, sets["snat"+suffix]), []expr.Any{masquerade})...)
+		h.Rule(snat, slices.Concat(mapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
-	if f.digit == ipv4.digit {
-		h.Rule(snat, slices.Concat(loopback(f.source), []expr.Any{masquerade})...)
+	if f.Digit == "4" {
+		h.Rule(snat, slices.Concat(loopback(f.Source), []expr.Any{masquerade})...)
 	}
 	h.Rule(snat, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 2}, &expr.Lookup{SourceRegister: 1, SetName: hairpin.Name, SetID: hairpin.ID}, masquerade)
@@ -120,17 +103,17 @@ func (h hostports) family(f family, forward, back *nftables.Chain, hairpin *nfta
 }
 
 // sets makes the sets of a family. taken has what the iptables backend forwards: no rule looks there, but other pods do.
-func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
-	target := []nftables.SetDatatype{f.address, nftables.TypeInetService}
+func (h hostports) sets(f nft.Family) (map[string]*nftables.Set, error) {
+	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}
-	one := append([]nftables.SetDatatype{f.address}, any...)
+	one := append([]nftables.SetDatatype{f.Address}, any...)
 	sets := map[string]*nftables.Set{}
 	var err error
 	for _, s := range []struct {
 		name       string
 		value, key []nftables.SetDatatype
 	}{{"hostip_ports", target, one}, {"ports", target, any}, {"snat", nil, one}, {"masqall", nil, one}, {"taken", nil, one}} {
-		if sets[s.name], err = h.Set(s.name+f.digit, s.value, s.key...); err != nil {
+		if sets[s.name], err = h.Set(s.name+f.Digit, s.value, s.key...); err != nil {
 			return nil, err
 		}
 	}
@@ -138,8 +121,8 @@ func (h hostports) sets(f family) (map[string]*nftables.Set, error) {
 		name  string
 		value nftables.SetDatatype
 		key   []nftables.SetDatatype
-	}{{"ranges", f.address, any}, {"snat_ranges", nftables.SetDatatype{}, one}, {"masqall_ranges", nftables.SetDatatype{}, one}} {
-		if sets[s.name], err = h.Intervals(s.name+f.digit, s.value, s.key...); err != nil {
+	}{{"ranges", f.Address, any}, {"snat_ranges", nftables.SetDatatype{}, one}, {"masqall_ranges", nftables.SetDatatype{}, one}} {
+		if sets[s.name], err = h.Intervals(s.name+f.Digit, s.value, s.key...); err != nil {
 			return nil, err
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ func TestKeys(t *testing.T) {
 		"tcp [2001:db8::1]:443 [fd00::5]:80": "hostip_ports6 20010db8000000000000000000000001 06000000 01bb0000 = fd000000000000000000000000000005 00500000; snat6 fd000000000000000000000000000005 06000000 01bb0000",
 	} {
 		var parts []string
-		for _, e := range mapping(text).elements("x") {
+		for _, e := range elementsOf(portFrom(text), "x") {
 			part := fmt.Sprintf("%s %x", e.Set, e.Key)
 			if e.Value != nil {
 				part += fmt.Sprintf("=%x", e.Value)
@@ -27,13 +27,13 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s:\n got %s\nwant %s", text, got, want)
 		}
 	}
-	all := mapping("tcp 80 10.1.0.5:80")
+	all := portFrom("tcp 80 10.1.0.5:80")
 	all.MasqAll = true
-	if list := all.elements("x"); len(list) != 3 || list[2].Set != "masqall4" {
+	if list := elementsOf(all, "x"); len(list) != 3 || list[2].Set != "masqall4" {
 		t.Errorf("got %+v", list)
 	}
 	all.SNAT, all.MasqAll = false, false
-	if list := all.elements("x"); len(list) != 1 {
+	if list := elementsOf(all, "x"); len(list) != 1 {
 		t.Errorf("without SNAT: %+v", list)
 	}
 }
@@ -44,11 +44,11 @@ func TestHostPortText(t *testing.T) {
 	for text, want := range map[string]string{
 		"tcp 8080 10.1.0.5:80": "tcp 8080", "udp 192.0.2.1:53 10.1.0.5:53": "udp 192.0.2.1:53", "sctp [2001:db8::1]:1 [fd00::5]:1": "sctp [2001:db8::1]:1",
 	} {
-		if got := mapping(text).String(); got != want {
+		if got := portFrom(text).String(); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	for _, e := range mapping("udp 192.0.2.1:53 10.1.0.5:5353").elements("x") {
+	for _, e := range elementsOf(portFrom("udp 192.0.2.1:53 10.1.0.5:5353"), "x") {
 		if got := portOf(e).String(); isForward(e) && got != "udp 192.0.2.1:53" {
 			t.Errorf("%s: %s", e.Set, got)
 		}

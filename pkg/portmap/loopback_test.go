@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"fmt"
@@ -9,15 +9,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // TestProtectLoopback makes a table of its own.
 func TestProtectLoopback(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	for range 2 {
-		mustDo(t, h.ProtectLoopback())
+		mustDo(t, ProtectLoopback(h))
 		if lines := records(t, "nft rule inet "+nft.LoopbackTable+" prerouting", "immediate"); len(lines) != 2 {
 			t.Errorf("got %q", lines)
 		}
@@ -28,10 +30,10 @@ func TestProtectLoopback(t *testing.T) {
 // on stays.
 func TestLoopbackUsers(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
 	for _, link := range []string{"kt0", "kt1"} {
-		addBridge(t, h, link)
+		addBridge(t, link)
 	}
 	state := func(want string) {
 		t.Helper()
@@ -43,12 +45,12 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 	a, b := strings.Fields(ownerA)[0], strings.Fields(ownerB)[0]
 	state("0 0 0")
-	mustDo(t, h.OpenLoopback(a, "kt0"), h.OpenLoopback(a, "kt0"), h.OpenLoopback(b, "kt0"), h.OpenLoopback(b, "kt1"))
+	mustDo(t, OpenLoopback(h, a, "kt0"), OpenLoopback(h, a, "kt0"), OpenLoopback(h, b, "kt0"), OpenLoopback(h, b, "kt1"))
 	state("2 2 2")
-	closeFor := func(owner, link string) error { return h.DelHostPorts(HostPorts{Owner: owner, Localhost: link}) }
+	closeFor := func(owner, link string) error { return delHostPorts(h, owned{Owner: owner, Localhost: link}) }
 	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("2 2 2")
-	_, err := h.DelOwnedHostPorts(ownerB)
+	_, err := delOwnedHostPorts(h, ownerB)
 	mustDo(t, err)
 	state("2 0 2")
 	mustDo(t, closeFor(ownerB, "kt0"))
@@ -60,14 +62,14 @@ func TestLoopbackUsers(t *testing.T) {
 			t.Errorf("left %q", left)
 		}
 	}
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}), h.OpenLoopback(a, "kt1"), h.OpenLoopback(b, "kt1"), closeFor(ownerA, "kt1"))
+	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}), OpenLoopback(h, a, "kt1"), OpenLoopback(h, b, "kt1"), closeFor(ownerA, "kt1"))
 	state("0 1 2")
 	mustDo(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
 	// A lost record may have told that an earlier version, which wrote 1, opened the link.
-	mustDo(t, h.ProtectLoopback(), closeFor(ownerB, "kt1"))
+	mustDo(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "0"}), closeFor(ownerB, "kt1"))
+	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
 	state("0 0 0")
 	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
@@ -78,12 +80,11 @@ func TestLoopbackUsers(t *testing.T) {
 // hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
 func TestLoopbackUsersLost(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
 	for _, link := range []string{"kt0", "kt1"} {
-		addBridge(t, h, link)
+		addBridge(t, link)
 	}
-	none := func(string) bool { return false }
 	state := func(want string) {
 		t.Helper()
 		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
@@ -94,36 +95,36 @@ func TestLoopbackUsersLost(t *testing.T) {
 	}
 	open := func(owner, link string, port uint16) {
 		t.Helper()
-		mustDo(t, h.RestoreHostPorts(nil), h.OpenLoopback(OwnerHash(owner), link),
-			h.AddHostPorts(HostPorts{Owner: owner, Ports: []HostPort{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}},
-				func(string, HostPort) ([]HostPorts, error) { return nil, ErrShared }))
+		mustDo(t, restoreHostPorts(h, nil), OpenLoopback(h, ownerHash(owner), link),
+			addHostPorts(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}},
+				func(string, ports.Port) ([]owned, error) { return nil, errShared }))
 	}
 	lose := func() { t.Helper(); mustDo(t, os.RemoveAll(loopbackUsers)) }
-	del := func(owner string) { t.Helper(); _, err := h.DelOwnedHostPorts(OwnerHash(owner)); mustDo(t, err) }
+	del := func(owner string) { t.Helper(); _, err := delOwnedHostPorts(h, ownerHash(owner)); mustDo(t, err) }
 
 	open(ownerA, "kt0", 1)
 	open(ownerB, "kt1", 2)
 	lose()
-	mustDo(t, h.MendLoopback(none))
+	mustDo(t, mendLoopback(h, nil))
 	state("2 2 2")
 	del(ownerA)
 	state("2 2 2")
 	del(ownerB)
 	state("0 0 0")
 
-	mustDo(t, h.Set(Sysctl{"ipv4/conf/kt1/route_localnet", "1"}))
+	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}))
 	open(ownerA, "kt0", 1)
 	open(ownerB, "kt1", 2)
 	lose()
 	flush(t)
 	state("2 1 0")
-	mustDo(t, h.MendLoopback(func(owner string) bool { return true }))
+	mustDo(t, mendLoopback(h, []string{ownerHash(ownerA), ownerHash(ownerB)}))
 	state("0 1 2") // an earlier version may have written the 1
 
 	open(ownerA, "kt0", 1)
 	flush(t)
-	mustDo(t, h.MendLoopback(func(owner string) bool { return owner == OwnerHash(ownerA) }))
+	mustDo(t, mendLoopback(h, []string{ownerHash(ownerA)}))
 	state("2 1 2")
-	mustDo(t, h.LendLoopback("kt0"), h.MendLoopback(none))
+	mustDo(t, lendLoopback(h, "kt0"), mendLoopback(h, nil))
 	state("1 1 0")
 }

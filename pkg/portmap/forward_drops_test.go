@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nfta
 
 // TestForwardDrops: of the chains that forwarded packets pass only those count whose policy is drop.
 func TestForwardDrops(t *testing.T) {
-	h := host(t)
+	h := openHost(t)
 	const (
 		v4, v6, both = nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet
 		drop, accept = nftables.ChainPolicyDrop, nftables.ChainPolicyAccept
@@ -40,23 +40,23 @@ func TestForwardDrops(t *testing.T) {
 	forward := nftables.ChainHookForward
 	for title, c := range map[string]struct {
 		make func(t *testing.T)
-		want []Chain
+		want []chainName
 	}{
 		"no table":             {make: func(*testing.T) {}},
 		"no such chain":        {make: func(t *testing.T) { addChain(t, v4, "INPUT", nftables.ChainHookInput, drop, 0) }},
 		"accept":               {make: func(t *testing.T) { addChain(t, v4, "FORWARD", forward, accept, 1) }},
 		"no hook, no policy":   {make: func(t *testing.T) { addChain(t, v4, "FORWARD", nil, drop, 1) }},
-		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []Chain{{"ip", "filter", "FORWARD"}}},
-		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, []Chain{{"ip6", "filter", "FORWARD"}}},
-		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []Chain{{"inet", "filter", "forward"}}},
-		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []Chain{{"ip", "filter", "FORWARD"}}},
-		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, []Chain{{"ip6", "filter", "FORWARD"}}},
+		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []chainName{{"ip", "filter", "FORWARD"}}},
+		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, []chainName{{"ip6", "filter", "FORWARD"}}},
+		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []chainName{{"inet", "filter", "forward"}}},
+		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []chainName{{"ip", "filter", "FORWARD"}}},
+		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, []chainName{{"ip6", "filter", "FORWARD"}}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			flush(t)
 			t.Cleanup(func() { flush(t) })
 			c.make(t)
-			got, err := h.ForwardDrops()
+			got, err := forwardDrops(h)
 			if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -82,7 +82,7 @@ func nftVariant(version []byte) bool {
 }
 
 func TestChainCovers(t *testing.T) {
-	for c, want := range map[Chain][2]bool{FilterChain(true, "x"): {true, false}, FilterChain(false, "x"): {false, true}, {"inet", "filter", "x"}: {true, true}} {
+	for c, want := range map[chainName][2]bool{filterChain(true, "x"): {true, false}, filterChain(false, "x"): {false, true}, {"inet", "filter", "x"}: {true, true}} {
 		if got := [2]bool{c.Covers(true), c.Covers(false)}; got != want {
 			t.Errorf("%s: %v", c, got)
 		}
@@ -92,10 +92,10 @@ func TestChainCovers(t *testing.T) {
 func TestHasChain(t *testing.T) {
 	flush(t)
 	t.Cleanup(func() { flush(t) })
-	h := host(t)
+	h := openHost(t)
 	addChain(t, nftables.TableFamilyIPv4, "DOCKER-USER", nil, 0, 0)
-	for c, want := range map[Chain]bool{FilterChain(true, "DOCKER-USER"): true, FilterChain(false, "DOCKER-USER"): false, FilterChain(true, "DOCKER"): false, {"inet", "filter", "DOCKER-USER"}: false} {
-		if got, err := h.HasChain(c); err != nil || got != want {
+	for c, want := range map[chainName]bool{filterChain(true, "DOCKER-USER"): true, filterChain(false, "DOCKER-USER"): false, filterChain(true, "DOCKER"): false, {"inet", "filter", "DOCKER-USER"}: false} {
+		if got, err := hasChain(h, c); err != nil || got != want {
 			t.Errorf("%s: %t, %v", c, got, err)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"errors"
@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/store"
 )
-
-// loopbackTable keeps the network from the node's 127.0.0.0/8, for as long as a link has route_localnet.
 
 // loopbackSchema is the version of the table.
 const loopbackSchema = 1
@@ -36,14 +35,16 @@ var loopbackUsers = filepath.Join(store.Root, ".localhost")
 const foreign = "foreign:"
 
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
-// needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback.
+// needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback. The table stays
+// for as long as a link has route_localnet.
 func buildLoopback(c *nftables.Conn) error {
 	r := nft.NewRuleset(c, nft.TableOf(nft.LoopbackTable).Netlink())
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
+	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
-	for _, offset := range []uint32{ipv4.source, ipv4.destination} {
+	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
 		// Every packet comes here: what nearly none has is looked at first.
-		r.Rule(chain, slices.Concat(ipv4.only(), loopback(offset), notLo, nft.Drop())...)
+		r.Rule(chain, slices.Concat(ipv4.Only(), loopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
 }
@@ -53,28 +54,28 @@ func loopback(offset uint32) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, 1), nft.Equal([]byte{127})}
 }
 
-func (n *Node) marked(table string, version uint16) (bool, error) {
-	t, err := n.NFT.Open(table)
+func marked(host *kernel.Node, table string, version uint16) (bool, error) {
+	t, err := host.NFT.Open(table)
 	if err != nil {
 		return false, err
 	}
 	return t.Marked(version)
 }
 
-// LoopbackProtected reports whether the protection is in place.
-func (n *Node) LoopbackProtected() (bool, error) {
-	return n.marked(nft.LoopbackTable, loopbackSchema)
+// loopbackProtected reports whether the protection is in place.
+func loopbackProtected(host *kernel.Node) (bool, error) {
+	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// LoopbackUsed reports whether an attachment is recorded that the node's 127.0.0.1 reaches. It is one look at a folder.
-func LoopbackUsed() bool {
+// loopbackUsed reports whether an attachment is recorded that the node's 127.0.0.1 reaches. It is one look at a folder.
+func loopbackUsed() bool {
 	users, err := names(loopbackUsers, 1)
 	return err != nil || len(users) > 0
 }
 
 // ProtectLoopback drops packets from the network for 127.0.0.0/8.
-func (n *Node) ProtectLoopback() error {
-	if ok, err := n.marked(nft.LoopbackTable, loopbackSchema); ok || err != nil {
+func ProtectLoopback(host *kernel.Node) error {
+	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
 	}
 	return nft.Build("nft add table "+nft.LoopbackTable, buildLoopback)
@@ -84,14 +85,14 @@ func (n *Node) ProtectLoopback() error {
 // the kernel itself says which links Podlace opened, also when records and rules are lost.
 const openedByUs = "2"
 
-func routeLocalnet(link, value string) Sysctl {
-	return Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: value}
+func routeLocalnet(link, value string) kernel.Sysctl {
+	return kernel.Sysctl{Path: "ipv4/conf/" + link + "/route_localnet", Value: value}
 }
 
-// LoopbackReaches reports whether route_localnet is on for a link or for all links.
-func (n *Node) LoopbackReaches(link string) bool {
+// loopbackReaches reports whether route_localnet is on for a link or for all links.
+func loopbackReaches(host *kernel.Node, link string) bool {
 	for _, name := range []string{link, "all"} {
-		if on, err := n.Get(routeLocalnet(name, "").Path); err != nil || on != "0" {
+		if on, err := host.Get(routeLocalnet(name, "").Path); err != nil || on != "0" {
 			return true
 		}
 	}
@@ -100,8 +101,8 @@ func (n *Node) LoopbackReaches(link string) bool {
 
 // OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. The node's own loopback is
 // protected from them first. Callers hold a lock against one another.
-func (n *Node) OpenLoopback(owner, link string) error {
-	on, _ := n.Get(routeLocalnet(link, "").Path)
+func OpenLoopback(host *kernel.Node, owner, link string) error {
+	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
 		name = foreign + link
@@ -116,125 +117,130 @@ func (n *Node) OpenLoopback(owner, link string) error {
 		_ = os.Remove(users.Path())
 		return err
 	}
-	if err := n.ProtectLoopback(); err != nil {
+	if err := ProtectLoopback(host); err != nil {
 		return err
 	}
 	if name != link {
 		return nil
 	}
-	return n.Set(routeLocalnet(link, openedByUs))
+	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// LendLoopback leaves a link that Podlace opened to the rules of the reference plugins, which need route_localnet and never switch it off.
-func (n *Node) LendLoopback(link string) error {
-	if on, err := n.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
+// lendLoopback leaves a link that Podlace opened to the rules of the reference plugins, which need route_localnet and never switch it off.
+func lendLoopback(host *kernel.Node, link string) error {
+	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
 	}
-	return n.Set(routeLocalnet(link, "1"))
+	return host.Set(routeLocalnet(link, "1"))
 }
 
-// opened returns the links for which Podlace switched route_localnet on.
-func (n *Node) opened() (links []string, err error) {
-	return n.routeLocalnets(func(_, value string) bool { return value == openedByUs })
-}
-
-// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1, as other
-// programs do: when records are lost, it may be theirs.
-func (n *Node) openedUnknown() (bool, error) {
-	links, err := n.routeLocalnets(func(link, value string) bool {
-		_, err := os.Lstat(filepath.Join(loopbackUsers, foreign+link))
-		return value == "1" && err != nil
-	})
-	return len(links) > 0, err
-}
-
-// routeLocalnets returns the links whose route_localnet matches. It looks at all links of the node. "all" and "default" are no links.
-func (n *Node) routeLocalnets(matches func(link, value string) bool) (links []string, err error) {
-	folder, err := n.openSysctl("ipv4/conf", os.O_RDONLY)
-	if err != nil {
-		return nil, fault.Ignore(err, fs.ErrNotExist)
-	}
-	defer folder.Close()
-	all, err := folder.Readdirnames(-1)
-	for _, link := range all {
-		if link == "all" || link == "default" {
-			continue
-		}
-		if value, err := n.Get(routeLocalnet(link, "").Path); err == nil && matches(link, value) {
+// opened returns the links for which Podlace switched route_localnet on. It looks at all links of the node.
+func opened(host *kernel.Node) (links []string, err error) {
+	values, err := routeLocalnets(host)
+	for link, value := range values {
+		if value == openedByUs {
 			links = append(links, link)
 		}
 	}
 	return links, err
 }
 
+// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1, as other
+// programs do: when records are lost, it may be theirs.
+func openedUnknown(host *kernel.Node) (bool, error) {
+	values, err := routeLocalnets(host)
+	for link, value := range values {
+		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreign+link)); value == "1" && unknown != nil {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// routeLocalnets returns the value of route_localnet for each link of the node. "all" and "default" are no links.
+func routeLocalnets(host *kernel.Node) (map[string]string, error) {
+	links, err := host.List("ipv4/conf")
+	values := map[string]string{}
+	for _, link := range links {
+		if value, err := host.Get(routeLocalnet(link, "").Path); err == nil && link != "all" && link != "default" {
+			values[link] = value
+		}
+	}
+	return values, err
+}
+
 // LoopbackOpen reports whether Podlace left route_localnet on for any link. It looks at all links of the node.
-func (n *Node) LoopbackOpen() (bool, error) {
-	links, err := n.opened()
+func LoopbackOpen(host *kernel.Node) (bool, error) {
+	links, err := opened(host)
 	return len(links) > 0, err
 }
 
-// LoopbackOpenedOn reports whether Podlace switched route_localnet on for a link. It reads one file.
-func LoopbackOpenedOn(link string) bool {
+// loopbackOpenedOn reports whether Podlace switched route_localnet on for a link. It reads one file.
+func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
 	}
-	value, err := os.ReadFile(filepath.Join(sysctlRoot, routeLocalnet(link, "").Path))
+	value, err := os.ReadFile(filepath.Join("/proc/sys/net", routeLocalnet(link, "").Path))
 	return err == nil && strings.TrimSpace(string(value)) == openedByUs
 }
 
 // CloseLoopback switches route_localnet off for each link for which Podlace switched it on.
-func (n *Node) CloseLoopback() error {
-	links, err := n.opened()
+func CloseLoopback(host *kernel.Node) error {
+	links, err := opened(host)
 	for _, link := range links {
-		err = errors.Join(err, n.Set(routeLocalnet(link, "0")))
+		err = errors.Join(err, host.Set(routeLocalnet(link, "0")))
 	}
 	return err
 }
 
-// MendLoopback protects the node's 127.0.0.0/8 again while a link is open, and closes the links once neither a record nor a hostPort in
-// the kernel can need them. isUser reports whether a recorded attachment, by the hash of its key, needs one. Callers hold the lock of OpenLoopback.
-func (n *Node) MendLoopback(isUser func(owner string) bool) error {
-	lost := !LoopbackUsed()
-	links, err := n.opened()
+// mendLoopback protects the node's 127.0.0.0/8 again while a link is open, and closes the links once neither a record nor a hostPort in
+// the kernel can need them. users are the attachments with a record, by the hashes of their keys. The caller holds the lock of the ports.
+func mendLoopback(host *kernel.Node, users []string) error {
+	lost := !loopbackUsed()
+	links, err := opened(host)
 	if err == nil && len(links) > 0 {
-		err = n.ProtectLoopback()
+		err = ProtectLoopback(host)
 	}
 	if err != nil {
 		return err
 	}
-	owners, err := n.HostPortOwners()
+	owners, err := listOwners(host)
 	if err != nil {
 		return err
 	}
-	has := func(owner string) bool {
-		return isUser(owner) || slices.ContainsFunc(owners, func(o HostPortOwner) bool { return o.Hash == owner })
+	for _, o := range owners {
+		users = append(users, o.Hash)
 	}
-	if err := forgetUsers(has); err != nil || len(owners) > 0 || LoopbackUsed() {
+	if err := forgetUsers(users); err != nil || len(owners) > 0 || loopbackUsed() {
 		return err
 	}
-	if err := n.CloseLoopback(); err != nil {
+	if err := CloseLoopback(host); err != nil {
 		return err
 	}
 	if has, err := nft.HasTable(nft.LoopbackTable); err != nil || !has {
 		return err
 	}
 	if lost {
-		if unknown, err := n.openedUnknown(); err != nil || unknown {
+		if unknown, err := openedUnknown(host); err != nil || unknown {
 			return err
 		}
 	}
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are gone, and folders without files.
-func forgetUsers(has func(owner string) bool) error {
+// forgetUsers removes the files of attachments that are no users, and folders without files.
+func forgetUsers(users []string) error {
+	keep := map[string]bool{}
+	for _, owner := range users {
+		keep[owner] = true
+	}
 	links, err := names(loopbackUsers, -1)
 	for _, link := range links {
 		folder := filepath.Join(loopbackUsers, link)
-		users, e := names(folder, -1)
+		owners, e := names(folder, -1)
 		err = errors.Join(err, e)
-		for _, owner := range users {
-			if !has(owner) {
+		for _, owner := range owners {
+			if !keep[owner] {
 				err = errors.Join(err, fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
 					return os.Remove(filepath.Join(folder, owner))
 				}))
@@ -251,7 +257,7 @@ const anyLink = "*"
 // closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off. last
 // says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller calls finish. Callers
 // hold the lock of OpenLoopback.
-func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error, err error) {
+func closeLoopback(host *kernel.Node, owner, link string) (last bool, finish func() error, err error) {
 	finish = func() error { return nil }
 	if link == "" {
 		return false, finish, nil
@@ -277,7 +283,7 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 		}
 		only := len(few) == 1
 		if only && !strings.HasPrefix(link, foreign) {
-			if err := n.Set(routeLocalnet(link, "0")); err != nil {
+			if err := host.Set(routeLocalnet(link, "0")); err != nil {
 				return false, finish, err
 			}
 		}
@@ -298,9 +304,9 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 	if few, err := names(loopbackUsers, ending+1); err != nil || len(few) > ending {
 		return false, finish, err
 	}
-	last, err = n.closeUnused(owner)
+	last, err = closeUnused(host, owner)
 	if err == nil && last && !recorded {
-		unknown, e := n.openedUnknown()
+		unknown, e := openedUnknown(host)
 		last, err = !unknown, e
 	}
 	return last, finish, err
@@ -308,16 +314,16 @@ func (n *Node) closeLoopback(owner, link string) (last bool, finish func() error
 
 // closeUnused decides by the kernel when the records name no other user than the owner, because records can be lost: while another
 // attachment has hostPorts, links that are still open stay open and protected.
-func (n *Node) closeUnused(owner string) (closed bool, err error) {
-	links, err := n.opened()
+func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
+	links, err := opened(host)
 	if err != nil || len(links) == 0 {
 		return err == nil, err
 	}
-	owners, err := n.HostPortOwners()
-	if err != nil || slices.ContainsFunc(owners, func(o HostPortOwner) bool { return o.Hash != owner }) {
+	owners, err := listOwners(host)
+	if err != nil || slices.ContainsFunc(owners, func(o portOwner) bool { return o.Hash != owner }) {
 		return false, err
 	}
-	return true, n.CloseLoopback()
+	return true, CloseLoopback(host)
 }
 
 // names returns at most so many names of a folder, which may be missing; all if less than 1 are wanted.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"errors"
@@ -14,7 +14,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 const (
@@ -22,10 +26,10 @@ const (
 	ownerB = "bbbbbbbbbbbbbbbb shop/web-1"
 )
 
-// mapping makes a mapping from "tcp 8080 10.1.0.5:80" or "udp 192.0.2.1:53 10.1.0.5:53".
-func mapping(text string) HostPort {
+// portFrom makes a mapping from "tcp 8080 10.1.0.5:80" or "udp 192.0.2.1:53 10.1.0.5:53".
+func portFrom(text string) ports.Port {
 	words := strings.Fields(text)
-	p := HostPort{Protocol: words[0], To: netip.MustParseAddrPort(words[2]), SNAT: true}
+	p := ports.Port{Protocol: words[0], To: netip.MustParseAddrPort(words[2]), SNAT: true}
 	if at, err := netip.ParseAddrPort(words[1]); err == nil {
 		p.HostIP, p.Port = at.Addr(), at.Port()
 		return p
@@ -36,61 +40,43 @@ func mapping(text string) HostPort {
 	return p
 }
 
-func portList(texts ...string) (out []HostPort) {
+func portList(texts ...string) (out []ports.Port) {
 	for _, text := range texts {
-		out = append(out, mapping(text))
+		out = append(out, portFrom(text))
 	}
 	return out
 }
 
-func addPorts(h *Node, owner, bridge string, ports []HostPort) error {
-	return addAll(h, HostPorts{Owner: owner, Bridge: bridge, Ports: ports})
+func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
+	return addAll(h, owned{Owner: owner, Bridge: bridge, Ports: ports})
 }
 
 // addAll makes the rules first where they are missing.
-func addAll(h *Node, ports HostPorts) error {
+func addAll(h *kernel.Node, own owned) error {
 	add := func() error {
-		return h.AddHostPorts(ports, func(other string, p HostPort) ([]HostPorts, error) {
-			return nil, fmt.Errorf("hostPort %s is in use by %s: %w", p, OwnerName(other), errInUse)
+		return addHostPorts(h, own, func(other string, p ports.Port) ([]owned, error) {
+			return nil, fmt.Errorf("hostPort %s is in use by %s: %w", p, ownerName(other), errInUse)
 		})
 	}
 	err := add()
-	if errors.Is(err, ErrFlushed) {
-		if err = h.RestoreHostPorts(nil); err == nil {
+	if errors.Is(err, errFlushed) {
+		if err = restoreHostPorts(h, nil); err == nil {
 			err = add()
 		}
 	}
 	return err
 }
 
-func delPorts(h *Node, owner string, ports []HostPort) error {
-	return h.DelHostPorts(HostPorts{Owner: owner, Ports: ports})
+func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
+	return delHostPorts(h, owned{Owner: owner, Ports: ports})
 }
 
 var errInUse = errors.New("another owner has it")
 
-func isDifferent(err error) bool {
-	var d *Differs
-	return errors.As(err, &d)
-}
+func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
-func checkPorts(h *Node, owner string, ports []HostPort) error {
-	return h.CheckHostPorts(HostPorts{Owner: owner, Ports: ports}, func(owner string) (string, bool) { return OwnerName(owner), false })
-}
-
-// flush empties the whole of nftables now and at the end of the test, as an admin's "nft flush ruleset" does.
-func flush(t testing.TB) {
-	t.Helper()
-	now := func() {
-		c, err := nftables.New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.FlushRuleset()
-		mustDo(t, c.Flush())
-	}
-	now()
-	t.Cleanup(now)
+func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
+	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, func(owner string) (string, bool) { return ownerName(owner), false })
 }
 
 // portElements lists the elements of all port sets, without the skeleton.
@@ -104,9 +90,9 @@ func portElements(t *testing.T) (lines []string) {
 	return lines
 }
 
-func TestHostPorts(t *testing.T) {
+func TestTablePorts(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81", "sctp 9 10.1.0.5:9")
 	b := portList("tcp 8082 10.1.0.6:80", "tcp 192.0.2.2:8081 10.1.0.6:81", "udp 8081 10.1.0.6:81")
 	empty := func() { // as before: the nft.Build alone
@@ -135,19 +121,19 @@ func TestHostPorts(t *testing.T) {
 
 func TestCheckHostPorts(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80")))
-	elsewhere, noSNAT := mapping("tcp 8080 10.1.0.5:81"), mapping("tcp 8080 10.1.0.5:80")
+	elsewhere, noSNAT := portFrom("tcp 8080 10.1.0.5:81"), portFrom("tcp 8080 10.1.0.5:80")
 	noSNAT.SNAT = false
-	mustDo(t, checkPorts(h, ownerA, []HostPort{noSNAT}))
-	if err := checkPorts(h, ownerA, []HostPort{elsewhere}); !isDifferent(err) || !strings.Contains(err.Error(), "leads elsewhere") {
+	mustDo(t, checkPorts(h, ownerA, []ports.Port{noSNAT}))
+	if err := checkPorts(h, ownerA, []ports.Port{elsewhere}); !isDifferent(err) || !strings.Contains(err.Error(), "leads elsewhere") {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, delPorts(h, ownerA, []HostPort{noSNAT}))
-	mustDo(t, addPorts(h, ownerA, "kt0", []HostPort{noSNAT}))
+	mustDo(t, delPorts(h, ownerA, []ports.Port{noSNAT}))
+	mustDo(t, addPorts(h, ownerA, "kt0", []ports.Port{noSNAT}))
 	masqAll := noSNAT
 	masqAll.SNAT, masqAll.MasqAll = true, true
-	if err := checkPorts(h, ownerA, []HostPort{masqAll}); !isDifferent(err) || !strings.Contains(err.Error(), "masqall4") {
+	if err := checkPorts(h, ownerA, []ports.Port{masqAll}); !isDifferent(err) || !strings.Contains(err.Error(), "masqall4") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -155,7 +141,7 @@ func TestCheckHostPorts(t *testing.T) {
 // TestHostPortClash: the first owner keeps its port, and the second gets none of its own.
 func TestHostPortClash(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "udp 192.0.2.1:53 10.1.0.5:53", "tcp 443 [fd00::5]:443")))
 	before := portElements(t)
 	for text, says := range map[string]string{
@@ -179,7 +165,7 @@ func TestHostPortClash(t *testing.T) {
 // TestReplaceOwn: the ports of one attachment converge, whatever was there of it.
 func TestReplaceOwn(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "tcp 8081 10.1.0.5:81")))
 	next := portList("tcp 8080 10.1.0.9:80", "tcp 8082 10.1.0.9:82")
 	renamed := strings.Fields(ownerA)[0] + " shop/renamed"
@@ -194,7 +180,7 @@ func TestReplaceOwn(t *testing.T) {
 // TestAfterFlush: whoever flushes the ruleset takes the skeleton away as well; the next pod makes all of it again.
 func TestAfterFlush(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
 	skeletonLines := func() []string {
 		return append(records(t, "nft chain inet "+nft.HostportTable), append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
@@ -234,7 +220,7 @@ func TestSkeletonTwice(t *testing.T) {
 // TestSchema: rules of another version are written anew, and the ports that are there stay.
 func TestSchema(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	a := portList("tcp 8080 10.1.0.5:80")
 	mustDo(t, addPorts(h, ownerA, "kt0", a))
 	rules := records(t, "nft rule inet "+nft.HostportTable)
@@ -258,30 +244,30 @@ func TestSchema(t *testing.T) {
 // TestRange: ports in sequence are one entry, which clashes with single ports and other ranges.
 func TestRange(t *testing.T) {
 	flush(t)
-	h := host(t)
-	long := func(first, last uint16, to string) HostPort {
-		return HostPort{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true, MasqAll: true}
+	h := openHost(t)
+	long := func(first, last uint16, to string) ports.Port {
+		return ports.Port{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true, MasqAll: true}
 	}
-	a := []HostPort{long(1000, 1999, "10.1.0.5"), long(1000, 1999, "fd00::5")}
+	a := []ports.Port{long(1000, 1999, "10.1.0.5"), long(1000, 1999, "fd00::5")}
 	mustDo(t, addPorts(h, ownerA, "kt0", a), checkPorts(h, ownerA, a), addPorts(h, ownerA, "kt0", a))
 	for _, c := range []struct {
-		port  HostPort
+		port  ports.Port
 		clash bool
 	}{
-		{mapping("udp 1500 10.1.0.6:80"), true}, {mapping("udp 1000 10.1.0.6:80"), true}, {mapping("udp 1999 [fd00::6]:80"), true},
-		{mapping("udp 999 10.1.0.6:80"), false}, {mapping("udp 2000 10.1.0.6:80"), false}, {mapping("tcp 1500 10.1.0.6:80"), false},
-		{mapping("udp 192.0.2.1:1500 10.1.0.6:80"), false},
+		{portFrom("udp 1500 10.1.0.6:80"), true}, {portFrom("udp 1000 10.1.0.6:80"), true}, {portFrom("udp 1999 [fd00::6]:80"), true},
+		{portFrom("udp 999 10.1.0.6:80"), false}, {portFrom("udp 2000 10.1.0.6:80"), false}, {portFrom("tcp 1500 10.1.0.6:80"), false},
+		{portFrom("udp 192.0.2.1:1500 10.1.0.6:80"), false},
 		{long(1999, 2100, "10.1.0.6"), true}, {long(900, 1000, "10.1.0.6"), true}, {long(1200, 1300, "10.1.0.6"), true}, {long(500, 3000, "10.1.0.6"), true},
 		{long(2001, 2100, "10.1.0.6"), false},
 	} {
-		err := addPorts(h, ownerB, "kt0", []HostPort{c.port})
+		err := addPorts(h, ownerB, "kt0", []ports.Port{c.port})
 		if errors.Is(err, errInUse) != c.clash || !c.clash && err != nil {
 			t.Errorf("%s: %v", c.port, err)
 		}
-		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []HostPort{c.port}))
+		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []ports.Port{c.port}))
 	}
 	mustDo(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
-	if err := addPorts(h, ownerA, "", []HostPort{long(3000, 3100, "10.1.0.5")}); !errors.Is(err, errInUse) || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
+	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !errors.Is(err, errInUse) || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
 		t.Errorf("range over a port: %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
@@ -293,9 +279,9 @@ func TestRange(t *testing.T) {
 // TestTaken: ports that another backend forwards clash with those of this one, both ways.
 func TestTaken(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	add := func(owner string, taken bool, texts ...string) error {
-		return addAll(h, HostPorts{Owner: owner, Taken: taken, Ports: portList(texts...)})
+		return addAll(h, owned{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
 	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"), add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
 	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true, "tcp 192.0.2.1:91 10.1.0.5:1": true} {
@@ -311,25 +297,25 @@ func TestTaken(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, portList(one)))
-	mustDo(t, h.DelHostPorts(HostPorts{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}), add(ownerB, false, "tcp 80 10.1.0.6:80"))
+	mustDo(t, delHostPorts(h, owned{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}), add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
 // TestDelOwned: without knowing the ports, all of one owner go, and nothing of another.
 func TestDelOwned(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	a := append(portList("tcp 80 10.1.0.5:80", "udp 192.0.2.1:81 10.1.0.5:80", "tcp 80 [fd00::5]:80"),
-		HostPort{Protocol: "tcp", Port: 1000, Last: 1100, To: netip.MustParseAddrPort("10.1.0.5:1000"), SNAT: true, MasqAll: true})
+		ports.Port{Protocol: "tcp", Port: 1000, Last: 1100, To: netip.MustParseAddrPort("10.1.0.5:1000"), SNAT: true, MasqAll: true})
 	b := portList("tcp 90 10.1.0.6:80")
 	mustDo(t, addPorts(h, ownerB, "", b))
 	before := portElements(t)
 	mustDo(t, addPorts(h, ownerA, "", a))
-	hash := OwnerHash(ownerA)
-	if o, ok, err := h.HostPortOwner(hash); !ok || err != nil || o != (HostPortOwner{Hash: hash}) {
+	hash := ownerHash(ownerA)
+	if o, ok, err := findOwner(h, hash); !ok || err != nil || o != (portOwner{Hash: hash}) {
 		t.Error(o, ok, err)
 	}
 	var gone []string
-	ports, err := h.DelOwnedHostPorts(hash)
+	ports, err := delOwnedHostPorts(h, hash)
 	for _, p := range ports {
 		gone = append(gone, p.String()+" "+p.To.Addr().String())
 	}
@@ -338,7 +324,7 @@ func TestDelOwned(t *testing.T) {
 	if diff := cmp.Diff(want, gone); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
-	if o, ok, err := h.HostPortOwner(hash); ok || err != nil {
+	if o, ok, err := findOwner(h, hash); ok || err != nil {
 		t.Error(o, err)
 	}
 	if diff := cmp.Diff(before, portElements(t)); diff != "" {
@@ -346,27 +332,27 @@ func TestDelOwned(t *testing.T) {
 	}
 }
 
-// TestManyPorts: a published range of ports exceeds what one message and one socket buffer hold.
-func TestManyPorts(t *testing.T) {
+// TestTableManyPorts: a published range of ports exceeds what one message and one socket buffer hold.
+func TestTableManyPorts(t *testing.T) {
 	if data, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil {
 		if limit, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && limit < 1<<20 {
 			t.Skipf("SKIPPED: a user namespace may not exceed net.core.wmem_max, which is %d here", limit)
 		}
 	}
 	flush(t)
-	h := host(t)
-	var ports []HostPort
+	h := openHost(t)
+	var list []ports.Port
 	for i := range 700 {
-		ports = append(ports, HostPort{Protocol: "tcp", Port: uint16(10000 + i), To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
+		list = append(list, ports.Port{Protocol: "tcp", Port: uint16(10000 + i), To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
 	}
 	owner := ownerA + strings.Repeat("x", 300) // comments are cut
 	for range 2 {
-		mustDo(t, addPorts(h, owner, "kt0", ports), checkPorts(h, owner, ports))
+		mustDo(t, addPorts(h, owner, "kt0", list), checkPorts(h, owner, list))
 	}
 	if n := len(portElements(t)); n != 1400 {
 		t.Errorf("%d elements, want 1400", n)
 	}
-	mustDo(t, delPorts(h, owner, ports))
+	mustDo(t, delPorts(h, owner, list))
 	if n := len(portElements(t)); n != 0 {
 		t.Errorf("%d elements are left", n)
 	}
@@ -374,7 +360,7 @@ func TestManyPorts(t *testing.T) {
 
 func TestHairpinLinks(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	for _, link := range []string{"kt0", "kt0", "fifteen-bytes-x", ""} {
 		mustDo(t, addPorts(h, ownerA, link, portList("tcp 8080 10.1.0.5:80")))
 	}

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
-import "github.com/podlace/podlace/pkg/nft"
+import (
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+)
 
-// LacksHostPorts reports whether the kernel lacks a rule or an element that RestoreHostPorts writes for the attachments. A kernel without
+// lacksHostPorts reports whether the kernel lacks a rule or an element that restoreHostPorts writes for the attachments. A kernel without
 // nftables lacks nothing that could be restored.
-func (n *Node) LacksHostPorts(all []HostPorts) (bool, error) {
-	if ok, err := n.HostPortRules(); err != nil || !ok {
+func lacksHostPorts(host *kernel.Node, all []owned) (bool, error) {
+	if ok, err := rulesIntact(host); err != nil || !ok {
 		return !ok && err == nil, nft.IgnoreUnsupported(err)
 	}
 	var want []nft.Element
@@ -17,7 +20,7 @@ func (n *Node) LacksHostPorts(all []HostPorts) (bool, error) {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	t, err := n.NFT.Open(nft.HostportTable)
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return false, err
 	}

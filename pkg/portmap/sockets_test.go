@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/ports"
 )
 
 // listen opens a socket that listens, such as "tcp4 127.0.0.1:8080".
@@ -41,17 +43,9 @@ func listen(t testing.TB, network, address string, options ...int) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// listeners is a node with addresses of both families.
-func listeners(t testing.TB) {
-	w := newWire(t)
-	for _, p := range prefixes("10.1.0.1/24", "fd00::1/64") {
-		mustDo(t, w.host.AddAddress(w.bridge, p, false))
-	}
-}
-
 func used(t testing.TB, ports ...string) string {
 	t.Helper()
-	list, err := Listening(portList(ports...))
+	list, err := listening(portList(ports...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +58,7 @@ func used(t testing.TB, ports ...string) string {
 
 // TestListening (F-40, S-27): whoever listens where the port would be taken is found, in both families.
 func TestListening(t *testing.T) {
-	listeners(t)
+	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	for i, x := range []struct {
 		network, address string
 		options          []int
@@ -129,7 +123,7 @@ func connect(t *testing.T, network, from, to string, closed bool) {
 
 // TestListeningLeftOver: connections, open or closed, from the port or to it, are no listeners.
 func TestListeningLeftOver(t *testing.T) {
-	listeners(t)
+	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	listen(t, "tcp", ":2100")
 	listen(t, "udp", ":2100")
 	for i, x := range []struct {
@@ -172,15 +166,15 @@ func TestListeningLeftOver(t *testing.T) {
 
 // TestListeningMany: it costs an ADD little, however many ports there are, and one among many is found.
 func TestListeningMany(t *testing.T) {
-	listeners(t)
+	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	listen(t, "tcp", ":3150")
 	listen(t, "udp4", "127.0.0.1:3007")
 	took := map[uint16]time.Duration{}
 	for _, n := range []uint16{manyPorts / 2, 200} {
-		var ports []HostPort
+		var list []ports.Port
 		for i := range n {
 			for _, to := range []string{"10.1.0.5:80", "[fd00::5]:80"} {
-				ports = append(ports, HostPort{Protocol: []string{"tcp", "udp"}[i%2], Port: 3000 + i, To: netip.MustParseAddrPort(to)})
+				list = append(list, ports.Port{Protocol: []string{"tcp", "udp"}[i%2], Port: 3000 + i, To: netip.MustParseAddrPort(to)})
 			}
 		}
 		want := "[udp 3007]"
@@ -190,7 +184,7 @@ func TestListeningMany(t *testing.T) {
 		best := time.Hour
 		for range 20 {
 			start := time.Now()
-			used, err := Listening(ports)
+			used, err := listening(list)
 			best = min(best, time.Since(start))
 			if got := fmt.Sprint(used); err != nil || got != want {
 				t.Fatalf("%s, %v, want %s", got, err, want)

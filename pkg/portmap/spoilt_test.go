@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"testing"
@@ -11,12 +11,12 @@ import (
 // TestSpoiltSocket: answers that were left in the socket after an error are not taken for those of the next question.
 func TestSpoiltSocket(t *testing.T) {
 	flush(t)
-	h := host(t)
+	h := openHost(t)
 	a, b := portList("tcp 8080 10.1.0.5:80"), portList("tcp 8081 10.1.0.6:80")
 	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
 	n, err := h.NFT.Open(nft.HostportTable)
 	mustDo(t, err)
-	first := HostPorts{Ports: a, Owner: ownerA}.elements()[0]
+	first := owned{Ports: a, Owner: ownerA}.elements()[0]
 	if _, err := n.Find([]nft.Element{{Set: first.Set, Key: []byte("too long for a key")}, first}); err == nil || nft.Unsupported(err) {
 		t.Fatalf("error %v", err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kernel
+package portmap
 
 import (
 	"errors"
@@ -12,22 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ErrFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: RestoreHostPorts comes first.
-var ErrFlushed = errors.New("the rules of hostPorts are missing")
+// errFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: restoreHostPorts comes first.
+var errFlushed = errors.New("the rules of hostPorts are missing")
 
-// AddHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns what
-// that owner loses besides the port, ErrShared if the owner keeps the port and the caller has to be content with that, or the error that refuses
+// addHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns what
+// that owner loses besides the port, errShared if the owner keeps the port and the caller has to be content with that, or the error that refuses
 // the caller. The caller holds a lock against other callers.
-func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) ([]HostPorts, error)) error {
-	if ok, err := n.HostPortRules(); err != nil {
+func addHostPorts(host *kernel.Node, h owned, yields func(owner string, p ports.Port) ([]owned, error)) error {
+	if ok, err := rulesIntact(host); err != nil {
 		return err
 	} else if !ok {
-		return ErrFlushed
+		return errFlushed
 	}
-	t, err := n.NFT.Open(nft.HostportTable)
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
@@ -37,11 +40,11 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 		return err
 	}
 	var gone []nft.Element
-	var shared PortIndex
+	var shared ports.Index
 	for _, e := range found {
-		if isForward(e) && OwnerHash(e.Comment) != OwnerHash(h.Owner) {
+		if isForward(e) && ownerHash(e.Comment) != ownerHash(h.Owner) {
 			loses, err := yields(e.Comment, portOf(e))
-			if errors.Is(err, ErrShared) {
+			if errors.Is(err, errShared) {
 				shared.Add(e.Comment, portOf(e))
 				continue
 			}
@@ -68,35 +71,35 @@ func (n *Node) AddHostPorts(h HostPorts, yields func(owner string, p HostPort) (
 }
 
 // ownedBy returns the elements of h that are there and still its owner's.
-func ownedBy(t *nft.Handle, h HostPorts) ([]nft.Element, error) {
+func ownedBy(t *nft.Handle, h owned) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
-	return slices.DeleteFunc(found, func(e nft.Element) bool { return OwnerHash(e.Comment) != OwnerHash(h.Owner) }), err
+	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
 // maxAsked is how long a range may be whose ports are asked for one by one. For a longer one all ports of the node are looked at.
 const maxAsked = 2000
 
 // clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
-func clashes(t *nft.Handle, h HostPorts, elements []nft.Element) ([]nft.Element, error) {
+func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are looked at as a whole
 	for _, p := range h.Ports {
-		family := nft.Digit(p.To.Addr().Is4())
+		family := nft.Digit(p.Is4())
 		if p.Last != 0 {
 			whole["ranges"+family] = true
 		} else if !p.HostIP.IsValid() {
-			ask = append(ask, nft.Element{Set: "ranges" + family, Key: nft.Key(p.protocol(), nft.BigEndian(p.Port))})
+			ask = append(ask, nft.Element{Set: "ranges" + family, Key: nft.Key([]byte{p.Number()}, nft.BigEndian(p.Port))})
 		}
-		if int(p.last()-p.Port) > maxAsked {
+		if int(p.End()-p.Port) > maxAsked {
 			whole["ports"+family], whole["taken"+family] = true, true
 			continue
 		}
-		for _, one := range Singles([]HostPort{p}) {
+		for _, one := range ports.Singles([]ports.Port{p}) {
 			if h.Taken || p.Last != 0 {
-				ask = append(ask, one.elements("")[0])
+				ask = append(ask, elementsOf(one, "")[0])
 			}
 			if !h.Taken {
-				ask = append(ask, one.taken(""))
+				ask = append(ask, taken(one, ""))
 			}
 		}
 	}
@@ -109,22 +112,21 @@ func clashes(t *nft.Handle, h HostPorts, elements []nft.Element) ([]nft.Element,
 		clashes = append(clashes, all...)
 	}
 	clashes = slices.DeleteFunc(clashes, func(e nft.Element) bool {
-		return !slices.ContainsFunc(h.Ports, func(p HostPort) bool { return p.Overlaps(portOf(e)) })
+		return !slices.ContainsFunc(h.Ports, func(p ports.Port) bool { return p.Overlaps(portOf(e)) })
 	})
 	found, err := t.Existing(ask)
 	return once(append(found, clashes...)), err
 }
 
-// RestoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
-// it. The caller holds the lock of AddHostPorts.
-func (n *Node) RestoreHostPorts(all []HostPorts) error {
-	t, err := n.NFT.Open(nft.HostportTable)
+// restoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
+// it. The caller holds the lock of addHostPorts.
+func restoreHostPorts(host *kernel.Node, all []owned) error {
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
 	rules := 0
-	err = nft.Build("nft add table "+nft.HostportTable, buildHostports)
-	if err == nil {
+	if err = BuildTable(); err == nil {
 		rules, err = t.CountRules()
 	}
 	if err != nil {
@@ -172,20 +174,20 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// DelHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
-func (n *Node) DelHostPorts(h HostPorts) error {
-	return n.endHostPorts(h.Owner, h.Localhost, func(t *nft.Handle) ([]nft.Element, error) { return ownedBy(t, h) })
+// delHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
+func delHostPorts(host *kernel.Node, h owned) error {
+	return endHostPorts(host, h.Owner, h.Localhost, func(t *nft.Handle) ([]nft.Element, error) { return ownedBy(t, h) })
 }
 
-// DelOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
-func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
-	err = n.endHostPorts(hash, anyLink, func(t *nft.Handle) ([]nft.Element, error) {
+// delOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
+func delOwnedHostPorts(host *kernel.Node, hash string) (ports []ports.Port, err error) {
+	err = endHostPorts(host, hash, anyLink, func(t *nft.Handle) ([]nft.Element, error) {
 		all, err := t.Existing([]nft.Element{ownerElement(hash)})
 		if err != nil {
 			return nil, err
 		}
 		for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
-			for _, family := range []string{ipv4.digit, ipv6.digit} {
+			for _, family := range []string{nft.Digit(true), nft.Digit(false)} {
 				list, err := t.List(set + family)
 				if err != nil {
 					return nil, err
@@ -194,7 +196,7 @@ func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
 			}
 		}
 		for _, e := range all {
-			if isForward(e) && OwnerHash(e.Comment) == hash {
+			if isForward(e) && ownerHash(e.Comment) == hash {
 				ports = append(ports, portOf(e))
 			}
 		}
@@ -203,12 +205,12 @@ func (n *Node) DelOwnedHostPorts(hash string) (ports []HostPort, err error) {
 	return ports, err
 }
 
-func (n *Node) endHostPorts(owner, link string, find func(*nft.Handle) ([]nft.Element, error)) error {
-	last, finish, err := n.closeLoopback(OwnerHash(owner), link)
+func endHostPorts(host *kernel.Node, owner, link string, find func(*nft.Handle) ([]nft.Element, error)) error {
+	last, finish, err := closeLoopback(host, ownerHash(owner), link)
 	if err != nil {
 		return err
 	}
-	t, err := n.NFT.Open(nft.HostportTable)
+	t, err := host.NFT.Open(nft.HostportTable)
 	var found []nft.Element
 	if err == nil {
 		found, err = find(t)
@@ -224,7 +226,7 @@ func (n *Node) endHostPorts(owner, link string, find func(*nft.Handle) ([]nft.El
 
 // endOwned deletes those of the elements that are the owner's, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
 func endOwned(t *nft.Handle, owner string, found []nft.Element, unprotect bool) error {
-	own := slices.DeleteFunc(found, func(e nft.Element) bool { return OwnerHash(e.Comment) != OwnerHash(owner) })
+	own := slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(owner) })
 	edits := []nft.Edit{{Kind: unix.NFT_MSG_DELSETELEM, Elements: own}}
 	if unprotect {
 		if has, err := nft.HasTable(nft.LoopbackTable); err != nil {
@@ -236,19 +238,19 @@ func endOwned(t *nft.Handle, owner string, found []nft.Element, unprotect bool) 
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.Table), edits...)
 }
 
-// HostPortOwner tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
-func (n *Node) HostPortOwner(hash string) (owner HostPortOwner, ok bool, err error) {
-	t, err := n.NFT.Open(nft.HostportTable)
+// portOwner tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
+func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return HostPortOwner{}, false, nft.IgnoreUnsupported(err)
+		return portOwner{}, false, nft.IgnoreUnsupported(err)
 	}
 	e, ok, err := t.Get(ownerElement(hash))
 	return ownerOf(e), ok, nft.IgnoreUnsupported(err)
 }
 
-// HostPortOwners returns all attachments that have hostPorts.
-func (n *Node) HostPortOwners() (owners []HostPortOwner, err error) {
-	t, err := n.NFT.Open(nft.HostportTable)
+// listOwners returns all attachments that have hostPorts.
+func listOwners(host *kernel.Node) (owners []portOwner, err error) {
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return nil, nft.IgnoreUnsupported(err)
 	}
@@ -259,28 +261,29 @@ func (n *Node) HostPortOwners() (owners []HostPortOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// HostPortRules tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
-func (n *Node) HostPortRules() (bool, error) {
-	if ok, err := n.marked(nft.HostportTable, schema); !ok || err != nil {
+// rulesIntact tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
+func rulesIntact(host *kernel.Node) (bool, error) {
+	if ok, err := marked(host, nft.HostportTable, schema); !ok || err != nil {
 		return false, err
 	}
-	if !LoopbackUsed() {
+	if !loopbackUsed() {
 		return true, nil
 	}
-	return n.LoopbackProtected()
+	return loopbackProtected(host)
 }
 
-// CheckHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
+// checkHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
 // other tells who another owner is, and whether that one shares the port.
-func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string, shares bool)) error {
-	t, err := n.NFT.Open(nft.HostportTable)
+func checkHostPorts(host *kernel.Node, h owned, other func(owner string) (who string, shares bool)) error {
+	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
 	}
-	if ok, err := n.HostPortRules(); err != nil {
+	if ok, err := rulesIntact(host); err != nil {
 		return err
 	} else if !ok {
-		return missingRules("the rules of nftables tables inet %s and %s are missing", nft.HostportTable, nft.LoopbackTable)
+		return plugin.WithHint(differs("the rules of nftables tables inet %s and %s are missing", nft.HostportTable, nft.LoopbackTable),
+			"somebody flushed them; 'podlace reload' brings back those of all pods")
 	}
 	want := h.elements()
 	found, err := t.Find(want)
@@ -299,7 +302,7 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 			missing = append(missing, e)
 			continue
 		}
-		if OwnerHash(got.Comment) != OwnerHash(h.Owner) {
+		if ownerHash(got.Comment) != ownerHash(h.Owner) {
 			if who, shares := other(got.Comment); !shares {
 				return differs(belongsTo, portOf(e), who)
 			}
@@ -313,8 +316,8 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		return err
 	}
 	if !owned {
-		return missingEntry("owners",
-			"nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost", OwnerName(h.Owner))
+		return plugin.WithHint(differs("nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+			ownerName(h.Owner)), reloadHint)
 	}
 	if h.Taken {
 		return nil
@@ -323,17 +326,24 @@ func (n *Node) CheckHostPorts(h HostPorts, other func(owner string) (who string,
 		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
-			return missingEntry("hairpin",
-				"the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge)
+			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), reloadHint)
 		}
 	}
 	return checkShadows(t, h, other)
 }
 
-const belongsTo = "hostPort %s: now belongs to %s"
+const (
+	belongsTo  = "hostPort %s: now belongs to %s"
+	reloadHint = "'podlace reload' brings it back"
+)
+
+// differs is the error of CHECK when the state is not as ADD made it.
+func differs(format string, args ...any) error {
+	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
+}
 
 // lost returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
-func lostPorts(t *nft.Handle, h HostPorts, missing []nft.Element, other func(owner string) (string, bool)) error {
+func lostPorts(t *nft.Handle, h owned, missing []nft.Element, other func(owner string) (string, bool)) error {
 	if len(missing) == 0 {
 		return nil
 	}
@@ -341,8 +351,8 @@ func lostPorts(t *nft.Handle, h HostPorts, missing []nft.Element, other func(own
 	if err != nil {
 		return err
 	}
-	found = slices.DeleteFunc(found, func(o nft.Element) bool { return !isForward(o) || OwnerHash(o.Comment) == OwnerHash(h.Owner) })
-	var shared PortIndex
+	found = slices.DeleteFunc(found, func(o nft.Element) bool { return !isForward(o) || ownerHash(o.Comment) == ownerHash(h.Owner) })
+	var shared ports.Index
 	for _, o := range found {
 		if _, shares := other(o.Comment); shares {
 			shared.Add(o.Comment, portOf(o))
@@ -358,18 +368,18 @@ func lostPorts(t *nft.Handle, h HostPorts, missing []nft.Element, other func(own
 				return differs(belongsTo, portOf(o), who)
 			}
 		}
-		return missingEntry(e.Set, "hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
+		return differs("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
 	}
 	return nil
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
-func checkShadows(t *nft.Handle, h HostPorts, other func(owner string) (string, bool)) error {
+func checkShadows(t *nft.Handle, h owned, other func(owner string) (string, bool)) error {
 	var ask []nft.Element
-	for _, p := range Singles(h.Ports) {
+	for _, p := range ports.Singles(h.Ports) {
 		every := p
 		every.HostIP = netip.Addr{}
-		ask = append(ask, p.taken(""), every.taken(""))
+		ask = append(ask, taken(p, ""), taken(every, ""))
 	}
 	found, err := t.Existing(once(ask))
 	found = slices.DeleteFunc(found, func(e nft.Element) bool {
@@ -379,5 +389,5 @@ func checkShadows(t *nft.Handle, h HostPorts, other func(owner string) (string, 
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), OwnerName(found[0].Comment))
+	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), ownerName(found[0].Comment))
 }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// IsBound reports whether a socket has the address, which is bound for a moment, without listening: that tells of the address and of what covers
+// it. The port of an address that the node does not have, or of a family that the kernel lacks, is free.
+func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
+	err := bind(protocol, at)
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return true, nil
+	case errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT):
+		return false, nil
+	}
+	return false, err
+}
+
+// bind fails with unix.EADDRINUSE if a socket has the port. SO_REUSEADDR of TCP leaves out what remains of closed connections.
+func bind(protocol byte, at netip.AddrPort) error {
+	kind := unix.SOCK_STREAM
+	if protocol == unix.IPPROTO_UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	family, level, free := unix.AF_INET, unix.IPPROTO_IP, unix.IP_FREEBIND
+	var local unix.Sockaddr
+	if at.Addr().Is4() {
+		local = &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	} else {
+		family, level, free = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+		local = &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if kind == unix.SOCK_STREAM {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if family == unix.AF_INET6 {
+		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
+	}
+	if !at.Addr().IsUnspecified() {
+		// The address may come later, and a process that listens on all has it then.
+		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
+	}
+	return errors.Join(err, unix.Bind(fd, local))
+}
+
+// Sockets has the ports that sockets of one protocol listen on.
+type Sockets map[uint16]bool
+
+// unread is in the table when the kernel cannot tell (inet_diag is missing): any port may be listened on.
+const unread = 0
+
+// Listen reports whether a socket listens on a port, at whatever address.
+func (s Sockets) Listen(port uint16) bool { return s[port] || s[unread] }
+
+// States of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
+const (
+	stateClosed = 7 // UDP: not connected
+	stateListen = 10
+	diagRequest = 56
+)
+
+// ReadSockets asks for both families: a socket of IPv6 may have the port of IPv4 as well. /proc/net/tcp is no way: reading it goes through
+// the table of all connections of the node.
+func ReadSockets(protocol byte) Sockets {
+	s := Sockets{}
+	state := stateListen
+	if protocol == unix.IPPROTO_UDP {
+		state = stateClosed
+	}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		body := append([]byte{family, protocol, 0, 0}, binary.NativeEndian.AppendUint32(nil, 1<<state)...)
+		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
+		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
+			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
+			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != unread {
+				s[binary.BigEndian.Uint16(message[4:])] = true
+			}
+			return true
+		})
+		if err != nil && family == unix.AF_INET {
+			s[unread] = true
+		}
+	}
+	return s
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Family says where the header of an address family has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its
+// quarters.
+type Family struct {
+	Digit               string // at the end of the names of sets
+	Proto               byte
+	Source, Destination uint32 // offsets
+	Length              uint32 // of an address
+	Address             nftables.SetDatatype
+	Second, Third       uint32 // registers behind an address in register 1
+}
+
+// FamilyOf returns IPv4 or IPv6.
+func FamilyOf(is4 bool) Family {
+	if is4 {
+		return Family{"4", unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, 9, 10}
+	}
+	return Family{"6", unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, 2, 13}
+}
+
+// Families returns IPv4 and IPv6.
+func Families() [2]Family { return [...]Family{FamilyOf(true), FamilyOf(false)} }
+
+// Only matches packets of the family.
+func (f Family) Only() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, Equal([]byte{f.Proto})}
+}

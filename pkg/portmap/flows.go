@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"log/slog"
+	"maps"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/ports"
+)
+
+// endFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
+// longer.
+func endFlows(host *kernel.Node, of []ports.Port) {
+	if err := delFlows(host, of); err != nil {
+		slog.Warn("stale UDP connections could not be removed", "error", err)
+	}
+}
+
+// delFlows removes the connection tracking entries of the UDP ports among the ports: a client that keeps sending from one port would
+// otherwise stay with the pod that had the port before, or with none. Without UDP ports it is a no-op.
+func delFlows(host *kernel.Node, of []ports.Port) error {
+	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
+	for _, p := range ports.Singles(of) {
+		if p.Protocol == "udp" {
+			wanted[p.Port] = append(wanted[p.Port], p)
+			families[p.Is4()] = true
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	table, err := kernel.OpenConntrack()
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	flows, err := table.UDPFlows(slices.Collect(maps.Keys(wanted)), slices.Collect(maps.Keys(families)))
+	stale := slices.DeleteFunc(flows, func(f kernel.UDPFlow) bool {
+		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return keepsFrom(f, p) })
+	})
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	local, err := host.LocalAddresses()
+	if err != nil {
+		return err
+	}
+	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
+}
+
+// keepsFrom reports whether the entry, which is of the same port, would keep a client away from the pod, if that port is on an address of
+// the node: it was not translated when the port was not mapped yet, or leads to the pod.
+func keepsFrom(f kernel.UDPFlow, p ports.Port) bool {
+	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
+		return false
+	}
+	return f.Answer == f.To || f.Answer.Addr() == p.To.Addr()
+}

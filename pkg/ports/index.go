@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ports
+
+import "slices"
+
+// Index finds ports that overlap, without comparing each with all.
+type Index struct {
+	singles map[uint16][]named
+	ranges  []named
+}
+
+// named is a port and the name that it was added with.
+type named struct {
+	Port
+	name string
+}
+
+// Add adds ports under a name.
+func (x *Index) Add(name string, list ...Port) {
+	for _, p := range list {
+		if p.Last != 0 {
+			x.ranges = append(x.ranges, named{p, name})
+			continue
+		}
+		if x.singles == nil {
+			x.singles = map[uint16][]named{}
+		}
+		x.singles[p.Port] = append(x.singles[p.Port], named{p, name})
+	}
+}
+
+// Overlap reports whether p overlaps a port that was added under another name than except.
+func (x *Index) Overlap(p Port, except string) bool {
+	clash := func(o named) bool { return o.name != except && p.Overlaps(o.Port) }
+	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {
+		if slices.ContainsFunc(x.singles[uint16(port)], clash) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(x.ranges, clash)
+}
+
+// Covers reports whether one entry of the index overlaps all ports of p.
+func (x *Index) Covers(p Port) bool {
+	if p.Last == 0 {
+		return x.Overlap(p, "")
+	}
+	return slices.ContainsFunc(x.ranges, func(o named) bool { return p.Overlaps(o.Port) && o.Port.Port <= p.Port && o.Last >= p.Last })
+}

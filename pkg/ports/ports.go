@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ports has the one type for a port of the node that leads to a pod, from the configuration to the kernel. It does no I/O.
+package ports
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Port forwards a port of the node to a port of a pod.
+type Port struct {
+	Protocol string         `json:"protocol"`         // "tcp", "udp" or "sctp"
+	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: every address of the node of the pod's family
+	Port     uint16         `json:"port"`             // on the node
+	Last     uint16         `json:"last,omitzero"`    // of a range that leads to the same ports of the pod; 0 for one port
+	To       netip.AddrPort `json:"to"`               // in the pod
+	SNAT     bool           `json:"snat,omitempty"`   // masquerade what would not come back: hairpin and localhost
+	MasqAll  bool           `json:"masqAll,omitzero"` // masquerade every source
+}
+
+// String returns "protocol hostIP:port" or "protocol first-last".
+func (p Port) String() string {
+	switch {
+	case p.HostIP.IsValid():
+		return p.Protocol + " " + netip.AddrPortFrom(p.HostIP, p.Port).String()
+	case p.Last != 0:
+		return fmt.Sprintf("%s %d-%d", p.Protocol, p.Port, p.Last)
+	}
+	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
+}
+
+// Names joins the ports, each once, whatever its families are.
+func Names(list []Port) string {
+	var names []string
+	for _, p := range list {
+		if name := p.String(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// Number returns the protocol as packets carry it (IANA).
+func (p Port) Number() byte {
+	switch p.Protocol {
+	case "tcp":
+		return 6
+	case "udp":
+		return 17
+	case "sctp":
+		return 132
+	}
+	return 0
+}
+
+// Address returns hostIP, or the unspecified address of the family if there is none.
+func (p Port) Address() netip.Addr {
+	switch {
+	case p.HostIP.IsValid():
+		return p.HostIP
+	case p.Is4():
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// End returns the last port, which is the only one unless there is a range.
+func (p Port) End() uint16 { return max(p.Port, p.Last) }
+
+// Is4 reports whether the port is of IPv4.
+func (p Port) Is4() bool { return p.To.Addr().Is4() }
+
+// Overlaps reports whether two ports clash: the key of a port is family, protocol, hostIP and port.
+func (p Port) Overlaps(o Port) bool {
+	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
+}
+
+// OfFamily returns the ports of IPv4 or those of IPv6.
+func OfFamily(list []Port, is4 bool) (own []Port) {
+	for _, p := range list {
+		if p.Is4() == is4 {
+			own = append(own, p)
+		}
+	}
+	return own
+}
+
+// Singles takes ranges apart.
+func Singles(list []Port) (out []Port) {
+	for _, p := range list {
+		for port := int(p.Port); port <= int(p.End()); port++ {
+			one := p
+			one.Port, one.Last = uint16(port), 0
+			if p.Last != 0 {
+				one.To = netip.AddrPortFrom(p.To.Addr(), uint16(port))
+			}
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// MinRange is how many ports in sequence, each leading to the same port of the pod, become one range.
+const MinRange = 16
+
+// Ranges joins ports in sequence. The others stay as they are.
+func Ranges(list []Port) []Port {
+	kind := func(p Port) Port { // what the ports of a range have in common
+		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)
+		return p
+	}
+	sorted := slices.Clone(list)
+	sorted = slices.DeleteFunc(sorted, func(p Port) bool { return p.HostIP.IsValid() || p.Port != p.To.Port() })
+	slices.SortStableFunc(sorted, func(a, b Port) int {
+		return cmp.Or(strings.Compare(a.Protocol, b.Protocol), a.To.Addr().Compare(b.To.Addr()), cmp.Compare(a.Port, b.Port))
+	})
+	var joined []Port
+	inside := map[Port]bool{}
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && kind(sorted[n]) == kind(sorted[0]) && int(sorted[n].Port) == int(sorted[0].Port)+n {
+			n++
+		}
+		if n >= MinRange {
+			first := sorted[0]
+			first.Last = sorted[n-1].Port
+			joined = append(joined, first)
+			for _, p := range sorted[:n] {
+				inside[p] = true
+			}
+		}
+		sorted = sorted[n:]
+	}
+	return append(slices.DeleteFunc(list, func(p Port) bool { return inside[p] }), joined...)
+}
