@@ -69,15 +69,16 @@ func collectLost(host *kernel.Node) error {
 // remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
 // who restores the ports of all pods brings these back.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	if err := end(host, att.Key, st, func() { st.Ended = true; att.Resave(st) }); err != nil {
+	if err := end(host, att.Key, st, att); err != nil {
 		return err
 	}
 	endFlows(host, st.Ports)
 	return att.Remove()
 }
 
-// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes.
-func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
+// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes. The record, if it
+// is open, then says that it has ended.
+func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
@@ -85,13 +86,16 @@ func end(host *kernel.Node, key attachment.Key, st state, ended func()) error {
 	defer unlock()
 	var ending ports.Index
 	ending.Add(key.Hash(), st.Ports...)
-	if err := passPorts(host, key.Hash(), func(p ports.Port) bool { return ending.Overlap(p, "") }); err != nil {
+	if err := passPorts(host, key.Hash(), &ending); err != nil {
 		return err
 	}
 	if err := endPorts(host, key, st, st.hostPorts(owner(key, ""))); err != nil {
 		return err
 	}
-	ended()
+	if att != nil {
+		st.Ended = true
+		att.Resave(st)
+	}
 	return nil
 }
 
@@ -128,7 +132,7 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 		return true, err
 	}
 	defer unlock()
-	if err := passPorts(host, hash, func(ports.Port) bool { return true }); err != nil {
+	if err := passPorts(host, hash, nil); err != nil {
 		return true, err
 	}
 	ports, err := delOwnedHostPorts(host, hash)

@@ -3,33 +3,31 @@
 package portmap
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
-	"github.com/podlace/podlace/pkg/ports"
 )
 
 // TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
 func TestFlushed(t *testing.T) {
 	flush(t)
 	h := openHost(t)
-	never := func(string, ports.Port) ([]owned, error) { return nil, errors.New("asked") }
-	a := owned{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}
-	for range 2 {
-		if err := addHostPorts(h, a, never); !errors.Is(err, errFlushed) || len(records(t, "nft table inet "+nft.HostportTable)) > 0 {
-			t.Errorf("got %v", err)
+	a := portList("tcp 80 10.1.0.5:80")
+	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without their mark
+		mustDo(t, build())
+		if ok, err := rulesIntact(h); ok || err != nil {
+			t.Errorf("got %t, %v", ok, err)
 		}
 	}
-	mustDo(t, nft.Build("rules without their mark", buildHostports))
-	if err := addHostPorts(h, a, never); !errors.Is(err, errFlushed) || len(portElements(t)) > 0 {
-		t.Errorf("got %v", err)
+	mustDo(t, addPorts(h, ownerA, "", a), checkPorts(h, ownerA, a))
+	if ok, err := rulesIntact(h); !ok || err != nil {
+		t.Errorf("got %t, %v", ok, err)
 	}
-	mustDo(t, restoreHostPorts(h, nil), addHostPorts(h, a, never))
 }
 
 // TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
@@ -50,10 +48,15 @@ func TestRestoreHostPorts(t *testing.T) {
 	if err := checkPorts(h, ownerA, a); !isDifferent(err) || !strings.Contains(err.Error(), "are missing") {
 		t.Error(err)
 	}
-	mustDo(t, delPorts(h, ownerB, b), restoreHostPorts(h, all), restoreHostPorts(h, all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	mustDo(t, delPorts(h, ownerB, b), restored(h, all), restored(h, all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
 		t.Error(diff)
 	}
 	all = append(all, owned{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
-	mustDo(t, restoreHostPorts(h, all), checkPorts(h, ownerA, a))
+	mustDo(t, restored(h, all), checkPorts(h, ownerA, a))
+}
+
+func restored(h *kernel.Node, all []owned) error {
+	_, err := restoreTable(h, all)
+	return err
 }

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -115,23 +114,6 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 // leadsHere tells whether packets come to the chain of all hostPorts.
 func leadsHere(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
-}
-
-// iptablesIntact reports whether what the attachments share is in place, in each family that they use. What cannot be read counts as intact.
-func iptablesIntact() bool {
-	all, err := allRecorded()
-	if err != nil {
-		return true
-	}
-	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
-			continue
-		}
-		if nat, err := iptables.Read(is4); err == nil && !leadsHere(nat) {
-			return false
-		}
-	}
-	return true
 }
 
 // byIPTables tells whether an attachment has ports of a family that iptables forwards.
@@ -316,84 +298,4 @@ func entryLines(nat iptables.NAT, key attachment.Key, of rules, list []ports.Por
 		}
 	}
 	return lines
-}
-
-func checkIPTables(key attachment.Key, list []ports.Port) error {
-	for _, is4 := range []bool{true, false} {
-		own := ports.OfFamily(list, is4)
-		if len(own) == 0 {
-			continue
-		}
-		nat, err := iptables.List(is4, "PREROUTING", "OUTPUT", dnatChain, podChain(key), markChain, "POSTROUTING", masqChain)
-		if err != nil {
-			return withHint(err)
-		}
-		if err := checkRules(nat, podChain(key), own); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
-	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
-		}
-	}
-	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
-	for _, p := range list {
-		if !led[fmt.Sprint(p.Protocol, p.Port)] {
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
-		}
-		rules := iptables.NAT{chain: own[p.Port]}
-		match := "-p " + p.Protocol + " "
-		marks := len(rules.Rules(chain, match)) - len(rules.Rules(chain, match, "-j DNAT "))
-		if len(rules.Rules(chain, match, "--to-destination "+p.To.String()+" ")) == 0 || p.SNAT && marks == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: its rule in iptables chain %s is missing", p, chain)
-		}
-	}
-	return checkMasquerade(nat, chain)
-}
-
-// checkMasquerade finds the marks of a pod's chain without what they stand for.
-func checkMasquerade(nat iptables.NAT, chain string) error {
-	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
-		return nil // marked by a chain of others, or not at all
-	}
-	for _, need := range []struct{ chain, target string }{{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "}} {
-		if len(nat.Rules(need.chain, need.target)) == 0 {
-			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the rule with %sis missing", need.chain, need.target)
-		}
-	}
-	return nil
-}
-
-// ledTo returns the ports of the node that rules lead to a pod's chain, each after its protocol.
-func ledTo(nat iptables.NAT, chain string) map[string]bool {
-	led := map[string]bool{}
-	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
-		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {
-			led[valueOf(rule, "-p")+port] = true
-		}
-	}
-	return led
-}
-
-// byPort sorts rules by the port of the node that they match: a pod can have thousands.
-func byPort(rules []string) map[uint16][]string {
-	of := map[uint16][]string{}
-	for _, rule := range rules {
-		if port, err := strconv.ParseUint(valueOf(rule, "--dport"), 10, 16); err == nil {
-			of[uint16(port)] = append(of[uint16(port)], rule)
-		}
-	}
-	return of
-}
-
-// valueOf returns what follows an option in a rule.
-func valueOf(rule, option string) string {
-	_, value, _ := strings.Cut(rule, " "+option+" ")
-	value, _, _ = strings.Cut(value, " ")
-	return value
 }

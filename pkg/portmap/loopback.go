@@ -255,61 +255,67 @@ func forgetUsers(users []string) error {
 const anyLink = "*"
 
 // closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off. last
-// says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller calls finish. Callers
-// hold the lock of OpenLoopback.
-func closeLoopback(host *kernel.Node, owner, link string) (last bool, finish func() error, err error) {
-	finish = func() error { return nil }
-	if link == "" {
-		return false, finish, nil
-	}
+// says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller forgets the owner as a
+// user of the links in users. Callers hold the lock of OpenLoopback.
+func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreign + link}
-	if link == anyLink {
+	switch link {
+	case "":
+		return nil, false, nil
+	case anyLink:
 		if links, err = names(loopbackUsers, -1); err != nil {
-			return false, finish, err
+			return nil, false, err
 		}
 	}
 	// A folder without users is of somebody who was killed.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
-	ending, recorded := 0, false
+	ending := 0
 	for _, link := range links {
-		users := filepath.Join(loopbackUsers, link)
-		if _, err := os.Lstat(filepath.Join(users, owner)); err != nil {
+		folder := filepath.Join(loopbackUsers, link)
+		if _, err := os.Lstat(filepath.Join(folder, owner)); err != nil {
 			continue
 		}
-		recorded = true
-		few, err := names(users, 2)
+		users = append(users, link)
+		few, err := names(folder, 2)
 		if err != nil {
-			return false, finish, err
+			return nil, false, err
 		}
-		only := len(few) == 1
-		if only && !strings.HasPrefix(link, foreign) {
-			if err := host.Set(routeLocalnet(link, "0")); err != nil {
-				return false, finish, err
-			}
+		if len(few) > 1 {
+			continue
 		}
-		if only {
-			ending++
+		ending++
+		if strings.HasPrefix(link, foreign) {
+			continue
 		}
-		before := finish
-		finish = func() error {
-			return errors.Join(before(), fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
-				err := fault.Ignore(os.Remove(filepath.Join(users, owner)), fs.ErrNotExist)
-				if err == nil && only {
-					err = fault.Ignore(os.Remove(users), unix.ENOTEMPTY, fs.ErrNotExist)
-				}
-				return err
-			}))
+		if err := host.Set(routeLocalnet(link, "0")); err != nil {
+			return nil, false, err
 		}
 	}
 	if few, err := names(loopbackUsers, ending+1); err != nil || len(few) > ending {
-		return false, finish, err
+		return users, false, err
 	}
 	last, err = closeUnused(host, owner)
-	if err == nil && last && !recorded {
+	if err == nil && last && len(users) == 0 {
 		unknown, e := openedUnknown(host)
 		last, err = !unknown, e
 	}
-	return last, finish, err
+	return users, last, err
+}
+
+// forgetUser removes the files of an owner for links, and folders without files.
+func forgetUser(owner string, links []string) error {
+	var errs []error
+	for _, link := range links {
+		folder := filepath.Join(loopbackUsers, link)
+		errs = append(errs, fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
+			err := fault.Ignore(os.Remove(filepath.Join(folder, owner)), fs.ErrNotExist)
+			if err == nil {
+				err = fault.Ignore(os.Remove(folder), unix.ENOTEMPTY, fs.ErrNotExist)
+			}
+			return err
+		}))
+	}
+	return errors.Join(errs...)
 }
 
 // closeUnused decides by the kernel when the records name no other user than the owner, because records can be lost: while another

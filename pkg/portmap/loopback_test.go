@@ -50,7 +50,7 @@ func TestLoopbackUsers(t *testing.T) {
 	closeFor := func(owner, link string) error { return delHostPorts(h, owned{Owner: owner, Localhost: link}) }
 	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("2 2 2")
-	_, err := delOwnedHostPorts(h, ownerB)
+	_, err := delOwnedHostPorts(h, ownerHash(ownerB))
 	mustDo(t, err)
 	state("2 0 2")
 	mustDo(t, closeFor(ownerB, "kt0"))
@@ -95,9 +95,8 @@ func TestLoopbackUsersLost(t *testing.T) {
 	}
 	open := func(owner, link string, port uint16) {
 		t.Helper()
-		mustDo(t, restoreHostPorts(h, nil), OpenLoopback(h, ownerHash(owner), link),
-			addHostPorts(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}},
-				func(string, ports.Port) ([]owned, error) { return nil, errShared }))
+		mustDo(t, restored(h, nil), OpenLoopback(h, ownerHash(owner), link),
+			addAll(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
 	}
 	lose := func() { t.Helper(); mustDo(t, os.RemoveAll(loopbackUsers)) }
 	del := func(owner string) { t.Helper(); _, err := delOwnedHostPorts(h, ownerHash(owner)); mustDo(t, err) }

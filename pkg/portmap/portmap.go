@@ -5,13 +5,9 @@
 package portmap
 
 import (
-	"errors"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
-
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -81,218 +77,6 @@ func owner(key attachment.Key, pod string) string {
 	return key.Hash() + " " + safe
 }
 
-func add(r *plugin.Request) (result *types100.Result, err error) {
-	cfg, err := Parse(r)
-	if err != nil {
-		return nil, err
-	}
-	protect(r, len(cfg.Mappings) > 0)
-	if len(cfg.Mappings) == 0 {
-		attachment.LogOnce(r, traps(r.Config))
-		return nil, nil
-	}
-	pod := podAddresses(r.Prev, r.IfName)
-	if len(pod) == 0 {
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName), "name portmap after the main plugin")
-	}
-	if err := cfg.choose(); err != nil {
-		return nil, err
-	}
-	st := state{Backend: cfg.Backend, Ports: cfg.hostPorts(pod)}
-	if len(st.Ports) == 0 {
-		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
-		return nil, nil
-	}
-	if err := cfg.checkCount(st.Ports); err != nil {
-		return nil, err
-	}
-	if err := cfg.checkTools(pod); err != nil {
-		return nil, err
-	}
-	if err := cfg.checkListeners(r, st.Ports); err != nil {
-		return nil, err
-	}
-	att, err := attachment.Open(r)
-	if err != nil {
-		return nil, err
-	}
-	defer att.Close()
-	host, err := kernel.Host()
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-	var old state
-	if ok, err := att.Load(&old); err != nil {
-		return nil, err
-	} else if ok {
-		if err := end(host, att.Key, old, func() { old.Ended = true; att.Resave(old) }); err != nil {
-			return nil, err
-		}
-	}
-	if lost, err := endLost(host, att.Hash()); err != nil {
-		return nil, err
-	} else if lost {
-		if err := delReference(r, true); err != nil {
-			return nil, err
-		}
-	}
-	if err := checkHostIPs(r, host, st.Ports); err != nil {
-		return nil, err
-	}
-	if err := cfg.plan(r, host, &st, pod); err != nil {
-		return nil, err
-	}
-	var undo plugin.Undo
-	defer undo.OnError(&err)
-	undo.Push(func() error { return remove(host, att, st) })
-	st.Begun = true
-	if err := att.Save(st); err != nil {
-		return nil, err
-	}
-	warnForward(r.Log, host, pod)
-	if cfg.Backend == "iptables" {
-		warnServices(r.Log, host, pod[0].Addr().Is4())
-	}
-	former, err := forward(r, cfg, att, host, &st)
-	if err != nil {
-		return nil, err
-	}
-	endFlows(host, slices.Concat(old.Ports, st.Ports, former))
-	return nil, nil
-}
-
-// plan completes the state with what the node tells of the pod.
-func (c Config) plan(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
-	if c.Backend == "iptables" {
-		st.Rules = c.rules(pod)
-	}
-	link, ok, err := linkTo(host, pod)
-	if err != nil {
-		return err
-	}
-	if !ok {
-		r.Log.Warn("the node has no route to the pod; its hostPorts work once there is one, but not from 127.0.0.1", "addresses", pod)
-		return nil
-	}
-	if link.Kind == "bridge" {
-		st.Bridge = link.Name
-	}
-	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
-		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
-	}) {
-		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
-		if link.Kind != "bridge" && host.IsUplink(link) {
-			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
-		} else {
-			st.Localhost = link.Name
-		}
-	}
-	return nil
-}
-
-// choose goes without nftables where the kernel has none, unless the configuration wants it.
-func (c *Config) choose() error {
-	if c.Backend != "nftables" || nft.Available() {
-		return nil
-	}
-	if c.Unset {
-		c.Backend = "iptables"
-		return nil
-	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables"), "load the module nf_tables, or use backend iptables")
-}
-
-// checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
-func (c Config) checkTools(pod []netip.Prefix) error {
-	for _, p := range pod {
-		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
-				"install iptables, or use backend nftables, which needs no program")
-		}
-	}
-	return nil
-}
-
-// forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
-// reaches them.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
-	unlock, err := attachment.Waiting.Node(portsLock)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	c := claim{r: r, cfg: cfg, host: host}
-	own := st.hostPorts(owner(att.Key, r.Pod.String()))
-	own.Netns = st.netns(r.NetnsPath)
-	err = openLoopback(host, att.Key, st)
-	if err == nil {
-		err = c.add(att, st, own)
-	}
-	if errors.Is(err, errFlushed) {
-		lost := restoreRecorded(host, r.Log)
-		err = c.add(att, st, own)
-		if lost != nil && errors.Is(err, errFlushed) {
-			err = lost
-		} else if lost != nil {
-			r.Log.Warn(notRestored, "error", lost)
-		}
-	}
-	if st.Backend == "iptables" && nft.Unsupported(err) {
-		err = nil
-	}
-	if err == nil {
-		err = c.clear()
-	}
-	if err == nil && st.Backend == "iptables" {
-		err = addByIPTables(att.Key, *st, r.Log)
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, rec := range c.gave {
-		former = append(former, rec.Ports...)
-	}
-	// From here on whoever restores the ports of all pods restores these.
-	st.Begun = false
-	return former, att.Save(*st)
-}
-
-const notRestored = "hostPorts of other pods could not be restored"
-
-// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
-func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
-	if st.Localhost == "" {
-		return nil
-	}
-	err := OpenLoopback(host, key.Hash(), st.Localhost)
-	if nft.Unsupported(err) {
-		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
-		st.Localhost = ""
-		return nil
-	}
-	return err
-}
-
-// linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
-func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
-	for _, p := range pod {
-		index, err := host.RouteTo(p.Addr())
-		if kernel.NoRoute(err) {
-			continue
-		}
-		if err != nil {
-			return kernel.Link{}, false, err
-		}
-		link, ok, err = host.LinkByIndex(index)
-		if err == nil && !ok {
-			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr())
-		}
-		return link, ok, err
-	}
-	return kernel.Link{}, false, nil
-}
-
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil || len(cfg.Mappings) == 0 {
@@ -324,7 +108,7 @@ func check(r *plugin.Request) error {
 	if reference == "iptables" {
 		st.Backend = reference
 	} else {
-		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others(r))
+		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others{r.ContainerID, map[string]other{}})
 		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 			return err
 		}

@@ -20,7 +20,6 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/ports"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -187,107 +186,6 @@ func TestRouteLocalnet(t *testing.T) {
 			}
 			l.OK(l.Call("DEL", "a"))
 		})
-	}
-}
-
-// TestCheckDetectsNFTables (C-63, C-69) breaks one thing at a time.
-func TestCheckDetectsNFTables(t *testing.T) {
-	l := newLab(t)
-	h := openHost(t)
-	list := func(elsewhere bool) []ports.Port {
-		c, err := parsed(mappings(`{"hostPort":8080,"containerPort":80}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pod := podAddresses(resultOf(t, prevResult("10.71.0.5/24")), "eth0")
-		if elsewhere {
-			pod = podAddresses(resultOf(t, prevResult("10.71.0.6/24")), "eth0")
-		}
-		return c.hostPorts(pod)
-	}
-	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
-	del := func(owner string) error { return delHostPorts(h, owned{Owner: owner, Ports: list(false)}) }
-	add := func(owner string, elsewhere bool) error {
-		return addHostPorts(h, owned{Owner: owner, Ports: list(elsewhere)}, func(string, ports.Port) ([]owned, error) {
-			return nil, errors.New("clash")
-		})
-	}
-	for what, c := range map[string]struct {
-		change func() error
-		says   string
-	}{
-		"flushed": {flushNFT, "the rules of nftables tables inet podlace_hostport"},
-		"deleted": {func() error { return del(own) }, "hostPort tcp 8080: its entry"},
-		"of another": {func() error {
-			if err := del(own); err != nil {
-				return err
-			}
-			return add("bbbbbbbbbbbbbbbb shop/b", false)
-		}, "hostPort tcp 8080: now belongs to shop/b"},
-		"to another pod": {func() error { return add(own, true) }, "hostPort tcp 8080: leads elsewhere"},
-	} {
-		if err := flushNFT(); err != nil {
-			t.Fatal(err)
-		}
-		l.OK(l.Call("ADD", "a"))
-		l.OK(l.Call("CHECK", "a"))
-		if err := c.change(); err != nil {
-			t.Fatal(err)
-		}
-		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
-			t.Errorf("%s: %s, want %q", what, o.Stdout, c.says)
-		}
-		l.OK(l.Call("DEL", "a"))
-	}
-}
-
-// TestCheckDetectsIPTables (C-63) deletes one rule at a time.
-func TestCheckDetectsIPTables(t *testing.T) {
-	if !iptables.Installed(true) || !iptables.Installed(false) {
-		t.Skip("SKIPPED: iptables is not installed")
-	}
-	l := newLab(t)
-	l.Conf = l.Conf.With("backend", "iptables")
-	for _, c := range []struct {
-		is4   bool
-		chain string
-		part  string
-		says  string
-	}{
-		{true, "PREROUTING", dnatChain, "iptables chain PREROUTING: the jump to CNI-HOSTPORT-DNAT is missing"},
-		{true, "OUTPUT", dnatChain, "iptables chain OUTPUT: the jump to CNI-HOSTPORT-DNAT is missing"},
-		{false, "OUTPUT", dnatChain, "iptables chain OUTPUT"},
-		{true, dnatChain, "8080", "the jump to " + l.chain("a") + " is missing"},
-		{false, dnatChain, "5353", "the jump to " + l.chain("a") + " is missing"},
-		{true, l.chain("a"), "--dport 8080 -j " + markChain, "hostPort tcp 8080: its rule in iptables chain"},
-		{true, l.chain("a"), "--to-destination 10.71.0.5:80", "hostPort tcp 8080: its rule in iptables chain " + l.chain("a") + " is missing"},
-		{false, l.chain("a"), "--to-destination [fd00:71::5]:53", "hostPort udp 5353: its rule"},
-	} {
-		l.OK(l.Call("ADD", "a"))
-		l.OK(l.Call("CHECK", "a"))
-		applyIPTables(t, c.is4, func(nat iptables.NAT) (lines []string) {
-			for _, rule := range nat.Rules(c.chain, c.part) {
-				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
-			}
-			return lines
-		})
-		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
-			t.Errorf("%+v: %s", c, o.Stdout)
-		}
-		l.OK(l.Call("DEL", "a"))
-	}
-}
-
-// applyIPTables changes the nat table.
-func applyIPTables(t *testing.T, is4 bool, lines func(iptables.NAT) []string) {
-	t.Helper()
-	table, err := iptables.Open(is4, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.Close()
-	if err := table.Apply(lines(table.NAT())); err != nil {
-		t.Fatal(err)
 	}
 }
 

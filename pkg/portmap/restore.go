@@ -89,17 +89,14 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 		wanted = append(wanted, all[i].wanted())
 		flows = append(flows, all[i].Ports...)
 	}
-	lacks, err := lacksHostPorts(host, wanted)
-	if lacks && len(all) > 0 {
+	lacked, err := restoreTable(host, wanted)
+	if lacked && len(all) > 0 {
 		log.Info("rules of hostPorts are missing and are restored from the records", "attachments", len(all))
-	}
-	if lacks {
-		err = restoreHostPorts(host, wanted)
 	}
 	errs = append(errs, ignoreNoNFT(err))
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
-	if lacks || changed {
+	if lacked || changed {
 		// The kernel remembers clients that sent meanwhile as talking to the node itself.
 		endFlows(host, flows)
 	}

@@ -88,7 +88,7 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
-	return end(host, rec.Key, st, func() {})
+	return end(host, rec.Key, st, nil)
 }
 
 // withSubnets gives the addresses that ports lead to the lengths of their subnets; one that is not known is alone.

@@ -14,7 +14,7 @@ import (
 func TestRules(t *testing.T) {
 	flush(t)
 	h := openHost(t)
-	mustDo(t, ProtectLoopback(h), restoreHostPorts(h, nil))
+	mustDo(t, ProtectLoopback(h), restored(h, nil))
 	for _, table := range []string{nft.HostportTable, nft.LoopbackTable} {
 		kerneltest.Golden(t, table, *update)
 	}

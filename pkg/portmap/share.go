@@ -4,16 +4,14 @@ package portmap
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/ports"
 )
 
@@ -25,132 +23,29 @@ const (
 	noneShared  = "none"
 )
 
-// claim is an ADD that asks for ports.
-type claim struct {
-	r       *plugin.Request
-	cfg     Config
-	host    *kernel.Node
-	gave    []recorded // attachments that gave way
-	decided map[string]decision
+// others are the other attachments that have ports of one, by the comments of elements.
+type others struct {
+	container string
+	known     map[string]other
 }
 
-// decision is what yields answers about an owner.
-type decision struct {
-	loses []owned
-	err   error
+// other is one of them. It shares its ports if it is of the same container.
+type other struct {
+	name   string
+	shares bool
 }
 
-// add forwards the ports. A range of which another attachment has a part is taken apart: single ports can be passed on one by one.
-func (c *claim) add(att *attachment.Attachment, st *state, own owned) error {
-	err := addHostPorts(c.host, own, c.yields)
-	if !errors.Is(err, errShared) {
-		return err
-	}
-	singles := ports.Singles(st.Ports)
-	if err := c.cfg.checkCount(singles); err != nil {
-		return err
-	}
-	st.Ports, own.Ports = singles, singles
-	if err := att.Save(*st); err != nil {
-		return err
-	}
-	return addHostPorts(c.host, own, c.yields)
-}
-
-// yields decides about another attachment that has a port: it gives way when its pod is gone, and to a newer pod of the same name.
-func (c *claim) yields(other string, p ports.Port) (loses []owned, err error) {
-	hash := ownerHash(other)
-	d, ok := c.decided[hash]
+// of reads the record of an owner, once.
+func (o others) of(owner string) other {
+	a, ok := o.known[owner]
 	if !ok {
-		d.loses, d.err = c.ask(hash, other, p)
-		if c.decided == nil {
-			c.decided = map[string]decision{}
-		}
-		c.decided[hash] = d
-	}
-	return d.loses, d.err
-}
-
-func (c *claim) ask(hash, other string, p ports.Port) (loses []owned, err error) {
-	rec, found, err := attachment.ByHash("portmap", hash)
-	if err != nil {
-		return nil, err
-	}
-	in := "hostPort %s is in use by %s"
-	if !found {
-		if o, ok, err := findOwner(c.host, hash); err != nil || ok && plugin.NetnsGone(o.Netns) {
-			return nil, err
-		}
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, in, p, ownerName(other)),
-			"its record is lost; DEL of its container ends it")
-	}
-	if rec.ContainerID == c.r.ContainerID { // in another network, or by another interface
-		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
-			return nil, err
-		}
-		return nil, errShared
-	}
-	same, gone := rec.Pod != "" && rec.Pod == c.r.Pod.String(), plugin.NetnsGone(rec.Netns)
-	if !same && !gone {
-		return nil, plugin.Errorf(plugin.CodePortConflict, in, p, who(rec, other))
-	}
-	c.r.Log.Warn("a hostPort is taken over", "port", p.String(), "from", ownerName(other), "container", rec.ContainerID, "samePod", same)
-	if !gone {
-		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {
-			return nil, err
-		}
-	}
-	return c.replace(rec.ContainerID, gone)
-}
-
-// replace notes that a container gives way, in all its networks: those that share the port have rules too. A container that is gone loses all.
-func (c *claim) replace(container string, gone bool) (loses []owned, err error) {
-	records, err := attachment.AllOf("portmap")
-	for _, rec := range records {
-		of := recorded{Record: rec}
-		if rec.ContainerID != container || json.Unmarshal(rec.State, &of.state) != nil {
-			continue
-		}
-		if !slices.ContainsFunc(c.gave, func(o recorded) bool { return o.Key == rec.Key }) {
-			c.gave = append(c.gave, of)
-		}
-		if gone {
-			loses = append(loses, of.hostPorts(of.owner()))
-		}
-	}
-	return loses, err
-}
-
-// clear removes the iptables rules of the attachments that gave way, which come before all others.
-func (c *claim) clear() error {
-	var errs []error
-	for _, rec := range c.gave {
-		if rec.Backend == "iptables" {
-			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// others names the owner of a port, and reports whether the port is shared: with another attachment of the same container.
-func others(r *plugin.Request) func(owner string) (name string, shares bool) {
-	type answer struct {
-		name   string
-		shares bool
-	}
-	known := map[string]answer{}
-	return func(owner string) (string, bool) {
-		a, ok := known[owner]
-		if ok {
-			return a.name, a.shares
-		}
 		a.name = ownerName(owner)
 		if rec, found, err := attachment.ByHash("portmap", ownerHash(owner)); err == nil && found {
-			a = answer{who(rec, owner), rec.ContainerID == r.ContainerID}
+			a = other{who(rec, owner), rec.ContainerID == o.container}
 		}
-		known[owner] = a
-		return a.name, a.shares
+		o.known[owner] = a
 	}
+	return a
 }
 
 // who names an owner with what distinguishes it from an earlier pod of the same name.
@@ -159,14 +54,14 @@ func who(rec attachment.Record, owner string) string {
 }
 
 // passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
-// an older pod of the same name that still runs. The caller holds the lock of the ports.
-func passPorts(host *kernel.Node, hash string, ends func(ports.Port) bool) error {
+// an older pod of the same name that still runs. ending are its ports, nil if they are not known. The caller holds the lock of the ports.
+func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
 	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules too.
-	ending, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
-	all, err := recordedBut(hash, ending.ContainerID)
+	own, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
+	all, err := recordedBut(hash, own.ContainerID)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
 	}
@@ -174,7 +69,7 @@ func passPorts(host *kernel.Node, hash string, ends func(ports.Port) bool) error
 	var wanted []owned
 	for _, rec := range all {
 		h := rec.wanted()
-		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return !ends(p) })
+		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return ending != nil && !ending.Overlap(p, "") })
 		if len(h.Ports) > 0 {
 			heirs, wanted = append(heirs, rec), append(wanted, h)
 		}
@@ -192,6 +87,38 @@ func passPorts(host *kernel.Node, hash string, ends func(ports.Port) bool) error
 		slog.Warn(notRestored, "error", err)
 	}
 	return nil
+}
+
+// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner, and ports
+// that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the lock of addHostPorts.
+func passHostPorts(host *kernel.Node, owner string, to []owned) error {
+	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
+		return nft.IgnoreUnsupported(err)
+	}
+	t, err := host.NFT.Open(nft.HostportTable)
+	if err != nil {
+		return err
+	}
+	var want []nft.Element
+	for _, h := range to {
+		want = append(want, h.elements()...)
+	}
+	want = once(want)
+	has, err := t.Find(want)
+	if err != nil {
+		return err
+	}
+	var passed, missing []nft.Element
+	for i, e := range want {
+		if has[i] != nil && ownerHash(has[i].Comment) != ownerHash(owner) {
+			continue
+		}
+		missing = append(missing, e)
+		if has[i] != nil {
+			passed = append(passed, *has[i])
+		}
+	}
+	return t.Replace(once(passed), missing)
 }
 
 // sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its ports yet

@@ -18,58 +18,6 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// errFlushed tells that the rules are missing, and with them perhaps what belongs to other pods: restoreHostPorts comes first.
-var errFlushed = errors.New("the rules of hostPorts are missing")
-
-// addHostPorts forwards the ports, all or none, in one transaction. yields is asked about another owner of one of the ports: it returns what
-// that owner loses besides the port, errShared if the owner keeps the port and the caller has to be content with that, or the error that refuses
-// the caller. The caller holds a lock against other callers.
-func addHostPorts(host *kernel.Node, h owned, yields func(owner string, p ports.Port) ([]owned, error)) error {
-	if ok, err := rulesIntact(host); err != nil {
-		return err
-	} else if !ok {
-		return errFlushed
-	}
-	t, err := host.NFT.Open(nft.HostportTable)
-	if err != nil {
-		return err
-	}
-	elements := h.elements()
-	found, err := clashes(t, h, elements)
-	if err != nil {
-		return err
-	}
-	var gone []nft.Element
-	var shared ports.Index
-	for _, e := range found {
-		if isForward(e) && ownerHash(e.Comment) != ownerHash(h.Owner) {
-			loses, err := yields(e.Comment, portOf(e))
-			if errors.Is(err, errShared) {
-				shared.Add(e.Comment, portOf(e))
-				continue
-			}
-			for _, lost := range loses {
-				more, e := ownedBy(t, lost)
-				gone, err = append(gone, more...), errors.Join(err, e)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		gone = append(gone, e)
-	}
-	if elements, err = withoutShared(elements, shared); err != nil {
-		return err
-	}
-	if err := t.Replace(once(gone), elements); err != nil {
-		return err
-	}
-	if h.Bridge == "" || h.Taken {
-		return nil
-	}
-	return ensureHairpin(t, h.Bridge)
-}
-
 // ownedBy returns the elements of h that are there and still its owner's.
 func ownedBy(t *nft.Handle, h owned) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
@@ -118,44 +66,38 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 	return once(append(found, clashes...)), err
 }
 
-// restoreHostPorts writes the rules anew, and adds what is missing of the ports of all attachments. What another one has by now is left with
-// it. The caller holds the lock of addHostPorts.
-func restoreHostPorts(host *kernel.Node, all []owned) error {
+// restoreTable writes the rules anew if they are missing, and adds what is missing of the ports of all attachments; lacked reports whether anything
+// was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the ports.
+func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
+	intact, err := rulesIntact(host)
+	if err != nil {
+		return false, nft.IgnoreUnsupported(err)
+	}
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return err
-	}
-	rules := 0
-	if err = BuildTable(); err == nil {
-		rules, err = t.CountRules()
-	}
-	if err != nil {
-		return err
+		return false, err
 	}
 	var want []nft.Element
 	for _, h := range all {
-		want = append(want, h.elements()...)
-		if h.Bridge != "" && !h.Taken {
-			if err := ensureHairpin(t, h.Bridge); err != nil {
-				return err
-			}
+		if want = append(want, h.elements()...); h.Bridge != "" && !h.Taken {
+			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	want = once(want)
-	has, err := t.Find(want)
-	if err != nil {
-		return err
+	missing, err := t.Missing(once(want))
+	if err != nil || intact {
+		return len(missing) > 0, errors.Join(err, t.Add(missing))
 	}
-	var missing []nft.Element
-	for i, e := range want {
-		if has[i] == nil {
-			missing = append(missing, e)
-		}
+	if err := BuildTable(); err != nil {
+		return true, err
 	}
-	if err := t.Add(missing); err != nil {
-		return err
+	rules, err := t.CountRules()
+	if err == nil {
+		err = t.Add(missing)
 	}
-	return t.Mark(schema, rules)
+	if err == nil {
+		err = t.Mark(schema, rules)
+	}
+	return true, err
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
@@ -176,69 +118,77 @@ func hairpin(link string) nft.Element {
 
 // delHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
 func delHostPorts(host *kernel.Node, h owned) error {
-	return endHostPorts(host, h.Owner, h.Localhost, func(t *nft.Handle) ([]nft.Element, error) { return ownedBy(t, h) })
-}
-
-// delOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
-func delOwnedHostPorts(host *kernel.Node, hash string) (ports []ports.Port, err error) {
-	err = endHostPorts(host, hash, anyLink, func(t *nft.Handle) ([]nft.Element, error) {
-		all, err := t.Existing([]nft.Element{ownerElement(hash)})
-		if err != nil {
-			return nil, err
-		}
-		for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
-			for _, family := range []string{nft.Digit(true), nft.Digit(false)} {
-				list, err := t.List(set + family)
-				if err != nil {
-					return nil, err
-				}
-				all = append(all, list...)
-			}
-		}
-		for _, e := range all {
-			if isForward(e) && ownerHash(e.Comment) == hash {
-				ports = append(ports, portOf(e))
-			}
-		}
-		return all, nil
-	})
-	return ports, err
-}
-
-func endHostPorts(host *kernel.Node, owner, link string, find func(*nft.Handle) ([]nft.Element, error)) error {
-	last, finish, err := closeLoopback(host, ownerHash(owner), link)
-	if err != nil {
-		return err
-	}
 	t, err := host.NFT.Open(nft.HostportTable)
-	var found []nft.Element
+	var own []nft.Element
 	if err == nil {
-		found, err = find(t)
-	}
-	if err == nil {
-		err = endOwned(t, owner, found, last)
+		own, err = ownedBy(t, h)
 	}
 	if err := nft.IgnoreUnsupported(err); err != nil {
 		return err
 	}
-	return finish()
+	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// endOwned deletes those of the elements that are the owner's, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
-func endOwned(t *nft.Handle, owner string, found []nft.Element, unprotect bool) error {
-	own := slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(owner) })
+// delOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
+func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
+	own, err := allOf(host, hash)
+	if err := nft.IgnoreUnsupported(err); err != nil {
+		return nil, err
+	}
+	for _, e := range own {
+		if isForward(e) {
+			gone = append(gone, portOf(e))
+		}
+	}
+	return gone, endOwned(host, hash, anyLink, own)
+}
+
+// allOf returns all elements of the owner with a hash.
+func allOf(host *kernel.Node, hash string) (own []nft.Element, err error) {
+	t, err := host.NFT.Open(nft.HostportTable)
+	if err != nil {
+		return nil, err
+	}
+	if own, err = t.Existing([]nft.Element{ownerElement(hash)}); err != nil {
+		return nil, err
+	}
+	for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
+		for _, is4 := range []bool{true, false} {
+			list, err := t.List(set + nft.Digit(is4))
+			if err != nil {
+				return nil, err
+			}
+			own = append(own, list...)
+		}
+	}
+	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
+}
+
+// endOwned deletes the elements of an owner, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
+func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
+	users, last, err := closeLoopback(host, hash, link)
+	if err != nil {
+		return err
+	}
 	edits := []nft.Edit{{Kind: unix.NFT_MSG_DELSETELEM, Elements: own}}
-	if unprotect {
+	if last {
 		if has, err := nft.HasTable(nft.LoopbackTable); err != nil {
 			return err
 		} else if has {
 			edits = append(edits, nft.Edit{Kind: unix.NFT_MSG_DELTABLE, Table: nft.LoopbackTable})
 		}
 	}
-	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.Table), edits...)
+	t, err := host.NFT.Open(nft.HostportTable)
+	if err == nil {
+		err = t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(own), t.Table), edits...)
+	}
+	if err := nft.IgnoreUnsupported(err); err != nil {
+		return err
+	}
+	return forgetUser(hash, users)
 }
 
-// portOwner tells whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
+// findOwner reports whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -273,8 +223,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 }
 
 // checkHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
-// other tells who another owner is, and whether that one shares the port.
-func checkHostPorts(host *kernel.Node, h owned, other func(owner string) (who string, shares bool)) error {
+// by names other owners.
+func checkHostPorts(host *kernel.Node, h owned, by others) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
@@ -285,6 +235,21 @@ func checkHostPorts(host *kernel.Node, h owned, other func(owner string) (who st
 		return plugin.WithHint(differs("the rules of nftables tables inet %s and %s are missing", nft.HostportTable, nft.LoopbackTable),
 			"somebody flushed them; 'podlace reload' brings back those of all pods")
 	}
+	if err := checkElements(t, h, by); err != nil || h.Taken {
+		return err
+	}
+	if h.Bridge != "" {
+		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
+			return err
+		} else if !ok {
+			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), reloadHint)
+		}
+	}
+	return checkShadows(t, h, by)
+}
+
+// checkElements looks for each entry of the owner.
+func checkElements(t *nft.Handle, h owned, by others) error {
 	want := h.elements()
 	found, err := t.Find(want)
 	if err != nil {
@@ -294,42 +259,24 @@ func checkHostPorts(host *kernel.Node, h owned, other func(owner string) (who st
 	var missing []nft.Element
 	for i, e := range want {
 		got := found[i]
-		if e.Set == "owners" {
+		switch {
+		case e.Set == "owners":
 			owned = got != nil
-			continue
-		}
-		if got == nil {
+		case got == nil:
 			missing = append(missing, e)
-			continue
-		}
-		if ownerHash(got.Comment) != ownerHash(h.Owner) {
-			if who, shares := other(got.Comment); !shares {
-				return differs(belongsTo, portOf(e), who)
+		case ownerHash(got.Comment) != ownerHash(h.Owner):
+			if o := by.of(got.Comment); !o.shares {
+				return differs(belongsTo, portOf(e), o.name)
 			}
-			continue
-		}
-		if string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last) {
+		case string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last):
 			return differs("hostPort %s: leads elsewhere", portOf(e))
 		}
 	}
-	if err := lostPorts(t, h, missing, other); err != nil {
+	if err := lostPorts(t, h, missing, by); err != nil || owned {
 		return err
 	}
-	if !owned {
-		return plugin.WithHint(differs("nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
-			ownerName(h.Owner)), reloadHint)
-	}
-	if h.Taken {
-		return nil
-	}
-	if h.Bridge != "" {
-		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
-			return err
-		} else if !ok {
-			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), reloadHint)
-		}
-	}
-	return checkShadows(t, h, other)
+	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+		ownerName(h.Owner)), reloadHint)
 }
 
 const (
@@ -343,7 +290,7 @@ func differs(format string, args ...any) error {
 }
 
 // lost returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
-func lostPorts(t *nft.Handle, h owned, missing []nft.Element, other func(owner string) (string, bool)) error {
+func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
 	if len(missing) == 0 {
 		return nil
 	}
@@ -354,7 +301,7 @@ func lostPorts(t *nft.Handle, h owned, missing []nft.Element, other func(owner s
 	found = slices.DeleteFunc(found, func(o nft.Element) bool { return !isForward(o) || ownerHash(o.Comment) == ownerHash(h.Owner) })
 	var shared ports.Index
 	for _, o := range found {
-		if _, shares := other(o.Comment); shares {
+		if by.of(o.Comment).shares {
 			shared.Add(o.Comment, portOf(o))
 		}
 	}
@@ -364,8 +311,7 @@ func lostPorts(t *nft.Handle, h owned, missing []nft.Element, other func(owner s
 		}
 		for _, o := range found {
 			if isForward(e) && portOf(o).Overlaps(portOf(e)) {
-				who, _ := other(o.Comment)
-				return differs(belongsTo, portOf(o), who)
+				return differs(belongsTo, portOf(o), by.of(o.Comment).name)
 			}
 		}
 		return differs("hostPort %s: its entry in nftables set %s is missing", portOf(e), e.Set)
@@ -374,7 +320,7 @@ func lostPorts(t *nft.Handle, h owned, missing []nft.Element, other func(owner s
 }
 
 // checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
-func checkShadows(t *nft.Handle, h owned, other func(owner string) (string, bool)) error {
+func checkShadows(t *nft.Handle, h owned, by others) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {
 		every := p
@@ -382,10 +328,7 @@ func checkShadows(t *nft.Handle, h owned, other func(owner string) (string, bool
 		ask = append(ask, taken(p, ""), taken(every, ""))
 	}
 	found, err := t.Existing(once(ask))
-	found = slices.DeleteFunc(found, func(e nft.Element) bool {
-		_, shares := other(e.Comment)
-		return shares
-	})
+	found = slices.DeleteFunc(found, func(e nft.Element) bool { return by.of(e.Comment).shares })
 	if err != nil || len(found) == 0 {
 		return err
 	}

@@ -3,8 +3,8 @@
 package portmap
 
 import (
-	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -53,30 +53,28 @@ func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
 
 // addAll makes the rules first where they are missing.
 func addAll(h *kernel.Node, own owned) error {
-	add := func() error {
-		return addHostPorts(h, own, func(other string, p ports.Port) ([]owned, error) {
-			return nil, fmt.Errorf("hostPort %s is in use by %s: %w", p, ownerName(other), errInUse)
-		})
+	log := slog.New(slog.DiscardHandler)
+	if err := ensureRules(h, log); err != nil {
+		return err
 	}
-	err := add()
-	if errors.Is(err, errFlushed) {
-		if err = restoreHostPorts(h, nil); err == nil {
-			err = add()
-		}
+	want := claim{own, "", ""}
+	p, err := planFor(h, want)
+	if err != nil {
+		return err
 	}
-	return err
+	return apply(h, want, p, log)
 }
 
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
 	return delHostPorts(h, owned{Owner: owner, Ports: ports})
 }
 
-var errInUse = errors.New("another owner has it")
+func isTaken(err error) bool { return plugin.Code(err) == plugin.CodePortConflict }
 
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
 func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
-	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, func(owner string) (string, bool) { return ownerName(owner), false })
+	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, others{"", map[string]other{}})
 }
 
 // portElements lists the elements of all port sets, without the skeleton.
@@ -151,7 +149,7 @@ func TestHostPortClash(t *testing.T) {
 		"tcp 443 [fd00::6]:443":        "hostPort tcp 443 is in use by shop/web-0",
 	} {
 		err := addPorts(h, ownerB, "kt0", portList("tcp 9090 10.1.0.6:80", text))
-		if !errors.Is(err, errInUse) || !strings.Contains(err.Error(), says) {
+		if !isTaken(err) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -261,13 +259,13 @@ func TestRange(t *testing.T) {
 		{long(2001, 2100, "10.1.0.6"), false},
 	} {
 		err := addPorts(h, ownerB, "kt0", []ports.Port{c.port})
-		if errors.Is(err, errInUse) != c.clash || !c.clash && err != nil {
+		if isTaken(err) != c.clash || !c.clash && err != nil {
 			t.Errorf("%s: %v", c.port, err)
 		}
 		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []ports.Port{c.port}))
 	}
 	mustDo(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
-	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !errors.Is(err, errInUse) || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
+	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !isTaken(err) || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
 		t.Errorf("range over a port: %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
@@ -286,7 +284,7 @@ func TestTaken(t *testing.T) {
 	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"), add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
 	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true, "tcp 192.0.2.1:91 10.1.0.5:1": true} {
 		owner := map[bool]string{true: ownerA, false: ownerB}[taken]
-		if err := add(owner, taken, text); !errors.Is(err, errInUse) {
+		if err := add(owner, taken, text); !isTaken(err) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
+)
+
+func add(r *plugin.Request) (result *types100.Result, err error) {
+	cfg, err := Parse(r)
+	if err != nil {
+		return nil, err
+	}
+	protect(r, len(cfg.Mappings) > 0)
+	if len(cfg.Mappings) == 0 {
+		attachment.LogOnce(r, traps(r.Config))
+		return nil, nil
+	}
+	pod := podAddresses(r.Prev, r.IfName)
+	st, err := cfg.state(r, pod)
+	if err != nil || len(st.Ports) == 0 {
+		return nil, err
+	}
+	att, err := attachment.Open(r)
+	if err != nil {
+		return nil, err
+	}
+	defer att.Close()
+	host, err := kernel.Host()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	old, err := endFormer(r, host, att)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkHostIPs(r, host, st.Ports); err != nil {
+		return nil, err
+	}
+	if err := cfg.locate(r, host, &st, pod); err != nil {
+		return nil, err
+	}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(func() error { return remove(host, att, st) })
+	st.Begun = true
+	if err := att.Save(st); err != nil {
+		return nil, err
+	}
+	warnForward(r.Log, host, pod)
+	if cfg.Backend == "iptables" {
+		warnServices(r.Log, host, pod[0].Addr().Is4())
+	}
+	former, err := forward(r, cfg, att, host, &st)
+	if err != nil {
+		return nil, err
+	}
+	endFlows(host, slices.Concat(old, st.Ports, former))
+	return nil, nil
+}
+
+// state is what the configuration asks for; without ports nothing is. It refuses what no node can do, before anything is changed.
+func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err error) {
+	if len(pod) == 0 {
+		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName), "name portmap after the main plugin")
+	}
+	if err := c.choose(); err != nil {
+		return state{}, err
+	}
+	st = state{Backend: c.Backend, Ports: c.hostPorts(pod)}
+	if len(st.Ports) == 0 {
+		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
+		return st, nil
+	}
+	if err := c.checkCount(st.Ports); err != nil {
+		return state{}, err
+	}
+	if err := c.checkTools(pod); err != nil {
+		return state{}, err
+	}
+	return st, c.checkListeners(r, st.Ports)
+}
+
+// endFormer ends what is left of an earlier ADD with the same key, recorded or not, and returns the recorded ports.
+func endFormer(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
+	var old state
+	ok, err := att.Load(&old)
+	if err == nil && ok {
+		err = end(host, att.Key, old, att)
+	}
+	if err != nil {
+		return nil, err
+	}
+	lost, err := endLost(host, att.Hash())
+	if err == nil && lost {
+		err = delReference(r, true)
+	}
+	return old.Ports, err
+}
+
+// locate completes the state with what the node tells of the pod.
+func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
+	if c.Backend == "iptables" {
+		st.Rules = c.rules(pod)
+	}
+	link, ok, err := linkTo(host, pod)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		r.Log.Warn("the node has no route to the pod; its hostPorts work once there is one, but not from 127.0.0.1", "addresses", pod)
+		return nil
+	}
+	if link.Kind == "bridge" {
+		st.Bridge = link.Name
+	}
+	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
+		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
+	}) {
+		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
+		if link.Kind != "bridge" && host.IsUplink(link) {
+			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
+		} else {
+			st.Localhost = link.Name
+		}
+	}
+	return nil
+}
+
+// choose goes without nftables where the kernel has none, unless the configuration wants it.
+func (c *Config) choose() error {
+	if c.Backend != "nftables" || nft.Available() {
+		return nil
+	}
+	if c.Unset {
+		c.Backend = "iptables"
+		return nil
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables"), "load the module nf_tables, or use backend iptables")
+}
+
+// checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
+func (c Config) checkTools(pod []netip.Prefix) error {
+	for _, p := range pod {
+		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
+				"install iptables, or use backend nftables, which needs no program")
+		}
+	}
+	return nil
+}
+
+// forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
+// reaches them.
+func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
+	unlock, err := attachment.Waiting.Node(portsLock)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := openLoopback(host, att.Key, st); err != nil {
+		return nil, err
+	}
+	p, err := take(r, cfg, att, host, st)
+	if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
+		return nil, err
+	}
+	var errs []error
+	for _, rec := range p.former() {
+		former = append(former, rec.Ports...)
+		if rec.Backend == "iptables" { // these rules come before all others
+			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
+		}
+	}
+	err = errors.Join(errs...)
+	if err == nil && st.Backend == "iptables" {
+		err = addByIPTables(att.Key, *st, r.Log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// From here on whoever restores the ports of all pods restores these.
+	st.Begun = false
+	return former, att.Save(*st)
+}
+
+// maxRaces bounds how often a plan is made anew because an element came or went meanwhile: the lock keeps out other pods, and nothing else.
+const maxRaces = 3
+
+// take takes the ports, all or none. A range of which another attachment has a part is taken apart.
+func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (plan, error) {
+	if err := ensureRules(host, r.Log); err != nil {
+		return plan{}, err
+	}
+	want := claim{st.hostPorts(owner(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
+	want.Netns = st.netns(r.NetnsPath)
+	p, err := planFor(host, want)
+	if err == nil && p.singles {
+		want.Ports = ports.Singles(st.Ports)
+		if err := cfg.checkCount(want.Ports); err != nil {
+			return plan{}, err
+		}
+		st.Ports = want.Ports
+		if err := att.Save(*st); err != nil {
+			return plan{}, err
+		}
+		p, err = planFor(host, want)
+	}
+	for races := 0; err == nil; races++ {
+		err = apply(host, want, p, r.Log)
+		if races == maxRaces || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
+			return p, err
+		}
+		p, err = planFor(host, want)
+	}
+	return plan{}, err
+}
+
+// ensureRules restores the rules and the ports of all pods if a flush removed them.
+func ensureRules(host *kernel.Node, log *slog.Logger) error {
+	if ok, err := rulesIntact(host); err != nil || ok {
+		return err
+	}
+	lost := restoreRecorded(host, log)
+	ok, err := rulesIntact(host)
+	switch {
+	case err != nil:
+		return err
+	case !ok && lost == nil:
+		return errors.New("the rules of hostPorts are missing")
+	case !ok:
+		return lost
+	case lost != nil:
+		log.Warn(notRestored, "error", lost)
+	}
+	return nil
+}
+
+const notRestored = "hostPorts of other pods could not be restored"
+
+// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
+func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
+	if st.Localhost == "" {
+		return nil
+	}
+	err := OpenLoopback(host, key.Hash(), st.Localhost)
+	if nft.Unsupported(err) {
+		slog.Warn("hostPorts cannot be reached through 127.0.0.1: its protection needs nftables", "error", err)
+		st.Localhost = ""
+		return nil
+	}
+	return err
+}
+
+// linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
+func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
+	for _, p := range pod {
+		index, err := host.RouteTo(p.Addr())
+		if kernel.NoRoute(err) {
+			continue
+		}
+		if err != nil {
+			return kernel.Link{}, false, err
+		}
+		link, ok, err = host.LinkByIndex(index)
+		if err == nil && !ok {
+			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr())
+		}
+		return link, ok, err
+	}
+	return kernel.Link{}, false, nil
+}

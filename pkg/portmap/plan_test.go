@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/ports"
+)
+
+// TestMakePlan (F-39): which attachments keep a port, give way, or refuse a claim for it. The claim is of container new and pod shop/web-0.
+func TestMakePlan(t *testing.T) {
+	of := func(container, pod string) attachment.Record {
+		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
+	}
+	long := ports.Port{Protocol: "tcp", Port: 80, Last: 99, To: netip.MustParseAddrPort("10.1.0.5:80")}
+	single, other := portFrom("tcp 80 10.1.0.6:80"), portFrom("tcp 90 10.1.0.6:90")
+	single.SNAT, other.SNAT = false, false
+	for title, c := range map[string]struct {
+		held  []ports.Port // by another owner
+		own   []ports.Port // what is there of the claim's owner
+		by    holder
+		taken bool // by the iptables backend
+		asks  ports.Port
+
+		remove, add string
+		former      string
+		shared      bool
+		singles     bool
+		code        uint
+		says        string
+	}{
+		"free":              {asks: single, add: "owners ports4 80"},
+		"its own":           {own: []ports.Port{single}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
+		"same container":    {held: []ports.Port{single}, by: holder{Record: of("new", "shop/web-0"), found: true}, asks: single, add: "owners", shared: true},
+		"range of the same": {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true},
+		"port in a range":   {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners", shared: true},
+		"range over a port": {held: []ports.Port{single}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true, singles: true},
+		"older pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-0"), found: true, all: []recorded{{Record: of("old", "")}}}, asks: single,
+			remove: "ports4 80", add: "owners ports4 80", former: "old", shared: true},
+		"dead container": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true, gone: true,
+			all: []recorded{{Record: of("old", "")}}, elements: elementsOf(other, ownerB)}, asks: single,
+			remove: "ports4 90 ports4 80", add: "owners ports4 80", former: "old"},
+		"another pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true}, asks: single,
+			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1, container old, since "},
+		"pods without names":   {held: []ports.Port{single}, by: holder{Record: of("old", ""), found: true}, asks: single, code: plugin.CodePortConflict, says: "container old"},
+		"record lost":          {held: []ports.Port{single}, by: holder{}, asks: single, code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1"},
+		"record lost and dead": {held: []ports.Port{single}, by: holder{gone: true}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
+		"range of the dead":    {held: []ports.Port{long}, by: holder{gone: true}, asks: single, remove: "ranges4 80-99", add: "owners ports4 80"},
+		"iptables of the dead": {held: []ports.Port{single}, taken: true, by: holder{gone: true}, asks: single, remove: "taken4 80", add: "owners ports4 80"},
+		"iptables, shared":     {held: []ports.Port{single}, taken: true, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners", shared: true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			have := existing{holders: map[string]holder{ownerHash(ownerB): c.by}}
+			for _, p := range c.held {
+				if c.taken {
+					have.elements = append(have.elements, taken(p, ownerB))
+				} else {
+					have.elements = append(have.elements, elementsOf(p, ownerB)...)
+				}
+			}
+			for _, p := range c.own {
+				have.elements = append(have.elements, elementsOf(p, ownerA)...)
+			}
+			p, err := makePlan(have, claim{owned{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
+			if c.code != 0 {
+				if plugin.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			var former []string
+			for _, rec := range p.former() {
+				former = append(former, rec.ContainerID)
+			}
+			want := fmt.Sprint(c.remove, "|", c.add, "|", c.former, "|", c.shared, c.singles)
+			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", strings.Join(former, " "), "|", p.shared, p.singles)
+			if diff := cmp.Diff(want, got); diff != "" || err != nil {
+				t.Errorf("%v\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestMakePlanOnce: an attachment that gives way with many ports is named once, and each of its elements is removed once.
+func TestMakePlanOnce(t *testing.T) {
+	rec := attachment.Record{Key: attachment.Key{ContainerID: "old"}, Pod: "shop/web-0"}
+	list := portList("tcp 80 10.1.0.6:80", "tcp 81 10.1.0.6:81")
+	var held []nft.Element
+	for _, p := range list {
+		held = append(held, elementsOf(p, ownerB)...)
+	}
+	by := holder{Record: rec, found: true, gone: true, all: []recorded{{Record: rec}}, elements: slices.Clone(held)}
+	p, err := makePlan(existing{held, map[string]holder{ownerHash(ownerB): by}}, claim{owned{Owner: ownerA, Ports: list}, "new", "shop/web-0"})
+	if err != nil || len(p.taken) != 1 || len(p.former()) != 1 || len(p.remove) != len(held) {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// named lists elements by set and port.
+func named(elements []nft.Element) string {
+	var out []string
+	for _, e := range elements {
+		out = append(out, e.Set)
+		if isForward(e) {
+			_, port, _ := strings.Cut(portOf(e).String(), " ")
+			out = append(out, port)
+		}
+	}
+	return strings.Join(out, " ")
+}
