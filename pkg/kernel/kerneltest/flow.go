@@ -34,7 +34,7 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the entries as "protocol from to".
+// Tracked lists the entries as "protocol from to", without those of the IGMP reports that the kernel sends for links of other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -43,6 +43,9 @@ func Tracked(t testing.TB) (list []string) {
 			t.Fatal(err)
 		}
 		for _, f := range flows {
+			if f.Forward.Protocol == unix.IPPROTO_IGMP {
+				continue
+			}
 			from, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 			to, _ := netip.AddrFromSlice(f.Forward.DstIP)
 			list = append(list, fmt.Sprintf("%d %s %s", f.Forward.Protocol, netip.AddrPortFrom(from.Unmap(), f.Forward.SrcPort),
