@@ -29,8 +29,8 @@ const (
 	connectionsVersus = 1.0 / 3
 )
 
-// measureConnections lets another machine open connections to a hostPort, alone, beside the ports of pods with many, and beside as many pods with
-// one. The reference forwards by iptables, as it does where nothing else is asked for.
+// measureConnections lets another machine open connections to a hostPort, alone, beside the ports of pods with many, and beside as many
+// pods with one. The reference forwards by iptables, as it does where nothing else is asked for.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaled(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -62,15 +62,16 @@ func (r *report) measureConnections(o options, n nodes) {
 	}{{fmt.Sprintf("of pods with %d each", portsOfPod), packed}, {"of as many pods", spread}} {
 		what := fmt.Sprintf("%s hostPorts %s", thousands(count), c.whose)
 		r.addGrowth(fmt.Sprintf("%d connections to a hostPort, %s", connectionsTold, what), connectionGrowth, c.sides)
-		r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s; the reference by iptables", connectionsTold, what), connectionsVersus, c.sides)
+		r.addLoad(fmt.Sprintf("%d connections to a hostPort beside %s; the reference by iptables", connectionsTold, what), connectionsVersus,
+			c.sides)
 	}
 }
 
 // others are hostPorts of other pods.
 type others struct{ count, each int }
 
-// cloneRules gives so many other pods the iptables rules of the only pod of a node, each with a port of its own, before that pod's: where they
-// would be had the pods come before it. To add them one by one takes the reference hours.
+// cloneRules gives so many other pods the iptables rules of the only pod of a node, each with a port of its own, before that pod's: where
+// they would be had the pods come before it. To add them one by one takes the reference hours.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -99,7 +100,8 @@ func restoreClones(saved, own string, first, end int) error {
 	input.WriteString("*nat\n")
 	for i := first; i < end; i++ {
 		chain := fmt.Sprintf("CNI-DN-%021x", i)
-		of := strings.NewReplacer(own, chain, fmt.Sprint(connectionPort), fmt.Sprint(20000+i), "10.98.0.5", fmt.Sprintf("10.98.%d.%d", 1+i/250, 1+i%250),
+		of := strings.NewReplacer(own, chain, fmt.Sprint(connectionPort), fmt.Sprint(20000+i), "10.98.0.5",
+			fmt.Sprintf("10.98.%d.%d", 1+i/250, 1+i%250),
 			"-A CNI-HOSTPORT-DNAT", "-I CNI-HOSTPORT-DNAT 1")
 		fmt.Fprintf(&input, ":%s - [0:0]\n", chain)
 		for line := range strings.Lines(saved) {

@@ -78,7 +78,8 @@ func (r *report) addAbsolute(what string, bar float64, sides map[string]figure) 
 }
 
 func (r *report) growthTable() *markdown.Table {
-	t := markdown.NewTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio", "bar", "")
+	t := markdown.NewTable("Cost beside what is there already: p50 without and with it", "what", sideOurs, "ratio", sideReference, "ratio",
+		"bar", "")
 	for _, row := range r.Growth {
 		t.Row(row.What, row.growthCell(sideOurs), ratio(row.Ratio), row.growthCell(sideReference), ratio(row.Sides[sideReference].growth()),
 			or(row.Bar), or(row.Verdict))

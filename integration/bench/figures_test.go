@@ -46,7 +46,8 @@ func TestDrift(t *testing.T) {
 }
 
 func TestWants(t *testing.T) {
-	for asked, want := range map[string]string{"all": "chains datapath leases gc", "scale": "leases gc", "gc,chains": "chains gc", "leases": "leases"} {
+	for asked, want := range map[string]string{"all": "chains datapath leases gc", "scale": "leases gc", "gc,chains": "chains gc",
+		"leases": "leases"} {
 		o, got := options{groups: strings.Split(asked, ",")}, []string{}
 		for _, group := range []string{groupChains, groupDatapath, "leases", "gc"} {
 			if o.wants(group) {

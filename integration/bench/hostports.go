@@ -62,7 +62,8 @@ func (r *report) measurePorts(o options, n nodes) {
 	const backend = "nftables"
 	add := func(side side, what, node string, first, ports int) bool {
 		name := beside(side.name, what)
-		c, err := n.chainOf("ports-"+strings.ReplaceAll(name, " ", "-"), "ports-node-"+side.name+"-"+node, side, portmapAlone(backend, "10.98.0.5", first, ports))
+		c, err := n.chainOf("ports-"+strings.ReplaceAll(name, " ", "-"), "ports-node-"+side.name+"-"+node, side,
+			portmapAlone(backend, "10.98.0.5", first, ports))
 		if err == nil {
 			err = portsNode(c)
 		}
@@ -98,7 +99,8 @@ func (n nodes) fillPorts(like *chain, backend string, beside others) error {
 	for i := 0; i < beside.count; i += beside.each {
 		c, pod := *like, i/beside.each
 		c.id = containerID(fmt.Sprint(like.network, i))
-		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.%d.%d", 1+pod/250, 1+pod%250), 20000+i, min(beside.each, beside.count-i))}
+		c.plugins = []pluginConf{portmapAlone(backend, fmt.Sprintf("10.98.%d.%d", 1+pod/250, 1+pod%250), 20000+i,
+			min(beside.each, beside.count-i))}
 		if err := c.run(verbAdd, execute); err != nil {
 			return err
 		}

@@ -34,7 +34,8 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 	}
 	race(all, o.rounds)
 	for _, verb := range []string{verbAdd, verbDel} {
-		r.addGrowth(fmt.Sprintf("bridge and bandwidth %s, %s other pods with limits", verb, thousands(count)), limitedBar, r.compare(entries, verb))
+		r.addGrowth(fmt.Sprintf("bridge and bandwidth %s, %s other pods with limits", verb, thousands(count)), limitedBar,
+			r.compare(entries, verb))
 	}
 	r.addLimit(fmt.Sprintf("%s, beside %s pods", sampled.what(), thousands(count)), shareOfSteady(),
 		sampled.medians(func(p *passed) []float64 { return p.steady }))

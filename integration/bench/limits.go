@@ -82,8 +82,8 @@ func (l *limited) what() string {
 	return what
 }
 
-// steady is how long a flow is measured once it is drained. Short windows tell little of slow limits, where a pause saves a burst of 100 ms,
-// and of costs, which the kernel counts in 10 ms.
+// steady is how long a flow is measured once it is drained. Short windows tell little of slow limits, where a pause saves a burst of 100
+// ms, and of costs, which the kernel counts in 10 ms.
 func (l *limited) steady(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {

@@ -26,7 +26,8 @@ func TestLimitRows(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]map[string]float64{intoPod: {sideOurs: 95, sideReference: 400}, outOfPod: {sideOurs: 101}}, r.Limits[0].Percent); diff != "" {
+	if diff := cmp.Diff(map[string]map[string]float64{intoPod: {sideOurs: 95, sideReference: 400}, outOfPod: {sideOurs: 101}},
+		r.Limits[0].Percent); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -101,7 +102,8 @@ func TestRoundTripFigure(t *testing.T) {
 
 func TestAlone(t *testing.T) {
 	entries := map[string]*entry{}
-	for i, name := range []string{beside(sideOurs, besideNone), beside(sideOurs, besideMany), beside(sideReference, besideNone), beside(sideReference, besideMany)} {
+	for i, name := range []string{beside(sideOurs, besideNone), beside(sideOurs, besideMany), beside(sideReference, besideNone),
+		beside(sideReference, besideMany)} {
 		e := newEntry(name, nil)
 		for _, verb := range []string{verbAdd, verbDel} {
 			ms := time.Duration(i+1) * time.Millisecond

@@ -57,7 +57,8 @@ func (r *report) limitTable() *markdown.Table {
 	t := markdown.NewTable(fmt.Sprintf("Limits with the runtime's burst: percent of the rate, on the wire, at the receiver; after %v where no other time is named", drained),
 		"what", intoPod+": "+sideOurs, sideReference, outOfPod+": "+sideOurs, sideReference, "bar", "")
 	for _, row := range r.Limits {
-		t.Row(row.What, row.cell(intoPod, sideOurs), row.cell(intoPod, sideReference), row.cell(outOfPod, sideOurs), row.cell(outOfPod, sideReference),
+		t.Row(row.What, row.cell(intoPod, sideOurs), row.cell(intoPod, sideReference), row.cell(outOfPod, sideOurs),
+			row.cell(outOfPod, sideReference),
 			or(row.Bar), or(row.Verdict))
 	}
 	return t

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of
-// ADD, CHECK and DEL, processes started, binary sizes, what pods move and what that costs, and what a limited pod
-// receives in its first second; then what a node that has many leases and pods makes of these times, many pods at once, and GC; how exact limits
-// are, what they cost, and how long others wait behind them.
+// Command bench compares two folders of CNI plugins side by side, in one run and in private namespaces: times of ADD, CHECK and DEL,
+// processes started, binary sizes, what pods move and what that costs, and what a limited pod receives in its first second; then what a
+// node that has many leases and pods makes of these times, many pods at once, and GC; how exact limits are, what they cost, and how long
+// others wait behind them.
 //
 // Both folders run on the same machine at the same time, so ratios hold where times do not. A missed target is
 // reported and is no failure; the exit status is 1 when something did not run, or did the wrong thing: an address given twice, a

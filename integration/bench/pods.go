@@ -102,7 +102,8 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		}
 		*into = p50(samples)
 	}
-	r.addGrowth(fmt.Sprintf("of ADD, the kernel alone: a veth pair into a bridge of %s ports", thousands(ports)), 0, map[string]figure{sideOurs: f})
+	r.addGrowth(fmt.Sprintf("of ADD, the kernel alone: a veth pair into a bridge of %s ports", thousands(ports)), 0,
+		map[string]figure{sideOurs: f})
 }
 
 // fillPods attaches so many pods, each in a network namespace of its own, to the node and network of a chain.

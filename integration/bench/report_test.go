@@ -103,7 +103,8 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(sampleReport(), &got, cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{}, limitRow{})); diff != "" {
+	if diff := cmp.Diff(sampleReport(), &got,
+		cmp.AllowUnexported(report{}, chainRow{}, processRow{}, pathRow{}, figureRow{}, limitRow{})); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
 }
@@ -125,7 +126,8 @@ func TestParse(t *testing.T) {
 	if _, err := parse(good); err != nil {
 		t.Fatal(err)
 	}
-	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"-scale", "0"}, {"-scale", "2"}, {"-group", "none"}, {"more"}, {"-plugins", t.TempDir()}} {
+	for _, more := range [][]string{{"-rounds", "0"}, {"-o", "yaml"}, {"-seconds", "0"}, {"-scale", "0"}, {"-scale", "2"}, {"-group", "none"},
+		{"more"}, {"-plugins", t.TempDir()}} {
 		if _, err := parse(append(slices.Clone(good), more...)); err == nil {
 			t.Errorf("%v is accepted", more)
 		}

@@ -115,9 +115,10 @@ func (a asker) run(verb string, exec runner) error {
 
 // afterOthers is the configuration of a plugin behind one that has connected the pod.
 func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
-	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent", "prevResult": map[string]any{"cniVersion": cniVersion,
-		"interfaces": []any{map[string]string{"name": "veth0"}, map[string]string{"name": podInterface, "sandbox": pod.Path}},
-		"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
+	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent",
+		"prevResult": map[string]any{"cniVersion": cniVersion,
+			"interfaces": []any{map[string]string{"name": "veth0"}, map[string]string{"name": podInterface, "sandbox": pod.Path}},
+			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
 // measureWithoutVF is a pod that was allocated no VF: nearly all pods of a node. The card answers in the place of the device plugin.
@@ -184,6 +185,7 @@ func measureJournal(r *report, o options) error {
 	}
 	f := figure{Value: p50(samples)}
 	f.Note = fmt.Sprintf("%.2f", f.Value)
-	r.Loads = append(r.Loads, figureRow{What: "of ADD with a VF, the journal, written and synced, /run in memory", Sides: map[string]figure{sideOurs: f}})
+	r.Loads = append(r.Loads, figureRow{What: "of ADD with a VF, the journal, written and synced, /run in memory",
+		Sides: map[string]figure{sideOurs: f}})
 	return errors.Join(dir.Remove("journal"), os.Remove(dir.Path()))
 }

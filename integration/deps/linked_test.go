@@ -29,7 +29,8 @@ func budgets() map[string]int64 {
 
 // forbidden are packages that no CNI binary holds, with all below them.
 func forbidden() []string {
-	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls", "github.com/spf13",
+	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
+		"github.com/spf13",
 		"github.com/containernetworking/cni/pkg/invoke", "github.com/containernetworking/cni/libcni", module + "pkg/sandbox", module + "pkg/demo",
 		module + "pkg/reconcile"}
 }

@@ -163,7 +163,8 @@ func (n network) forget(t testing.TB) {
 			}
 		}
 	}
-	if err := errors.Join(os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)), os.RemoveAll("/var/lib/cni/networks/.podlace")); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)),
+		os.RemoveAll("/var/lib/cni/networks/.podlace")); err != nil {
 		t.Error(err)
 	}
 }
@@ -217,7 +218,8 @@ func needTools(t testing.TB, config string) {
 
 // usesIPTables tells whether a configuration names the backend, or has a key that only this backend has.
 func usesIPTables(config string) bool {
-	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"}, func(s string) bool { return strings.Contains(config, s) })
+	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"},
+		func(s string) bool { return strings.Contains(config, s) })
 }
 
 // raw runs one plugin on the pod of the examples as a runtime would, and returns its standard output.

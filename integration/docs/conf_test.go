@@ -71,7 +71,8 @@ func TestConflists(t *testing.T) {
 		}
 	}
 	if len(skipped) > 0 {
-		fmt.Fprintf(os.Stderr, "docs: SKIPPED %d of %d runs of conflists, for want of iptables: %s\n", len(skipped), 2*len(names), strings.Join(skipped, " "))
+		fmt.Fprintf(os.Stderr, "docs: SKIPPED %d of %d runs of conflists, for want of iptables: %s\n", len(skipped), 2*len(names),
+			strings.Join(skipped, " "))
 	}
 }
 
@@ -90,7 +91,8 @@ func TestNetworkAttachment(t *testing.T) {
 	}
 	delete(plugin, "vlan") // the card of the test has a PF that tells nothing
 	plugin["deviceID"], plugin["pciBusID"] = card.Address(0), card.Address(0)
-	result := exercise(t, string(encode(t, map[string]any{"cniVersion": "1.1.0", "name": "fast", "plugins": conf.Plugins})), map[string]any{"mac": "02:00:00:00:00:07", "ips": []string{"198.51.100.9"}})
+	result := exercise(t, string(encode(t, map[string]any{"cniVersion": "1.1.0", "name": "fast", "plugins": conf.Plugins})),
+		map[string]any{"mac": "02:00:00:00:00:07", "ips": []string{"198.51.100.9"}})
 	for _, says := range []string{`"pciID":"` + card.Address(0), `"mac":"02:00:00:00:00:07"`, `"address":"198.51.100.9/24"`} {
 		if !strings.Contains(string(result), says) {
 			t.Errorf("%s is not in %s", says, result)
@@ -131,7 +133,8 @@ func TestConflistsAreDescribed(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml"), units(t, "*.conf")) {
+	for _, name := range slices.Concat(conflists(t), units(t, "*.service"), units(t, "*.timer"), units(t, "*.json"), units(t, "*.yaml"),
+		units(t, "*.conf")) {
 		if !listed[name] {
 			t.Errorf("conf/README.md does not describe %s", name)
 		}

@@ -250,12 +250,14 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 	foreign("bridge", "first") // there is a copy of it already
 	c.mustInstall(t)
 
-	kept := allInstalled(t, "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/bridge.before-podlace-2", "/opt/cni/bin/portmap.before-podlace",
+	kept := allInstalled(t, "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/bridge.before-podlace-2",
+		"/opt/cni/bin/portmap.before-podlace",
 		"/opt/cni/bin/cni", "/opt/cni/bin/tuning")
 	if diff := cmp.Diff(kept, c.installed(t)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	for name, want := range map[string]string{"bridge.before-podlace": "first", "bridge.before-podlace-2": "second", "tuning": "not of Podlace", "cni": "all in one"} {
+	for name, want := range map[string]string{"bridge.before-podlace": "first", "bridge.before-podlace-2": "second",
+		"tuning": "not of Podlace", "cni": "all in one"} {
 		info, err := os.Stat(filepath.Join(dir, name))
 		if got, err2 := os.ReadFile(filepath.Join(dir, name)); err != nil || err2 != nil || string(got) != want || info.Mode().Perm() != 0o751 {
 			t.Errorf("%s: %q, %v, %v, %v", name, got, info, err, err2)
@@ -265,7 +267,8 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		t.Errorf("a link is kept as %q, %v", to, err)
 	}
 	c.removeAsDocumented(t)
-	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap", "/opt/cni/bin/tuning"}
+	want := []string{"/opt/cni/bin/bridge", "/opt/cni/bin/bridge.before-podlace", "/opt/cni/bin/cni", "/opt/cni/bin/portmap",
+		"/opt/cni/bin/tuning"}
 	if diff := cmp.Diff(want, c.installed(t)); diff != "" {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
 	}
@@ -282,7 +285,8 @@ func (c checkout) removeAsDocumented(t *testing.T) {
 	if i < 0 {
 		t.Fatal("docs/INSTALL.md has no commands below Removing")
 	}
-	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""), "${1}"+c.into+"${2}")
+	script := regexp.MustCompile(`(^|\s)(/opt/|/usr/local/)`).ReplaceAllString(strings.ReplaceAll(d.of("sh")[i].text, "sudo ", ""),
+		"${1}"+c.into+"${2}")
 	cmd := exec.Command("sh", "-eu", "-c", script)
 	cmd.Env = []string{sudoPath}
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -50,7 +50,8 @@ func mixed(t *testing.T, backends, bin string, hostPort int, edits ...string) ne
 	}
 	caps := wanted()
 	caps["portMappings"] = []map[string]any{{"hostPort": hostPort, "containerPort": 80, "protocol": "tcp"}}
-	caps["bandwidth"] = map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000, "egressRate": 20_000_000, "egressBurst": 2_000_000}
+	caps["bandwidth"] = map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000, "egressRate": 20_000_000,
+		"egressBurst": 2_000_000}
 	return open(t, strings.NewReplacer(edits...).Replace(`{"cniVersion": "1.0.0", "name": "mixed", "plugins": [
 		{"type": "bridge", "bridge": "mixed0", "isDefaultGateway": true, "ipMasq": true, `+masquerade+`
 			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/16"}], [{"subnet": "fd00:89::/64"}]]}},
@@ -111,7 +112,8 @@ func TestWhatStays(t *testing.T) {
 // leftovers returns the kinds of what f leaves, in the document's words.
 func leftovers(t *testing.T, f func()) []string {
 	t.Helper()
-	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`/last_reserved_ip|/\.podlace|/\.?lock`)}
+	options := sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
+		Ignore: regexp.MustCompile(`/last_reserved_ip|/\.podlace|/\.?lock`)}
 	before, err := sandbox.Take(options)
 	if err != nil {
 		t.Fatal(err)

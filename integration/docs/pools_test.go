@@ -58,7 +58,8 @@ func TestManifest(t *testing.T) {
 	}
 	mounted := regexp.MustCompile(`hostPath: \{path: (\S+), type: (\w+)\}`).FindAllStringSubmatch(text, -1)
 	for _, m := range mounted {
-		if m[2] != "DirectoryOrCreate" || !strings.Contains(text, fmt.Sprintf("mountPath: %s}", m[1])) && !strings.Contains(text, fmt.Sprintf("mountPath: %s,", m[1])) {
+		if m[2] != "DirectoryOrCreate" || !strings.Contains(text, fmt.Sprintf("mountPath: %s}", m[1])) &&
+			!strings.Contains(text, fmt.Sprintf("mountPath: %s,", m[1])) {
 			t.Errorf("%s is a %s, or not mounted where it is", m[1], m[2])
 		}
 	}

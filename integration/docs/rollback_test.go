@@ -85,7 +85,8 @@ func TestRollback(t *testing.T) {
 			traffic := startStream(t, old)
 			hostPort := net.JoinHostPort(nodeAddresses[0], fmt.Sprint(port))
 			running := take(t)
-			if out := mustRollback(t, ours); !strings.Contains(out, "pod shop/web-0: container old, eth0 in network mixed\n") || !strings.Contains(out, "Nothing was changed") {
+			if out := mustRollback(t, ours); !strings.Contains(out, "pod shop/web-0: container old, eth0 in network mixed\n") ||
+				!strings.Contains(out, "Nothing was changed") {
 				t.Errorf("the dry run says\n%s", out)
 			}
 			kerneltest.NoLeak(t, running, watched())
@@ -181,7 +182,8 @@ func TestRollbackOfTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	unknown := mixed(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
-	if out, err := rollback(t, unknown, "--yes"); err == nil || !strings.Contains(out, "no configuration of this network names the plugin bridge") ||
+	if out, err := rollback(t, unknown, "--yes"); err == nil ||
+		!strings.Contains(out, "no configuration of this network names the plugin bridge") ||
 		!strings.Contains(take(t).String(), "podlace_masquerade") {
 		t.Errorf("without the configuration: %v\n%s", err, out)
 	}

@@ -205,7 +205,8 @@ func fieldsOf(of reflect.Type) []string {
 func (s source) errorCodes() []string {
 	found := map[string]bool{}
 	s.each(func(n ast.Node) {
-		if sel, ok := n.(*ast.SelectorExpr); ok && fmt.Sprint(sel.X) == "plugin" && strings.HasPrefix(sel.Sel.Name, "Code") && sel.Sel.Name != "Code" {
+		if sel, ok := n.(*ast.SelectorExpr); ok && fmt.Sprint(sel.X) == "plugin" && strings.HasPrefix(sel.Sel.Name, "Code") &&
+			sel.Sel.Name != "Code" {
 			found[sel.Sel.Name] = true
 		}
 	})
@@ -231,7 +232,8 @@ func allCodes(t testing.TB) map[string]string {
 }
 
 func TestKeys(t *testing.T) {
-	if got := parseSource(t, "pkg/portmap").keys(); got["runtimeConfig.portMappings.hostIP"] != leaf || got["snat"] != leaf || got["runtimeConfig"] != object {
+	if got := parseSource(t, "pkg/portmap").keys(); got["runtimeConfig.portMappings.hostIP"] != leaf || got["snat"] != leaf ||
+		got["runtimeConfig"] != object {
 		t.Errorf("got %v", got)
 	}
 	if got := parseSource(t, "pkg/loopback").keys(); len(got) != 0 {

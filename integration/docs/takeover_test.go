@@ -216,7 +216,8 @@ func (s *stream) stop() {
 
 // watched is what the oracle compares before and after.
 func watched() sandbox.Options {
-	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
+	return sandbox.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
+		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
 }
 
 func take(t *testing.T) *sandbox.Snapshot {

@@ -39,7 +39,8 @@ func readUnit(t *testing.T, path string) unit {
 func unitKeys() map[string][]string {
 	return map[string][]string{
 		"Unit": {"Description", "Documentation", "After", "Before", "PartOf", "ReloadPropagatedFrom", "StartLimitIntervalSec"},
-		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus", "Restart", "RestartSec", "CapabilityBoundingSet", "NoNewPrivileges",
+		"Service": {"Type", "ExecStart", "ExecReload", "RemainAfterExit", "SuccessExitStatus", "Restart", "RestartSec", "CapabilityBoundingSet",
+			"NoNewPrivileges",
 			"ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectClock", "ProtectControlGroups", "ProtectKernelLogs", "ProtectKernelModules",
 			"RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
 			"SystemCallArchitectures"},
@@ -48,7 +49,8 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits: each unit is well-formed, runs a command that is installed where it says, with flags that it has, and each timer has its service.
+// TestUnits: each unit is well-formed, runs a command that is installed where it says, with flags that it has, and each timer has its
+// service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {

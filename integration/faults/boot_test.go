@@ -183,7 +183,8 @@ func testClocks(t *testing.T) {
 		_, err := s.Do("CHECK", rt, nil)
 		return errors.Join(err, s.wrapped("DEL", "bridge", rt, later...))
 	})
-	for title, jump := range harness.InOrder(map[string]time.Duration{"ten years back": -decade * time.Second, "ten years ahead": decade * time.Second}) {
+	for title, jump := range harness.InOrder(map[string]time.Duration{"ten years back": -decade * time.Second,
+		"ten years ahead": decade * time.Second}) {
 		s.try(t, "files "+title, func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err

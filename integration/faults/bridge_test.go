@@ -83,15 +83,18 @@ func testBridgeChanged(t *testing.T) {
 		told          bool   // by CHECK
 		refused       bool   // the next ADD
 	}{
-		"gateway removed":             {"ip addr del 10.71.0.1/24 dev chain0", "", true, false},
-		"IPv6 gateway removed":        {"ip addr del fd71::1/64 dev chain0", "", true, false},
-		"another gateway":             {"ip addr del 10.71.0.1/24 dev chain0; ip addr add 10.99.0.1/24 dev chain0", "ip addr del 10.99.0.1/24 dev chain0", true, true},
-		"bridge down":                 {"ip link set chain0 down", "", true, false},
-		"another MAC":                 {"ip link set chain0 address 02:00:00:00:00:77", "", false, false},
-		"small MTU":                   {"ip link set chain0 mtu 1400", "ip link set chain0 mtu 1500", false, false},
-		"port removed from bridge":    {"ip link set " + port + " nomaster", "ip link set " + port + " master chain0; bridge link set dev " + port + " hairpin on", true, false},
-		"port down":                   {"ip link set " + port + " down", "ip link set " + port + " up", true, false},
-		"hairpin off":                 {"bridge link set dev " + port + " hairpin off", "bridge link set dev " + port + " hairpin on", true, false},
+		"gateway removed":      {"ip addr del 10.71.0.1/24 dev chain0", "", true, false},
+		"IPv6 gateway removed": {"ip addr del fd71::1/64 dev chain0", "", true, false},
+		"another gateway": {"ip addr del 10.71.0.1/24 dev chain0; ip addr add 10.99.0.1/24 dev chain0",
+			"ip addr del 10.99.0.1/24 dev chain0", true, true},
+		"bridge down": {"ip link set chain0 down", "", true, false},
+		"another MAC": {"ip link set chain0 address 02:00:00:00:00:77", "", false, false},
+		"small MTU":   {"ip link set chain0 mtu 1400", "ip link set chain0 mtu 1500", false, false},
+		"port removed from bridge": {"ip link set " + port + " nomaster",
+			"ip link set " + port + " master chain0; bridge link set dev " + port + " hairpin on", true, false},
+		"port down": {"ip link set " + port + " down", "ip link set " + port + " up", true, false},
+		"hairpin off": {"bridge link set dev " + port + " hairpin off", "bridge link set dev " + port + " hairpin on", true,
+			false},
 		"IPv6 switched off on bridge": {"echo 1 >/proc/sys/net/ipv6/conf/chain0/disable_ipv6", "", true, false},
 	}) {
 		s.Points++
@@ -113,7 +116,8 @@ func testBridgeChanged(t *testing.T) {
 			s.Must(t, "ADD", rt)
 		}
 		s.Next++
-		for _, rt := range []*libcni.RuntimeConf{rt, harness.Attachment(s.stays, "stays", nil), harness.Attachment(&sandbox.Pod{Path: "/run/netns/one"}, "one", nil)} {
+		for _, rt := range []*libcni.RuntimeConf{rt, harness.Attachment(s.stays, "stays", nil),
+			harness.Attachment(&sandbox.Pod{Path: "/run/netns/one"}, "one", nil)} {
 			if _, err := s.Do("CHECK", rt, nil); err != nil {
 				s.NextFailed++
 				t.Errorf("%s: CHECK of %s after the next ADD: %v", title, rt.ContainerID, err)
@@ -181,7 +185,8 @@ func testSysctlsReset(t *testing.T) {
 // TestFaultDAD: duplicate address detection finds somebody, or IPv6 is switched off.
 func TestFaultDAD(t *testing.T) {
 	t.Run("F-30 IPv6 address used by a neighbour", func(t *testing.T) {
-		conf := modelConf().With("name", "dad", "bridge", "dad0", "enabledad", true, "ipam.ranges", []any{[]any{map[string]any{"subnet": "fd79::/120"}}})
+		conf := modelConf().With("name", "dad", "bridge", "dad0", "enabledad", true, "ipam.ranges",
+			[]any{[]any{map[string]any{"subnet": "fd79::/120"}}})
 		y := harness.Tally{Points: 1}
 		neighbour, pod := harness.NewPod(t, "neighbour"), harness.NewPod(t, "pod")
 		harness.NewCall("ADD", "bridge", neighbour, "neighbour", conf).Run(t).OK(t)

@@ -83,8 +83,8 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault (F-11): what a failed ADD left could still hinder the next one, though no oracle sees it. TestFirst does the same for the
-// whole chain.
+// TestAddAfterFault (F-11): what a failed ADD left could still hinder the next one, though no oracle sees it. TestFirst does the same for
+// the whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w world) {
 		for i := range w.chain {

@@ -137,7 +137,8 @@ func testRangeMoved(t *testing.T) {
 	for i := range 4 {
 		add(fmt.Sprintf("wide-%d", i), wide)
 	}
-	for i, conf := range []object{ranged("10.78.0.12", "10.78.0.16"), ranged("10.78.0.30", "10.78.0.33"), ranged("10.78.0.9", "10.78.0.15"), wide} {
+	for i, conf := range []object{ranged("10.78.0.12", "10.78.0.16"), ranged("10.78.0.30", "10.78.0.33"), ranged("10.78.0.9", "10.78.0.15"),
+		wide} {
 		add(fmt.Sprintf("moved-%d", i), conf)
 	}
 	if got := len(leaseFiles("moved")); got != len(seen) {

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// faultExec starts the plugins of a chain and runs a command at one of their moments: changes and the steps between (pkg/fault). Moments are
-// counted over the whole chain.
+// faultExec starts the plugins of a chain and runs a command at one of their moments: changes and the steps between (pkg/fault). Moments
+// are counted over the whole chain.
 type faultExec struct {
 	invoke.DefaultExec
 	at  int    // 0 counts only

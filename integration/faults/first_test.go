@@ -49,8 +49,8 @@ func shared() *regexp.Regexp {
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|no-fq_codel|shared-hostports|(gateway|made|mtu|bridge)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$)`)
 }
 
-// TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left, and
-// the second try makes what is missing.
+// TestFirst (F-11): the first pod of a node fails at each change, those that make what all pods share included. Nothing of the pod is left,
+// and the second try makes what is missing.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

@@ -117,7 +117,8 @@ func (o outcome) refused(t testing.TB, c call, failAt int) {
 	if _, err := dec.Token(); err != io.EOF {
 		t.Errorf("more than one document: %s", o.stdout)
 	}
-	if o.exit != 1 || doc.Code == 0 || doc.Code == 999 || doc.CNIVersion != "1.1.0" || !strings.Contains(doc.Msg, fmt.Sprintf("injected fault at change %d ", failAt)) {
+	if o.exit != 1 || doc.Code == 0 || doc.Code == 999 || doc.CNIVersion != "1.1.0" ||
+		!strings.Contains(doc.Msg, fmt.Sprintf("injected fault at change %d ", failAt)) {
 		t.Errorf("exit %d, %+v", o.exit, doc)
 	}
 	if c.verb != "GC" && !strings.Contains(doc.Details, "pod=shop/web-0 container="+c.pod.Name) {

@@ -33,7 +33,8 @@ func TestLimits(t *testing.T) {
 	result := w.add(1)
 	otherMAC := regexp.MustCompile(`^host: link bwp\w+ changed: mac \S+ -> \S+$`) // of a device that was made anew
 	before := w.take()
-	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"}, {"--ingress", "none", "--egress", "none"}} {
+	for _, flags := range [][]string{{"--ingress", "5M", "--egress", "6M"}, {"--ingress", "none"}, {"--egress", "none"},
+		{"--ingress", "none", "--egress", "none"}} {
 		changes, out, err := w.limits(0, flags...)
 		if err != nil || len(changes) < 3 {
 			t.Fatalf("%q: %v, %s, %q", flags, err, out, changes)
@@ -43,7 +44,8 @@ func TestLimits(t *testing.T) {
 			w.Run(fmt.Sprint(strings.Join(flags, " "), " ", op), func(t *testing.T) {
 				w := w.in(t)
 				_, out, err := w.limits(i+1, flags...)
-				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 stay as they were: ") || !strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
+				if err == nil || !strings.Contains(out, "the limits of pod shop/web-0 stay as they were: ") ||
+					!strings.Contains(out, fmt.Sprintf("injected fault at change %d ", i+1)) {
 					t.Errorf("%v, %s", err, out)
 				}
 				for _, line := range sandbox.Diff(before, w.take()) {

@@ -25,8 +25,8 @@ const (
 	faulty    = 20 // every so many calls one fails at some change, and one is killed
 )
 
-// lives is a node on which pods with VFs come and go, and the runtime sees to them as runtimes do: one DEL after an ADD that failed, and a DEL
-// again only after an ADD that did not.
+// lives is a node on which pods with VFs come and go, and the runtime sees to them as runtimes do: one DEL after an ADD that failed, and a
+// DEL again only after an ADD that did not.
 type lives struct {
 	*testing.T
 	random  *rand.Rand
@@ -86,7 +86,8 @@ func newLives(t *testing.T) *lives {
 		t.Fatal(err)
 	}
 	t.Cleanup(host.Close)
-	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard), usual: map[string]outcome{}}
+	l := &lives{T: t, random: kerneltest.Random(t), card: card.New(t, 0), host: host, running: make([]*life, vfsOfCard),
+		usual: map[string]outcome{}}
 	for i := range vfsOfCard {
 		l.golden = append(l.golden, l.home(i))
 	}
@@ -115,7 +116,8 @@ func nature(link kernel.Link) string {
 	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
 }
 
-// call makes a call with or without a fault. ok is false when it failed, which without a fault of its own or of an earlier life it must not.
+// call makes a call with or without a fault. ok is false when it failed, which without a fault of its own or of an earlier life it must
+// not.
 func (l *lives) call(of *life, verb string, mayFault bool) (stdout []byte, ok bool) {
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
@@ -303,8 +305,9 @@ func (l *lives) collect() {
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
 		l.Fatal(err)
 	}
-	gc := &life{pod: kerneltest.NewPod(l.T), step: step{"sriov", object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource},
-		"ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}}}}}
+	gc := &life{pod: kerneltest.NewPod(l.T),
+		step: step{"sriov", object{"cniVersion": "1.1.0", "name": "lives", "type": "sriov", "resources": []any{card.Resource},
+			"ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.84.0.0/24"}}}}}}}
 	l.call(gc, "GC", false)
 	for i, want := range l.golden {
 		if got := l.home(i); got != want {

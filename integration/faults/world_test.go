@@ -26,12 +26,14 @@ type chain []step
 func fullChain(backend string) chain {
 	common := object{"cniVersion": "1.1.0", "name": "fault-" + backend}
 	return chain{
-		{"bridge", common.With("type", "bridge", "bridge", "ft-"+backend[:3], "isGateway", true, "ipMasq", true, "ipMasqBackend", backend, "hairpinMode", true,
+		{"bridge", common.With("type", "bridge", "bridge", "ft-"+backend[:3], "isGateway", true, "ipMasq", true, "ipMasqBackend", backend,
+			"hairpinMode", true,
 			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.80.0.0/24"}}, []any{object{"subnet": "fd00:80::/64"}}},
 				"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}})},
 		{"portmap", common.With("type", "portmap", "backend", backend, "runtimeConfig", object{"portMappings": []any{
 			object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}, object{"hostPort": 5353, "containerPort": 53, "protocol": "udp"}}})},
-		{"bandwidth", common.With("type", "bandwidth", "runtimeConfig", object{"bandwidth": object{"ingressRate": 20_000_000, "egressRate": 10_000_000}})},
+		{"bandwidth", common.With("type", "bandwidth", "runtimeConfig",
+			object{"bandwidth": object{"ingressRate": 20_000_000, "egressRate": 10_000_000}})},
 	}
 }
 
@@ -39,15 +41,19 @@ func fullChain(backend string) chain {
 func alone() map[string]chain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]chain{
-		"host-local": {{"host-local", common.With("type", "bridge", "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.81.0.0/24"}},
-			[]any{object{"subnet": "fd00:81::/64"}}}})}},
+		"host-local": {{"host-local", common.With("type", "bridge", "ipam",
+			object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.81.0.0/24"}},
+				[]any{object{"subnet": "fd00:81::/64"}}}})}},
 		"loopback": {{"loopback", common.With("type", "loopback")}},
 		"guarded": {{"bridge", common.With("type", "bridge", "bridge", "ft-guard", "antiSpoof", true,
-			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.82.0.0/24"}}, []any{object{"subnet": "fd00:82::/64"}}}})}},
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.82.0.0/24"}},
+				[]any{object{"subnet": "fd00:82::/64"}}}})}},
 		"sriov": {{"sriov", common.With("type", "sriov", "resources", []any{card.Resource}, "mtu", 1400,
-			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.83.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})}},
+			"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.83.0.0/24"}}},
+				"routes": []any{object{"dst": "192.0.2.0/24"}}})}},
 		"sriov after others": {{"sriov", common.With("type", "sriov", "resources", []any{card.Resource}, "mac", "02:00:00:00:00:01")}},
-		"l2":                 {{"bridge", common.With("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu", 1400)}},
+		"l2": {{"bridge", common.With("type", "bridge", "bridge", "ft-l2", "promiscMode", true, "portIsolation", true, "mtu",
+			1400)}},
 	}
 }
 
@@ -76,7 +82,8 @@ func newWorld(t *testing.T, c chain) world {
 	first.add(len(c))
 	first.del(len(c))
 	w.opt = sandbox.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)} // the kernel's, from the first time that lo is up
+		// the kernel's, from the first time that lo is up
+		Ignore: regexp.MustCompile(`^host: file .*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))$|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
 }

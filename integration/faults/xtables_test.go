@@ -142,8 +142,8 @@ func onlyPortmap(t *testing.T) *sweep {
 	return s
 }
 
-// testXTablesLock: whoever holds the lock for long stops one ADD or DEL for a while, which says that it is to be tried again. An ADD has then
-// left nothing, so that its DEL waits for nobody.
+// testXTablesLock: whoever holds the lock for long stops one ADD or DEL for a while, which says that it is to be tried again. An ADD has
+// then left nothing, so that its DEL waits for nobody.
 func testXTablesLock(t *testing.T) {
 	choose := alternatives(t)
 	choose("legacy")

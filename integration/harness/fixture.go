@@ -64,7 +64,8 @@ func (f *Fixture) Conf(plugin string) Object {
 	if plugin == "portmap" {
 		return c.With("backend", "nftables", "capabilities.portMappings", true, "runtimeConfig.portMappings", Ports(Port(8080, 80, "tcp")))
 	}
-	return c.With("capabilities.bandwidth", true, "runtimeConfig.bandwidth", map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000})
+	return c.With("capabilities.bandwidth", true, "runtimeConfig.bandwidth",
+		map[string]any{"ingressRate": 20_000_000, "ingressBurst": 2_000_000})
 }
 
 // Ports returns the value of portMappings.

@@ -32,5 +32,6 @@ type Tally struct {
 // Report prints the figures.
 func (y *Tally) Report(t *testing.T) {
 	t.Helper()
-	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=%d next=%d failed=%d\n", y.Points, y.Leaks, y.Duplicates, y.Next, y.NextFailed)
+	fmt.Fprintf(t.Output(), "figures: points=%d leaks=%d duplicates=%d next=%d failed=%d\n", y.Points, y.Leaks, y.Duplicates, y.Next,
+		y.NextFailed)
 }

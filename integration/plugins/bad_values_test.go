@@ -60,7 +60,8 @@ func badBridge() []badValue {
 	for _, name := range []string{"a/b", "..", "all", "default", "br%d", "a b", "a:b", "sixteen-bytes-xx"} {
 		list = append(list, bad("bridge named "+name, "bridge", "bridge", name))
 	}
-	for _, mac := range []string{"x", "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "02:00:00:00:00:00:00:01", "0200.0000.0001.0002"} {
+	for _, mac := range []string{"x", "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "02:00:00:00:00:00:00:01",
+		"0200.0000.0001.0002"} {
 		list = append(list, bad("mac "+mac, "mac", "runtimeConfig.mac", mac, "capabilities.mac", true))
 	}
 	return append(list, badIPAM()...)
@@ -93,7 +94,8 @@ func badIPAM() []badValue {
 		bad("start after end", "", ranges("subnet", "10.70.0.0/24", "rangeStart", "10.70.0.9", "rangeEnd", "10.70.0.8")...),
 		bad("start of the other family", "rangeStart", ranges("subnet", "10.70.0.0/24", "rangeStart", "fd70::1")...),
 		bad("gateway a word", "", ranges("subnet", "10.70.0.0/24", "gateway", "gw")...),
-		bad("overlap", "", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}}, []any{map[string]any{"subnet": "10.70.0.0/16"}}}),
+		bad("overlap", "", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}},
+			[]any{map[string]any{"subnet": "10.70.0.0/16"}}}),
 		bad("mixed families", "", "ipam.ranges", []any{[]any{map[string]any{"subnet": "10.70.0.0/24"}, map[string]any{"subnet": "fd70::/64"}}}),
 		bad("route a word", "route", "ipam.routes", []any{map[string]any{"dst": "nowhere"}}),
 		bad("route via a word", "route", "ipam.routes", []any{map[string]any{"dst": "0.0.0.0/0", "gw": "gw"}}),
@@ -111,7 +113,8 @@ func badPorts() []badValue {
 			bad("containerPort "+title, "port number", set(harness.Port(8080, n, "tcp"))...))
 	}
 	for title, v := range harness.InOrder(map[string]any{"a string": "80", "a fraction": 80.5, "true": true}) {
-		list = append(list, mistyped("hostPort "+title, set(harness.Port(v, 80, "tcp"))...), mistyped("containerPort "+title, set(harness.Port(8080, v, "tcp"))...))
+		list = append(list, mistyped("hostPort "+title, set(harness.Port(v, 80, "tcp"))...),
+			mistyped("containerPort "+title, set(harness.Port(8080, v, "tcp"))...))
 	}
 	for _, protocol := range []string{"icmp", "tcp; flush ruleset", "6", "any", "tcp "} {
 		list = append(list, bad("protocol "+protocol, "protocol", set(harness.Port(8080, 80, protocol))...))
@@ -123,7 +126,8 @@ func badPorts() []badValue {
 		p["hostIP"] = ip
 		list = append(list, bad("hostIP "+ip, "hostIP", set(p)...))
 	}
-	return append(list, mistyped("a list of numbers", "runtimeConfig.portMappings", []any{80}), mistyped("no list", "runtimeConfig.portMappings", "80"))
+	return append(list, mistyped("a list of numbers", "runtimeConfig.portMappings", []any{80}),
+		mistyped("no list", "runtimeConfig.portMappings", "80"))
 }
 
 func badPortmap() []badValue {

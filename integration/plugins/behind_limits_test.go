@@ -35,7 +35,8 @@ func TestBehindLimits(t *testing.T) {
 	}
 }
 
-// TestBehindKata: limits hold for the virtual machine of a pod behind bridge and ptp. Kata makes its tap and the redirects between ADD and DEL.
+// TestBehindKata: limits hold for the virtual machine of a pod behind bridge and ptp. Kata makes its tap and the redirects between ADD and
+// DEL.
 func TestBehindKata(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
@@ -116,7 +117,8 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	before.Clean(t, "two interfaces had limits")
 }
 
-// TestLimitsBesideOthers: what other programs have on the node's end of the link, from before ADD or from after it, stays through all verbs.
+// TestLimitsBesideOthers: what other programs have on the node's end of the link, from before ADD or from after it, stays through all
+// verbs.
 func TestLimitsBesideOthers(t *testing.T) {
 	harness.Program(t, "tc")
 	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"
@@ -140,7 +142,8 @@ func TestLimitsBesideOthers(t *testing.T) {
 			others := func() string {
 				var list []string
 				for line := range strings.Lines(tcOf(t, "", "alone0")) {
-					if strings.Contains(line, "clsact") || strings.Contains(line, "pref 5 ") || strings.Contains(line, "1e6") || strings.Contains(line, "49152") {
+					if strings.Contains(line, "clsact") || strings.Contains(line, "pref 5 ") || strings.Contains(line, "1e6") ||
+						strings.Contains(line, "49152") {
 						list = append(list, strings.TrimSpace(line))
 					}
 				}

@@ -52,7 +52,8 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	b := newBehind(t, "kubernetes-hostport.conflist", harness.HostPort())
 	b.life(t, func() {
 		b.traffic(t, false, false)
-		if rules := harness.Shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") || strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
+		if rules := harness.Shell(t, "iptables -w -t nat -S"); !strings.Contains(rules, "-j KUBE-MARK-MASQ") ||
+			strings.Contains(rules, "-j CNI-HOSTPORT-SETMARK") {
 			t.Errorf("the marks are not kube-proxy's:\n%s", rules)
 		}
 	})
@@ -72,7 +73,8 @@ func TestBehindKubernetesDocsNFT(t *testing.T) {
 	docs := newBehindOn(t, b, "kubernetes-hostport.conflist")
 	_, err := docs.Do("ADD", docs.rtWeb, nil)
 	var failure *types.Error
-	if !errors.As(err, &failure) || failure.Code != types.ErrInvalidNetworkConfig || !strings.Contains(failure.Msg, "externalSetMarkChain KUBE-MARK-MASQ: no such chain in the nat table") ||
+	if !errors.As(err, &failure) || failure.Code != types.ErrInvalidNetworkConfig ||
+		!strings.Contains(failure.Msg, "externalSetMarkChain KUBE-MARK-MASQ: no such chain in the nat table") ||
 		!strings.Contains(failure.Details, "kube-proxy") || !strings.Contains(failure.Details, "leave the key out") {
 		t.Errorf("ADD: %v", err)
 	}
@@ -194,7 +196,8 @@ func (b *behind) warned(t *testing.T, verb string) {
 	t.Helper()
 	text := b.Stderr.String()
 	b.Stderr.Reset()
-	for _, want := range []string{"chain ip filter FORWARD has policy drop", "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT", "iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT"} {
+	for _, want := range []string{"chain ip filter FORWARD has policy drop", "iptables -A FORWARD -d 10.4.0.0/24 -j ACCEPT",
+		"iptables -A FORWARD -s 10.4.0.0/24 -j ACCEPT"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s: stderr does not say %q: %s", verb, want, text)
 		}
@@ -231,7 +234,8 @@ func (b *behind) ownAddress(t *testing.T) {
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
-		b := newBehind(t, "macvlan.conflist", harness.HostPort(), append(edits, `"capabilities": {"portMappings": true}`, `"masqAll": true, "capabilities": {"portMappings": true}`)...)
+		b := newBehind(t, "macvlan.conflist", harness.HostPort(),
+			append(edits, `"capabilities": {"portMappings": true}`, `"masqAll": true, "capabilities": {"portMappings": true}`)...)
 		harness.Shell(t, "ip link add shim0 link lan0 type macvlan mode bridge; ip addr add 192.0.2.3/32 dev shim0; ip link set shim0 up; ip route add 192.0.2.64/26 dev shim0; sysctl -qw net.ipv4.ip_forward=1")
 		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "shim0").Run() })
 		warm := harness.NewPod(t, fmt.Sprint(b.web.Name, "-warm"))
@@ -246,7 +250,8 @@ func TestBehindMacvlanShim(t *testing.T) {
 func needMacvlan(t *testing.T) {
 	t.Helper()
 	harness.Program(t, "ip")
-	if out, err := exec.Command("/bin/sh", "-ec", "ip link add mvt0 type veth peer mvt1; ip link add mvt2 link mvt0 type macvlan; ip link del mvt0").CombinedOutput(); err != nil {
+	if out, err := exec.Command("/bin/sh", "-ec",
+		"ip link add mvt0 type veth peer mvt1; ip link add mvt2 link mvt0 type macvlan; ip link del mvt0").CombinedOutput(); err != nil {
 		_ = exec.Command("ip", "link", "del", "mvt0").Run()
 		t.Skipf("SKIPPED: this kernel has no macvlan: %s", out)
 	}

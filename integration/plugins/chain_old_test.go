@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestOldChain: configurations of before version 0.3.0, such as those of old flannel, work with a hostPort as with the reference. So do those
-// without a version, which the specification takes for 0.1.0. Results of these versions name no interfaces.
+// TestOldChain: configurations of before version 0.3.0, such as those of old flannel, work with a hostPort as with the reference. So do
+// those without a version, which the specification takes for 0.1.0. Results of these versions name no interfaces.
 func TestOldChain(t *testing.T) {
 	for title, version := range harness.InOrder(map[string]string{"no version": "", "0.1.0": "0.1.0", "0.2.0": "0.2.0"}) {
 		for _, backend := range []string{"nftables", "iptables"} {

@@ -37,7 +37,8 @@ func chainLife(t *testing.T, version, backend string) {
 		t.Fatal(err)
 	}
 	warm, web, client := harness.NewPod(t, "chain-warm"), harness.NewPod(t, "chain-web"), harness.NewPod(t, "chain-client")
-	rtWarm, rtWeb, rtClient := harness.Attachment(warm, "warm", harness.Capabilities()), harness.Attachment(web, "web", harness.Capabilities()), harness.Attachment(client, "client", nil)
+	rtWarm, rtWeb, rtClient := harness.Attachment(warm, "warm", harness.Capabilities()),
+		harness.Attachment(web, "web", harness.Capabilities()), harness.Attachment(client, "client", nil)
 	n.Must(t, "ADD", rtWarm)
 	n.Must(t, "DEL", rtWarm)
 	before := harness.Watch(t, web, client)

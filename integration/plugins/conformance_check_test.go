@@ -135,11 +135,12 @@ func otherBreakages() map[string]breakage {
 		return &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}
 	}
 	return map[string]breakage{
-		"C-63 masquerade flushed":        {0, flushed},
-		"C-63 hostPorts flushed":         {1, flushed},
-		"C-64 ingress limit deleted":     qdiscDel(held.hostSide, root()),
-		"C-64 egress limit deleted":      qdiscDel(held.ifb, root()),
-		"C-64 egress redirect deleted":   qdiscDel(held.hostSide, &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_INGRESS}}),
+		"C-63 masquerade flushed":    {0, flushed},
+		"C-63 hostPorts flushed":     {1, flushed},
+		"C-64 ingress limit deleted": qdiscDel(held.hostSide, root()),
+		"C-64 egress limit deleted":  qdiscDel(held.ifb, root()),
+		"C-64 egress redirect deleted": qdiscDel(held.hostSide,
+			&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_INGRESS}}),
 		"C-64 egress device deleted":     {2, func(h held) error { return onHost(h.ifb(), netlink.LinkDel) }},
 		"C-65 IPv4 lease deleted":        lease(0, ""),
 		"C-65 IPv6 lease deleted":        lease(1, ""),
@@ -211,7 +212,8 @@ func TestCheckAllows(t *testing.T) {
 		n := n.in(t)
 		h := n.attach("allows")
 		err := h.inPod(func(l netlink.Link) error {
-			return errors.Join(setMAC(l), netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst, Gw: h.result.Routes[0].GW}))
+			return errors.Join(setMAC(l), netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &h.result.Routes[0].Dst,
+				Gw: h.result.Routes[0].GW}))
 		})
 		if err != nil {
 			t.Fatal(err)

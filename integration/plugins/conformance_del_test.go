@@ -33,15 +33,17 @@ func harshDels(t *testing.T) map[string]func(harness.Call) harness.Call {
 		"C-45 DEL with prevResult of version 9.9.9": edited("prevResult", other.With("cniVersion", "9.9.9")),
 		"C-45 DEL with a list as prevResult":        edited("prevResult", []any{1}),
 		"C-45 DEL with a word as prevResult":        edited("prevResult", "x"),
-		"C-45 DEL with null in prevResult":          edited("prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{nil}, "ips": []any{nil}}),
+		"C-45 DEL with null in prevResult": edited("prevResult",
+			object{"cniVersion": "1.1.0", "interfaces": []any{nil}, "ips": []any{nil}}),
 		"C-45 DEL with a bad address in prevResult": edited("prevResult", object{"cniVersion": "1.1.0", "ips": []any{object{"address": "x"}}}),
 		"C-46 DEL without netns":                    inNamespace(""),
 		"C-46 DEL with netns that is not there":     inNamespace("/run/netns/gone"),
 		"C-46 DEL with a plain file as netns":       inNamespace(plain),
 		"C-46 DEL with a mount namespace":           inNamespace("/proc/self/ns/mnt"),
 		"C-47 DEL without runtimeConfig":            edited("runtimeConfig", nil),
-		"C-48 DEL with refused runtimeConfig": edited("runtimeConfig", object{"mac": "zz", "ips": []any{"x"}, "ipRanges": []any{[]any{object{"subnet": "x"}}},
-			"portMappings": harness.Ports(harness.Port(-1, 80, "tcp")), "bandwidth": object{"ingressRate": -1, "egressBurst": 1}}),
+		"C-48 DEL with refused runtimeConfig": edited("runtimeConfig",
+			object{"mac": "zz", "ips": []any{"x"}, "ipRanges": []any{[]any{object{"subnet": "x"}}},
+				"portMappings": harness.Ports(harness.Port(-1, 80, "tcp")), "bandwidth": object{"ingressRate": -1, "egressBurst": 1}}),
 	}
 }
 
@@ -105,7 +107,8 @@ func (n node) delMore(before *harness.Oracle) {
 		n := n.in(t)
 		h := n.attach("refused")
 		with := harness.Watch(t, h.pod)
-		second := held{node: n.with(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(-1, 80, "tcp"))).with(2, "runtimeConfig.bandwidth", object{"ingressRate": -1}),
+		second := held{node: n.with(1, "runtimeConfig.portMappings", harness.Ports(harness.Port(-1, 80, "tcp"))).with(2,
+			"runtimeConfig.bandwidth", object{"ingressRate": -1}),
 			pod: harness.NewPod(t, "refused-2"), ifname: "eth0", prev: h.prev}
 		for i := 1; i < 3; i++ {
 			second.call(i, "ADD").Run(t).Refused(t, harness.CodeConfig)
@@ -160,7 +163,8 @@ func TestDelUnknown(t *testing.T) {
 	h := n.attach("10.120.0.9") // whose ID looks like an address that it does not have
 	o := &harness.Oracle{Options: sandbox.Options{Pods: []*sandbox.Pod{h.pod}, Dirs: harness.StateDirs()}}
 	o.Rebase(t)
-	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x", "unknown", "unknown-first"}
+	ids := []string{"10.120.0.2", "10.120.0.3", "10.120.0.1", "last_reserved_ip.0", "last_reserved_ip.1", "lock", "mark", "released", "x",
+		"unknown", "unknown-first"}
 	for _, file := range []string{"/run/podlace/unknown/*", "/var/lib/cni/networks/unknown/*"} {
 		paths, err := filepath.Glob(file)
 		if err != nil {
@@ -210,7 +214,8 @@ func TestDelReadOnly(t *testing.T) {
 	n := newNode(t, "readonly", 121, "nftables")
 	before := harness.Watch(t)
 	for i, c := range []struct{ plugin, dir string }{
-		{"bridge", "/var/lib/cni/networks/readonly"}, {"host-local", "/var/lib/cni/networks/readonly"}, {"bridge", "/run/podlace/readonly"}, {"portmap", "/run/podlace/readonly"},
+		{"bridge", "/var/lib/cni/networks/readonly"}, {"host-local", "/var/lib/cni/networks/readonly"}, {"bridge", "/run/podlace/readonly"},
+		{"portmap", "/run/podlace/readonly"},
 	} {
 		t.Run("C-51 DEL of "+c.plugin+" with read-only "+strings.Split(c.dir, "/")[1], func(t *testing.T) {
 			n := n.in(t)

@@ -112,8 +112,8 @@ func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest tim
 	return fastest, slowest
 }
 
-// TestStatusLooks: STATUS waits for no lock, also while there are flushed rules to restore, and then changes nothing, not even a folder. With
-// the locks free it restores the rules.
+// TestStatusLooks: STATUS waits for no lock, also while there are flushed rules to restore, and then changes nothing, not even a folder.
+// With the locks free it restores the rules.
 func TestStatusLooks(t *testing.T) {
 	harness.Program(t, "nft")
 	n := newNode(t, "looks", 133, "nftables").with(0, "antiSpoof", true)
@@ -130,7 +130,8 @@ func TestStatusLooks(t *testing.T) {
 	nothing := &harness.Oracle{Options: sandbox.Options{Dirs: harness.StateDirs()}}
 	var release []func()
 	for _, path := range []string{
-		"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables", "/run/podlace/.hostports.lock", "/run/podlace/.guards.lock",
+		"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables", "/run/podlace/.hostports.lock",
+		"/run/podlace/.guards.lock",
 	} {
 		if _, err := os.Stat(path); err != nil && filepath.Base(path) != ".iptables" {
 			t.Errorf("no plugin has taken the lock %s: %v", path, err)
@@ -156,7 +157,8 @@ func TestStatusLooks(t *testing.T) {
 	for _, f := range release {
 		f()
 	}
-	for plugin, tables := range map[string][]string{"portmap": {"inet podlace_hostport"}, "bridge": {"inet podlace_masquerade", "bridge podlace_guard"}} {
+	for plugin, tables := range map[string][]string{"portmap": {"inet podlace_hostport"},
+		"bridge": {"inet podlace_masquerade", "bridge podlace_guard"}} {
 		t.Run("C-72 STATUS of "+plugin+" restores flushed rules", func(t *testing.T) {
 			harness.NewCall("STATUS", plugin, nil, "", confOf(plugin)).Run(t).OK(t)
 			for _, table := range tables {

@@ -31,11 +31,13 @@ func TestF44ForeignHands(t *testing.T) {
 	dir := t.TempDir()
 	const size = 2 * 13 // a /28 without network, broadcast and gateway, twice
 	given := map[string]string{}
-	stdin := string(harness.Encode(object{"cniVersion": "1.0.0", "name": "mixed", "type": "bridge", "ipam": object{"type": "host-local", "dataDir": dir,
-		"ranges": []any{[]any{object{"subnet": "10.90.0.0/28"}, object{"subnet": "10.91.0.0/28"}}}}}))
+	stdin := string(harness.Encode(object{"cniVersion": "1.0.0", "name": "mixed", "type": "bridge",
+		"ipam": object{"type": "host-local", "dataDir": dir,
+			"ranges": []any{[]any{object{"subnet": "10.90.0.0/28"}, object{"subnet": "10.91.0.0/28"}}}}}))
 	call := func(binary, verb, id string) (string, error) {
 		cmd := exec.Command(binary)
-		cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net", "CNI_PATH=/", "CNI_NETNS_OVERRIDE=1"}
+		cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net", "CNI_PATH=/",
+			"CNI_NETNS_OVERRIDE=1"}
 		cmd.Stdin = strings.NewReader(stdin)
 		out, err := cmd.Output()
 		return string(out), err

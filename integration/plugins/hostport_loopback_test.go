@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// TestLoopbackFromOutside (S-07): what leads to 127.0.0.1 is for the node alone. Another machine and a pod send to it by way of the node's MAC,
-// and reach neither the pod behind a hostPort nor a service of the node; nor do they after somebody flushed all rules and they came back
-// (CVE-2025-54388, CVE-2025-54410 of Moby).
+// TestLoopbackFromOutside (S-07): what leads to 127.0.0.1 is for the node alone. Another machine and a pod send to it by way of the node's
+// MAC, and reach neither the pod behind a hostPort nor a service of the node; nor do they after somebody flushed all rules and they came
+// back (CVE-2025-54388, CVE-2025-54410 of Moby).
 func TestLoopbackFromOutside(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
@@ -58,7 +58,8 @@ func (c crossing) closed(t *testing.T) {
 // attack lets a machine send to 127.0.0.1 through the node, and take the answers.
 func attack(t *testing.T, from *sandbox.Pod, node, own string) {
 	t.Helper()
-	harness.Shell(t, fmt.Sprintf(`ip -n %[1]s addr flush dev lo scope host; ip -n %[1]s route add 127.0.0.0/8 via %[2]s src %[3]s`, from.Name, node, own))
+	harness.Shell(t, fmt.Sprintf(`ip -n %[1]s addr flush dev lo scope host; ip -n %[1]s route add 127.0.0.0/8 via %[2]s src %[3]s`, from.Name,
+		node, own))
 	err := from.Do(func() error {
 		return exec.Command("sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1", "net.ipv4.conf.eth0.rp_filter=0").Run()
 	})

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): a pod does not reach a service on the node's 127.0.0.1 after the records of hostPorts were lost and DEL or GC
-// ran, and neither after a flush of all rules and any verb that changes something.
+// TestLoopbackAfterLoss (S-07): a pod does not reach a service on the node's 127.0.0.1 after the records of hostPorts were lost and DEL or
+// GC ran, and neither after a flush of all rules and any verb that changes something.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))

@@ -90,8 +90,8 @@ func (s *sender) next() (string, error) {
 	}
 }
 
-// testSender: the first datagram after each ADD and DEL gets to who has the port by then: a pod, the next one, one of the same name that takes
-// it over, and without any the node.
+// testSender: the first datagram after each ADD and DEL gets to who has the port by then: a pod, the next one, one of the same name that
+// takes it over, and without any the node.
 func testSender(t *testing.T, c crossing) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))

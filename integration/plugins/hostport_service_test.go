@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices make a Service of port 8080 of the node's address that leads to a pod, as kube-proxy has it in each of its modes, and take it away.
+// kubeServices make a Service of port 8080 of the node's address that leads to a pod, as kube-proxy has it in each of its modes, and take
+// it away.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES

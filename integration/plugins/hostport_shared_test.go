@@ -22,7 +22,8 @@ import (
 // TestSharedHostPort (F-39): one container has a hostPort in two networks. When either network ends, the other one gets the port without a
 // connection lost in between, and no other pod gets it before the last one ends.
 func TestSharedHostPort(t *testing.T) {
-	for _, backends := range [][2]string{{"nftables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"}, {"iptables", "nftables"}} {
+	for _, backends := range [][2]string{{"nftables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"},
+		{"iptables", "nftables"}} {
 		t.Run(backends[0]+" and "+backends[1], func(t *testing.T) {
 			harness.NeedBackend(t, "iptables")
 			s := newShared(t, backends)
@@ -45,7 +46,8 @@ func newShared(t *testing.T, backends [2]string) *shared {
 	t.Helper()
 	// Masquerade of every client: the pod has one default route, by which answers of its other interface would leave.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
-	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:", `"isDefaultGateway":true`, `"isDefaultGateway":false`)
+	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:",
+		`"isDefaultGateway":true`, `"isDefaultGateway":false`)
 	b := behindOf(t, all.Replace(string(harness.ChainOf(t, "1.1.0", backends[0]))), harness.HostPort())
 	s := &shared{behind: b, backends: backends}
 	s.networks = [2]*harness.Network{b.Network, openBehind(t, second.Replace(all.Replace(string(harness.ChainOf(t, "1.1.0", backends[1])))))}
@@ -91,7 +93,8 @@ func (s *shared) end(t *testing.T, ends int) {
 	for _, n := range s.networks {
 		s.rtClient.CapabilityArgs = harness.HostPort()
 		var refused *types.Error
-		if _, err := n.Do("ADD", s.rtClient, nil); !errors.As(err, &refused) || refused.Code != 104 || !strings.Contains(refused.Msg, s.web.Name) {
+		if _, err := n.Do("ADD", s.rtClient, nil); !errors.As(err, &refused) || refused.Code != 104 ||
+			!strings.Contains(refused.Msg, s.web.Name) {
 			t.Errorf("another pod asks for the port in network %s: %v", n.List.Name, err)
 		}
 		n.Must(t, "DEL", s.rtClient)

@@ -35,8 +35,8 @@ func TestLimitsMeasured(t *testing.T) {
 	before.Clean(t, "limits were measured")
 }
 
-// measure wants the rate within 5 % at the receiver, by UDP and by TCP. No run may exceed the limit, and none may stay below it unless pauses
-// of the machine explain it; then the next run is tried.
+// measure wants the rate within 5 % at the receiver, by UDP and by TCP. No run may exceed the limit, and none may stay below it unless
+// pauses of the machine explain it; then the next run is tried.
 func measure(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05

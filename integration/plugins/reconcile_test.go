@@ -131,7 +131,8 @@ func TestReboot(t *testing.T) {
 	c.forget(network, "reboot-lost")
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", harness.BinDir())
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "removed: made before the node was booted") || !strings.Contains(string(out), "1 removed, 0 left") {
+	if err != nil || !strings.Contains(string(out), "removed: made before the node was booted") ||
+		!strings.Contains(string(out), "1 removed, 0 left") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	before.Clean(t, "podlace gc after a boot")
@@ -210,8 +211,10 @@ func TestLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "LEFT: namespace", "0 removed, 1 left")
-	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone", "1 left")
+	says(gc(1, "--conf-dir", c.conf, "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "LEFT: namespace",
+		"0 removed, 1 left")
+	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
+		"1 left")
 	// By the records alone: the configuration is gone.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")

@@ -17,7 +17,8 @@ func TestReloadWithoutPods(t *testing.T) {
 	harness.Shell(t, "nft flush ruleset; mkdir -p /run/podlace; mount -t tmpfs none /run/podlace")
 	t.Cleanup(func() { harness.Shell(t, "umount /run/podlace") })
 	before := harness.Watch(t)
-	if got, want := harness.Shell(t, filepath.Join(harness.BinDir(), "podlace")+" reload"), "reloaded: 0 attachments of bridge, 0 with hostPorts, 0 with limits\n"; got != want {
+	if got, want := harness.Shell(t, filepath.Join(harness.BinDir(), "podlace")+" reload"),
+		"reloaded: 0 attachments of bridge, 0 with hostPorts, 0 with limits\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	before.Clean(t, "reload")

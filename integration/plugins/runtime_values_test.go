@@ -23,7 +23,8 @@ func TestRuntimeRates(t *testing.T) {
 	for _, limits := range []map[string]any{
 		{}, {"ingressRate": 1e6, "ingressBurst": 1<<32 - 1}, {"egressRate": 1e6, "egressBurst": 1<<32 - 1},
 		{"ingressRate": 0, "ingressBurst": 0, "egressRate": 1e6, "egressBurst": 1<<32 - 1},
-		{"ingressRate": 1e6}, {"ingressBurst": 1<<32 - 1}, {"ingressRate": 1 << 62, "ingressBurst": 1<<32 - 1}, {"ingressRate": 1, "ingressBurst": 1},
+		{"ingressRate": 1e6}, {"ingressBurst": 1<<32 - 1}, {"ingressRate": 1 << 62, "ingressBurst": 1<<32 - 1},
+		{"ingressRate": 1, "ingressBurst": 1},
 		{"ingressRate": 1e6, "ingressBurst": 7, "egressRate": 1e6, "egressBurst": 11_999},
 	} {
 		lifeOf(t, f, fmt.Sprint(limits), "bandwidth", "runtimeConfig.bandwidth", limits)

@@ -18,7 +18,8 @@ import (
 
 // vfRanges are what host-local gives to VFs: of each set of ranges one address, from two subnets the first.
 func vfRanges() []any {
-	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}}, []any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
+	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
+		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
 // TestVFIPAM: VFs have addresses of any IPAM plugin: the one built in with several ranges, the reference's static, and one of others, which
@@ -34,16 +35,20 @@ func TestVFIPAM(t *testing.T) {
 		vfs  int
 		uses []string
 	}{
-		"host-local with several ranges": {object{"type": "host-local", "ranges": vfRanges(), "routes": routes}, []string{"198.51.100.2/29", "fd00:61::100/64"}, 2, []string{"chained, reported", "main"}},
-		"static": {object{"type": "static", "addresses": []any{object{"address": "198.51.100.9/24"}, object{"address": "fd00:61::9/64"}}, "routes": routes},
+		"host-local with several ranges": {object{"type": "host-local", "ranges": vfRanges(), "routes": routes},
+			[]string{"198.51.100.2/29", "fd00:61::100/64"}, 2, []string{"chained, reported", "main"}},
+		"static": {object{"type": "static", "addresses": []any{object{"address": "198.51.100.9/24"}, object{"address": "fd00:61::9/64"}},
+			"routes": routes},
 			[]string{"198.51.100.9/24", "fd00:61::9/64"}, 1, []string{"chained", "main"}},
-		"of others": {object{"type": "others-ipam", "ranges": vfRanges(), "routes": routes}, []string{"198.51.100.2/29", "fd00:61::100/64"}, 2, []string{"chained", "main"}},
+		"of others": {object{"type": "others-ipam", "ranges": vfRanges(), "routes": routes}, []string{"198.51.100.2/29", "fd00:61::100/64"}, 2,
+			[]string{"chained", "main"}},
 	}) {
 		for _, use := range x.uses {
 			t.Run(title+", "+use, func(t *testing.T) {
 				card.New(t, x.vfs)
 				plugin := object{"type": "sriov", "resources": []any{card.Resource}, "ipam": x.ipam}
-				plugins := []any{object{"type": "bridge", "bridge": "vfipam0", "ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/24"}}}}}, plugin}
+				plugins := []any{object{"type": "bridge", "bridge": "vfipam0",
+					"ipam": object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/24"}}}}}, plugin}
 				switch use {
 				case "main":
 					plugins = plugins[1:]
@@ -112,7 +117,8 @@ func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 	}
 	second := map[string]string{"eth0": "net1", "net1": "net2"}[first]
 	if vfs > 1 {
-		if shown := harness.Shell(t, "ip -n "+l.web.Name+" addr show dev "+second); !strings.Contains(shown, "198.51.100.3/29") || !strings.Contains(shown, "fd00:61::101/64") {
+		if shown := harness.Shell(t, "ip -n "+l.web.Name+" addr show dev "+second); !strings.Contains(shown, "198.51.100.3/29") ||
+			!strings.Contains(shown, "fd00:61::101/64") {
 			t.Errorf("the second VF: %s", shown)
 		}
 	}
@@ -130,8 +136,9 @@ func (l vfNode) hasAddresses(t *testing.T, use string, want []string, vfs int) {
 func TestVFStaticRequest(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)
-	list := object{"cniVersion": "1.0.0", "name": "fast", "plugins": []any{object{"type": "sriov", "capabilities": object{"ips": true, "mac": true},
-		"ipam": object{"type": "static"}}}}
+	list := object{"cniVersion": "1.0.0", "name": "fast",
+		"plugins": []any{object{"type": "sriov", "capabilities": object{"ips": true, "mac": true},
+			"ipam": object{"type": "static"}}}}
 	d := newDelegate(t, list, card.Address(3), t.TempDir())
 	d.CNI = libcni.NewCNIConfigWithCacheDir([]string{foreignIPAM(t), harness.BinDir()}, d.cache, d.Exec())
 	rt := selected(m.pod, "net1", card.Address(3), "", "198.51.100.77/24")

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// delegate is what Multus makes of a NetworkAttachmentDefinition: it writes the device into each plugin of the list (addDeviceIDInConfList of
-// multus-cni, pkg/types/conf.go) and hands that to libcni.
+// delegate is what Multus makes of a NetworkAttachmentDefinition: it writes the device into each plugin of the list (addDeviceIDInConfList
+// of multus-cni, pkg/types/conf.go) and hands that to libcni.
 type delegate struct {
 	*harness.Network
 	list  object
@@ -50,12 +50,14 @@ func newDelegate(t *testing.T, list object, device, cache string) delegate {
 	return d
 }
 
-// selected is the RuntimeConf of an element of the annotation k8s.v1.cni.cncf.io/networks: newCNIRuntimeConf of the same file, and DelegateAdd of
-// multus.go, which adds MAC and IP for plugins without the capabilities.
+// selected is the RuntimeConf of an element of the annotation k8s.v1.cni.cncf.io/networks: newCNIRuntimeConf of the same file, and
+// DelegateAdd of multus.go, which adds MAC and IP for plugins without the capabilities.
 func selected(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
 	caps := map[string]any{"deviceID": device, "CNIDeviceInfoFile": "/run/k8s.cni.cncf.io/devinfo/cni/shop-fast-" + pod.Name + "_" + ifname}
-	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps, Args: [][2]string{{"IgnoreUnknown", "true"},
-		{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_INFRA_CONTAINER_ID", pod.Name}, {"K8S_POD_UID", "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"}}}
+	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps,
+		Args: [][2]string{{"IgnoreUnknown", "true"},
+			{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_INFRA_CONTAINER_ID", pod.Name},
+			{"K8S_POD_UID", "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"}}}
 	if mac != "" {
 		caps["mac"] = mac
 		rt.Args = append(rt.Args, [2]string{"MAC", mac})
@@ -104,11 +106,13 @@ func (m multus) has(t *testing.T, result object, ifname, mac, address string) {
 		t.Errorf("%v: want mac %s", of, mac)
 	}
 	ips, _ := result["ips"].([]any)
-	if len(ips) != 1 || fmt.Sprint(ips[0].(map[string]any)["interface"]) != fmt.Sprint(i) || address != "" && ips[0].(map[string]any)["address"] != address {
+	if len(ips) != 1 || fmt.Sprint(ips[0].(map[string]any)["interface"]) != fmt.Sprint(i) ||
+		address != "" && ips[0].(map[string]any)["address"] != address {
 		t.Errorf("addresses %v: want %s on interface %d", ips, address, i)
 	}
 	shown := harness.Shell(t, "ip -n "+m.pod.Name+" addr show dev "+ifname)
-	if !strings.Contains(shown, fmt.Sprint(of["mac"])) || !strings.Contains(shown, fmt.Sprint("inet ", ips[0].(map[string]any)["address"])) || !strings.Contains(shown, ",UP") {
+	if !strings.Contains(shown, fmt.Sprint(of["mac"])) || !strings.Contains(shown, fmt.Sprint("inet ", ips[0].(map[string]any)["address"])) ||
+		!strings.Contains(shown, ",UP") {
 		t.Errorf("in the pod: %s", shown)
 	}
 }

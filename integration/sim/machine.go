@@ -24,7 +24,8 @@ func parseTopology(s string, ports int) (topology, error) {
 	case err != nil || s != t.String():
 		return t, fmt.Errorf("topology %q: want NODESxPFSxVFS as 2x2x16", s)
 	case t.nodes < 1 || t.nodes > 8 || t.pfs < 1 || t.pfs > 16 || t.vfs < 1 || t.vfs > 127 || t.pfs*t.vfs < largest:
-		return t, fmt.Errorf("topology %q: want at most 8 nodes, 16 PFs near each and 127 VFs of each PF, and at least %d VFs near each node", s, largest)
+		return t, fmt.Errorf("topology %q: want at most 8 nodes, 16 PFs near each and 127 VFs of each PF, and at least %d VFs near each node", s,
+			largest)
 	case ports < 1 || ports > 8 || t.pfs%ports != 0:
 		return t, fmt.Errorf("topology %q: want cards of 1 to 8 ports, and as many PFs as make whole cards", s)
 	}

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sim is a node that pods with VFs come to and leave, as many as it takes to tell how good a choice of VFs is: the kubelet's own, which
-// is any, and those of the device plugin. The kubelet's part is a port (package kubelet here), ours is pkg/pool itself.
+// Command sim is a node that pods with VFs come to and leave, as many as it takes to tell how good a choice of VFs is: the kubelet's own,
+// which is any, and those of the device plugin. The kubelet's part is a port (package kubelet here), ours is pkg/pool itself.
 //
-// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. Whoever does not
-// find enough free VFs is gone, so that all choices see the same pods at the same times. Each seed is a run of its own; what is printed are means of
-// the runs and their confidence intervals of 95 % (Student's t). The same flags print the same.
+// Pods come at random times (Poisson), want 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and live exponentially long. Whoever
+// does not find enough free VFs is gone, so that all choices see the same pods at the same times. Each seed is a run of its own; what is
+// printed are means of the runs and their confidence intervals of 95 % (Student's t). The same flags print the same.
 package main
 
 import (
@@ -53,7 +53,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.seeds, "seeds", 10, "`runs` of each row, at least 2")
 	flags.IntVar(&o.pods, "pods", 5000, "`pods` of each run; the first tenth only fills the node")
 	flags.Float64Var(&o.load, "load", 85, "offered load in `percent` of the VFs")
-	flags.IntVar(&o.cpus, "cpus", 0, fmt.Sprintf("`CPUs` of each NUMA node, of which pods want %d for each VF; 0 for no static CPU policy", cpusPerVF))
+	flags.IntVar(&o.cpus, "cpus", 0, fmt.Sprintf("`CPUs` of each NUMA node, of which pods want %d for each VF; 0 for no static CPU policy",
+		cpusPerVF))
 	ports := flags.Int("ports", 1, "PFs of each card")
 	topologies := flags.String("topology", "2x2x16,4x2x16", "comma-separated machines: NUMA `nodes`xPFs of eachxVFs of each")
 	policies := flags.String("policies", "none,best-effort,restricted,single-numa-node", "comma-separated `policies` of the Topology Manager")

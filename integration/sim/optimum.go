@@ -18,12 +18,12 @@ func (d demand) with(vfs int) demand {
 	return d
 }
 
-// fits tells whether these pods could all run, each with its VFs (and the CPUs for these) near one of so many equal NUMA nodes, if they were placed
-// anew. That is more than any kubelet can do, which moves no pod: a refusal of pods that fit here could have been avoided by who knew all that
-// was to come, at best; of pods that do not fit here it could not.
+// fits tells whether these pods could all run, each with its VFs (and the CPUs for these) near one of so many equal NUMA nodes, if they
+// were placed anew. That is more than any kubelet can do, which moves no pod: a refusal of pods that fit here could have been avoided by
+// who knew all that was to come, at best; of pods that do not fit here it could not.
 //
-// It is exact: the largest go first, and as each size is a multiple of the next smaller one, it makes no difference to the room for those where
-// a larger one is put.
+// It is exact: the largest go first, and as each size is a multiple of the next smaller one, it makes no difference to the room for those
+// where a larger one is put.
 func (d demand) fits(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

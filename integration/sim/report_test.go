@@ -45,7 +45,8 @@ func TestLosses(t *testing.T) {
 	r := &report{rows: []row{
 		{machine, kubelet.None, random, runs(map[int][]float64{onePF: {10, 11, 12}, gap: {3, 4, 5}, jain: {.9, .8, .7}, wholePF: {10, 20, 30}})},
 		{machine, kubelet.None, lexical, runs(nil)},
-		{machine, kubelet.None, "pack", runs(map[int][]float64{onePF: {90, 91, 92}, gap: {7, 8, 9.1}, jain: {.8, .7, .59}, wholePF: {9, 25, 23}})},
+		{machine, kubelet.None, "pack", runs(map[int][]float64{onePF: {90, 91, 92}, gap: {7, 8, 9.1}, jain: {.8, .7, .59},
+			wholePF: {9, 25, 23}})},
 	}}
 	got := map[int]bool{}
 	for _, l := range r.losses() {

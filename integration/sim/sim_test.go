@@ -39,7 +39,8 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a allocator, measure int) 
 	return row.of(measure).mean
 }
 
-// TestAllNearOneNode: under the kubelet's default policy all that some node has room for is near one node, on small machines and large ones.
+// TestAllNearOneNode: under the kubelet's default policy all that some node has room for is near one node, on small machines and large
+// ones.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := simulated(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
@@ -111,7 +112,8 @@ func TestPorts(t *testing.T) {
 
 // TestAvoidable: with 9 VFs near each of two nodes, pods of 8 and 2 leave 8 free, and no kubelet could place 8 there, however it had begun.
 func TestAvoidable(t *testing.T) {
-	r := simulated(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators", "random")
+	r := simulated(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
+		"random")
 	all, some := r.mean(t, kubelet.SingleNUMA, random, refused), r.mean(t, kubelet.SingleNUMA, random, avoidable)
 	if some <= 0 || some >= all {
 		t.Errorf("%.2f %% refused, %.2f %% avoidable: want fewer, and some", all, some)
@@ -163,7 +165,8 @@ func TestConfidence(t *testing.T) {
 	if want := 2.776 * math.Sqrt(2.5/5); got.mean != 3 || math.Abs(got.half-want) > 1e-9 {
 		t.Errorf("got %v, want 3 ± %v", got, want)
 	}
-	for freedom, want := range map[int]float64{1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 11: 2.201, 19: 2.093, 29: 2.045, 99: 1.984, 100000: 1.960} {
+	for freedom, want := range map[int]float64{1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 11: 2.201, 19: 2.093, 29: 2.045, 99: 1.984,
+		100000: 1.960} {
 		if got := student(freedom); math.Abs(got-want) > 0.0006 {
 			t.Errorf("%d: %.4f, want %.3f", freedom, got, want)
 		}

@@ -129,7 +129,8 @@ func (t *tally) figures() figures {
 	}
 	mean := func(sum float64, n int) float64 { return sum / float64(max(1, n)) }
 	return figures{
-		percent(t.oneNUMA, t.multi), percent(t.did, t.could), percent(t.onePF, t.multi), percent(t.distinct, t.spreadable), percent(t.near, t.granted),
+		percent(t.oneNUMA, t.multi), percent(t.did, t.could), percent(t.onePF, t.multi), percent(t.distinct, t.spreadable),
+		percent(t.near, t.granted),
 		percent(t.full, t.pods), percent(t.refused, t.pods), percent(t.avoidable, t.pods),
 		100 * mean(t.onNode, t.some), 100 * mean(t.onPF, t.some), percent(t.whole, t.enough),
 		mean(t.gap, t.looks), mean(t.jain, t.looks),

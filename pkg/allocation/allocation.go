@@ -42,8 +42,8 @@ type Question struct {
 	Resources []string `json:"resources,omitempty"`
 }
 
-// Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's checkpoint
-// tells nothing else of the pod.
+// Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's
+// checkpoint tells nothing else of the pod.
 type Device struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -60,7 +60,8 @@ type Device struct {
 // Answer is what the device plugin knows. With an Error the devices are unknown: the pod may have some.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID is that of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable, else of the pod with the name.
+	// UID is that of the question. The devices are those of the pod with this UID if the kubelet's checkpoint is readable, else of the pod
+	// with the name.
 	UID string `json:"uid,omitempty"`
 	// Resources are those of the question, if all their devices are among these.
 	Resources []string `json:"resources,omitempty"`
@@ -74,8 +75,9 @@ type Answer struct {
 // ErrUncertain is for a pod that may have a device that no container is known to have.
 var ErrUncertain = errors.New("it was handed out, and the kubelet names no container that has it")
 
-// Ask puts a question to the socket, and waits for the answer until a time. An answer with an error becomes an error, which is ErrUncertain (errors.Is)
-// if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the deadline os.ErrDeadlineExceeded.
+// Ask puts a question to the socket, and waits for the answer until a time. An answer with an error becomes an error, which is ErrUncertain
+// (errors.Is) if the answer is uncertain. Without a daemon the error is fs.ErrNotExist or syscall.ECONNREFUSED, after the deadline
+// os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {

@@ -57,7 +57,8 @@ func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socke
 }
 
 func echo(_ context.Context, q Question) Answer {
-	return Answer{Devices: []Device{{Namespace: q.Namespace, Pod: q.Pod, Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2", CPUs: []int64{2, 3}}}}
+	return Answer{Devices: []Device{{Namespace: q.Namespace, Pod: q.Pod, Container: "app", Index: 1, Resource: "example.com/fast",
+		ID: "0000:3b:10.2", CPUs: []int64{2, 3}}}}
 }
 
 func TestAsk(t *testing.T) {
@@ -78,11 +79,13 @@ func TestAsk(t *testing.T) {
 // TestAskFails: nobody there, one that refuses, one that is silent and one that is gone in the middle are told from no devices.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is away"} })
-	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil || !strings.Contains(err.Error(), "the kubelet is away") {
+	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil ||
+		!strings.Contains(err.Error(), "the kubelet is away") {
 		t.Errorf("%v, %v", got, err)
 	}
 	uncertain := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "who knows", Uncertain: true} })
-	if _, err := Ask(uncertain, soon(), Question{}); !errors.Is(err, ErrUncertain) || err.Error() != "the SR-IOV device plugin answers: who knows" {
+	if _, err := Ask(uncertain, soon(), Question{}); !errors.Is(err, ErrUncertain) ||
+		err.Error() != "the SR-IOV device plugin answers: who knows" {
 		t.Errorf("got %v", err)
 	}
 	if _, err := Ask(refusing, soon(), Question{}); errors.Is(err, ErrUncertain) {
@@ -114,7 +117,8 @@ func TestAskFails(t *testing.T) {
 // TestHostile: whatever somebody sends, the next one is answered.
 func TestHostile(t *testing.T) {
 	socket := serveAt(t, echo)
-	for what, text := range map[string]string{"nothing": "", "no end": "{", "no JSON": "hello\n", "another type": `{"pod":7}` + "\n", "a list": "[]\n", "binary": "\x00\xff\n",
+	for what, text := range map[string]string{"nothing": "", "no end": "{", "no JSON": "hello\n", "another type": `{"pod":7}` + "\n",
+		"a list": "[]\n", "binary": "\x00\xff\n",
 		"long": strings.Repeat("x", 9<<20) + "\n"} {
 		conn, err := net.Dial("unix", socket)
 		if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// conn is a connection that blocks a thread, and no longer than until a time. Every pod of a node waits for an answer: the poller of package
-// net, timers and the threads for them would take longer than the answer.
+// conn is a connection that blocks a thread, and no longer than until a time. Every pod of a node waits for an answer: the poller of
+// package net, timers and the threads for them would take longer than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -69,7 +69,11 @@ func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
 		// Not write(2), which brings SIGPIPE when nobody is there any more.
-		err = c.call(syscall.SO_SNDTIMEO, func() error { n, err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL); return err })
+		err = c.call(syscall.SO_SNDTIMEO, func() error {
+			n,
+				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)
+			return err
+		})
 		if err != nil {
 			return written, os.NewSyscallError("write", err)
 		}

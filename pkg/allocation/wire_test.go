@@ -10,9 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWire: a device plugin and an sriov plugin of different releases understand each other. Each line is what both write, byte for byte, and what both read.
+// TestWire: a device plugin and an sriov plugin of different releases understand each other. Each line is what both write, byte for byte,
+// and what both read.
 func TestWire(t *testing.T) {
-	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2", CPUs: []int64{2, 3}}
+	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2",
+		CPUs: []int64{2, 3}}
 	for _, c := range []struct {
 		line string
 		of   any
@@ -24,7 +26,8 @@ func TestWire(t *testing.T) {
 		{`{"devices":[]}`, &Answer{Devices: []Device{}}, new(Answer)},
 		{`{"devices":[{"namespace":"shop","pod":"web-0","container":"app","index":1,"resource":"example.com/fast","id":"0000:3b:10.2","cpus":[2,3]},` +
 			`{"namespace":"","pod":"","container":"","index":0,"resource":"","id":""}],"uid":"u-0","resources":["example.com/fast"],"faults":{"0000:3b:10.3":"the link is down"}}`,
-			&Answer{Devices: []Device{device, {}}, UID: "u-0", Resources: []string{"example.com/fast"}, Faults: map[string]string{"0000:3b:10.3": "the link is down"}}, new(Answer)},
+			&Answer{Devices: []Device{device, {}}, UID: "u-0", Resources: []string{"example.com/fast"},
+				Faults: map[string]string{"0000:3b:10.3": "the link is down"}}, new(Answer)},
 		{`{"devices":null,"error":"who knows","uncertain":true}`, &Answer{Error: "who knows", Uncertain: true}, new(Answer)},
 	} {
 		var written bytes.Buffer
@@ -41,7 +44,8 @@ func TestWire(t *testing.T) {
 func TestNotOnTheWire(t *testing.T) {
 	var written bytes.Buffer
 	err := write(&written, Answer{Devices: []Device{{ID: "0000:3b:10.2", UID: "u-0", NUMA: []int{1}}}})
-	if want := `{"devices":[{"namespace":"","pod":"","container":"","index":0,"resource":"","id":"0000:3b:10.2"}]}` + "\n"; err != nil || written.String() != want {
+	if want := `{"devices":[{"namespace":"","pod":"","container":"","index":0,"resource":"","id":"0000:3b:10.2"}]}` + "\n"; err != nil ||
+		written.String() != want {
 		t.Errorf("%v\ngot  %swant %s", err, &written, want)
 	}
 }

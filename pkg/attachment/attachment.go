@@ -7,7 +7,8 @@
 // before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
 // so ends with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then network, then node, then VF (one at a time), then the lease folder of host-local, then iptables.
+// Order of locks, everywhere: attachment, then network, then node, then VF (one at a time), then the lease folder of host-local, then
+// iptables.
 package attachment
 
 import (
@@ -145,7 +146,8 @@ func (a *Attachment) Save(state any) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(Record{Format: format, Key: a.Key, Plugin: a.plugin, Pod: a.pod, Netns: a.netns, WithLink: a.WithLink, State: raw})
+	data, err := json.Marshal(Record{Format: format, Key: a.Key, Plugin: a.plugin, Pod: a.pod, Netns: a.netns, WithLink: a.WithLink,
+		State: raw})
 	if err != nil {
 		return err
 	}

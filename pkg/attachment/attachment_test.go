@@ -34,8 +34,10 @@ func TestNames(t *testing.T) {
 		reference string
 		offset    int64
 	}{
-		{Key{"podlace", "0123456789abcdef", "eth0"}, "2b16eae4e550402d", "fe:62:c4:f3:f9:e1", "b2:c5:e2:f1:f9:1b", "46d35c6a9e0ed75882799dbb49474a1d", 6105145428952464572},
-		{Key{"podlace", "0123456789abcdef", "net1"}, "b22cfeee77b59b11", "56:12:58:ef:8d:5f", "7a:ea:fc:b3:49:40", "d954c4bcd4c878d7cbde9680e222f222", 7897649962870447949},
+		{Key{"podlace", "0123456789abcdef", "eth0"}, "2b16eae4e550402d", "fe:62:c4:f3:f9:e1", "b2:c5:e2:f1:f9:1b",
+			"46d35c6a9e0ed75882799dbb49474a1d", 6105145428952464572},
+		{Key{"podlace", "0123456789abcdef", "net1"}, "b22cfeee77b59b11", "56:12:58:ef:8d:5f", "7a:ea:fc:b3:49:40",
+			"d954c4bcd4c878d7cbde9680e222f222", 7897649962870447949},
 	} {
 		ref := c.key.ReferenceHash()
 		got := []any{c.key.Hash(), c.key.HostVeth(), c.key.MAC("host").String(), c.key.MAC("pod").String(), ref[:32], c.key.offset()}
@@ -49,7 +51,8 @@ func TestNames(t *testing.T) {
 // TestNamesDiffer: keys that look alike when their parts are joined have nothing in common.
 func TestNamesDiffer(t *testing.T) {
 	seen := map[string]Key{}
-	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"}, {"a.b", "c", "c"}} {
+	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"},
+		{"a.b", "c", "c"}} {
 		for _, name := range []string{k.Hash(), k.MAC("host").String(), k.MAC("pod").String(), fmt.Sprint(k.offset())} {
 			if other, ok := seen[name]; ok {
 				t.Errorf("%+v and %+v share %s", k, other, name)
@@ -322,7 +325,8 @@ func TestList(t *testing.T) {
 }
 
 func FuzzRecord(f *testing.F) {
-	for _, seed := range []string{"", "{}", "null", "[]", `{"format":1}`, `{"format":1,"network":"n","containerID":"i","ifname":"e","state":{}}`,
+	for _, seed := range []string{"", "{}", "null", "[]", `{"format":1}`,
+		`{"format":1,"network":"n","containerID":"i","ifname":"e","state":{}}`,
 		`{"format":1,"state":null}`, `{"format":2}`, `{"format":"1"}`, `{"format":1.5}`} {
 		f.Add([]byte(seed))
 	}
@@ -337,7 +341,8 @@ func FuzzRecord(f *testing.F) {
 func TestAddressMAC(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}
-	if got := a.AddressMAC(one).String(); got != b.AddressMAC(one).String() || got == c.AddressMAC(one).String() || got == a.AddressMAC(two).String() {
+	if got := a.AddressMAC(one).String(); got != b.AddressMAC(one).String() || got == c.AddressMAC(one).String() ||
+		got == a.AddressMAC(two).String() {
 		t.Error(got, b.AddressMAC(one), c.AddressMAC(one), a.AddressMAC(two))
 	}
 	if mac := a.AddressMAC(two); mac[0]&3 != 2 || len(mac) != 6 {

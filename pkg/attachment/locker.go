@@ -20,8 +20,8 @@ const (
 	Trying
 )
 
-// ReportRepair logs the error of a plugin's repair in GC, with Waiting, or in STATUS, with Trying: neither fails because of it. STATUS comes every
-// few seconds, and logs an error once until it changes.
+// ReportRepair logs the error of a plugin's repair in GC, with Waiting, or in STATUS, with Trying: neither fails because of it. STATUS
+// comes every few seconds, and logs an error once until it changes.
 func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {

@@ -164,7 +164,8 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is gone.
+// Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is
+// gone.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
@@ -194,8 +195,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays, and so do the journals of VFs:
-// nobody else can bring those back.
+// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays, and so do the journals of
+// VFs: nobody else can bring those back.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -100,8 +100,8 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// Changed notes a text under a mark of the node, and reports whether it is another than the one before. No text is the same as no mark. Each
-// verb is a process of its own, and logs by this what lasts: once.
+// Changed notes a text under a mark of the node, and reports whether it is another than the one before. No text is the same as no mark.
+// Each verb is a process of its own, and logs by this what lasts: once.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false

@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTake: without a record Take makes nothing, and Remove removes the temporary file of a killed writer; with a record it returns the state.
+// TestTake: without a record Take makes nothing, and Remove removes the temporary file of a killed writer; with a record it returns the
+// state.
 func TestTake(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "id", "eth0")
@@ -46,7 +47,8 @@ func TestTake(t *testing.T) {
 		if found != wantFound || found && (st.Value != "x" || att.pod != a.pod || att.netns != a.netns) {
 			t.Errorf("found %t, want %t, %+v", found, wantFound, st)
 		}
-		if err := unix.FcntlFlock(mustFile(t, r).Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: a.offset(), Len: 1}); err == nil {
+		if err := unix.FcntlFlock(mustFile(t, r).Fd(), unix.F_OFD_SETLK,
+			&unix.Flock_t{Type: unix.F_WRLCK, Start: a.offset(), Len: 1}); err == nil {
 			t.Error("the attachment is not locked")
 		}
 		if err := att.Remove(); err != nil || Recorded(r) {

@@ -35,7 +35,8 @@ type state struct {
 
 // Plugin returns the bandwidth plugin.
 func Plugin() plugin.Plugin {
-	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
+	return plugin.Plugin{Name: pluginName, MinVersion: "0.3.0", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc,
+		Status: status}
 }
 
 const devicePrefix = "bwp"
@@ -235,7 +236,8 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 
 // namedInstead returns a link that leads into the pod and that prevResult names, if prevResult does not name the link.
 func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
-	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
+	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
+		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
 		return "", nil
 	}
 	for _, i := range r.Prev.Interfaces {
@@ -302,8 +304,8 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// takeAway takes away what a state names. The redirect goes before the device that it leads to, and without that the device stays: a pod that
-// lives on must not lose its traffic.
+// takeAway takes away what a state names. The redirect goes before the device that it leads to, and without that the device stays: a pod
+// that lives on must not lose its traffic.
 func takeAway(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false

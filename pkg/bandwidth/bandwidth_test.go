@@ -43,7 +43,8 @@ func TestAddCheckDel(t *testing.T) {
 		{limits(20e6, 0), "20000000/0 redirected false"},
 		{limits(0, 10e6), "0/10000000 redirected true"},
 		{limits(1e3, 1e11), "1000/100000000000 redirected true"},
-		{object{"bandwidth": object{"ingressRate": 100_000_000_000, "ingressBurst": 50_400}}, "100000000000/0 redirected false"}, // the burst takes a few ticks
+		// the burst takes a few ticks
+		{object{"bandwidth": object{"ingressRate": 100_000_000_000, "ingressBurst": 50_400}}, "100000000000/0 redirected false"},
 		{limits(0, 0), none},
 	} {
 		t.Run(c.want, func(t *testing.T) {
@@ -86,7 +87,8 @@ func TestAddAgainChanged(t *testing.T) {
 	for _, c := range []struct {
 		config object
 		want   string
-	}{{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 30e6), "0/30000000 redirected true"}, {limits(5e6, 0), "5000000/0 redirected false"},
+	}{{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 30e6), "0/30000000 redirected true"},
+		{limits(5e6, 0), "5000000/0 redirected false"},
 		{limits(20e6, 10e6), "20000000/10000000 redirected true"}, {limits(0, 0), none}} {
 		l.OK(l.Call("ADD", "a", "runtimeConfig", c.config))
 		if got := l.applied("a"); got != c.want {
@@ -242,10 +244,11 @@ func TestCheckDetects(t *testing.T) {
 		"no fair queue": {func() error {
 			return errors.Join(l.host.Unshape(l.hostSide), changed(func(s *kernel.Bucket) { s.Fair = kernel.FairQueue{} })())
 		}, "the token bucket of bwt0 is"},
-		"device down":        {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
-		"device deleted":     {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
-		"no egress limit":    {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
-		"no redirect":        {func() error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) }, "the redirect from bwt0 to " + l.ifb("a") + " is missing"},
+		"device down":     {func() error { return l.host.SetDown(ifb()) }, "is missing or down"},
+		"device deleted":  {func() error { return l.host.DelLink(l.ifb("a")) }, "is missing or down"},
+		"no egress limit": {func() error { return l.host.Unshape(ifb()) }, "the token bucket of " + l.ifb("a") + " is missing"},
+		"no redirect": {func() error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) },
+			"the redirect from bwt0 to " + l.ifb("a") + " is missing"},
 		"redirect elsewhere": {func() error { return l.host.Redirect(l.hostSide, l.hostSide) }, "the redirect from bwt0 to"},
 	} {
 		if strings.Contains(what, "fair") && !fair {
@@ -272,7 +275,8 @@ func TestRefused(t *testing.T) {
 	l.must(l.Pod.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}, PeerName: "inner1"})
 	}))
-	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node") // its peer is in the pod
+	// its peer is in the pod
+	l.Fails(l.Call("ADD", "a", "CNI_IFNAME", "inner0"), plugin.CodeDevice, "interface inner0 has no veth or netkit peer on the node")
 	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
@@ -300,7 +304,8 @@ func TestSecondInterface(t *testing.T) {
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
 	// In both namespaces the default policy passes everything.
-	pair := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "bwk0"}, Mode: netlink.NETKIT_MODE_L3, Policy: netlink.NETKIT_POLICY_FORWARD, PeerPolicy: netlink.NETKIT_POLICY_FORWARD}
+	pair := &netlink.Netkit{LinkAttrs: netlink.LinkAttrs{Name: "bwk0"}, Mode: netlink.NETKIT_MODE_L3, Policy: netlink.NETKIT_POLICY_FORWARD,
+		PeerPolicy: netlink.NETKIT_POLICY_FORWARD}
 	pair.SetPeerAttrs(&netlink.LinkAttrs{Name: "bwk1"})
 	err := netlink.LinkAdd(pair)
 	if !kerneltest.Feature(t, !errors.Is(err, unix.EOPNOTSUPP), "netkit") {
@@ -351,7 +356,8 @@ func TestTinyBurst(t *testing.T) {
 	const least = 4 * (1400 + 18)
 	for _, bits := range []int{1, 7, 8, 8 * 1000, 8*least - 8, 8 * least, 8 * 6000} {
 		for _, keys := range [][]any{
-			{"runtimeConfig", object{"bandwidth": object{"ingressRate": 1_000_000, "ingressBurst": bits, "egressRate": 1_000_000, "egressBurst": bits}}},
+			{"runtimeConfig", object{"bandwidth": object{"ingressRate": 1_000_000, "ingressBurst": bits, "egressRate": 1_000_000,
+				"egressBurst": bits}}},
 			{"ingressRate", 1_000_000, "ingressBurst", bits, "egressRate", 1_000_000, "egressBurst", bits},
 		} {
 			o := l.OK(l.Call("ADD", "a", keys...))

@@ -72,7 +72,8 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 	oneAndAHalf := time.Duration(frame*12*1e6/l.Rate) * time.Microsecond // frames of 8 bits a byte
 	target := max(latency/2, oneAndAHalf)
 	interval := max(fairInterval, 2*target)
-	return kernel.FairQueue{Target: target, Interval: interval, Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
+	return kernel.FairQueue{Target: target, Interval: interval,
+		Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
 }
 
 // noFairQueue marks a node whose kernel has none, until the next boot: each time that it is asked it starts modprobe(8) to look for one.

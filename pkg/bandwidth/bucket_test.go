@@ -117,7 +117,8 @@ func TestBucket(t *testing.T) {
 		{Limit{Rate: 1e9, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{Rate: 1e9, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{Rate: 1e11, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
-		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}}, // more would not fit the kernel's clock
+		// more would not fit the kernel's clock
+		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}},
 	} {
 		if diff := cmp.Diff(&c.want, c.limit.bucket(1500, c.latency, false)); diff != "" {
 			t.Errorf("%+v:\n%s", c.limit, diff)
@@ -142,7 +143,8 @@ func TestNear(t *testing.T) {
 		a, b uint32
 		rate uint64
 		want bool
-	}{{0, 0, 20e6, true}, {0, 64, 20e6, true}, {64, 0, 20e6, true}, {0, 66, 1e6, false}, {1e6, 1.02e6, 20e6, true}, {1.02e6, 1e6, 20e6, true}, {1e6, 1.03e6, 20e6, false},
+	}{{0, 0, 20e6, true}, {0, 64, 20e6, true}, {64, 0, 20e6, true}, {0, 66, 1e6, false}, {1e6, 1.02e6, 20e6, true}, {1.02e6, 1e6, 20e6, true},
+		{1e6, 1.03e6, 20e6, false},
 		{0, 864, 100e9, true}, {0, 900, 100e9, false}, {math.MaxUint32, math.MaxUint32 - 1e6, 100e9, true}} {
 		if got := near(c.a, c.b, c.rate); got != c.want {
 			t.Errorf("%d and %d at %d: %t", c.a, c.b, c.rate, got)

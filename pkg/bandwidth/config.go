@@ -181,7 +181,8 @@ func parseLatency(text string) (time.Duration, error) {
 	}
 	latency, err := time.ParseDuration(text)
 	if err != nil || latency < minLatency || latency > maxLatency {
-		return 0, plugin.Errorf(plugin.CodeConfig, "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency, maxLatency)
+		return 0, plugin.Errorf(plugin.CodeConfig, "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency,
+			maxLatency)
 	}
 	return latency, nil
 }

@@ -63,7 +63,8 @@ func TestUnlimitedBursts(t *testing.T) {
 	}{
 		{"", 20e6, 1<<31 - 1, 0}, {"", 20e6, 1<<32 - 1, 0}, {"", 20e6, 1<<35 - 9, 0}, {"", 20e6, math.MaxUint64, 0}, {"", 20e6, 20e6 + 1, 0},
 		{"", 20e6, 20e6, 20e6}, {"", 20e6, 1e6, 1e6}, {"", 20e6, 0, 0}, {"", 10e9, 1<<32 - 1, 1<<32 - 1},
-		{`"maxBurst":40000000,`, 20e6, 40e6, 40e6}, {`"maxBurst":40000000,`, 20e6, 40e6 + 1, 0}, {`"maxBurst":1000,`, 20e6, 2000, 0}, {`"maxBurst":1,`, 20e6, 2000, 0},
+		{`"maxBurst":40000000,`, 20e6, 40e6, 40e6}, {`"maxBurst":40000000,`, 20e6, 40e6 + 1, 0}, {`"maxBurst":1000,`, 20e6, 2000, 0},
+		{`"maxBurst":1,`, 20e6, 2000, 0},
 		{"", 1, 1001, 0}, {"", 1, 1000, 1000}, // the rate that is applied counts
 	} {
 		got, log, err := parsed(c.max + runtime(fmt.Sprintf(`"egressRate":%d,"egressBurst":%d`, c.rate, c.burst)))
@@ -88,7 +89,8 @@ func TestAnnotations(t *testing.T) {
 		want, asked uint64
 		clamped     bool
 	}{
-		{"", "4M", 20e6, 4e6, 4e6, false}, {"", "1.5Mi", 20e6, 3 << 19, 3 << 19, false}, {"", "64000", 20e6, 64000, 64000, false}, {"", "0.5", 20e6, 1, 1, false},
+		{"", "4M", 20e6, 4e6, 4e6, false}, {"", "1.5Mi", 20e6, 3 << 19, 3 << 19, false}, {"", "64000", 20e6, 64000, 64000, false},
+		{"", "0.5", 20e6, 1, 1, false},
 		{"", "20M", 20e6, 20e6, 20e6, false}, {"", "20000001", 20e6, 20e6, 20_000_001, true}, {"", "9e30", 20e6, 20e6, math.MaxUint64, true},
 		{`"maxBurst":1000000,`, "4M", 20e6, 1e6, 4e6, true}, {`"maxBurst":40000000,`, "30M", 20e6, 30e6, 30e6, false},
 		{"", "0", 20e6, 0, 0, false}, {"", "4M", 0, 0, 4e6, false},
@@ -101,7 +103,8 @@ func TestAnnotations(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "x", "-1", "4 M", "4Mbit", "1e1000", "NaN"} {
-		if got, _, err := parsed(annotated(20e6, text)); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), "annotation podlace.io/ingress-burst") {
+		if got, _, err := parsed(annotated(20e6, text)); plugin.Code(err) != plugin.CodeConfig ||
+			!strings.Contains(err.Error(), "annotation podlace.io/ingress-burst") {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
@@ -112,7 +115,8 @@ func TestAnnotations(t *testing.T) {
 }
 
 func TestLatency(t *testing.T) {
-	for text, want := range map[string]time.Duration{"": defaultLatency, "1ms": time.Millisecond, "0.05s": 50 * time.Millisecond, "10s": 10 * time.Second} {
+	for text, want := range map[string]time.Duration{"": defaultLatency, "1ms": time.Millisecond, "0.05s": 50 * time.Millisecond,
+		"10s": 10 * time.Second} {
 		if got, _, err := parsed(fmt.Sprintf(`"latency":%q`, text)); err != nil || got.Latency != want {
 			t.Errorf("%q: %s, %v", text, got.Latency, err)
 		}
@@ -123,12 +127,14 @@ func TestLatency(t *testing.T) {
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{
-			1: minRate, 7: minRate, 999: minRate, 1000: 1000, 1e11: 1e11, 1e11 + 1: maxRate, 1e15: maxRate, 1 << 63: maxRate, math.MaxUint64: maxRate,
+			1: minRate, 7: minRate, 999: minRate, 1000: 1000, 1e11: 1e11, 1e11 + 1: maxRate, 1e15: maxRate, 1 << 63: maxRate,
+			math.MaxUint64: maxRate,
 		} {
 			c, log, err := parsed(runtime(fmt.Sprintf(`"%sRate":%d,"%[1]sBurst":4294967295`, direction, asked)))
 			got := max(c.Allowed.Ingress.Rate, c.Allowed.Egress.Rate)
 			says := fmt.Sprintf("clamped\" direction=%s asked=%d applied=%d", direction, asked, applied)
-			if err != nil || got != applied || strings.Contains(log, "clamped") != (asked != applied) || asked != applied && !strings.Contains(log, says) {
+			if err != nil || got != applied || strings.Contains(log, "clamped") != (asked != applied) ||
+				asked != applied && !strings.Contains(log, says) {
 				t.Errorf("%s %d: %d, %v, logged %q", direction, asked, got, err, log)
 			}
 		}
@@ -174,7 +180,8 @@ func TestParseRefused(t *testing.T) {
 		}
 	}
 	for _, key := range []string{"shapedSubnets", "unshapedSubnets"} {
-		if _, _, err := parsed(`"` + key + `":["10.0.0.0/8"]`); plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(err.Error(), key) {
+		if _, _, err := parsed(`"` + key + `":["10.0.0.0/8"]`); plugin.Code(err) != plugin.CodeUnsupported ||
+			!strings.Contains(err.Error(), key) {
 			t.Errorf("%s: %v", key, err)
 		}
 		if _, _, err := parsed(`"` + key + `":null`); err != nil {
@@ -190,7 +197,8 @@ func TestParseRefused(t *testing.T) {
 
 // FuzzParse: an error has a code, and what passes is within the bounds.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"", "{}", `{"ingressRate":1}`, `{"ingressRate":1e3}`, `{"egressRate":18446744073709551616,"egressBurst":1}`, "{" + runtime(`"ingressRate":5,"ingressBurst":-1`) + "}",
+	for _, seed := range []string{"", "{}", `{"ingressRate":1}`, `{"ingressRate":1e3}`, `{"egressRate":18446744073709551616,"egressBurst":1}`,
+		"{" + runtime(`"ingressRate":5,"ingressBurst":-1`) + "}",
 		`{"maxBurst":1,"runtimeConfig":{"bandwidth":{"egressRate":2,"egressBurst":3}}}`, `{"shapedSubnets":[]}`, `{"ingressRate":0x10}`} {
 		f.Add(seed)
 	}

@@ -112,7 +112,8 @@ func TestShortFramesLimited(t *testing.T) {
 	l.must(err, l.Pod.Do(func() error { return kerneltest.Send("eth0", frame(14, experiment), 20_000) }))
 	got := passed() - before
 	if most := rate/8*time.Since(began).Seconds() + float64(bucket.Burst) + 14; float64(got) > 1.1*most {
-		t.Errorf("%d bytes passed in %s, %.1f Mbit/s: want at most %.0f bytes", got, time.Since(began), float64(got)*8/1e6/time.Since(began).Seconds(), most)
+		t.Errorf("%d bytes passed in %s, %.1f Mbit/s: want at most %.0f bytes", got, time.Since(began),
+			float64(got)*8/1e6/time.Since(began).Seconds(), most)
 	}
 	l.OK(l.Call("DEL", "a"))
 }
@@ -122,8 +123,9 @@ func (l lab) byEarlierVersion() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
 	l.must(l.host.DelRedirect(l.hostSide, ifb, false), netlink.FilterAdd(&netlink.U32{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 65535, Protocol: unix.ETH_P_ALL},
-		ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 65535,
+			Protocol: unix.ETH_P_ALL},
+		ClassId: netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
 	}))
 }
 
@@ -157,7 +159,8 @@ func TestEarlierRedirectRepaired(t *testing.T) {
 			}
 			repair(l)
 			l.OK(l.Call("CHECK", "a"))
-			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, netlink.HANDLE_MIN_INGRESS)
+			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}},
+				netlink.HANDLE_MIN_INGRESS)
 			if keys := keysOf(filters); err != nil || len(keys) != 1 || keys[0] != 0 {
 				t.Errorf("keys of the filters: %v, %v", keys, err)
 			}
@@ -210,7 +213,8 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)
-	l.must(err, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: 0xffff0000, Parent: netlink.HANDLE_CLSACT}}),
+	l.must(err, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: 0xffff0000,
+		Parent: netlink.HANDLE_CLSACT}}),
 		netlink.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},

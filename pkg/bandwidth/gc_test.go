@@ -12,14 +12,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestRestoredByVerbs (F-21): GC and STATUS restore the limits of attachments whose qdiscs another program removed, and log it. CHECK changes
-// nothing.
+// TestRestoredByVerbs (F-21): GC and STATUS restore the limits of attachments whose qdiscs another program removed, and log it. CHECK
+// changes nothing.
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
 	for verb, call := range map[string]func() outcome{
 		"GC": func() outcome {
-			return l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil, "prevResult", nil)
+			return l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}, "runtimeConfig", nil,
+				"prevResult", nil)
 		},
 		"STATUS": func() outcome { return l.Call("STATUS", "") },
 	} {
@@ -46,8 +47,8 @@ func TestRestoredByVerbs(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestStatusNeverWaits (C-72): while another process holds the lock of the attachment, STATUS restores nothing, says nothing and succeeds. Of a
-// link that is gone it tells once.
+// TestStatusNeverWaits (C-72): while another process holds the lock of the attachment, STATUS restores nothing, says nothing and succeeds.
+// Of a link that is gone it tells once.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

@@ -41,15 +41,19 @@ func (l lab) set(ingress, egress *uint64) error {
 }
 
 func TestParseRate(t *testing.T) {
-	for text, want := range map[string]uint64{"none": 0, "20M": 20e6, "1k": 1000, "100G": 1e11, "1.5Gi": 3 << 29, "64000": 64000, "1Ki": 1024, "2e6": 2e6, "5E3": 5000,
+	for text, want := range map[string]uint64{"none": 0, "20M": 20e6, "1k": 1000, "100G": 1e11, "1.5Gi": 3 << 29, "64000": 64000, "1Ki": 1024,
+		"2e6": 2e6, "5E3": 5000,
 		"+1M": 1e6, ".5M": 5e5, "5.k": 5000, "1000000m": 1000, "1000.5": 1001, "999.9": 1000, "2e+3": 2000, "0.1T": 1e11} {
 		if got, err := ParseRate(text); got != want || err != nil {
 			t.Errorf("%s: %d, %v, want %d", text, got, err, want)
 		}
 	}
-	for text, says := range map[string]string{"": "no rate", "20K": "no rate", "20Mbit": "no rate", "-20M": "no rate", " 20M": "no rate", "20 M": "no rate", "fast": "no rate",
+	for text, says := range map[string]string{"": "no rate", "20K": "no rate", "20Mbit": "no rate", "-20M": "no rate", " 20M": "no rate",
+		"20 M": "no rate", "fast": "no rate",
 		"None": "no rate", "1e": "no rate", "1e100": "no rate", "0x10": "no rate", "1_000": "no rate", strings.Repeat("9", 10000): "no rate",
-		"0": "want 1k to 100G", "999": "want 1k to 100G", "998.9": "want 1k to 100G", "1k5": "no rate", "1.2.3": "no rate", ".": "no rate", "i": "no rate", "1ii": "no rate", "1e+-5": "no rate", "100000000001": "want 1k to 100G", "1T": "want 1k to 100G", "1e99": "want 1k to 100G", "1n": "want 1k"} {
+		"0": "want 1k to 100G", "999": "want 1k to 100G", "998.9": "want 1k to 100G", "1k5": "no rate", "1.2.3": "no rate", ".": "no rate",
+		"i": "no rate", "1ii": "no rate", "1e+-5": "no rate", "100000000001": "want 1k to 100G", "1T": "want 1k to 100G",
+		"1e99": "want 1k to 100G", "1n": "want 1k"} {
 		if got, err := ParseRate(text); err == nil || !strings.Contains(err.Error(), says) || len(err.Error()) > 150 {
 			t.Errorf("%.40q: %d, %v", text, got, err)
 		}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parseQuantity reads what Kubernetes takes as a quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource), rounded up to a
-// whole number as Kubernetes does; ok is false when it is none.
+// parseQuantity reads what Kubernetes takes as a quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource), rounded up to
+// a whole number as Kubernetes does; ok is false when it is none.
 func parseQuantity(text string) (n *big.Int, ok bool) {
 	if len(text) > 40 {
 		return nil, false

@@ -28,15 +28,16 @@ func TestLostRecord(t *testing.T) {
 		keys   []any // of DEL
 		left   string
 	}{
-		"both":                           {limits(20e6, 10e6), nil, none},
-		"ingress":                        {limits(20e6, 0), nil, none},
-		"egress":                         {limits(0, 10e6), nil, none},
-		"egress, without a prevResult":   {limits(0, 10e6), []any{"prevResult", nil}, none},
-		"egress, by the prevResult":      {limits(0, 10e6), []any{"runtimeConfig", nil}, none},
-		"egress, without either":         {limits(0, 10e6), []any{"runtimeConfig", nil, "prevResult", nil}, none},
-		"a wrong configuration":          {limits(20e6, 10e6), []any{"runtimeConfig", limits(-1, 0)}, none},
-		"egress, without a namespace":    {limits(0, 10e6), []any{"CNI_NETNS", ""}, none},
-		"both, without a namespace":      {limits(20e6, 10e6), []any{"CNI_NETNS", ""}, "20000000/0 redirected false"}, // the main plugin deletes the link
+		"both":                         {limits(20e6, 10e6), nil, none},
+		"ingress":                      {limits(20e6, 0), nil, none},
+		"egress":                       {limits(0, 10e6), nil, none},
+		"egress, without a prevResult": {limits(0, 10e6), []any{"prevResult", nil}, none},
+		"egress, by the prevResult":    {limits(0, 10e6), []any{"runtimeConfig", nil}, none},
+		"egress, without either":       {limits(0, 10e6), []any{"runtimeConfig", nil, "prevResult", nil}, none},
+		"a wrong configuration":        {limits(20e6, 10e6), []any{"runtimeConfig", limits(-1, 0)}, none},
+		"egress, without a namespace":  {limits(0, 10e6), []any{"CNI_NETNS", ""}, none},
+		// the main plugin deletes the link
+		"both, without a namespace":      {limits(20e6, 10e6), []any{"CNI_NETNS", ""}, "20000000/0 redirected false"},
 		"a record of an unknown version": {limits(20e6, 10e6), []any{"CNI_ARGS", "IgnoreUnknown=1"}, none},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -99,7 +100,8 @@ func TestLeftOver(t *testing.T) {
 // TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace.
 func TestLostRecordOurBridge(t *testing.T) {
 	l := connected(t)
-	l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, l.key("a").HostVeth()))
+	l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}},
+		l.key("a").HostVeth()))
 	link := l.link(l.key("a").HostVeth())
 	defer func() { l.must(l.host.DelLink(link.Name)) }()
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

@@ -15,8 +15,8 @@ import (
 )
 
 // Restore restores the limits of all attachments of the node whose pod lives, after another program removed the token bucket, device or
-// redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored does
-// not stop the restoring of the others.
+// redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored
+// does not stop the restoring of the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }

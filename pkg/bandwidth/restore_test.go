@@ -28,7 +28,8 @@ func TestMissingAndRestore(t *testing.T) {
 		"egress bucket":  {func(l lab) error { return l.host.Unshape(ifb(l)) }, "", "the token bucket of " + name + " is missing"},
 		"device":         {func(l lab) error { return l.host.DelLink(name) }, "", device},
 		"device is down": {func(l lab) error { return l.host.SetDown(ifb(l)) }, "", device},
-		"redirect":       {func(l lab) error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) }, "", "the redirect from bwt0 to " + name + " is missing"},
+		"redirect": {func(l lab) error { return l.host.DelRedirect(l.hostSide, kernel.Link{}, true) }, "",
+			"the redirect from bwt0 to " + name + " is missing"},
 		"all": {func(l lab) error {
 			return errors.Join(l.host.Unshape(l.hostSide), l.host.DelRedirect(l.hostSide, kernel.Link{}, true), l.host.DelLink(name))
 		}, bucket, device},

@@ -19,7 +19,8 @@ func (l lab) byReference() {
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
 	const handle = 0xffff0000
 	l.must(err, l.host.Shape(ifb, kernel.Bucket{Rate: 10e6, Burst: 20_000, Limit: 30_000}),
-		netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: handle, Parent: netlink.HANDLE_INGRESS}}),
+		netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.hostSide.Index, Handle: handle,
+			Parent: netlink.HANDLE_INGRESS}}),
 		netlink.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: l.hostSide.Index, Parent: handle, Priority: 1, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 1), RedirIndex: ifb.Index,
@@ -48,7 +49,8 @@ func TestTakenOver(t *testing.T) {
 			l := newLab(t)
 			l.byReference()
 			lift(l)
-			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, netlink.HANDLE_MIN_INGRESS)
+			filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}},
+				netlink.HANDLE_MIN_INGRESS)
 			if _, ok, e := l.host.Link(l.ifb("a")); ok || len(filters) > 0 || err != nil || e != nil {
 				t.Errorf("the device is left: %t; filters %v, %v, %v", ok, filters, err, e)
 			}

@@ -55,7 +55,8 @@ func (a attack) strike(kind string) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(netlink.LinkSetName(own, "real0"), kerneltest.ForgePair(kind, "eth0", a.victim.hostSide.Peer, "q", a.victim.hostSide.Index))
+		return errors.Join(netlink.LinkSetName(own, "real0"),
+			kerneltest.ForgePair(kind, "eth0", a.victim.hostSide.Peer, "q", a.victim.hostSide.Index))
 	}))
 }
 
@@ -72,7 +73,8 @@ func TestForgedPeer(t *testing.T) {
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
 		return func(a attack) {
-			a.tenant.Fails(a.tenant.Call(verb, "b", "runtimeConfig", config), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+			a.tenant.Fails(a.tenant.Call(verb, "b", "runtimeConfig", config), plugin.CodeDevice,
+				"interface eth0 has no veth or netkit peer on the node")
 		}
 	}
 	for what, c := range map[string]struct {
@@ -83,17 +85,19 @@ func TestForgedPeer(t *testing.T) {
 		"ADD again": {true, reject("ADD", slow)},
 		"CHECK":     {true, reject("CHECK", own)},
 		"CHECK without a record": {false, func(a attack) {
-			a.tenant.Fails(a.tenant.Call("CHECK", "b", "runtimeConfig", limits(20e6, 0)), plugin.CodeDevice, "interface eth0 has no veth or netkit peer on the node")
+			a.tenant.Fails(a.tenant.Call("CHECK", "b", "runtimeConfig", limits(20e6, 0)), plugin.CodeDevice,
+				"interface eth0 has no veth or netkit peer on the node")
 		}},
 		"DEL":                                   {true, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b")) }},
 		"DEL without a record":                  {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b")) }},
 		"DEL without a record and a prevResult": {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "prevResult", nil)) }},
-		"DEL, wrong configuration":              {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "runtimeConfig", limits(-1, 0))) }},
-		"DEL, the name of the victim's device":  {false, (attack).delSameName},
-		"reload":                                {true, func(a attack) { a.tenant.must(Restore(a.tenant.host, discard())) }},
-		"reload after the limits were lost":     {true, (attack).restoreLost},
-		"an admin":                              {true, (attack).setByAdmin},
-		"GC":                                    {true, (attack).collect},
+		"DEL, wrong configuration": {false,
+			func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "runtimeConfig", limits(-1, 0))) }},
+		"DEL, the name of the victim's device": {false, (attack).delSameName},
+		"reload":                               {true, func(a attack) { a.tenant.must(Restore(a.tenant.host, discard())) }},
+		"reload after the limits were lost":    {true, (attack).restoreLost},
+		"an admin":                             {true, (attack).setByAdmin},
+		"GC":                                   {true, (attack).collect},
 		"DEL without a namespace, without record": {false, func(a attack) { a.tenant.OK(a.tenant.Call("DEL", "b", "CNI_NETNS", "")) }},
 	} {
 		for _, kind := range []string{"veth", "netkit"} {
@@ -131,7 +135,8 @@ func (a attack) delSameName() {
 
 func (a attack) restoreLost() {
 	host := a.tenant.host
-	a.tenant.must(host.Unshape(a.tenant.hostSide), host.DelRedirect(a.tenant.hostSide, kernel.Link{}, true), host.DelLink(a.tenant.ifb("b")), Restore(host, discard()))
+	a.tenant.must(host.Unshape(a.tenant.hostSide), host.DelRedirect(a.tenant.hostSide, kernel.Link{}, true), host.DelLink(a.tenant.ifb("b")),
+		Restore(host, discard()))
 	if s, ok, err := host.Shaped(a.tenant.hostSide); !ok || s.Rate != 20e6 || err != nil {
 		a.tenant.Errorf("the tenant has %s, %t, %v", s, ok, err)
 	}

@@ -20,8 +20,8 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems to
-// want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
+// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems
+// to want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -31,8 +31,9 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 		"misspelt":                 {[]any{"capabilities", object{"bandwith": true}}, `key="\"capabilities.bandwith\""`},
 		"off":                      {[]any{"capabilities", object{"bandwidth": false}}, "no pod is limited"},
 		"a pod that wants nothing": {[]any{"capabilities", object{"bandwidth": true}}, ""},
-		"misspelt beside limits":   {[]any{"ingressRate", 1000000, "ingressBurst", 80000, "capabilities", object{"bandwith": true}}, `key="\"capabilities.bandwith\""`},
-		"limits of all pods":       {[]any{"ingressRate", 1000000, "ingressBurst", 80000}, ""},
+		"misspelt beside limits": {[]any{"ingressRate", 1000000, "ingressBurst", 80000, "capabilities", object{"bandwith": true}},
+			`key="\"capabilities.bandwith\""`},
+		"limits of all pods": {[]any{"ingressRate", 1000000, "ingressBurst", 80000}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := connected(t)
@@ -51,7 +52,8 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 					t.Errorf("a mistake that comes back is not said:\n%s", again)
 				}
 			}
-			if changed := l.addLog("changed", append(keys, "capabilities", object{"bandwiths": true})...); c.says != "" && !strings.Contains(changed, "capabilities.bandwiths") {
+			if changed := l.addLog("changed", append(keys, "capabilities", object{"bandwiths": true})...); c.says != "" &&
+				!strings.Contains(changed, "capabilities.bandwiths") {
 				t.Errorf("another mistake is not said:\n%s", changed)
 			}
 		})

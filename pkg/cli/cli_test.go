@@ -148,7 +148,8 @@ func plugins(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestDemoFindsInstalledPlugins: without --plugins the demo takes the first folder that has all plugins, and names every folder that lacks some.
+// TestDemoFindsInstalledPlugins: without --plugins the demo takes the first folder that has all plugins, and names every folder that lacks
+// some.
 func TestDemoFindsInstalledPlugins(t *testing.T) {
 	full, tools := plugins(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {
@@ -161,7 +162,8 @@ func TestDemoFindsInstalledPlugins(t *testing.T) {
 		t.Errorf("nowhere: %v", err)
 	}
 	// The folder of the test binary has none, so the answer is about the installed ones.
-	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir || err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
+	if opts, err := (demoFlags{}).options(""); err == nil && opts.Plugins != cniBinDir ||
+		err != nil && !strings.Contains(err.Error(), "plugin folder "+cniBinDir+": no executable") {
 		t.Errorf("by default: %+v, %v", opts.Plugins, err)
 	}
 }

@@ -171,7 +171,8 @@ func ofPod(all []attachment.Record, name string) ([]attachment.Record, error) {
 	}
 	switch len(pods) {
 	case 0:
-		return nil, fmt.Errorf("no pod %s is recorded on this node: want namespace/name, or a container ID or its first %d or more characters", name, shortestID)
+		return nil, fmt.Errorf("no pod %s is recorded on this node: want namespace/name, or a container ID or its first %d or more characters",
+			name, shortestID)
 	case 1:
 		return found, nil
 	}
@@ -198,7 +199,8 @@ func one(records []attachment.Record) ([]attachment.Record, error) {
 	for _, rec := range live {
 		names = append(names, fmt.Sprintf("%s of container %s in network %s", rec.IfName, rec.ContainerID, rec.Network))
 	}
-	return nil, fmt.Errorf("%s has several limited interfaces: say which by --ifname, or by the container ID: %s", nameOf(live[0]), strings.Join(names, ", "))
+	return nil, fmt.Errorf("%s has several limited interfaces: say which by --ifname, or by the container ID: %s", nameOf(live[0]),
+		strings.Join(names, ", "))
 }
 
 func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []attachment.Record, stdout, stderr io.Writer) error {

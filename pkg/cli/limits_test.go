@@ -36,7 +36,8 @@ func TestLimitsRefused(t *testing.T) {
 }
 
 func TestBits(t *testing.T) {
-	for rate, want := range map[uint64]string{0: "0bit/s", 999: "999bit/s", 1000: "1kbit/s", 20e6: "20Mbit/s", 1e9: "1Gbit/s", 1e11: "100Gbit/s", 3e12: "3000Gbit/s",
+	for rate, want := range map[uint64]string{0: "0bit/s", 999: "999bit/s", 1000: "1kbit/s", 20e6: "20Mbit/s", 1e9: "1Gbit/s",
+		1e11: "100Gbit/s", 3e12: "3000Gbit/s",
 		1234567: "1.234567Mbit/s", 1610612736: "1.610612736Gbit/s", 18446744073709551615: "18446744073.709553Gbit/s"} {
 		if got := bits(rate); got != want {
 			t.Errorf("%d: %s, want %s", rate, got, want)
@@ -51,12 +52,14 @@ func TestBits(t *testing.T) {
 
 func records() []attachment.Record {
 	of := func(plugin, pod, id, ifname string) attachment.Record {
-		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: id, IfName: ifname}, Plugin: plugin, Pod: pod, Netns: "/proc/self/ns/net"}
+		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: id, IfName: ifname}, Plugin: plugin, Pod: pod,
+			Netns: "/proc/self/ns/net"}
 	}
 	gone := of("bandwidth", "shop/web", "aaaaaa9", "eth0")
 	gone.Netns = "/nonexistent"
 	return []attachment.Record{of("bridge", "shop/web", "aaaaaa1", "eth0"), of("bandwidth", "shop/web", "aaaaaa1", "eth0"), gone,
-		of("bandwidth", "shop/db", "aaaaaa22", "eth0"), of("bandwidth", "shop/db", "aaaaaa22", "net1"), of("bridge", "shop/free", "ffffff", "eth0"),
+		of("bandwidth", "shop/db", "aaaaaa22", "eth0"), of("bandwidth", "shop/db", "aaaaaa22", "net1"),
+		of("bridge", "shop/free", "ffffff", "eth0"),
 		of("bandwidth", "", "bbbbbb1", "eth0"), of("bandwidth", "", "bbbbbb2", "eth0"), of("bandwidth", "", "short", "eth0"),
 		of("bandwidth", "", "dddddd1", "eth0"), of("bandwidth", "", "dddddd12", "eth0")}
 }
@@ -64,9 +67,11 @@ func records() []attachment.Record {
 // TestOfPod: a pod is named by its name, or by what tells its container from all others.
 func TestOfPod(t *testing.T) {
 	for name, want := range map[string]string{
-		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22", "short": "short", "bbbbbb2": "bbbbbb2", "dddddd1": "dddddd1",
+		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
+		"short": "short", "bbbbbb2": "bbbbbb2", "dddddd1": "dddddd1",
 		"aaaaaa": "aaaaaa may be pod shop/db or pod shop/web", "bbbbbb": "bbbbbb may be container bbbbbb1 or container bbbbbb2",
-		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "no pod web is", "cccccc": "no pod cccccc is",
+		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "no pod web is",
+		"cccccc": "no pod cccccc is",
 	} {
 		var ids []string
 		found, err := ofPod(records(), name)
@@ -100,8 +105,9 @@ func TestOne(t *testing.T) {
 	if _, err := one(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := one(of("aaaaaa22")); err == nil || !strings.Contains(err.Error(), "pod shop/db has several limited interfaces: say which by --ifname, or by the container ID: "+
-		"eth0 of container aaaaaa22 in network net, net1 of container aaaaaa22 in network net") {
+	if _, err := one(of("aaaaaa22")); err == nil ||
+		!strings.Contains(err.Error(), "pod shop/db has several limited interfaces: say which by --ifname, or by the container ID: "+
+			"eth0 of container aaaaaa22 in network net, net1 of container aaaaaa22 in network net") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -85,7 +85,8 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	if f.output == outputJSON {
 		return printJSON(stdout, list)
 	}
-	return table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list, func(a *reconcile.Attachment) string { return a.State })
+	return table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
+		func(a *reconcile.Attachment) string { return a.State })
 }
 
 func (f confFlags) check() error {
@@ -148,7 +149,8 @@ func table(w io.Writer, heading string, list []*reconcile.Attachment, last func(
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, heading)
 	for _, a := range list {
-		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(short(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)), plain(last(a))}
+		cells := []string{plain(a.Network), dash(plain(a.Pod)), plain(short(a.ContainerID)), dash(plain(a.IfName)), dash(joined(a.Addresses)),
+			plain(last(a))}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()

@@ -32,7 +32,8 @@ func TestTextIsPlain(t *testing.T) {
 			t.Errorf("raw bytes in %q", out)
 		}
 	}
-	if out := stdout.String(); strings.Count(out, "\n") != 4 || !strings.Contains(out, "shop/?[2Jweb?0?? ") || strings.Contains(out, strings.Repeat("x", 129)) {
+	if out := stdout.String(); strings.Count(out, "\n") != 4 || !strings.Contains(out, "shop/?[2Jweb?0?? ") ||
+		strings.Contains(out, strings.Repeat("x", 129)) {
 		t.Errorf("%q", out)
 	}
 	if out := stderr.String(); strings.Count(out, "\n") != 2 || !strings.Contains(out, "podlace: shop/?[2Jweb; 0??\n") {
@@ -71,12 +72,14 @@ func TestUnknownNetwork(t *testing.T) {
 			t.Errorf("%s of an unknown network: status %d, %q, %q", name, status, stdout, stderr)
 		}
 	}
-	if status, stdout, stderr := run("ls", "--conf-dir", dir, "--network", "known"); status != exitOK || stderr != "" || strings.Count(stdout, "\n") != 1 {
+	if status, stdout, stderr := run("ls", "--conf-dir", dir, "--network", "known"); status != exitOK || stderr != "" ||
+		strings.Count(stdout, "\n") != 1 {
 		t.Errorf("a network without pods: status %d, %q, %q", status, stdout, stderr)
 	}
 }
 
-// TestLsNamesTraps: the list says on standard error which keys of a configuration do nothing, also where libcni hides them from the plugins.
+// TestLsNamesTraps: the list says on standard error which keys of a configuration do nothing, also where libcni hides them from the
+// plugins.
 func TestLsNamesTraps(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -101,7 +104,8 @@ func TestLsNamesTraps(t *testing.T) {
 			t.Errorf("status %d, %q, %q: want %q", status, stdout, stderr, line)
 		}
 	}
-	if _, _, stderr := run("ls", "--conf-dir", dir, "--network", "b"); !strings.Contains(stderr, lines["b"]) || strings.Contains(stderr, lines["a"]) {
+	if _, _, stderr := run("ls", "--conf-dir", dir, "--network", "b"); !strings.Contains(stderr, lines["b"]) ||
+		strings.Contains(stderr, lines["a"]) {
 		t.Errorf("of network b: %q", stderr)
 	}
 }

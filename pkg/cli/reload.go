@@ -50,7 +50,8 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	defer host.Close()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := errors.Join(bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log), bandwidth.Restore(host, log)); err != nil {
+	if err := errors.Join(bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
+		bandwidth.Restore(host, log)); err != nil {
 		return err
 	}
 	records, err := attachment.All()
@@ -63,7 +64,8 @@ func reload(stdout, stderr io.Writer) error {
 			count[rec.Plugin]++
 		}
 	}
-	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"], count["bandwidth"])
+	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
+		count["bandwidth"])
 	return unreadable()
 }
 

@@ -59,7 +59,8 @@ type sriovFlags struct {
 }
 
 func newSRIOV() *cobra.Command {
-	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "sriov", Short: "Look at the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
@@ -76,7 +77,8 @@ func (f *sriovFlags) add(cmd *cobra.Command) {
 
 func newSRIOVLs() *cobra.Command {
 	var f sriovFlags
-	cmd := &cobra.Command{Use: "ls", Short: "List PFs and VFs, the resources that offer them, and the pods that have them", Long: sriovLsHelp, Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "ls", Short: "List PFs and VFs, the resources that offer them, and the pods that have them", Long: sriovLsHelp,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
@@ -86,7 +88,8 @@ func newSRIOVLs() *cobra.Command {
 
 func newSRIOVExplain() *cobra.Command {
 	var f sriovFlags
-	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Tell why a device is offered or not, and whether a pod could have some", Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
+	cmd := &cobra.Command{Use: "explain [DEVICE]", Short: "Tell why a device is offered or not, and whether a pod could have some",
+		Long: sriovExplainHelp, Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("count") && f.count < 1 {
 				return fmt.Errorf("--count %d: want at least 1", f.count)
@@ -94,7 +97,8 @@ func newSRIOVExplain() *cobra.Command {
 			return f.explain(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), strings.Join(args, ""))
 		}}
 	f.add(cmd)
-	cmd.Flags().BoolVar(&f.strict, "strict", false, "refuse a configuration with an entry that is not supported, as sriov-device-plugin --strict")
+	cmd.Flags().BoolVar(&f.strict, "strict", false,
+		"refuse a configuration with an entry that is not supported, as sriov-device-plugin --strict")
 	cmd.Flags().IntVar(&f.count, "count", 0, "devices of the resource that a container wants")
 	return cmd
 }
@@ -166,8 +170,8 @@ func ask(ctx context.Context, socket string) (allocation.Answer, error) {
 	}
 }
 
-// kept returns who has a device from another resource than the configuration says now, nil if nobody has: that one keeps it, and nobody else
-// gets it.
+// kept returns who has a device from another resource than the configuration says now, nil if nobody has: that one keeps it, and nobody
+// else gets it.
 func (n *sriovNode) kept(device pci.Address, resource string) *allocation.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
@@ -220,7 +224,8 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		if d.Holder != nil {
 			pod = d.Holder.Namespace + "/" + d.Holder.Pod
 		}
-		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)), plain(pod), dash(d.CPUs), dash(plainText(d.Fault))}, "\t"))
+		fmt.Fprintln(t, strings.Join([]string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)),
+			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))}, "\t"))
 	}
 	return t.Flush()
 }

@@ -88,7 +88,8 @@ func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
 		for _, s := range a.Selectors {
 			t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 			for _, c := range s.Checks {
-				fmt.Fprintf(t, "    %s\t%s\twants %s\tfound %s\n", map[bool]string{true: "yes", false: "NO"}[c.Met], c.Name, plainText(c.Want), dash(plainText(c.Found)))
+				fmt.Fprintf(t, "    %s\t%s\twants %s\tfound %s\n", map[bool]string{true: "yes", false: "NO"}[c.Met], c.Name, plainText(c.Want),
+					dash(plainText(c.Found)))
 			}
 			t.Flush()
 		}
@@ -164,15 +165,16 @@ type tally struct {
 	Faulty int `json:"faulty"`
 }
 
-// wished is a device as the kubelet was told of it: the NUMA nodes that it is near to, none if that must not count, and whether nobody has it.
+// wished is a device as the kubelet was told of it: the NUMA nodes that it is near to, none if that must not count, and whether nobody has
+// it.
 type wished struct {
 	nodes []int
 	free  bool
 }
 
-// admission says what the policies of the Topology Manager make of a wish, as far as the devices decide. It prefers as few nodes as could hold
-// the wish if all devices were free (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager of Kubernetes 1.37); restricted refuses
-// what takes more, and single-numa-node what takes more than one. Devices that are near no node count for no policy, if others are.
+// admission says what the policies of the Topology Manager make of a wish, as far as the devices decide. It prefers as few nodes as could
+// hold the wish if all devices were free (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager of Kubernetes 1.37); restricted
+// refuses what takes more, and single-numa-node what takes more than one. Devices that are near no node count for no policy, if others are.
 func admission(count int, devices []wished) (says string, possible bool) {
 	total, most := 0, 0
 	near := map[int]uint64{} // the bit of a node

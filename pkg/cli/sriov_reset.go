@@ -39,7 +39,8 @@ type resetFlags struct {
 
 func newSRIOVReset() *cobra.Command {
 	var f resetFlags
-	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Bring a VF that no pod has into the state of a new one", Long: sriovResetHelp, Args: cobra.ExactArgs(1),
+	cmd := &cobra.Command{Use: "reset DEVICE", Short: "Bring a VF that no pod has into the state of a new one", Long: sriovResetHelp,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}

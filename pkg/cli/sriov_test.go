@@ -38,7 +38,8 @@ func sriovLab(t *testing.T) (flags []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0", CPUs: []int64{3, 4}},
+	held := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0",
+		CPUs: []int64{3, 4}},
 		{Namespace: "shop", Pod: "web-1\x1b[31m", Container: "app", Resource: "example.com/fast", ID: "0000:15:02.0", CPUs: []int64{15, 16}}}
 	faults := map[string]string{"0000:11:02.1": "the link of ens0f0 is down"}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,7 +75,8 @@ func TestSRIOVLs(t *testing.T) {
 	}
 	status, stdout, _ = runSRIOV(t, flags, "ls", "-o", "json")
 	var list []map[string]any
-	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 || list[1]["cpus"] != "same" || list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
+	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 || list[1]["cpus"] != "same" ||
+		list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
 	// Without the device plugin the hardware is still there.
@@ -96,7 +98,8 @@ func TestSRIOVExplain(t *testing.T) {
 			t.Errorf("status %d, %q is missing in\n%s", status, part, stdout)
 		}
 	}
-	if _, stdout, _ = runSRIOV(t, flags, "explain", "ens0f0v0"); !strings.Contains(stdout, "pod shop/web-0 has it, container app, as example.com/fast") {
+	if _, stdout, _ = runSRIOV(t, flags, "explain", "ens0f0v0"); !strings.Contains(stdout,
+		"pod shop/web-0 has it, container app, as example.com/fast") {
 		t.Errorf("got\n%s", stdout)
 	}
 	if _, stdout, _ = runSRIOV(t, flags, "explain", "ens1f0"); strings.Count(stdout, "\n0000:") != 2 {
@@ -107,7 +110,8 @@ func TestSRIOVExplain(t *testing.T) {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
 		}
 	}
-	if status, _, stderr = runSRIOV(t, flags, "explain", "eth7"); status != exitFailed || !strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
+	if status, _, stderr = runSRIOV(t, flags, "explain", "eth7"); status != exitFailed ||
+		!strings.Contains(stderr, "eth7 is no device, interface or resource of this node") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -120,17 +124,21 @@ func TestSRIOVPossible(t *testing.T) {
 		status      int
 	}{{"1", "no: 0 are free, under every policy", exitMissed}} {
 		status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/fast", "--count", c.count)
-		if status != c.status || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
+		if status != c.status || !strings.Contains(stdout, c.says) ||
+			!strings.Contains(stdout, "NUMA  DEVICES  FREE  FAULTY\n0     2        0     1\n1     1        0     0\n") {
 			t.Errorf("--count %s: status %d\n%s", c.count, status, stdout)
 		}
 	}
-	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout, "no pod gets it at present: the link of ens0f0 is down") {
+	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.1"); !strings.Contains(stdout,
+		"no pod gets it at present: the link of ens0f0 is down") {
 		t.Errorf("got\n%s", stdout)
 	}
-	if status, _, stderr := runSRIOV(t, flags, "explain", "fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "one of example.com/fast, example.com/none") {
+	if status, _, stderr := runSRIOV(t, flags, "explain", "fast", "--count", "1"); status != exitFailed ||
+		!strings.Contains(stderr, "one of example.com/fast, example.com/none") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
-	if status, _, stderr := runSRIOV(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count", "1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
+	if status, _, stderr := runSRIOV(t, append(flags, "--socket", "/nonexistent"), "explain", "example.com/fast", "--count",
+		"1"); status != exitFailed || !strings.Contains(stderr, "it is not known which devices are free") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -176,10 +184,12 @@ func TestAdmission(t *testing.T) {
 // TestSRIOVMoved: what pods have stays theirs, whatever the configuration says by now, and without one the hardware is still listed.
 func TestSRIOVMoved(t *testing.T) {
 	flags := sriovLab(t)
-	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`), 0o600); err != nil {
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.0"); !strings.Contains(stdout, "not offered: pod shop/web-0 has it, as example.com/fast") {
+	if _, stdout, _ := runSRIOV(t, flags, "explain", "0000:11:02.0"); !strings.Contains(stdout,
+		"not offered: pod shop/web-0 has it, as example.com/fast") {
 		t.Errorf("got\n%s", stdout)
 	}
 	status, stdout, _ := runSRIOV(t, flags, "explain", "example.com/new", "--count", "1", "-o", "json")
@@ -187,18 +197,21 @@ func TestSRIOVMoved(t *testing.T) {
 		Nodes    map[string]tally
 		Possible bool
 	}
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || !got.Possible || got.Nodes["0"] != (tally{All: 1, Faulty: 1}) || got.Nodes["1"] != (tally{All: 1, Free: 1}) {
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 || !got.Possible ||
+		got.Nodes["0"] != (tally{All: 1, Faulty: 1}) || got.Nodes["1"] != (tally{All: 1, Free: 1}) {
 		t.Errorf("status %d, %v\n%s", status, err, stdout)
 	}
 	pcitest.Remove(t, flags[5], "0000:11:02.0")
-	if status, _, stderr := runSRIOV(t, flags, "explain", "0000:11:02.0"); status != exitFailed || !strings.Contains(stderr, "0000:11:02.0 is gone; pod shop/web-0 had it, as example.com/fast") {
+	if status, _, stderr := runSRIOV(t, flags, "explain", "0000:11:02.0"); status != exitFailed ||
+		!strings.Contains(stderr, "0000:11:02.0 is gone; pod shop/web-0 had it, as example.com/fast") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if err := os.WriteFile(flags[1], []byte(`{`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	status, stdout, stderr := runSRIOV(t, flags, "ls")
-	if status != 0 || !strings.Contains(stderr, "read the configuration") || !strings.Contains(stdout, "0000:15:02.1") || !strings.Contains(stdout, "example.com/fast") {
+	if status != 0 || !strings.Contains(stderr, "read the configuration") || !strings.Contains(stdout, "0000:15:02.1") ||
+		!strings.Contains(stdout, "example.com/fast") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
 	if status, _, stderr := runSRIOV(t, flags, "explain"); status != exitFailed || !strings.Contains(stderr, "read the configuration") {
@@ -214,14 +227,17 @@ func TestSRIOVUnserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/vdpa")
-	if status != 0 || !strings.Contains(stdout, "0000:15:02.1: not offered: example.com/vdpa in line 2 takes it, and is not served: unsupported: vdpaType") ||
+	if status != 0 || !strings.Contains(stdout,
+		"0000:15:02.1: not offered: example.com/vdpa in line 2 takes it, and is not served: unsupported: vdpaType") ||
 		!strings.Contains(stderr, "config.json:1: resourceList[0].deviceType: unsupported: accelerator; want netDevice: nothing of resource example.com/fpga is served") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
-	if status, _, stderr := runSRIOV(t, flags, "explain", "example.com/fpga"); status != exitFailed || !strings.Contains(stderr, "example.com/fpga is not served") {
+	if status, _, stderr := runSRIOV(t, flags, "explain", "example.com/fpga"); status != exitFailed ||
+		!strings.Contains(stderr, "example.com/fpga is not served") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
-	if status, stdout, stderr := runSRIOV(t, flags, "explain", "--strict"); status != exitFailed || stdout != "" || !strings.Contains(stderr, "unsupported: accelerator") {
+	if status, stdout, stderr := runSRIOV(t, flags, "explain", "--strict"); status != exitFailed || stdout != "" ||
+		!strings.Contains(stderr, "unsupported: accelerator") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
 }
@@ -245,7 +261,8 @@ func TestSRIOVReset(t *testing.T) {
 		{"PCI function 0000:11:00.0 is no VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
 		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
 		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
-		{"VF 0000:15:02.1 is left to programs by vfio-pci, and nobody tells whether a pod has it: ask the SR-IOV", []string{"0000:15:02.1", "--socket", "/none"}},
+		{"VF 0000:15:02.1 is left to programs by vfio-pci, and nobody tells whether a pod has it: ask the SR-IOV",
+			[]string{"0000:15:02.1", "--socket", "/none"}},
 		{`"ens0f0v0": `, []string{"ens0f0v0"}},
 	} {
 		args := append(append([]string{"sriov", "reset"}, flags...), c.args...)
@@ -254,7 +271,8 @@ func TestSRIOVReset(t *testing.T) {
 		}
 	}
 	a := []string{flags[1], "0000:11:02.1"}
-	if status, _, stderr := run(append([]string{"sriov", "reset-function"}, a...)...); status == 0 || !strings.Contains(stderr, "it has the driver iavf: take it away first") {
+	if status, _, stderr := run(append([]string{"sriov", "reset-function"}, a...)...); status == 0 ||
+		!strings.Contains(stderr, "it has the driver iavf: take it away first") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }

@@ -63,8 +63,10 @@ func stepsOfLimits() []step {
 	later := fmt.Sprintf("%.1f to %.1f Mbit/s", m*leastLater, m*mostLater)
 	asked := fmt.Sprintf("asked for %.1f Mbit/s", m)
 	steps := []step{
-		{name: "limit into pod-a, as applied", want: asked, needs: []string{bandwidth}, run: func(_ context.Context, l *lab) outcome { return applied(l.a, into) }},
-		{name: "limit out of pod-a, as applied", want: asked, needs: []string{bandwidth}, run: func(_ context.Context, l *lab) outcome { return applied(l.a, out) }},
+		{name: "limit into pod-a, as applied", want: asked, needs: []string{bandwidth},
+			run: func(_ context.Context, l *lab) outcome { return applied(l.a, into) }},
+		{name: "limit out of pod-a, as applied", want: asked, needs: []string{bandwidth},
+			run: func(_ context.Context, l *lab) outcome { return applied(l.a, out) }},
 	}
 	for _, p := range paths() {
 		steps = append(steps,

@@ -153,11 +153,13 @@ func TestJudge(t *testing.T) {
 		{0, 0, 0, 0, [2]Verdict{OK, Miss}},
 	} {
 		m := measured{Result: meter.Result{
-			FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}, Duration: 3 * time.Second, Lead: test.lead, Paused: test.paused,
+			FirstSecond: meter.Rate{Wire: test.first}, Steady: meter.Rate{Wire: test.later}, Duration: 3 * time.Second, Lead: test.lead,
+			Paused: test.paused,
 		}}
 		first, later := m.judge(firstSecond, 0, mostAtFirst), m.judge(afterwards, leastLater, mostLater)
 		if got := [2]Verdict{first.verdict, later.verdict}; got != test.want {
-			t.Errorf("%.1f then %.1f Mbit/s, lead %v, paused %v: got %v, want %v", test.first/1e6, test.later/1e6, test.lead, test.paused, got, test.want)
+			t.Errorf("%.1f then %.1f Mbit/s, lead %v, paused %v: got %v, want %v", test.first/1e6, test.later/1e6, test.lead, test.paused, got,
+				test.want)
 		}
 		for _, o := range []outcome{first, later} {
 			if slow := strings.Contains(o.note, "slow machine: "); slow != (o.verdict == Info) {

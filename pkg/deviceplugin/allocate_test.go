@@ -35,7 +35,8 @@ func kinds() pool.Pool {
 	d[1].Driver, d[1].IOMMUGroup = "vfio-pci", 42
 	d[2].Driver, d[2].IOMMUGroup, d[2].NoIOMMU = "vfio-pci", 7, true
 	d[3].Driver, d[3].UIO = "uio_pci_generic", []string{"uio3"}
-	d[4].Driver, d[4].Device.RDMA, d[4].RDMAFiles = "mlx5_core", []string{"mlx5_4"}, []string{"infiniband/issm4", "infiniband/rdma_cm", "infiniband/umad4", "infiniband/uverbs4"}
+	d[4].Driver, d[4].Device.RDMA, d[4].RDMAFiles = "mlx5_core", []string{"mlx5_4"},
+		[]string{"infiniband/issm4", "infiniband/rdma_cm", "infiniband/umad4", "infiniband/uverbs4"}
 	d[4].RDMA, d[4].VhostNet = true, true
 	d[4].PF, _ = pci.ParseAddress("0000:0f:00.0")
 	return p
@@ -111,14 +112,16 @@ func TestForget(t *testing.T) {
 	if len(left) != 3 {
 		t.Errorf("left %q of files that were just written, maybe by another instance", left)
 	}
-	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")), age(infoName(other.Name, "0000:10:00.0")),
+	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")),
+		age(infoName(other.Name, "0000:10:00.0")),
 		f.forget(p.Name, []string{"0000:10:00.1"})} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	left, _ = filepath.Glob(filepath.Join(dir, "*"))
-	if len(left) != 2 || filepath.Base(left[0]) != "example.com-fast-0000:10:00.1-device.json" || filepath.Base(left[1]) != "example.com-fast-er-0000:10:00.0-device.json" {
+	if len(left) != 2 || filepath.Base(left[0]) != "example.com-fast-0000:10:00.1-device.json" ||
+		filepath.Base(left[1]) != "example.com-fast-er-0000:10:00.0-device.json" {
 		t.Errorf("left %q", left)
 	}
 }
@@ -169,7 +172,8 @@ func TestCDIFiles(t *testing.T) {
 		err = json.Unmarshal(data, &spec)
 	}
 	if err != nil || spec.Kind != "example.com/net-pci" || len(spec.Devices) != 4 || spec.Devices[0].Name != "0000:10:00.1" ||
-		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" || spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
+		len(spec.Devices[0].ContainerEdits.DeviceNodes) != 2 || spec.Devices[0].ContainerEdits.DeviceNodes[0].Path != "/dev/vfio/42" ||
+		spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
 	// What pods have of a resource that is no more stays as it was.
@@ -200,11 +204,13 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was offered.
+// TestHostileRequests: whatever somebody asks, the endpoint answers, with an error that names the device, or with no more than it was
+// offered.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfs(8)), quiet(), newCounters(), newGate(""))
 	long := strings.Repeat("A", 1<<20)
-	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long, "0000:10:00.0,0000:10:00.1"} {
+	for _, id := range []string{"", "x", "0000:10:00.9", "0000:10:01.0", "../../etc", "0000:10:00.0\n", "\x00", long,
+		"0000:10:00.0,0000:10:00.1"} {
 		_, err := e.Allocate(t.Context(), allocating(id))
 		if status.Code(err) != codes.FailedPrecondition || len(err.Error()) > 500 || strings.ContainsAny(err.Error(), "\x00\n") {
 			t.Errorf("%.40q: %v", id, err)
@@ -258,8 +264,9 @@ func (g *grants) admit(ctx context.Context, pod, size int) ([]string, error) {
 	if len(available) < size {
 		return nil, nil
 	}
-	got, err := g.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: available, AllocationSize: int32(size)}}})
+	got, err := g.client.GetPreferredAllocation(ctx,
+		&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: available, AllocationSize: int32(size)}}})
 	if err != nil {
 		return nil, err
 	}

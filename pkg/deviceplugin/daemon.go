@@ -93,7 +93,8 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		d.offer(ctx, newOffer(p, d.snapshot, d.grant(p), faults, lost[p.Name]))
 	}
 	if !d.begun && len(pools) == 0 {
-		d.log.Warn("no resource is for this node", "hint", "until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
+		d.log.Warn("no resource is for this node", "hint",
+			"until a device plugin registers with the kubelet, sriov refuses all pods with code 11: leave it out of this node's conflist")
 	}
 	d.begun = true
 	return again
@@ -224,8 +225,8 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// forgetDevices deletes the device-info files of devices that no pod has; it is a no-op while nothing is known of pods. That is only safe before any
-// are handed out: the kubelet tells of a pod's devices after it has been given them.
+// forgetDevices deletes the device-info files of devices that no pod has; it is a no-op while nothing is known of pods. That is only safe
+// before any are handed out: the kubelet tells of a pod's devices after it has been given them.
 func (d *daemon) forgetDevices() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,8 +246,8 @@ func (d *daemon) forgetDevices() {
 	}
 }
 
-// reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors is
-// refused, and the present one stays.
+// reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors
+// is refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.text) {

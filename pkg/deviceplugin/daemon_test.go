@@ -28,7 +28,8 @@ func TestDaemon(t *testing.T) {
 	l.kubelet.hold("shop", "web-0", "app", "example.com/two", vf11)
 	l.hup()
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf11+`",container="app",namespace="shop",pod="web-0",resource="example.com/two"} 1`,
-		`podlace_sriov_devices{numa="1",resource="example.com/two",state="free"} 1`, `podlace_sriov_kubelet_registrations_total{resource="example.com/one"} 1`,
+		`podlace_sriov_devices{numa="1",resource="example.com/two",state="free"} 1`,
+		`podlace_sriov_kubelet_registrations_total{resource="example.com/one"} 1`,
 		`podlace_sriov_vf_info{bdf="`+vf00+`",driver="iavf",numa="0",pf="`+pf0+`",resource="example.com/one",vf="0"} 1`)
 	l.await("/readyz", "ok")
 	l.await("/healthz", "ok")
@@ -37,7 +38,8 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.getOff, l.kubelet.busy = off, 3
 		l.kubelet.mu.Unlock()
 		got, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0"})
-		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11, CPUs: []int64{16, 17}}}
+		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
+			CPUs: []int64{16, 17}}}
 		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
 		}
@@ -46,7 +48,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll: who asks for all pods hears of devices that another plugin handed out, and of what is at fault; not of resources of others.
+// TestAnswerAll: who asks for all pods hears of devices that another plugin handed out, and of what is at fault; not of resources of
+// others.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -64,7 +67,8 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished: a device that goes while a pod has it stays, and is given to nobody; it ends with the pod. One that nobody has goes at once.
+// TestVanished: a device that goes while a pod has it stays, and is given to nobody; it ends with the pod. One that nobody has goes at
+// once.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -77,8 +81,10 @@ func TestVanished(t *testing.T) {
 	if nodes := p.devices[vf00].GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 0 {
 		t.Errorf("NUMA nodes of a device that has gone: %v", nodes)
 	}
-	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00, `podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
-	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil || !strings.Contains(err.Error(), "device "+vf00+" is not there") {
+	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00,
+		`podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
+	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil ||
+		!strings.Contains(err.Error(), "device "+vf00+" is not there") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {
@@ -127,13 +133,15 @@ func TestGate(t *testing.T) {
 	g := newGate("")
 	e := newEndpoint(fast, offering(p), quiet(), newCounters(), g)
 	ask := func() error { _, err := e.Allocate(t.Context(), allocating(id)); return err }
-	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err, errInUse) {
+	if err := g.change([]string{id}, func() error { return errInUse }, func() error { t.Error("changed in use"); return nil }); !errors.Is(err,
+		errInUse) {
 		t.Errorf("got %v", err)
 	}
 	if err := ask(); err != nil {
 		t.Error(err)
 	}
-	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil || !strings.Contains(err.Error(), "getting another driver") {
+	if err := g.change([]string{id}, func() error { return nil }, ask); err == nil ||
+		!strings.Contains(err.Error(), "getting another driver") {
 		t.Errorf("got %v", err)
 	}
 	if err := ask(); err != nil {
@@ -154,8 +162,8 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. What it remembers in its file counts as long, and what was
-// handed out a moment ago as well, so no device changes hands.
+// TestForgetfulKubelet: a kubelet that has just started does not know its pods yet. What it remembers in its file counts as long, and what
+// was handed out a moment ago as well, so no device changes hands.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
@@ -276,7 +284,8 @@ func TestNumVFs(t *testing.T) {
 	l.kubelet.start()
 	l.start()
 	two := func() { // new ones have no driver here
-		l.kubelet.await("example.com/all", "two VFs", func(p *plugin) bool { return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil })
+		l.kubelet.await("example.com/all", "two VFs",
+			func(p *plugin) bool { return len(p.devices) == 2 && p.devices[vf00] != nil && p.devices[vf01] != nil })
 	}
 	two()
 	l.kubelet.hold("shop", "web-0", "app", "example.com/all", vf01)

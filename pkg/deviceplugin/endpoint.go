@@ -34,7 +34,8 @@ type endpoint struct {
 }
 
 func newEndpoint(resource string, first *offer, log *slog.Logger, count counters, g *gate) *endpoint {
-	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first, changed: make(chan struct{})}
+	return &endpoint{resource: resource, log: log.With("resource", resource), count: count, gate: g, offer: first,
+		changed: make(chan struct{})}
 }
 
 // update replaces the offer. Streams that are still busy with an earlier one skip what came between.
@@ -99,7 +100,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 }
 
 // GetPreferredAllocation never fails: the kubelet would refuse the pod. On doubt it returns what it was offered, in order.
-func (e *endpoint) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (e *endpoint) GetPreferredAllocation(_ context.Context,
+	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	o, _ := e.now()
 	start := time.Now()
 	defer func() { e.count.preferred.WithLabelValues(e.resource).Observe(time.Since(start).Seconds()) }()
@@ -147,7 +149,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 
 // PreStartContainer comes before each start of a container, also when it starts again: the devices have been in the pod for long. So it
 // changes nothing and only refuses to start a container whose device has gone.
-func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
+	error) {
 	o, _ := e.now()
 	for _, id := range r.GetDevicesIds() {
 		if err := o.present(id); err != nil {

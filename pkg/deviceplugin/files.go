@@ -99,8 +99,8 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations"). The key has room for 63 characters; the first device is no
-// other container's.
+// cdiAnnotations name the devices to the runtime (CDI specification, "Annotations"). The key has room for 63 characters; the first device
+// is no other container's.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
@@ -111,13 +111,14 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 
 const cdiPrefix = "podlace-"
 
-// cdiFile is the file of a resource's devices. It is the same for all instances of the daemon, so that the runtime never finds a device twice.
+// cdiFile is the file of a resource's devices. It is the same for all instances of the daemon, so that the runtime never finds a device
+// twice.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they are:
-// the runtime looks for them whenever a container of their pods starts again.
+// publish writes the CDI specifications of pools, and deletes those of resources that are no more. Lost devices, by resource, stay as they
+// are: the runtime looks for them whenever a container of their pods starts again.
 func (f files) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
 	if f.cdi == "" {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
-// handOuts are the devices that were handed out and that PodResources has not listed since. Of init containers, PodResources lists only those that restart;
-// devices of the others are only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
+// handOuts are the devices that were handed out and that PodResources has not listed since. Of init containers, PodResources lists only
+// those that restart; devices of the others are only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
 type handOuts struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
@@ -48,15 +48,16 @@ func (h *handOuts) add(o *offer, ids map[string]bool) {
 	}
 }
 
-// learnOwners learns which pods have the devices: from the checkpoint, and from what PodResources lists. Both may be as old as asked, so they
-// say nothing of a device that was handed out later.
+// learnOwners learns which pods have the devices: from the checkpoint, and from what PodResources lists. Both may be as old as asked, so
+// they say nothing of a device that was handed out later.
 func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	notes, _ := podresources.Notes(h.checkpoint) // while it cannot be read no pod is certain to have no device
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
 		former := func(f allocation.Device) bool { return f.UID == n.UID && f.Container == n.Container }
-		if out, ok := h.devices[n.ID]; ok && out.Resource == n.Resource && out.at.Before(asked) && !out.unread && !slices.ContainsFunc(out.former, former) {
+		if out, ok := h.devices[n.ID]; ok && out.Resource == n.Resource && out.at.Before(asked) && !out.unread &&
+			!slices.ContainsFunc(out.former, former) {
 			out.UID = n.UID
 			h.devices[n.ID] = out
 		}
@@ -68,8 +69,8 @@ func (h *handOuts) learnOwners(asked time.Time, held []allocation.Device) {
 	}
 }
 
-// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The kubelet
-// does not say that the admission of a pod failed and the device is free again.
+// candidates returns the devices of resources that the pod with a UID may have: its own, and for a minute those of no known pod. The
+// kubelet does not say that the admission of a pod failed and the device is free again.
 func (h *handOuts) candidates(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

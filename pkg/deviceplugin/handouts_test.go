@@ -23,7 +23,8 @@ func (l *lab) writeCheckpoint(entries ...[3]string) {
 	l.Helper()
 	var list []string
 	for _, e := range entries {
-		list = append(list, `{"PodUID":"`+e[0]+`","ContainerName":"`+e[1]+`","ResourceName":"`+resourceOne+`","DeviceIDs":{"0":["`+e[2]+`"]},"AllocResp":""}`)
+		list = append(list, `{"PodUID":"`+e[0]+`","ContainerName":"`+e[1]+`","ResourceName":"`+resourceOne+`","DeviceIDs":{"0":["`+e[2]+
+			`"]},"AllocResp":""}`)
 	}
 	text := "null"
 	if list != nil {
@@ -32,7 +33,8 @@ func (l *lab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// answered asks about a pod until the answer has no error, or one that says so: such an answer takes all of its time, which a slow machine may need.
+// answered asks about a pod until the answer has no error, or one that says so: such an answer takes all of its time, which a slow machine
+// may need.
 func (l *lab) answered(d *daemon, pod, uid, says string) (a allocation.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
@@ -68,8 +70,8 @@ func (l *lab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25): that a pod has no device is certain only when each device that was handed out is known to be a container's: one that only an
-// init container has is in the checkpoint alone, and its entry may be lost.
+// TestHandedOut (V-25): that a pod has no device is certain only when each device that was handed out is known to be a container's: one
+// that only an init container has is in the checkpoint alone, and its entry may be lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -111,7 +113,8 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod: devices that the kubelet tells by a pod's name are those of the pod with the UID, or an error: another pod may have had the name.
+// TestOtherPod: devices that the kubelet tells by a pod's name are those of the pod with the UID, or an error: another pod may have had the
+// name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -136,8 +139,8 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission: while a device was handed out that no container has, pods without devices do not use up the kubelet's rate limit: they share the
-// list of all pods, and each asks about itself once. Their error names the device.
+// TestFailedAdmission: while a device was handed out that no container has, pods without devices do not use up the kubelet's rate limit:
+// they share the list of all pods, and each asks about itself once. Their error names the device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -155,7 +158,8 @@ func TestFailedAdmission(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range pods {
 		all.Go(func() {
-			a := d.answer(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i), Resources: []string{resourceOne}})
+			a := d.answer(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
+				Resources: []string{resourceOne}})
 			if !strings.Contains(a.Error, "may have "+vf00) || !a.Uncertain && !strings.Contains(a.Error, "ask the kubelet") {
 				t.Errorf("%+v", a)
 			}
@@ -182,13 +186,14 @@ func TestRefusedToTheEnd(t *testing.T) {
 	l.kubelet.mu.Lock()
 	l.kubelet.limited, l.kubelet.told, l.kubelet.began = true, map[string]int{"Get": 10}, time.Now().Add(time.Hour)
 	l.kubelet.mu.Unlock()
-	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) || !strings.Contains(a.Error, "ask the kubelet") {
+	if a := l.answered(d, "plain", "u-plain", "may have"); !strings.Contains(a.Error, "may have "+vf00) ||
+		!strings.Contains(a.Error, "ask the kubelet") {
 		t.Errorf("%+v", a)
 	}
 }
 
-// TestUnreadableAtAllocate (V-25): an entry of the checkpoint that was unreadable at Allocate may be that of an ended pod. Only PodResources tells then whose
-// the device is.
+// TestUnreadableAtAllocate (V-25): an entry of the checkpoint that was unreadable at Allocate may be that of an ended pod. Only
+// PodResources tells then whose the device is.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -269,7 +274,8 @@ func TestForgetDevices(t *testing.T) {
 	d := l.opened()
 	path := filepath.Join(l.InfoDir, infoName(resourceOne, vf00))
 	before := time.Now().Add(-2 * maxUnlisted)
-	if err := errors.Join(os.MkdirAll(l.InfoDir, 0o755), os.WriteFile(path, []byte("{}"), 0o644), os.Chtimes(path, before, before)); err != nil {
+	if err := errors.Join(os.MkdirAll(l.InfoDir, 0o755), os.WriteFile(path, []byte("{}"), 0o644),
+		os.Chtimes(path, before, before)); err != nil {
 		t.Fatal(err)
 	}
 	d.askPods(t.Context())

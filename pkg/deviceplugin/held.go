@@ -53,8 +53,8 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 	}
 }
 
-// learnOwners asks the kubelet which pods have the devices that were handed out. Callers that need the answer at the same time share one question, so
-// that they leave the kubelet's rate limit to others.
+// learnOwners asks the kubelet which pods have the devices that were handed out. Callers that need the answer at the same time share one
+// question, so that they leave the kubelet's rate limit to others.
 func (d *daemon) learnOwners(ctx context.Context) {
 	if d.owners.begin(ctx) {
 		_, _ = d.listPods(ctx)
@@ -77,8 +77,8 @@ func (d *daemon) kubelet() podresources.Kubelet {
 	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpoint()}
 }
 
-// askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers: then
-// both count, but for devices of which it has told since, which it forgets in that file later.
+// askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers:
+// then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := idOf(d.kubelet().Socket)
 	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet

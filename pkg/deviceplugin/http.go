@@ -58,10 +58,11 @@ func askReady(ctx context.Context, address string) error {
 	if path, isUnix := strings.CutPrefix(address, unixPrefix); isUnix {
 		network, where = "unix", path
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, network, where)
-	}}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, network, where)
+		}}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/readyz", nil)
 	if err != nil {
 		return err

@@ -66,9 +66,12 @@ func newLab(t *testing.T, sysfs, config string) *lab {
 func prepareLab(t *testing.T, sysfs, config string) *lab {
 	k := newFakeKubelet(t)
 	root := filepath.Dir(k.dir)
-	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{}, settings: settings{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
-		Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"), InfoDir: filepath.Join(root, "devinfo"),
-		CDIDir: filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"), Poll: 20 * time.Millisecond}}
+	l := &lab{T: t, kubelet: k, reload: make(chan os.Signal), log: &lines{},
+		settings: settings{ConfigFile: filepath.Join(root, "etc", "config.json"), Prefix: "example.com",
+			Host: "node-a", Sysfs: sysfs, Dev: filepath.Join(root, "dev"), Kubelet: k.folder(), Pods: filepath.Join(root, "pod-resources"),
+			InfoDir: filepath.Join(root, "devinfo"),
+			CDIDir:  filepath.Join(root, "cdi"), Socket: filepath.Join(root, "run", "sriov.sock"), HTTP: "unix:" + filepath.Join(root, "http.sock"),
+			Poll: 20 * time.Millisecond}}
 	for _, d := range []string{filepath.Dir(l.ConfigFile), l.Pods, filepath.Join(l.Dev, "net")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -155,10 +158,11 @@ func twoPFs(t *testing.T) string {
 // await asks the daemon until the answer has all parts.
 func (l *lab) await(path string, parts ...string) {
 	l.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
-	}}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", strings.TrimPrefix(l.HTTP, "unix:"))
+		}}}
 	text := ""
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
 		answer, err := client.Get("http://node" + path)

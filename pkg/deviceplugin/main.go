@@ -87,12 +87,14 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 	f.BoolVar(&c.Strict, "strict", false, "refuse a configuration with an entry that is not supported, instead of serving the others")
 	f.StringVar(&c.kubelet, "kubelet-dir", defaultKubelet, "the kubelet's root, with plugins_registry and pod-resources")
 	f.StringVar(&c.Kubelet.Plugins, "device-plugin-dir", defaultPlugins, "the folder of kubelet.sock, which no setting of the kubelet moves")
-	f.StringVar(&c.registration, "registration", "auto", "how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")
+	f.StringVar(&c.registration, "registration", "auto",
+		"how the kubelet learns of resources: classic, registry, or auto for the registry if there is one")
 	f.StringVar(&c.Sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	f.StringVar(&c.Dev, "dev", defaultDev, "where the node's device files are")
 	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "where Multus and others look for device-info files; empty for none")
 	f.StringVar(&c.CDIDir, "cdi-dir", defaultCDI, "where the runtime looks for CDI specifications; empty for none")
-	f.StringVar(&c.Socket, "socket", allocation.Socket, "where the sriov plugin and podlace ask which pod has which devices; empty for nowhere")
+	f.StringVar(&c.Socket, "socket", allocation.Socket,
+		"where the sriov plugin and podlace ask which pod has which devices; empty for nowhere")
 	f.StringVar(&c.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty for none")
 	f.DurationVar(&c.Poll, "poll", defaultPoll, "how often all devices are looked at, should an event be lost")
 	f.StringVar(&c.verbosity, "log-level", "info", "debug, info, warn or error; a number above 4 is debug, as for sriov-network-device-plugin")
@@ -105,7 +107,8 @@ func (c *commandLine) flags(output io.Writer) *flag.FlagSet {
 func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, err error) {
 	var c commandLine
 	f := c.flags(stderr)
-	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} { // of glog, which sriov-network-device-plugin uses
+	// of glog, which sriov-network-device-plugin uses
+	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} {
 		f.String(name, "", ignored)
 	}
 	for _, name := range []string{"logtostderr", "alsologtostderr"} {

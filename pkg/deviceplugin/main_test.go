@@ -20,7 +20,8 @@ func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()
 	var stderr bytes.Buffer
-	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x", "--use-cdi", "--kubelet-dir", dir, "-v=10", "-logtostderr=true", "--alsologtostderr", "-stderrthreshold", "INFO"}, &stderr)
+	o, level, err := parseFlags([]string{"--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "-config-file", "/x",
+		"--use-cdi", "--kubelet-dir", dir, "-v=10", "-logtostderr=true", "--alsologtostderr", "-stderrthreshold", "INFO"}, &stderr)
 	if err != nil || level != slog.LevelDebug || o.Prefix != "example.com" || o.ConfigFile != "/x" || !o.UseCDI || o.Host != "node-7" ||
 		o.Pods != filepath.Join(dir, "pod-resources") || o.Kubelet != (kubeletDirs{Plugins: defaultPlugins}) {
 		t.Errorf("%+v, %s, %v", o, level, err)
@@ -34,7 +35,8 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s: %q, %v", how, o.Kubelet.Registry, err)
 		}
 	}
-	for says, args := range map[string][]string{"registration": {"--registration", "magic"}, "log-level": {"--log-level", "loud"}, "poll 1ms": {"--poll", "1ms"},
+	for says, args := range map[string][]string{"registration": {"--registration", "magic"}, "log-level": {"--log-level", "loud"},
+		"poll 1ms":            {"--poll", "1ms"},
 		"unexpected argument": {"now"}, "flag provided but not defined": {"--speed"}} {
 		stderr.Reset()
 		if status := Main(args, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
@@ -42,7 +44,8 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	stderr.Reset()
-	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr); status != 1 || !strings.Contains(stderr.String(), "no such file") {
+	if status := Main([]string{"--config-file", filepath.Join(dir, "none")}, &stderr); status != 1 ||
+		!strings.Contains(stderr.String(), "no such file") {
 		t.Errorf("status %d, %s", status, &stderr)
 	}
 	if status := Main([]string{"--help"}, &stderr); status != 0 {

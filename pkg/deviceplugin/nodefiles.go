@@ -31,7 +31,8 @@ func (n nodeFiles) missing(d pool.Device) string {
 // has reports whether the node has a device file. The file may be there before its module, which is loaded when a program opens it. In a
 // container without the node's /dev only a loaded module shows.
 func (n nodeFiles) has(file string) bool {
-	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)), filepath.Join(n.sysfs, "class/misc", path.Base(file))} {
+	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)),
+		filepath.Join(n.sysfs, "class/misc", path.Base(file))} {
 		if _, err := os.Stat(at); err == nil {
 			return true
 		}

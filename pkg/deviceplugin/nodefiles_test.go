@@ -27,8 +27,8 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestNoVhostNet: a device of a resource that needs vhost-net is unhealthy, and says why, until the node has both files: by a node in /dev, or
-// by the module that is loaded.
+// TestNoVhostNet: a device of a resource that needs vhost-net is unhealthy, and says why, until the node has both files: by a node in /dev,
+// or by the module that is loaded.
 func TestNoVhostNet(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0#0"], "needVhostNet": true}, {"pfNames": ["ens0f0"]}]}]}`)

@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices. The
-// same holds when the VFs are removed and made again.
+// TestPFKeepsItsDriver (S-36): a PF whose VFs are made after the daemon has started is no device and keeps its driver; its VFs are devices.
+// The same holds when the VFs are removed and made again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -118,7 +118,8 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0; the log says so once, and tells of no change.
+// TestNumVFsContradicted: VFs that exist while sriov_numvfs is 0 are not removed by "numVfs": 0; the log says so once, and tells of no
+// change.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {

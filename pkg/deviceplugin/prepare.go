@@ -53,8 +53,8 @@ func (d *daemon) prepareAlways(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice. Until it is known who has devices, only
-// PFs without any VFs get some, if their interface is on the node.
+// prepare brings about what the configuration wants of PFs and drivers, as far as no pod would notice. Until it is known who has devices,
+// only PFs without any VFs get some, if their interface is on the node.
 func (d *daemon) prepare(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.asked, d.config.NumVFs(d.snapshot)
@@ -102,7 +102,8 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	err := d.gate.change([]string{dev.Address.String()}, func() error {
 		if why := d.inUse(dev.Device); why != "" {
-			return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse, why)
+			return fmt.Errorf("%s stays with driver %s and does not get %s, %w: it %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
+				why)
 		}
 		return nil
 	}, func() error { return pci.Bind(ctx, d.Sysfs, dev.Address, driver) })

@@ -139,7 +139,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		}
 	}
 	if r.kubelet.Registry != "" {
-		r.tellAbsent(!r.registered(), "no kubelet looks into the registry: is it that of the kubelet's root? --registration classic needs none", r.kubelet.Registry)
+		r.tellAbsent(!r.registered(), "no kubelet looks into the registry: is it that of the kubelet's root? --registration classic needs none",
+			r.kubelet.Registry)
 		return nil
 	}
 	id, ok := idOf(r.kubelet.socket())
@@ -243,7 +244,8 @@ func (r *registrar) register(ctx context.Context) error {
 	client := pluginapi.NewRegistrationClient(conn)
 	var errs []error
 	for _, version := range versions() {
-		_, err := client.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: filepath.Base(r.path), ResourceName: r.resource, Options: options()})
+		_, err := client.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: filepath.Base(r.path), ResourceName: r.resource,
+			Options: options()})
 		if err == nil {
 			r.count.registered(r.resource)
 			r.log.Info("the resource is registered", "version", version, "socket", r.path)
@@ -262,7 +264,8 @@ func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registe
 }
 
 // NotifyRegistrationStatus hears what came of it.
-func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.known, r.refused, r.at = s.GetPluginRegistered(), !s.GetPluginRegistered(), time.Now()

@@ -33,7 +33,8 @@ func vfs(n int) pool.Pool {
 			panic(err)
 		}
 		node := i * 2 / n
-		p.Devices = append(p.Devices, pool.Device{Topology: []int{node}, Device: pci.Device{Address: a, VFIndex: i, NUMANode: node, Driver: "iavf", IOMMUGroup: pci.Unknown}})
+		p.Devices = append(p.Devices, pool.Device{Topology: []int{node},
+			Device: pci.Device{Address: a, VFIndex: i, NUMANode: node, Driver: "iavf", IOMMUGroup: pci.Unknown}})
 	}
 	return p
 }
@@ -93,8 +94,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates: every stream gets the newest offer, one that does not read keeps nobody waiting, and what the kubelet would not notice is not
-// sent.
+// TestUpdates: every stream gets the newest offer, one that does not read keeps nobody waiting, and what the kubelet would not notice is
+// not sent.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfs(8)
@@ -275,7 +276,8 @@ func TestRegistry(t *testing.T) {
 	}
 	kubelet, _ := ask(first)
 	info, err := kubelet.GetInfo(t.Context(), &registerapi.InfoRequest{})
-	if err != nil || info.GetType() != registerapi.DevicePlugin || info.GetName() != fast || info.GetEndpoint() != first || strings.Join(info.GetSupportedVersions(), ",") != "v1beta1" {
+	if err != nil || info.GetType() != registerapi.DevicePlugin || info.GetName() != fast || info.GetEndpoint() != first ||
+		strings.Join(info.GetSupportedVersions(), ",") != "v1beta1" {
 		t.Fatalf("%v, %v", info, err)
 	}
 	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "not now"}); err != nil {
@@ -305,7 +307,8 @@ func TestRegistry(t *testing.T) {
 // TestStaleSockets: those of instances that were killed go, that of one that runs stays.
 func TestStaleSockets(t *testing.T) {
 	k := newFakeKubelet(t)
-	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"), filepath.Join(k.dir, "example.com_faster-00000002.sock")
+	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"),
+		filepath.Join(k.dir, "example.com_faster-00000002.sock")
 	for _, path := range []string{alive, stale, foreign} {
 		l, _, err := listen(path)
 		if err != nil {

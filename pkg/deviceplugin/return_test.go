@@ -25,7 +25,8 @@ func TestReturnsVFs(t *testing.T) {
 		<-again
 	}
 	stop()
-	if got := strings.Count(l.log.String(), "cannot be brought back here"); got != 1 || !strings.Contains(l.log.String(), "operation not permitted") {
+	if got := strings.Count(l.log.String(), "cannot be brought back here"); got != 1 ||
+		!strings.Contains(l.log.String(), "operation not permitted") {
 		t.Errorf("told %d times in %d calls:\n%s", got, calls.Load(), l.log.String())
 	}
 }

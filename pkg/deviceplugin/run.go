@@ -44,8 +44,8 @@ type settings struct {
 // checkpoint is the file in which the kubelet remembers what it gave away, in the folder of its socket.
 func (o settings) checkpoint() string { return filepath.Join(o.Kubelet.Plugins, checkpointName) }
 
-// runDaemon serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read the
-// configuration again.
+// runDaemon serves until ctx is done. It fails only at the start: the configuration is wrong, or an address is taken. reload makes it read
+// the configuration again.
 func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -18,8 +18,8 @@ type shared struct {
 	done  chan struct{} // closed when the present question is answered; nil while none is asked
 }
 
-// begin reports whether the caller is to ask, and to call end then. It waits while another caller asks, and for its turn. It returns early when
-// ctx ends.
+// begin reports whether the caller is to ask, and to call end then. It waits while another caller asks, and for its turn. It returns early
+// when ctx ends.
 func (s *shared) begin(ctx context.Context) bool {
 	s.mu.Lock()
 	if done := s.done; done != nil {

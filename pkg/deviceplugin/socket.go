@@ -82,8 +82,8 @@ func statID(info fs.FileInfo) (id socketID, ok bool) {
 	return socketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replace makes a socket, and its folder, where another instance may have one: from now on it is this one that is asked. Anything but a socket
-// stays.
+// replace makes a socket, and its folder, where another instance may have one: from now on it is this one that is asked. Anything but a
+// socket stays.
 func replace(path string) (*net.UnixListener, socketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, socketID{}, err
@@ -153,8 +153,8 @@ func answered(path string) bool {
 	return true
 }
 
-// listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name of its own that begins with a dot
-// before, which the kubelet leaves alone; it stays when the listener is closed.
+// listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name of its own that begins with a
+// dot before, which the kubelet leaves alone; it stays when the listener is closed.
 func listen(path string) (*net.UnixListener, socketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+randomHex())
 	if most := max(len(path), len(hidden)); most > maxSocketPath {

@@ -144,7 +144,8 @@ func TestAbsent(t *testing.T) {
 		absent bool
 		since  time.Duration
 		lines  int
-	}{{true, 0, 0}, {true, absentFor / 2, 0}, {true, 2 * absentFor, 1}, {true, 3 * absentFor, 1}, {false, 0, 1}, {true, 0, 1}, {true, 2 * absentFor, 2}} {
+	}{{true, 0, 0}, {true, absentFor / 2, 0}, {true, 2 * absentFor, 1}, {true, 3 * absentFor, 1}, {false, 0, 1}, {true, 0, 1},
+		{true, 2 * absentFor, 2}} {
 		if step.since > 0 {
 			r.absent = time.Now().Add(-step.since)
 		}

@@ -37,10 +37,12 @@ type trafficMetric struct {
 
 func describedMetrics() described {
 	d := described{
-		devices:     desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource", "numa", "state"),
-		info:        desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
-		refused:     desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
-		unserved:    desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.", "resource"),
+		devices: desc("devices", "Devices of a resource, by NUMA node (-1: unknown) and state: free, allocated or unhealthy.", "resource",
+			"numa", "state"),
+		info:    desc("vf_info", "1 for each device that is offered.", "resource", "bdf", "pf", "vf", "numa", "driver"),
+		refused: desc("config_refused", "1 while the file of the configuration is wrong and an earlier one counts, else 0."),
+		unserved: desc("config_unserved", "1 for each resource of the configuration that is not served because its entry is not supported.",
+			"resource"),
 		allocatable: desc("kubelet_allocatable", "Devices of a resource that the kubelet may give away or gave, by its own count.", "resource"),
 		allocated:   desc("vf_allocated", "1 for each device that a container has.", "resource", "bdf", "namespace", "pod", "container"),
 	}
@@ -55,7 +57,8 @@ func describedMetrics() described {
 		{"rx_dropped", "Packets for a VF that were dropped", func(v kernel.VFStats) uint64 { return v.RxDropped }},
 		{"tx_dropped", "Packets of a VF that were dropped", func(v kernel.VFStats) uint64 { return v.TxDropped }},
 	} {
-		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since it was made, as its PF counts.", "bdf", "pf", "namespace", "pod", "container"), m.of})
+		d.traffic = append(d.traffic, trafficMetric{desc("vf_"+m.name+"_total", m.what+" since it was made, as its PF counts.", "bdf", "pf",
+			"namespace", "pod", "container"), m.of})
 	}
 	return d
 }
@@ -176,7 +179,8 @@ func (s *state) collectTraffic(to chan<- prometheus.Metric, offers []*offer, hol
 			}
 			h := holder[d.Address.String()]
 			for _, m := range s.traffic {
-				to <- prometheus.MustNewConstMetric(m.Desc, prometheus.CounterValue, float64(m.of(v)), d.Address.String(), d.PF.String(), h.Namespace, h.Pod, h.Container)
+				to <- prometheus.MustNewConstMetric(m.Desc, prometheus.CounterValue, float64(m.of(v)), d.Address.String(), d.PF.String(), h.Namespace,
+					h.Pod, h.Container)
 			}
 		}
 	}

@@ -2,10 +2,10 @@
 
 // Package fault is the one path of every change of the system. Change makes one change: it names the change in the error and in the debug
 // log, and retries it when a signal interrupted it. The state store calls Point alone, because errors of files already name the operation
-// and the file. Step marks further moments at which a killed process leaves another state: between two system calls of one change, and after
-// the last change. Production builds compile Point and Step to nothing. Binaries built with the tag podlace_fault fail the nth change of the
-// process, so that a test can fail every change of every verb once. They also run a command at the nth moment, which kills the process, sends
-// a signal, or changes the node.
+// and the file. Step marks further moments at which a killed process leaves another state: between two system calls of one change, and
+// after the last change. Production builds compile Point and Step to nothing. Binaries built with the tag podlace_fault fail the nth change
+// of the process, so that a test can fail every change of every verb once. They also run a command at the nth moment, which kills the
+// process, sends a signal, or changes the node.
 package fault
 
 import (

@@ -96,7 +96,8 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 			return addr, err
 		}
 	}
-	return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s: it is leased to %s", addr, set, owner)
+	return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s: it is leased to %s", addr,
+		set, owner)
 }
 
 // next takes a free address of the set. When none is left, addresses of pods that are certainly gone are collected.
@@ -143,7 +144,8 @@ func (a *allocation) exhausted(set RangeSet) error {
 		return err
 	}
 	usage, _ := set.usage(taken)
-	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s", usage, a.l.dir.Path())
+	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s", usage,
+		a.l.dir.Path())
 }
 
 // collectDead ends the leases of pods that are certainly gone and have an address of the set, and returns how many pods these were.
@@ -166,7 +168,8 @@ func (a *allocation) collectDead(set RangeSet) (int, error) {
 }
 
 func (a *allocation) collect(e entry) error {
-	a.r.Log.Warn("collecting the addresses of a pod that is gone", "of", e.ContainerID, "ifname", e.IfName, "pod", e.Pod, "addresses", e.Addresses)
+	a.r.Log.Warn("collecting the addresses of a pod that is gone", "of", e.ContainerID, "ifname", e.IfName, "pod", e.Pod, "addresses",
+		e.Addresses)
 	if a.r.Reclaimed != nil {
 		a.r.Reclaimed(e.Attachment)
 	}

@@ -114,7 +114,8 @@ func (raw rawConfig) lists() [][]rawRange {
 func parseSets(raw rawConfig) ([]RangeSet, error) {
 	lists := raw.lists()
 	if len(lists) == 0 {
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"), `give "ranges": [[{"subnet": "10.58.0.0/16"}]]`)
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"),
+			`give "ranges": [[{"subnet": "10.58.0.0/16"}]]`)
 	}
 	if err := resolvePodCIDRs(lists); err != nil {
 		return nil, err

@@ -91,7 +91,8 @@ func TestAddressesPerFamily(t *testing.T) {
 	a, b, six := RangeSet{span(t, "10.1.0.0/24", "", "")}, RangeSet{span(t, "10.2.0.0/24", "", "")}, RangeSet{span(t, "fd00::/64", "", "")}
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		old := v < "0.3.0"
-		if err := checkPerFamily(v, []RangeSet{a, b}); (err != nil) != old || old && err.Error() != "CNI version "+v+" does not support more than 1 address per family" {
+		if err := checkPerFamily(v, []RangeSet{a, b}); (err != nil) != old ||
+			old && err.Error() != "CNI version "+v+" does not support more than 1 address per family" {
 			t.Errorf("%s: %v", v, err)
 		}
 		if err := checkPerFamily(v, []RangeSet{a, six}); err != nil {

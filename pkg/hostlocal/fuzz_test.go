@@ -21,8 +21,10 @@ import (
 
 // FuzzParse: every verb's view of a configuration is an error with a code or a set of ranges that can be walked.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`, `{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
-		`{"ipam":{"ranges":[null]}}`, `{"ipam":{"ranges":[[null]]}}`, `{"ipam":{"subnet":"0.0.0.0/0","gateway":"::1","routes":[{"dst":"0.0.0.0/0","gw":"x"}]}}`,
+	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
+		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
+		`{"ipam":{"ranges":[null]}}`, `{"ipam":{"ranges":[[null]]}}`,
+		`{"ipam":{"subnet":"0.0.0.0/0","gateway":"::1","routes":[{"dst":"0.0.0.0/0","gw":"x"}]}}`,
 		`{"ipam":{"subnet":"10.0.0.0/24"},"runtimeConfig":{"ips":["10.0.0.5"],"ipRanges":[[{"subnet":"10.1.0.0/24"}]]},"args":{"cni":{"ips":[""]}}}`} {
 		f.Add(seed, "10.0.0.7")
 		f.Add(seed, "")
@@ -73,7 +75,8 @@ func FuzzOwner(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		a := parseOwner([]byte(text))
-		if a.ContainerID == "" && strings.TrimSpace(text) != "" || strings.ContainsFunc(a.ContainerID+a.IfName, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		if a.ContainerID == "" && strings.TrimSpace(text) != "" ||
+			strings.ContainsFunc(a.ContainerID+a.IfName, func(c rune) bool { return c <= ' ' || c > '~' }) {
 			t.Errorf("%q: %+v", text, a)
 		}
 		if !owns(a, a) && a.IfName != "" {
@@ -88,7 +91,8 @@ func FuzzOwner(f *testing.F) {
 }
 
 func FuzzResolvConf(f *testing.F) {
-	for _, seed := range []string{"", "nameserver", "nameserver 1.1.1.1", "#nameserver x\nsearch a b c", "options\nnameserver\t::1\r\n", "\x00\xff"} {
+	for _, seed := range []string{"", "nameserver", "nameserver 1.1.1.1", "#nameserver x\nsearch a b c", "options\nnameserver\t::1\r\n",
+		"\x00\xff"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -119,7 +123,8 @@ func plus(n *big.Int, d int64) *big.Int { return new(big.Int).Add(n, big.NewInt(
 
 // FuzzArithmetic compares ranges, their order and their size with a model in big integers.
 func FuzzArithmetic(f *testing.F) {
-	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {
+	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe",
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {
 		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(28), uint8(3), uint8(9), uint8(4), uint8(2))
 		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(120), uint8(0), uint8(255), uint8(15), uint8(0))
 		f.Add(netip.MustParseAddr(base).AsSlice(), uint8(32), uint8(0), uint8(0), uint8(0), uint8(1))
@@ -202,7 +207,8 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 
 // FuzzShard: a file of the index is either damaged, or what put wrote.
 func FuzzShard(f *testing.F) {
-	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`, `{"sum":634125391,"entries":null}`,
+	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`,
+		`{"sum":634125391,"entries":null}`,
 		`{"sum":1,"entries":{"a/eth0":{"containerID":"a","ifname":"eth0","addresses":["10.1.2.3"],"boot":"x"}}}`} {
 		f.Add([]byte(seed))
 	}
@@ -228,7 +234,8 @@ func FuzzShard(f *testing.F) {
 
 // FuzzNodeFiles: what is read from the node is a list of CIDRs or an error.
 func FuzzNodeFiles(f *testing.F) {
-	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, flannel, "FLANNEL_SUBNET=", "FLANNEL_SUBNET=\"10.1.2.1/24\"\r\n"} {
+	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, flannel,
+		"FLANNEL_SUBNET=", "FLANNEL_SUBNET=\"10.1.2.1/24\"\r\n"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

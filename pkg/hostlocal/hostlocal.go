@@ -77,7 +77,8 @@ func del(r *plugin.Request) error {
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
 		entries, err := l.every()
-		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }), err
+		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }),
+			err
 	})
 }
 

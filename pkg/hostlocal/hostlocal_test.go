@@ -21,7 +21,8 @@ func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)
 	a := l.call("ADD", "0123abcd", "")
-	if a.addresses() != "10.1.2.2/24 2001:db8:1::2/48" || a.IPs[0].Gateway != "10.1.2.1" || a.IPs[1].Gateway != "2001:db8:1::1" || len(a.Routes) != 2 {
+	if a.addresses() != "10.1.2.2/24 2001:db8:1::2/48" || a.IPs[0].Gateway != "10.1.2.1" || a.IPs[1].Gateway != "2001:db8:1::1" ||
+		len(a.Routes) != 2 {
 		t.Errorf("got %+v", a)
 	}
 	want := map[string]string{
@@ -204,7 +205,8 @@ func TestRequested(t *testing.T) {
 		{ips("10.1.2.1"), "requested address 10.1.2.1 is the gateway of 10.1.2.0/24", plugin.CodeAddressTaken},
 		{ips("10.1.2.100"), "failed to allocate all requested IPs: 10.1.2.100 is in no range", plugin.CodeConfig},
 		{ips("10.1.2.70", "10.1.2.71"), "failed to allocate all requested IPs: 10.1.2.71 is a second address of range set 10.1.2.1-10.1.2.99,10.1.3.1-10.1.3.254", plugin.CodeConfig},
-		{ips("10.1.2.70", "192.0.2.1", "fd01::1"), "failed to allocate all requested IPs: 192.0.2.1 is in no range, fd01::1 is in no range", plugin.CodeConfig},
+		{ips("10.1.2.70", "192.0.2.1", "fd01::1"), "failed to allocate all requested IPs: 192.0.2.1 is in no range, fd01::1 is in no range",
+			plugin.CodeConfig},
 		{ips("10.1.2.70", "fd00::"), "fd00:: is the network address of fd00::/64", plugin.CodeConfig},
 		{ips("10.1.3.0"), "10.1.3.0 is the network address of 10.1.3.0/24", plugin.CodeConfig},
 		{ips("10.1.2.255"), "10.1.2.255 is the broadcast address of 10.1.2.0/24", plugin.CodeConfig},

@@ -113,7 +113,8 @@ func (x *index) trusted() bool {
 }
 
 // settle says that the index is right for the lease folder as it is now. Where two processes may have worked at once, since somebody took
-// the lock file away, neither can say so: the second has made the index anew, since the folder changed, and the first sees that by the mark.
+// the lock file away, neither can say so: the second has made the index anew, since the folder changed, and the first sees that by the
+// mark.
 func (x *index) settle() error {
 	if x.broken != nil {
 		return nil

@@ -227,7 +227,8 @@ func BenchmarkLeases(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			set := RangeSet{{Subnet: netip.MustParsePrefix("10.0.0.0/8"), Start: netip.MustParseAddr("10.0.0.2"), End: netip.MustParseAddr("10.9.0.0")}}
+			set := RangeSet{{Subnet: netip.MustParsePrefix("10.0.0.0/8"), Start: netip.MustParseAddr("10.0.0.2"),
+				End: netip.MustParseAddr("10.9.0.0")}}
 			addr := set[0].Start
 			for i := range n {
 				if _, err := l.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
@@ -279,7 +280,8 @@ func TestTwoHolders(t *testing.T) {
 			}
 		}
 		for i, holder := range both {
-			if ok, err := holder.take(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}), plugin.Attachment{ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}); !ok || err != nil {
+			if ok, err := holder.take(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}),
+				plugin.Attachment{ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}

@@ -132,7 +132,8 @@ func (m *model) releaseAll(ids []string) {
 	}
 }
 
-// randomSets makes up to three sets of small ranges, of both families, with gateways inside, outside and by default. Subnets do not overlap.
+// randomSets makes up to three sets of small ranges, of both families, with gateways inside, outside and by default. Subnets do not
+// overlap.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
 	for set := range 1 + random.IntN(3) {

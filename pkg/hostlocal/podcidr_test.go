@@ -41,7 +41,8 @@ func TestPodCIDR(t *testing.T) {
 		{"any case", `{"podCIDRs":["10.1.2.0/24"]}`, "", `"subnet":"USEPODCIDR"`, "10.1.2.1-10.1.2.254"},
 		{"IPv6 alone", `{"podCIDRs":["fd00:1::/120"]}`, "", `"subnet":"usePodCidr"`, "fd00:1::1-fd00:1::ff"},
 		{"first of its family", `{"podCIDRs":["10.1.2.0/24","10.9.2.0/24"]}`, "", `"subnet":"usePodCidr"`, "10.1.2.1-10.1.2.254"},
-		{"beside a subnet", `{"podCIDRs":["10.1.2.0/24"]}`, "", `"ranges":[[{"subnet":"usePodCidr","rangeStart":"10.1.2.9"},{"subnet":"10.2.0.0/30"}]]`, "10.1.2.9-10.1.2.254,10.2.0.1-10.2.0.2"},
+		{"beside a subnet", `{"podCIDRs":["10.1.2.0/24"]}`, "",
+			`"ranges":[[{"subnet":"usePodCidr","rangeStart":"10.1.2.9"},{"subnet":"10.2.0.0/30"}]]`, "10.1.2.9-10.1.2.254,10.2.0.1-10.2.0.2"},
 		{"flannel", "", flannel, both, "10.42.3.1-10.42.3.254 fd42:0:0:3::1-fd42::3:ffff:ffff:ffff:ffff"},
 		{"quoted", "", `FLANNEL_SUBNET="10.42.3.1/24"` + "\r\n", `"subnet":"usePodCidr"`, "10.42.3.1-10.42.3.254"},
 		{"node.json before flannel", `{"podCIDRs":["10.1.2.0/24"]}`, flannel, `"subnet":"usePodCidr"`, "10.1.2.1-10.1.2.254"},
@@ -57,10 +58,14 @@ func TestPodCIDR(t *testing.T) {
 		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `/run/flannel/subnet.env: FLANNEL_SUBNET "x" is no CIDR`},
 		{"nothing in flannel", "", "FLANNEL_MTU=1450", both, "has neither FLANNEL_SUBNET nor"},
 		{"large", strings.Repeat(" ", maxNodeFile+1), "", both, "larger than 65536 bytes"},
-		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet 10.1.2.1/24: has host bits set, want 10.1.2.0/24"},
-		{"loopback", `{"podCIDRs":["127.0.0.0/8"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet 127.0.0.0/8: has no addresses for pods"},
-		{"mapped", `{"podCIDRs":["::ffff:10.1.2.0/120"]}`, "", `"subnet":"usePodCidr"`, "/run/podlace/node.json: ipam subnet ::ffff:10.1.2.0/120: is an IPv4-mapped"},
-		{"loopback in flannel", "", "FLANNEL_SUBNET=127.0.0.1/8", `"subnet":"usePodCidr"`, "/run/flannel/subnet.env: ipam subnet 127.0.0.0/8: has no"},
+		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`,
+			"/run/podlace/node.json: ipam subnet 10.1.2.1/24: has host bits set, want 10.1.2.0/24"},
+		{"loopback", `{"podCIDRs":["127.0.0.0/8"]}`, "", `"subnet":"usePodCidr"`,
+			"/run/podlace/node.json: ipam subnet 127.0.0.0/8: has no addresses for pods"},
+		{"mapped", `{"podCIDRs":["::ffff:10.1.2.0/120"]}`, "", `"subnet":"usePodCidr"`,
+			"/run/podlace/node.json: ipam subnet ::ffff:10.1.2.0/120: is an IPv4-mapped"},
+		{"loopback in flannel", "", "FLANNEL_SUBNET=127.0.0.1/8", `"subnet":"usePodCidr"`,
+			"/run/flannel/subnet.env: ipam subnet 127.0.0.0/8: has no"},
 		{"symbolic link in flannel", "", "-> /etc/hostname", both, `"/run/flannel/subnet.env" is a symbolic link: want a regular file`},
 		{"symbolic link", "-> /etc/hostname", "", both, `"/run/podlace/node.json" is a symbolic link: want a regular file`},
 	} {
@@ -110,7 +115,8 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(nodeFile), 0o700), place()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), nodeFile) {
+		if _, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil); plugin.Code(err) != plugin.CodeConfig ||
+			!strings.Contains(err.Error(), nodeFile) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if err := os.Remove(nodeFile); err != nil {

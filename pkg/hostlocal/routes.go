@@ -65,7 +65,8 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 	if err := raw.checkNumbers(); err != nil {
 		return nil, err
 	}
-	return &types.Route{Dst: *kernel.IPNet(dst), GW: gw, MTU: raw.MTU, AdvMSS: raw.AdvMSS, Priority: raw.Priority, Table: raw.Table, Scope: raw.Scope}, nil
+	return &types.Route{Dst: *kernel.IPNet(dst), GW: gw, MTU: raw.MTU, AdvMSS: raw.AdvMSS, Priority: raw.Priority, Table: raw.Table,
+		Scope: raw.Scope}, nil
 }
 
 // checkNumbers refuses what the kernel would cut to its own size (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in rtnetlink(7)), and
@@ -75,7 +76,8 @@ func (r rawRoute) checkNumbers() error {
 		key   string
 		value *int
 		most  int64 // int has 32 bits on some architectures
-	}{{"mtu", &r.MTU, 65535}, {"advmss", &r.AdvMSS, 65535}, {"priority", &r.Priority, math.MaxUint32}, {"table", r.Table, math.MaxUint32}, {"scope", r.Scope, 254}} {
+	}{{"mtu", &r.MTU, 65535}, {"advmss", &r.AdvMSS, 65535}, {"priority", &r.Priority, math.MaxUint32}, {"table", r.Table, math.MaxUint32},
+		{"scope", r.Scope, 254}} {
 		if n.value != nil && (*n.value < 0 || int64(*n.value) > n.most) {
 			return plugin.Errorf(plugin.CodeConfig, "%s %d: want 0-%d", n.key, *n.value, n.most)
 		}

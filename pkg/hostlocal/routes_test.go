@@ -16,7 +16,8 @@ func TestRoutes(t *testing.T) {
 	for _, text := range []string{
 		`[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"10.9.9.9"},{"dst":"::/0","gw":"fe80::1"}]`, // gateways outside the subnets
 		`[{"dst":"169.254.1.1/32","scope":253},{"dst":"0.0.0.0/0","gw":"169.254.1.1","mtu":1400,"advmss":1360,"priority":9,"table":100}]`,
-		`[{"dst":"0.0.0.0/0","gw":"10.1.2.1"},{"dst":"0.0.0.0/0","gw":"10.1.2.9"},{"dst":"0.0.0.0/0","gw":"10.1.2.1","priority":5}]`, // not the same
+		// not the same
+		`[{"dst":"0.0.0.0/0","gw":"10.1.2.1"},{"dst":"0.0.0.0/0","gw":"10.1.2.9"},{"dst":"0.0.0.0/0","gw":"10.1.2.1","priority":5}]`,
 		`[{"dst":"0.0.0.0/0","mtu":65535,"advmss":65535,"priority":2147483647,"table":0,"scope":254}]`,
 		`[{"dst":"2001:db8::5/64"}]`, // the kernel drops the host bits
 	} {

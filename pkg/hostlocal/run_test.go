@@ -82,7 +82,8 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 				return value
 			}
 		}
-		return map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": of.ContainerID, "CNI_IFNAME": of.IfName, "CNI_NETNS": l.netns, "CNI_PATH": "/"}[name]
+		return map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": of.ContainerID, "CNI_IFNAME": of.IfName, "CNI_NETNS": l.netns,
+			"CNI_PATH": "/"}[name]
 	}
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":"net","type":"host-local","ipam":{%s}%s}`, l.ipam, more)
 	var stdout, stderr bytes.Buffer

@@ -42,7 +42,8 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
-// TestStatusLogsChanges (F-47): a pool that is exhausted is one line in the log, however often STATUS comes, and one when it is so no longer.
+// TestStatusLogsChanges (F-47): a pool that is exhausted is one line in the log, however often STATUS comes, and one when it is so no
+// longer.
 func TestStatusLogsChanges(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	lines := func(says string) (n int) {

@@ -25,7 +25,8 @@ func TestCheck(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/24")
 	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24", "192.0.2.1/24", "fd00::1/64"))) // addresses of others do not count
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, "lease of 10.1.2.3")
-	l.mustFail(l.call("CHECK", "b", prev("10.1.2.2/24")), plugin.CodeStateDiffers, `the lease of 10.1.2.2 belongs to container "a" interface "eth0"`)
+	l.mustFail(l.call("CHECK", "b", prev("10.1.2.2/24")), plugin.CodeStateDiffers,
+		`the lease of 10.1.2.2 belongs to container "a" interface "eth0"`)
 	other := plugin.Attachment{ContainerID: "a", IfName: "net1"}
 	l.mustFail(l.callFor("CHECK", other, prev("10.1.2.2/24")), plugin.CodeStateDiffers, "belongs to")
 	l.put("10.1.2.2", "")

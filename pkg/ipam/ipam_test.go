@@ -162,7 +162,8 @@ func TestBuiltin(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"in ADD id", "in CHECK id", "in STATUS id", "in DEL id"}, seen); diff != "" || r.Plugin != "bridge" || r.Verb != "ADD" {
+	if diff := cmp.Diff([]string{"in ADD id", "in CHECK id", "in STATUS id", "in DEL id"}, seen); diff != "" || r.Plugin != "bridge" ||
+		r.Verb != "ADD" {
 		t.Errorf("%+v\n%s", r, diff)
 	}
 	r.ContainerID = "bad"
@@ -175,7 +176,8 @@ func TestBuiltin(t *testing.T) {
 }
 
 func TestValidType(t *testing.T) {
-	for name, ok := range map[string]bool{"host-local": true, "a.b": true, "": false, ".": false, "..": false, "a/b": false, "../x": false, "/bin/sh": false, "a\x00": false} {
+	for name, ok := range map[string]bool{"host-local": true, "a.b": true, "": false, ".": false, "..": false, "a/b": false, "../x": false,
+		"/bin/sh": false, "a\x00": false} {
 		if err := ValidType(name); (err == nil) != ok || err != nil && plugin.Code(err) != plugin.CodeConfig {
 			t.Errorf("%q: %v", name, err)
 		}
@@ -241,7 +243,8 @@ func running(pid string) bool {
 
 // FuzzResult: whatever a foreign plugin prints is a result with addresses, or an error with a code.
 func FuzzResult(f *testing.F) {
-	for _, seed := range []string{"", "null", "{}", `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}`, `{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/24"}]}`,
+	for _, seed := range []string{"", "null", "{}", `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}`,
+		`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/24"}]}`,
 		`{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/24"}}`, `{"cniVersion":"1.0.0","ips":[null]}`, `{"code":7,"msg":"x"}`} {
 		f.Add("1.0.0", seed)
 		f.Add("0.4.0", seed)

@@ -23,9 +23,9 @@ import (
 // table, it is asked by program.
 type Chains map[string][]string
 
-// RemoveChain removes a chain and every rule of parent that jumps to it, in both families; it is a no-op if the chain is missing. The node's
-// iptables may have been the other one when the chain was made, or when rules of all pods were written again: the chain is removed both from
-// nf_tables and from the older xtables.
+// RemoveChain removes a chain and every rule of parent that jumps to it, in both families; it is a no-op if the chain is missing. The
+// node's iptables may have been the other one when the chain was made, or when rules of all pods were written again: the chain is removed
+// both from nf_tables and from the older xtables.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	return errors.Join(nft.Remove("nft delete chain "+chain, chains.Unlink), chains.RemoveLegacy())
@@ -79,8 +79,8 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// LegacyUsed reports whether a nat table outside of nf_tables is in use. In the namespaces of an ordinary user the kernel does not tell: then
-// there may be one where the node's iptables is that for the older xtables.
+// LegacyUsed reports whether a nat table outside of nf_tables is in use. In the namespaces of an ordinary user the kernel does not tell:
+// then there may be one where the node's iptables is that for the older xtables.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {

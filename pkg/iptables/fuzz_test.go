@@ -16,7 +16,8 @@ func FuzzNAT(f *testing.F) {
 		lines := strings.Split(text, "\n")
 		nat := parse(text)
 		for _, rule := range nat.Rules(chain, "-j X ") {
-			if !slices.Contains(lines, strings.TrimSuffix(rule, " ")) || !strings.HasPrefix(rule, "-A "+chain+" ") || !strings.Contains(rule, "-j X ") {
+			if !slices.Contains(lines, strings.TrimSuffix(rule, " ")) || !strings.HasPrefix(rule, "-A "+chain+" ") ||
+				!strings.Contains(rule, "-j X ") {
 				t.Errorf("%q has in %q the rule %q", text, chain, rule)
 			}
 		}

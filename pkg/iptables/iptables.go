@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. Rules are read and written by the node's programs; chains that
-// iptables keeps in nf_tables are removed without one.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. Rules are read and written by the node's programs; chains
+// that iptables keeps in nf_tables are removed without one.
 package iptables
 
 import (
@@ -72,8 +72,8 @@ func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is the nat table of one family under a lock of the node: NAT holds until Apply changes the table. Open also waits for the programs of
-// a plugin that was killed.
+// Edit is the nat table of one family under a lock of the node: NAT holds until Apply changes the table. Open also waits for the programs
+// of a plugin that was killed.
 type Edit struct {
 	program string
 	wait    []string // arguments that say how long iptables-restore waits for the lock of xtables

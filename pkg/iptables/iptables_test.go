@@ -31,7 +31,8 @@ COMMIT
 
 func TestNAT(t *testing.T) {
 	nat := parse(saved)
-	for chain, want := range map[string]bool{"CNI-ABC": true, "CNI-ABCD": true, "CNI-AB": false, "": false, "PREROUTING": true, "POSTROUTING": false} {
+	for chain, want := range map[string]bool{"CNI-ABC": true, "CNI-ABCD": true, "CNI-AB": false, "": false, "PREROUTING": true,
+		"POSTROUTING": false} {
 		if got := nat.HasChain(chain); got != want {
 			t.Errorf("%q: %t", chain, got)
 		}
@@ -45,7 +46,8 @@ func TestNAT(t *testing.T) {
 		{"PREROUTING", []string{"-j CNI-ABC "}, []string{"-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-ABC"}},
 		{"PREROUTING", []string{"-j CNI-ABC ", "tcp"}, nil},
 		{"CNI-ABC", []string{"--dport 80 "}, []string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
-		{"CNI-ABC", []string{"--to-destination 10.1.0.5:80 "}, []string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
+		{"CNI-ABC", []string{"--to-destination 10.1.0.5:80 "},
+			[]string{"-A CNI-ABC -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.1.0.5:80"}},
 		{"CNI-AB", nil, nil},
 	} {
 		var want []string
@@ -108,7 +110,8 @@ func TestEdit(t *testing.T) {
 			return apply(is4, func(NAT) []string { return lines })
 		}
 		mustDo(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
-		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A", "-A POSTROUTING -p udp -j KT-B"))
+		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
+			"-A POSTROUTING -p udp -j KT-B"))
 		// A line that is wrong undoes those before it.
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)

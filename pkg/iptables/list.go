@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads chains of the nat table. A chain that does not exist is not in the result. It starts one process for each chain and one more, so it
-// is for CHECK alone.
+// List reads chains of the nat table. A chain that does not exist is not in the result. It starts one process for each chain and one more,
+// so it is for CHECK alone.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
 // ListLegacy is List for the older xtables.
@@ -29,8 +29,8 @@ func listBy(program string, chains []string) (NAT, error) {
 	return listWithin(timeout, path, chains)
 }
 
-// listWithin bounds all processes together: the library bounds only the wait for the lock of xtables. A process that hangs outlives the bound;
-// it holds no lock of Podlace and changes nothing.
+// listWithin bounds all processes together: the library bounds only the wait for the lock of xtables. A process that hangs outlives the
+// bound; it holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

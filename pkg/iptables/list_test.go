@@ -29,7 +29,8 @@ func TestList(t *testing.T) {
 	}
 	for _, is4 := range []bool{true, false} {
 		mustDo(t, apply(is4, func(NAT) []string {
-			return []string{":KT-A - [0:0]", ":KT-B - [0:0]", `-A KT-A -p tcp -m comment --comment "name: \"n\"" -m tcp --dport 80 -j KT-B`, "-A POSTROUTING -j KT-A"}
+			return []string{":KT-A - [0:0]", ":KT-B - [0:0]", `-A KT-A -p tcp -m comment --comment "name: \"n\"" -m tcp --dport 80 -j KT-B`,
+				"-A POSTROUTING -j KT-A"}
 		}))
 		want, err := Read(is4)
 		mustDo(t, err)

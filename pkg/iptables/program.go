@@ -22,8 +22,8 @@ const (
 // folders are searched for the programs, not PATH: a runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// Exit statuses (iptables(8)): exitBusy is for a resource problem, such as an xtables lock that was not to be had. With exitNoChain the chain to
-// list does not exist; what iptables-nft says then depends on its version.
+// Exit statuses (iptables(8)): exitBusy is for a resource problem, such as an xtables lock that was not to be had. With exitNoChain the
+// chain to list does not exist; what iptables-nft says then depends on its version.
 const (
 	exitNoChain = 1
 	exitBusy    = 4

@@ -98,9 +98,10 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers for an address, and returns an error at the deadline. The kernel acknowledges a new
-// IPv6 address before it joins the solicited-node group of the address and adds its local route: a work queue does both (addrconf_dad_work in
-// net/ipv6/addrconf.c). Until then neighbour solicitations are lost, and a neighbour repeats its own after a second. The local route comes last.
+// AwaitAddress waits until the namespace answers for an address, and returns an error at the deadline. The kernel acknowledges a new IPv6
+// address before it joins the solicited-node group of the address and adds its local route: a work queue does both (addrconf_dad_work in
+// net/ipv6/addrconf.c). Until then neighbour solicitations are lost, and a neighbour repeats its own after a second. The local route comes
+// last.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // it has its route at once, and ARP requests are broadcast

@@ -68,7 +68,8 @@ func TestHasAddress(t *testing.T) {
 	for _, p := range prefixes("10.1.0.1/24", "10.1.0.9/32", "fd00::1/64") {
 		mustDo(t, w.host.AddAddress(w.bridge, p, false), w.host.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
 	}
-	for s, want := range map[string]bool{"10.1.0.1": true, "10.1.0.9": true, "10.1.0.5": false, "fd00::1": true, "fd00::5": false, "127.0.0.1": false} {
+	for s, want := range map[string]bool{"10.1.0.1": true, "10.1.0.9": true, "10.1.0.5": false, "fd00::1": true, "fd00::5": false,
+		"127.0.0.1": false} {
 		addr := netip.MustParseAddr(s)
 		got, err := w.host.HasAddress(w.bridge, addr)
 		if got != want || err != nil {
@@ -99,7 +100,8 @@ func TestDADFailed(t *testing.T) {
 	taken := netip.MustParsePrefix("fd00::5/64")
 	mustDo(t, w.host.AddAddress(w.bridge, taken, false), w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}))
 	mustDo(t, w.pod.AddAddress(w.podSide, taken, true))
-	if err := w.pod.WaitForDAD(w.podSide, 5*time.Second); err == nil || !strings.Contains(err.Error(), "fd00::5 on eth0 is used by another node") {
+	if err := w.pod.WaitForDAD(w.podSide, 5*time.Second); err == nil ||
+		!strings.Contains(err.Error(), "fd00::5 on eth0 is used by another node") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -80,8 +80,8 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// turned returns the entries that are there instead of others and go the other way round: by such a one, what the client sends next would pass
-// for the answer.
+// turned returns the entries that are there instead of others and go the other way round: by such a one, what the client sends next would
+// pass for the answer.
 func (t Conntrack) turned(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.get(f)

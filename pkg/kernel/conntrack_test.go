@@ -13,21 +13,23 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38): an answer that was on its way while its entry was deleted made one the other way round, which goes too. What the
-// client made meanwhile by a new datagram stays.
+// TestDelFlowsAnswered (F-38): an answer that was on its way while its entry was deleted made one the other way round, which goes too. What
+// the client made meanwhile by a new datagram stays.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"
 	old := []kerneltest.Flow{{udp, "203.0.113.1:1000", "10.1.0.1:53", "10.1.0.1:53"}, {udp, "[fd99::1]:1000", "[fd00::1]:53", "[fd00::1]:53"},
 		{udp, "203.0.113.1:1001", "10.1.0.1:53", "10.1.0.1:53"}}
-	now := []kerneltest.Flow{{udp, "10.1.0.1:53", "203.0.113.1:1000", "203.0.113.1:1000"}, {udp, "[fd00::1]:53", "[fd99::1]:1000", "[fd99::1]:1000"},
+	now := []kerneltest.Flow{{udp, "10.1.0.1:53", "203.0.113.1:1000", "203.0.113.1:1000"},
+		{udp, "[fd00::1]:53", "[fd99::1]:1000", "[fd99::1]:1000"},
 		{udp, "203.0.113.1:1001", "10.1.0.1:53", "10.1.0.5:5353"}}
 	kerneltest.Track(t, old)
 	table, err := OpenConntrack()
 	mustDo(t, err)
 	defer table.Close()
 	var stale []UDPFlow
-	mustDo(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }), netlink.ConntrackTableFlush(netlink.ConntrackTable))
+	mustDo(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
+		netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	kerneltest.Track(t, now)
 	mustDo(t, table.DelUDP(table.turned(stale)))
 	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, kerneltest.Tracked(t)); diff != "" || len(stale) != len(old) {

@@ -36,8 +36,8 @@ const firstGroup = 1
 const largestEvent = 64 << 10
 
 // Events sends what the kernel tells of the links of the namespace that the caller is in, and of devices; uevents of other devices may not
-// reach a user namespace. A receiver that is slow gets an event that others are lost. When ctx ends the channel is closed, and nothing listens
-// any more.
+// reach a user namespace. A receiver that is slow gets an event that others are lost. When ctx ends the channel is closed, and nothing
+// listens any more.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE)
 	if err != nil {

@@ -159,7 +159,8 @@ func TestLinkEvents(t *testing.T) {
 		"a bridge port": {message(unix.RTM_NEWLINK, unix.AF_BRIDGE, []byte(name)...), nil},
 		"truncated":     {one[:len(one)-1], []Event{{Lost: true}}},
 		"too short":     {message(unix.RTM_NEWLINK, 0)[:unix.SizeofNlMsghdr+1], []Event{{Lost: true}}},
-		"a short body":  {append(binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint32(nil, 20), unix.RTM_NEWLINK), make([]byte, 14)...), []Event{{Lost: true}}},
+		"a short body": {append(binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint32(nil, 20), unix.RTM_NEWLINK),
+			make([]byte, 14)...), []Event{{Lost: true}}},
 	} {
 		if diff := cmp.Diff(c.want, linkEvents(c.datagram)); diff != "" {
 			t.Errorf("%s: %s", what, diff)

@@ -17,7 +17,8 @@ func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 		is = "a loopback address"
 	case gw.IsMulticast():
 		is = "a multicast address"
-	case gw == netip.AddrFrom4([4]byte{255, 255, 255, 255}), gw.Is4() && subnet.Bits() < 31 && subnet.Contains(gw) && !subnet.Contains(gw.Next()):
+	case gw == netip.AddrFrom4([4]byte{255, 255, 255, 255}), gw.Is4() && subnet.Bits() < 31 && subnet.Contains(gw) &&
+		!subnet.Contains(gw.Next()):
 		is = "a broadcast address"
 	default:
 		return nil

@@ -156,8 +156,9 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// SetARPNotify makes the kernel announce the IPv4 addresses of a link when it comes up (arp_notify in Documentation/networking/ip-sysctl.rst),
-// as the reference does. When a new veth comes up nothing is sent yet: it acts when the link goes down and up later.
+// SetARPNotify makes the kernel announce the IPv4 addresses of a link when it comes up (arp_notify in
+// Documentation/networking/ip-sysctl.rst), as the reference does. When a new veth comes up nothing is sent yet: it acts when the link goes
+// down and up later.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.request(unix.RTM_SETLINK, 0)

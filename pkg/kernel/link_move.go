@@ -14,9 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with another
-// ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an alternative name
-// of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that cannot be moved.
+// MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with
+// another ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an
+// alternative name of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that
+// cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -115,10 +116,11 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP takes all programs away that see what a link receives before the kernel does. One that is attached by a file descriptor (a bpf link)
-// goes only with that: EBUSY by errors.Is.
+// DelXDP takes all programs away that see what a link receives before the kernel does. One that is attached by a file descriptor (a bpf
+// link) goes only with that: EBUSY by errors.Is.
 func (n *NS) DelXDP(link Link) error {
-	modes := []uint32{1 << 2, 1 << 1, 1 << 3} // XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE; one alone, or several at once (XDP_ATTACHED_MULTI, 4)
+	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE; one alone, or several at once (XDP_ATTACHED_MULTI, 4)
+	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
 	}
@@ -170,8 +172,10 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 		for _, a := range []struct {
 			kind       int
 			have, want uint32
-		}{{unix.IFLA_GROUP, have.Group, want.Group}, {unix.IFLA_GSO_MAX_SIZE, have.GSOMaxSize, want.GSOMaxSize}, {unix.IFLA_GSO_MAX_SEGS, have.GSOMaxSegs, want.GSOMaxSegs},
-			{unix.IFLA_GRO_MAX_SIZE, have.GROMaxSize, want.GROMaxSize}, {iflaGSOIPv4MaxSize, have.GSOIPv4MaxSize, want.GSOIPv4MaxSize}, {iflaGROIPv4MaxSize, have.GROIPv4MaxSize, want.GROIPv4MaxSize}} {
+		}{{unix.IFLA_GROUP, have.Group, want.Group}, {unix.IFLA_GSO_MAX_SIZE, have.GSOMaxSize, want.GSOMaxSize},
+			{unix.IFLA_GSO_MAX_SEGS, have.GSOMaxSegs, want.GSOMaxSegs},
+			{unix.IFLA_GRO_MAX_SIZE, have.GROMaxSize, want.GROMaxSize}, {iflaGSOIPv4MaxSize, have.GSOIPv4MaxSize, want.GSOIPv4MaxSize},
+			{iflaGROIPv4MaxSize, have.GROIPv4MaxSize, want.GROIPv4MaxSize}} {
 			if a.have != a.want {
 				req.AddData(nl.NewRtAttr(a.kind, nl.Uint32Attr(a.want)))
 			}

@@ -84,7 +84,8 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken: a name that is taken at the other side leaves the link where it was, with its own name, in whichever way the kernel finds out.
+// TestMoveLinkTaken: a name that is taken at the other side leaves the link where it was, with its own name, in whichever way the kernel
+// finds out.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -105,7 +106,8 @@ func TestMoveLinkTaken(t *testing.T) {
 		if c.alias != "" {
 			mustDo(t, h.AddAltName(link, c.alias))
 		}
-		if err := h.MoveLink(link, netns, c.name); !errors.Is(err, unix.EEXIST) || !strings.HasPrefix(err.Error(), "link set kth1 netns "+netns.Name()+" name "+c.name+": file exists") {
+		if err := h.MoveLink(link, netns, c.name); !errors.Is(err, unix.EEXIST) ||
+			!strings.HasPrefix(err.Error(), "link set kth1 netns "+netns.Name()+" name "+c.name+": file exists") {
 			t.Errorf("%s: %v", what, err)
 		}
 		link = mustLink(t, h, "kth1")

@@ -76,7 +76,8 @@ const (
 )
 
 // conf6 tells the place of an IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
-var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42, "enhanced_dad": 46}
+var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
+	"enhanced_dad": 46}
 
 // groupBase keeps the device groups made here apart from those that an admin makes.
 const groupBase = 0x4000_0000
@@ -192,7 +193,8 @@ func parseLink(message []byte) (Link, error) {
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
 	link.TxQueue = max(a.TxQLen, 0)
-	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0, Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
+	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
+		Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
 		GROMaxSize: a.GROMaxSize, GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize}
 	link.Traits.Broadcast = net.HardwareAddr(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_BROADCAST)).String()
 	if mode := attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKMODE); len(mode) > 0 {

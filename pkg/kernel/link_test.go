@@ -30,7 +30,8 @@ func TestAddVeth(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
 	bridge := addBridge(t, h, "kt0")
-	v := Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), PodMAC: mac("02:00:00:00:00:02"), MTU: 1400, Netns: netns, Master: bridge.Index}
+	v := Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), PodMAC: mac("02:00:00:00:00:02"), MTU: 1400, Netns: netns,
+		Master: bridge.Index}
 	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
 	index, err := h.AddVeth(v)
 	if err != nil {
@@ -38,10 +39,12 @@ func TestAddVeth(t *testing.T) {
 	}
 	hostSide, podSide := mustLink(t, h, "kth0"), mustLink(t, pod, "eth0")
 	want := []Link{
-		{Index: index, Name: "kth0", Kind: "veth", MAC: v.HostMAC, MTU: 1400, Promis: true, Master: bridge.Index, Peer: podSide.Index, TxQueue: 1000, Traits: hostSide.Traits},
+		{Index: index, Name: "kth0", Kind: "veth", MAC: v.HostMAC, MTU: 1400, Promis: true, Master: bridge.Index, Peer: podSide.Index,
+			TxQueue: 1000, Traits: hostSide.Traits},
 		{Index: podSide.Index, Name: "eth0", Kind: "veth", MAC: v.PodMAC, MTU: 1400, Peer: index, TxQueue: 1000, Traits: podSide.Traits},
 	}
-	if diff := cmp.Diff(want, []Link{hostSide, podSide}, cmpopts.IgnoreUnexported(Link{}), cmpopts.IgnoreFields(Link{}, "PeerNetns")); diff != "" {
+	if diff := cmp.Diff(want, []Link{hostSide, podSide}, cmpopts.IgnoreUnexported(Link{}),
+		cmpopts.IgnoreFields(Link{}, "PeerNetns")); diff != "" {
 		t.Error(diff)
 	}
 	if _, ok, err := h.Link("eth0"); ok || err != nil {

@@ -17,7 +17,8 @@ import (
 )
 
 func trialsWithPF() []trial {
-	return []trial{{"settings", vfSettings}, {"refused", vfRefused}, {"joined errors", vfJoined}, {"device", vfDevice}, {"namespace gone", vfReturns},
+	return []trial{{"settings", vfSettings}, {"refused", vfRefused}, {"joined errors", vfJoined}, {"device", vfDevice},
+		{"namespace gone", vfReturns},
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
@@ -92,7 +93,8 @@ func vfRefused(t *testing.T, c card) {
 		want := before
 		s.set(&want)
 		err := c.host.SetVF(pf, 0, before, want)
-		if text := "link set " + c.PF + " vf 0 " + s.words + ": " + s.errno.Error(); !errors.Is(err, s.errno) || err.Error() != text || Unsupported(err) != s.unsupported {
+		if text := "link set " + c.PF + " vf 0 " + s.words + ": " + s.errno.Error(); !errors.Is(err, s.errno) || err.Error() != text ||
+			Unsupported(err) != s.unsupported {
 			t.Errorf("%v, want %s", err, text)
 		}
 	}
@@ -112,7 +114,8 @@ func vfJoined(t *testing.T, c card) {
 	want, on := before, true
 	want.VLAN, want.Trust, want.LinkState, want.MinRate = 7, &on, "disable", 10
 	err := c.host.SetVF(pf, 0, before, want)
-	if err == nil || strings.Count(err.Error(), "\n") != 1 || !strings.Contains(err.Error(), "min_tx_rate 10") || !strings.Contains(err.Error(), "state disable") {
+	if err == nil || strings.Count(err.Error(), "\n") != 1 || !strings.Contains(err.Error(), "min_tx_rate 10") ||
+		!strings.Contains(err.Error(), "state disable") {
 		t.Error(err)
 	}
 	now := mustVF(t, c.host, pf, 0)
@@ -192,7 +195,8 @@ func vfVLAN(t *testing.T, c card) {
 	mustDo(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC: a MAC that the PF set comes when the driver is bound the next time; from then on the VF cannot change it, until the PF takes it back.
+// vfMAC: a MAC that the PF set comes when the driver is bound the next time; from then on the VF cannot change it, until the PF takes it
+// back.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	admin, device := before, c.VFs[0].Device

@@ -33,7 +33,8 @@ type trial struct {
 }
 
 func trials() []trial {
-	return []trial{{"move", moveVF}, {"name taken there", moveVFTaken}, {"name taken at home", moveVFBack}, {"set in the pod", setInPod}, {"VF to VF", vfToVF}}
+	return []trial{{"move", moveVF}, {"name taken there", moveVFTaken}, {"name taken at home", moveVFBack}, {"set in the pod", setInPod},
+		{"VF to VF", vfToVF}}
 }
 
 // TestNICVeths: veths have no PF, and die with their namespace; what they can do is as with VFs.
@@ -95,7 +96,8 @@ func moveVF(t *testing.T, c card) {
 			t.Errorf("it is still here, %v", err)
 		}
 		got := mustLink(t, pod, name)
-		if got.MAC.String() != want.MAC.String() || got.MTU != 1400 || got.Up || !slices.Equal(got.AltNames, []string{"kt-slot-1"}) || got.Device != c.VFs[0].Device {
+		if got.MAC.String() != want.MAC.String() || got.MTU != 1400 || got.Up || !slices.Equal(got.AltNames, []string{"kt-slot-1"}) ||
+			got.Device != c.VFs[0].Device {
 			t.Errorf("it was %+v, and is %+v", want, got)
 		}
 		mustDo(t, pod.MoveLink(got, c.netns, vf.Name))
@@ -131,7 +133,8 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack: the name that a link had here is another's meanwhile, so that it cannot return under it, and stays in the pod under the name there.
+// moveVFBack: the name that a link had here is another's meanwhile, so that it cannot return under it, and stays in the pod under the name
+// there.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -153,7 +156,8 @@ func setInPod(t *testing.T, c card) {
 	before := mustLink(t, c.host, name)
 	mustDo(t, c.host.MoveLink(before, pod.netns, "net1"))
 	vf := mustLink(t, pod, "net1")
-	mustDo(t, pod.SetMAC(vf, mac("02:00:00:00:00:77")), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true), pod.SetAllMulti(vf, true), pod.SetUp(vf))
+	mustDo(t, pod.SetMAC(vf, mac("02:00:00:00:00:77")), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true), pod.SetAllMulti(vf, true),
+		pod.SetUp(vf))
 	vf = mustLink(t, pod, "net1")
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
 		t.Errorf("%+v", vf)

@@ -37,7 +37,8 @@ func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
-		replies, err = qdisc{link: link.Index, parent: parent}.request(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+		replies, err = qdisc{link: link.Index, parent: parent}.request(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO).Execute(unix.NETLINK_ROUTE,
+			unix.RTM_NEWQDISC)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 	if err != nil || len(replies) == 0 {

@@ -59,7 +59,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	t.Cleanup(func() { mustDo(t, h.DelLink("kth0"), h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"})) })
 	uplink := Link{Index: index, Name: "kth0"}
 	far := mustLink(t, router, "eth0")
-	mustDo(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), router.SetUp(far), h.SetUp(uplink))
+	mustDo(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), router.SetUp(far),
+		h.SetUp(uplink))
 	advertise(t, router, far)
 	for deadline := time.Now().Add(10 * time.Second); !advertised(t, h, uplink); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {

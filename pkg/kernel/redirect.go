@@ -52,8 +52,8 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 }
 
 // Redirect sends all that a link receives through another, with the ingress or clsact qdisc that it may have already. It makes a clsact
-// qdisc: others that come later want one, and none can be made beside an ingress qdisc. A filter that redirects
-// only RedirectsLong goes after the new one is in place, so that a live pod keeps its limit. If all frames are redirected it changes nothing.
+// qdisc: others that come later want one, and none can be made beside an ingress qdisc. A filter that redirects only RedirectsLong goes
+// after the new one is in place, so that a live pod keeps its limit. If all frames are redirected it changes nothing.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -128,7 +128,8 @@ func (n *NS) Redirected(from, to Link) (Redirection, error) {
 func redirection(f netlink.Filter) Redirection {
 	u32, ok := f.(*netlink.U32)
 	switch {
-	case !ok || u32.Protocol != unix.ETH_P_ALL || u32.Sel == nil || slices.ContainsFunc(u32.Sel.Keys, func(key nl.TcU32Key) bool { return key.Mask != 0 }):
+	case !ok || u32.Protocol != unix.ETH_P_ALL || u32.Sel == nil ||
+		slices.ContainsFunc(u32.Sel.Keys, func(key nl.TcU32Key) bool { return key.Mask != 0 }):
 		return RedirectsNone
 	case len(u32.Sel.Keys) > 0:
 		return RedirectsLong
@@ -242,7 +243,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 		return err
 	}
 	return fault.Change("qdisc del dev "+from.Name+" "+q.kind, func() error {
-		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
+		_, err := qdisc{link: from.Index, handle: clsact, parent: netlink.HANDLE_INGRESS, kind: q.kind}.request(n, unix.RTM_DELQDISC,
+			0).Execute(unix.NETLINK_ROUTE, 0)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }

@@ -67,11 +67,13 @@ func TestRedirectAfterReference(t *testing.T) {
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
-	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}),
+	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
+		Parent: netlink.HANDLE_CLSACT}}),
 		w.host.h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 5, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 7),
-			Actions:     []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_MIRROR, Ifindex: ifb.Index, ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_PIPE}}},
+			Actions: []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_MIRROR, Ifindex: ifb.Index,
+				ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_PIPE}}},
 		}))
 	if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
 		t.Errorf("redirected: %v", err)
@@ -88,12 +90,14 @@ func TestRedirectedSome(t *testing.T) {
 	ifb := newIFB(t, w)
 	some := func(protocol uint16, mask uint32) *netlink.U32 {
 		return &netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: protocol},
-			ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority,
+				Protocol: protocol},
+			ClassId: netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(ifb.Index)},
 			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{Mask: mask, Val: 1 & mask}}},
 		}
 	}
-	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
+	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
+		Parent: netlink.HANDLE_CLSACT}}))
 	for _, f := range []*netlink.U32{some(unix.ETH_P_IP, 0), some(unix.ETH_P_ALL, 0xff)} {
 		mustDo(t, w.host.h.FilterAdd(f))
 		if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
@@ -147,7 +151,8 @@ func TestNamesWhatIsMissing(t *testing.T) {
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
 		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
 	var missing *MissingFeature
-	if err = lacks(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" || !errors.Is(err, unix.ENOENT) {
+	if err = lacks(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
+		!errors.Is(err, unix.ENOENT) {
 		t.Errorf("got %v", err)
 	}
 	if err := lacks(unix.EINVAL, "x"); err != unix.EINVAL {

@@ -62,7 +62,8 @@ func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel does not replace it when it has our handle
-			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
+			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC,
+				0).Execute(unix.NETLINK_ROUTE, 0)
 			_, err = b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
 		return lacks(err, "token bucket (CONFIG_NET_SCH_TBF)")
@@ -84,7 +85,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 // request names the burst in bytes as well. By the time alone the kernel drops each packet that takes longer than 2^32 ns at the rate
 // (tbf_change in net/sched/sch_tbf.c): below 2.8 kbit/s that is every full frame.
 func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
-	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_NEWQDISC,
+		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	rate := b.Rate / 8
 	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: ticks(b.Burst, rate)}
 	params.Rate.Rate = uint32(min(rate, math.MaxUint32))
@@ -198,7 +200,8 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 // Unshape removes the token bucket of a link; a link without one is no error.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
-		_, err := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE, 0)
+		_, err := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE,
+			0)
 		return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 	})
 }
@@ -208,7 +211,8 @@ const loopbackIndex = 1
 
 // HasFairQueue tells whether the kernel has fair queues, or could load them. It asks for one that cannot be made.
 func (n *NS) HasFairQueue() (bool, error) {
-	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)
+	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC,
+		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	options.AddRtAttr(nl.TCA_FQ_CODEL_FLOWS, nl.Uint32Attr(0))
 	req.AddData(options)

@@ -259,8 +259,9 @@ func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
 		mustDo(t, w.host.h.FilterAdd(&netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: priority, Protocol: unix.ETH_P_ALL},
-			ClassId:     netlink.MakeHandle(1, 7),
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: priority,
+				Protocol: unix.ETH_P_ALL},
+			ClassId: netlink.MakeHandle(1, 7),
 		}))
 	}
 }

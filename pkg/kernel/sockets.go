@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether a socket has the address, which is bound for a moment, without listening: that tells of the address and of what covers
-// it. The port of an address that the node does not have, or of a family that the kernel lacks, is free.
+// IsBound reports whether a socket has the address, which is bound for a moment, without listening: that tells of the address and of what
+// covers it. The port of an address that the node does not have, or of a family that the kernel lacks, is free.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bind(protocol, at)
 	switch {

@@ -47,11 +47,12 @@ const (
 
 var (
 	vlanProtos = map[string]uint16{"802.1q": unix.ETH_P_8021Q, "802.1ad": unix.ETH_P_8021AD}
-	linkStates = []string{unix.IFLA_VF_LINK_STATE_AUTO: "auto", unix.IFLA_VF_LINK_STATE_ENABLE: "enable", unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
+	linkStates = []string{unix.IFLA_VF_LINK_STATE_AUTO: "auto", unix.IFLA_VF_LINK_STATE_ENABLE: "enable",
+		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns how a PF is set for the VF with an index. It works for VFs in any namespace, and with any driver. ok is false when the PF tells
-// of no such VF. The PF is one link, but the kernel asks its driver about all VFs, which takes milliseconds with some.
+// VF returns how a PF is set for the VF with an index. It works for VFs in any namespace, and with any driver. ok is false when the PF
+// tells of no such VF. The PF is one link, but the kernel asks its driver about all VFs, which takes milliseconds with some.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	// Without counters: they are half of the answer, and the list of all VFs must not outgrow 64 KiB.
 	message, ok, err := n.show(indexed(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
@@ -67,7 +68,8 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace, and with any driver.
+// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace, and with any
+// driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
 	if err != nil {
@@ -102,12 +104,15 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 
 // parseVF reads the attributes of a VF, of a PF whose addresses have so many bytes. Each attribute begins with the index of the VF.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
-	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)), uint32s(attribute(attributes, unix.IFLA_VF_RATE))
+	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)),
+		uint32s(attribute(attributes, unix.IFLA_VF_RATE))
 	if len(mac) < 4+addressLen || len(vlan) < 3 || len(rate) < 3 {
 		return VF{}, errors.New("link show: the kernel tells of a VF without its address, VLAN or rate")
 	}
-	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]), MaxRate: int(rate[2])}
-	if info := nested(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 && binary.BigEndian.Uint16(info[12:]) == vlanProtos["802.1ad"] {
+	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]),
+		MaxRate: int(rate[2])}
+	if info := nested(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 &&
+		binary.BigEndian.Uint16(info[12:]) == vlanProtos["802.1ad"] {
 		vf.Proto = "802.1ad"
 	}
 	vf.LinkState = linkStates[0]
@@ -147,13 +152,13 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF sets the PF from have to want for the VF with an index. It sends what differs and nothing else, as drivers refuse even what they have
-// already. One request sets one thing, and a failure keeps nothing else from being set: the errors are joined, and each names its setting. What
-// is nil in want is left alone. To undo it after an error, read the VF again and set it from that to what it was.
+// SetVF sets the PF from have to want for the VF with an index. It sends what differs and nothing else, as drivers refuse even what they
+// have already. One request sets one thing, and a failure keeps nothing else from being set: the errors are joined, and each names its
+// setting. What is nil in want is left alone. To undo it after an error, read the VF again and set it from that to what it was.
 //
-// Drivers refuse what they cannot do with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL, which may also mean a bad value, such as a
-// rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next time;
-// from then on only a trusted VF may change it. Zeros take it back, also where the former one was the VF's own.
+// Drivers refuse what they cannot do with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL, which may also mean a bad value, such as
+// a rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next
+// time; from then on only a trusted VF may change it. Zeros take it back, also where the former one was the VF's own.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settings(index)
@@ -184,7 +189,8 @@ func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is what one request sets: the words of ip-link(8) for it, empty for nothing, and the attribute, nil when there is none for the words.
+// vfSetting is what one request sets: the words of ip-link(8) for it, empty for nothing, and the attribute, nil when there is none for the
+// words.
 type vfSetting struct {
 	words     string
 	attribute *nl.RtAttr
@@ -192,7 +198,8 @@ type vfSetting struct {
 
 // settings are all that a PF can be told about a VF, always in the same order.
 func (v VF) settings(index int) []vfSetting {
-	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck), onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
+	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck),
+		onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
 		{fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate), words(unix.IFLA_VF_RATE, index, v.MinRate, v.MaxRate)}, {}}
 	if v.MAC != nil {
 		mac := words(unix.IFLA_VF_MAC, index)

@@ -101,7 +101,8 @@ func TestSetVFSends(t *testing.T) {
 	w := newWire(t)
 	yes, no := true, false
 	have := VF{MAC: mac("00:00:00:00:00:00"), SpoofCheck: &yes}
-	all := VF{MAC: mac("02:00:00:00:00:01"), VLAN: 100, QoS: 2, Proto: "802.1ad", SpoofCheck: &no, Trust: &yes, LinkState: "enable", MinRate: 1, MaxRate: 2}
+	all := VF{MAC: mac("02:00:00:00:00:01"), VLAN: 100, QoS: 2, Proto: "802.1ad", SpoofCheck: &no, Trust: &yes, LinkState: "enable",
+		MinRate: 1, MaxRate: 2}
 	const vf = "link set kth0 vf 3 "
 	for _, c := range []struct {
 		have, want VF
@@ -113,7 +114,8 @@ func TestSetVFSends(t *testing.T) {
 		{have, VF{SpoofCheck: &no}, []string{"spoofchk off"}},
 		{have, VF{QoS: 1}, []string{"vlan 0 qos 1 proto 802.1q"}},
 		{have, VF{MaxRate: 7}, []string{"min_tx_rate 0 max_tx_rate 7"}},
-		{have, all, []string{"mac 02:00:00:00:00:01", "vlan 100 qos 2 proto 802.1ad", "spoofchk off", "trust on", "min_tx_rate 1 max_tx_rate 2", "state enable"}},
+		{have, all, []string{"mac 02:00:00:00:00:01", "vlan 100 qos 2 proto 802.1ad", "spoofchk off", "trust on", "min_tx_rate 1 max_tx_rate 2",
+			"state enable"}},
 		{all, have, []string{"mac 00:00:00:00:00:00", "vlan 0 qos 0 proto 802.1q", "spoofchk on", "min_tx_rate 0 max_tx_rate 0", "state auto"}},
 	} {
 		err := w.host.SetVF(w.hostSide, 3, c.have, c.want)

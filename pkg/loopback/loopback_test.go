@@ -103,10 +103,12 @@ func TestVersions(t *testing.T) {
 				}
 				continue
 			}
-			if len(a.Interfaces) != 1 || a.Interfaces[0].Name != "lo" || a.Interfaces[0].Mac != "00:00:00:00:00:00" || a.Interfaces[0].Sandbox != pod.Path {
+			if len(a.Interfaces) != 1 || a.Interfaces[0].Name != "lo" || a.Interfaces[0].Mac != "00:00:00:00:00:00" ||
+				a.Interfaces[0].Sandbox != pod.Path {
 				t.Errorf("%s: %s", v, a.stdout)
 			}
-			if len(a.IPs) != 2 || a.IPs[0].Address != "127.0.0.1/8" || a.IPs[1].Address != "::1/128" || a.IPs[0].Interface == nil || *a.IPs[0].Interface != 0 {
+			if len(a.IPs) != 2 || a.IPs[0].Address != "127.0.0.1/8" || a.IPs[1].Address != "::1/128" || a.IPs[0].Interface == nil ||
+				*a.IPs[0].Interface != 0 {
 				t.Errorf("%s: %s", v, a.stdout)
 			}
 		}

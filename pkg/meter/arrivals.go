@@ -16,8 +16,8 @@ type Arrival struct {
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals are what came in by the end of each [Interval], at about these times. Of TCP that is what the kernel received, also what came twice, or
-// waits for a gap to be filled: applications read that late and at once, and would see a limit exceeded that was not.
+// Arrivals are what came in by the end of each [Interval], at about these times. Of TCP that is what the kernel received, also what came
+// twice, or waits for a gap to be filled: applications read that late and at once, and would see a limit exceeded that was not.
 type Arrivals []Arrival
 
 // Rate is the mean in bit/s between two times.

@@ -128,7 +128,8 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	return listening
 }
 
-// pauseFactor is how often a pause of the machine can count: it can hit the sender, the kernel's queues and the receiver one after the other.
+// pauseFactor is how often a pause of the machine can count: it can hit the sender, the kernel's queues and the receiver one after the
+// other.
 const pauseFactor = 3
 
 // Range returns the rates that the link can have carried when the meter saw rate between two times. On a machine that paused, packets came

@@ -59,7 +59,8 @@ func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Dura
 	}
 }
 
-// TestRange: a late first byte and pauses make the rate of the link uncertain, but from the beginning on pauses cannot hide that it was higher.
+// TestRange: a late first byte and pauses make the rate of the link uncertain, but from the beginning on pauses cannot hide that it was
+// higher.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {

@@ -33,8 +33,8 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answering takes the place of the kernel, which answers no echo until the test ends. It gives each request, and what makes a reply of it, to
-// handle.
+// answering takes the place of the kernel, which answers no echo until the test ends. It gives each request, and what makes a reply of it,
+// to handle.
 func answering(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
@@ -69,8 +69,8 @@ func answering(t *testing.T, handle func(i int, request []byte, reply func([]byt
 	}()
 }
 
-// TestPingAnswers: what is dropped, and what comes too late, is lost; what comes late took as long; what comes twice, or is of another, does
-// not count.
+// TestPingAnswers: what is dropped, and what comes too late, is lost; what comes late took as long; what comes twice, or is of another,
+// does not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answering(t, func(i int, request []byte, reply func([]byte)) {

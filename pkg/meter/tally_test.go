@@ -48,7 +48,8 @@ func TestWindowShorterThanASecond(t *testing.T) {
 	got := counts.result(perSegment(1448, 66))
 	within(t, "payload", got.FirstSecond.Payload, 63999, 64001)
 	within(t, "wire", got.FirstSecond.Wire, 64000*1514./1448-1, 64000*1514./1448+1)
-	if diff := cmp.Diff(Arrivals{{100 * time.Millisecond, 1514000. / 1448}, {200 * time.Millisecond, 1514000. / 1448}, {250 * time.Millisecond, 2 * 1514000. / 1448}}, counts.arrivals(perSegment(1448, 66))); diff != "" {
+	if diff := cmp.Diff(Arrivals{{100 * time.Millisecond, 1514000. / 1448}, {200 * time.Millisecond, 1514000. / 1448},
+		{250 * time.Millisecond, 2 * 1514000. / 1448}}, counts.arrivals(perSegment(1448, 66))); diff != "" {
 		t.Error(diff)
 	}
 	if got.Steady != got.Mean {

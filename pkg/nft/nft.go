@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft speaks to nf_tables: transactions, elements, rules, the schema version of a table, and the registry of the tables that Podlace
-// makes. What the tables hold belongs to the plugins that own them.
+// Package nft speaks to nf_tables: transactions, elements, rules, the schema version of a table, and the registry of the tables that
+// Podlace makes. What the tables hold belongs to the plugins that own them.
 package nft
 
 import (
@@ -77,8 +77,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more (RCU),
-// and closing waits for that.
+// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more
+// (RCU), and closing waits for that.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -100,8 +100,8 @@ func (c *Conn) begin() {
 	_ = c.sock.SetDeadline(time.Now().Add(answerTimeout))
 }
 
-// Handle works on the elements of one table. It does what google/nftables lacks: adding exclusively, and getting one element by its key. Tables,
-// chains and rules, made once a node, go through google/nftables.
+// Handle works on the elements of one table. It does what google/nftables lacks: adding exclusively, and getting one element by its key.
+// Tables, chains and rules, made once a node, go through google/nftables.
 type Handle struct {
 	*Conn
 	family byte
@@ -212,7 +212,8 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 
 // Add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
 func (t *Handle) Add(elements []Element) error {
-	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table), Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
+	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
+		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
 // Existing returns those of the elements that are there, as it finds them.
@@ -239,7 +240,8 @@ func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 
 // Delete takes the elements out, all or none. unix.ENOENT: one is missing.
 func (t *Handle) Delete(elements []Element) error {
-	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table), Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
+	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table),
+		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
 }
 
 // Replace takes the elements old out and puts the elements in, all or none.

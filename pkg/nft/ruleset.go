@@ -86,7 +86,8 @@ func (r Ruleset) Rule(chain *nftables.Chain, exprs ...expr.Any) {
 // Commented appends a rule with a comment to a chain.
 func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.Any) {
 	*r.rules++
-	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
+	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs,
+		UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
 }
 
 // Set makes a set, or with a value type a map.

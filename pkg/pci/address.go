@@ -17,8 +17,8 @@ type Address struct {
 	valid                 bool
 }
 
-// ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four digits or, behind
-// Intel's Volume Management Device, more.
+// ParseAddress reads an address as sysfs writes it, domain:bus:device.function in hexadecimal: 0000:3b:10.2. A domain has four digits or,
+// behind Intel's Volume Management Device, more.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
@@ -58,7 +58,8 @@ func (a Address) Compare(b Address) int {
 	if a.valid != b.valid {
 		return cmp.Compare(len(a.String()), len(b.String()))
 	}
-	return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.bus, b.bus), cmp.Compare(a.device, b.device), cmp.Compare(a.function, b.function))
+	return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.bus, b.bus), cmp.Compare(a.device, b.device),
+		cmp.Compare(a.function, b.function))
 }
 
 // MarshalText returns what String does.

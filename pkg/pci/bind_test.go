@@ -110,7 +110,8 @@ func fails(t *testing.T, sysfs, vf, driver string) string {
 func TestBindFails(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
 	err := fails(t, sysfs, byKernel, "vfio-pci")
-	if !strings.HasPrefix(err, "bind 0000:3b:11.0 to vfio-pci: wait for vfio-pci, have no driver: ") || !strings.HasSuffix(err, "; it is put back to iavf") {
+	if !strings.HasPrefix(err, "bind 0000:3b:11.0 to vfio-pci: wait for vfio-pci, have no driver: ") ||
+		!strings.HasSuffix(err, "; it is put back to iavf") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byKernel); got != "iavf," {
@@ -127,7 +128,8 @@ func TestBindFails(t *testing.T) {
 // TestBindFailsTwice: when the former driver does not take it either, the error says so.
 func TestBindFailsTwice(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
-	if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err, "; and it could not be put back to iavf: wait for iavf, have no driver: ") {
+	if err := fails(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
+		"; and it could not be put back to iavf: wait for iavf, have no driver: ") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byKernel); got != "," {
@@ -138,7 +140,8 @@ func TestBindFailsTwice(t *testing.T) {
 // TestBindInUse: a driver that does not give the function back keeps it, and no override is left.
 func TestBindInUse(t *testing.T) {
 	sysfs := played(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
-	if err := fails(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") || !strings.HasSuffix(err, "; it is put back to vfio-pci") {
+	if err := fails(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
+		!strings.HasSuffix(err, "; it is put back to vfio-pci") {
 		t.Error(err)
 	}
 	if got := state(t, sysfs, byVFIO); got != "vfio-pci," {
@@ -192,7 +195,8 @@ func TestBindHangs(t *testing.T) {
 	must(t, err)
 	defer root.Close()
 	err = control{root, address(t, byKernel), ""}.write(ctx, probeFile, byKernel)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `write "0000:3b:11.0" to bus/pci/drivers_probe: the kernel has not finished`) {
+	if !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), `write "0000:3b:11.0" to bus/pci/drivers_probe: the kernel has not finished`) {
 		t.Error(err)
 	}
 	override := devicesFolder + "/" + byKernel + "/driver_override"
@@ -250,7 +254,8 @@ func TestBindVFsOnly(t *testing.T) {
 	for _, physfn := range []string{"-> ../banana", "-> ../" + byKernel, "a file"} {
 		pcitest.Set(t, sysfs, byKernel, "physfn", physfn)
 		for a, driver := range map[string]string{pf: "ice", byKernel: "iavf"} {
-			for name, err := range map[string]error{"Bind": Bind(t.Context(), sysfs, address(t, a), "vfio-pci"), "Unbind": Unbind(t.Context(), sysfs, address(t, a)),
+			for name, err := range map[string]error{"Bind": Bind(t.Context(), sysfs, address(t, a), "vfio-pci"),
+				"Unbind":        Unbind(t.Context(), sysfs, address(t, a)),
 				"ResetFunction": ResetFunction(t.Context(), sysfs, address(t, a))} {
 				if err == nil || !strings.Contains(err.Error(), "PCI function "+a+" is no VF, its driver stays: ") {
 					t.Errorf("%s %s, physfn %s: %v", name, a, physfn, err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes, drivers and
-// what else decides who may have them. A function is known by its PCI address, never by an interface, which may be in a pod.
+// Package pci reads the network cards of a machine from sysfs: physical functions (PF), virtual functions (VF), their NUMA nodes, drivers
+// and what else decides who may have them. A function is known by its PCI address, never by an interface, which may be in a pod.
 package pci
 
 import (

@@ -106,8 +106,9 @@ func TestScanOddFiles(t *testing.T) {
 		"folder":       {put(func(path string) error { return os.Mkdir(path, 0o700) }), "vendor: is no regular file"},
 		"loop":         {put(func(path string) error { return os.Symlink("vendor", path) }), "vendor: too many levels of symbolic links"},
 		"link outside": {put(func(path string) error { return os.Symlink(outside, path) }), "vendor: path escapes from parent"},
-		"10 MB":        {put(func(path string) error { return os.WriteFile(path, make([]byte, 10<<20), 0o600) }), "vendor: is longer than 4096 bytes"},
-		"a page":       {put(func(path string) error { return os.WriteFile(path, []byte(strings.Repeat(" ", 4090)+"0x8086"), 0o600) }), ""},
+		"10 MB": {put(func(path string) error { return os.WriteFile(path, make([]byte, 10<<20), 0o600) }),
+			"vendor: is longer than 4096 bytes"},
+		"a page": {put(func(path string) error { return os.WriteFile(path, []byte(strings.Repeat(" ", 4090)+"0x8086"), 0o600) }), ""},
 		"folder FIFO": {func(_, vf string) {
 			must(t, os.RemoveAll(filepath.Join(vf, "net")), syscall.Mkfifo(filepath.Join(vf, "net"), 0o600))
 		}, "net: not a directory"},
@@ -224,7 +225,8 @@ func TestScanOddNodes(t *testing.T) {
 
 // FuzzParse: whatever an attribute holds, a value comes out that can be what it stands for, or an error that is one line of ASCII.
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3", "virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {
+	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3",
+		"virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -38,7 +38,8 @@ func TestSetNumVFsRefused(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	before := mustScan(t, sysfs)
 	for _, n := range []int{5, -1} {
-		if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), n); err == nil || !strings.HasSuffix(err.Error(), "VFs: it can have 0 to 4") {
+		if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), n); err == nil ||
+			!strings.HasSuffix(err.Error(), "VFs: it can have 0 to 4") {
 			t.Errorf("%d VFs: %v", n, err)
 		}
 	}
@@ -59,21 +60,25 @@ func TestSetNumVFsFails(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := SetNumVFs(ctx, sysfs, address(t, firstPF), 2); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "give 0000:11:00.0 2 VFs: wait for 0 VFs, have 4: ") {
+	if err := SetNumVFs(ctx, sysfs, address(t, firstPF), 2); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "give 0000:11:00.0 2 VFs: wait for 0 VFs, have 4: ") {
 		t.Error(err)
 	}
 	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("many\n"), 0o600))
-	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 2); err == nil || !strings.Contains(err.Error(), `sriov_numvfs: want a number from 0, have "many"`) {
+	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 2); err == nil ||
+		!strings.Contains(err.Error(), `sriov_numvfs: want a number from 0, have "many"`) {
 		t.Error(err)
 	}
 }
 
-// TestNumVFsContradicted: a PF that has VFs while sriov_numvfs says that it has the number that is asked for is an error, and nothing changes.
+// TestNumVFsContradicted: a PF that has VFs while sriov_numvfs says that it has the number that is asked for is an error, and nothing
+// changes.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("0\n"), 0o600))
 	before := mustScan(t, sysfs)
-	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 0); err == nil || err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist" {
+	if err := SetNumVFs(t.Context(), sysfs, address(t, firstPF), 0); err == nil ||
+		err.Error() != "give "+firstPF+" 0 VFs: sriov_numvfs is 0 and 2 VFs exist" {
 		t.Error(err)
 	}
 	if c := changed(before, mustScan(t, sysfs)); len(c) > 0 {

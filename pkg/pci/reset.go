@@ -14,8 +14,8 @@ import (
 const resetTimeout = 10 * time.Second
 
 // ResetFunction resets a VF by what the kernel knows for it, a function level reset (FLR) where it can. One that has a driver is refused:
-// some drivers then wait for ever, and with them the process that asked. It waits for at most 10 s; nothing can stop the kernel, so that the process
-// may not end before it is done.
+// some drivers then wait for ever, and with them the process that asked. It waits for at most 10 s; nothing can stop the kernel, so that
+// the process may not end before it is done.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return controlledVF(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.driver(); err != nil || driver != "" {

@@ -137,7 +137,8 @@ func TestIsRepresentor(t *testing.T) {
 }
 
 func TestParseVF(t *testing.T) {
-	for name, want := range map[string]int{"virtfn0": 0, "virtfn255": 255, "virtfn": -1, "virtfn01": -1, "virtfn+1": -1, "virtfn-1": -1, "virtfn65536": -1, "physfn": -1, "0": -1} {
+	for name, want := range map[string]int{"virtfn0": 0, "virtfn255": 255, "virtfn": -1, "virtfn01": -1, "virtfn+1": -1, "virtfn-1": -1,
+		"virtfn65536": -1, "physfn": -1, "0": -1} {
 		if got, ok := parseVF(name); got != want || ok != (want >= 0) {
 			t.Errorf("%s: got %d, %t", name, got, ok)
 		}
@@ -145,7 +146,8 @@ func TestParseVF(t *testing.T) {
 }
 
 func TestPairs(t *testing.T) {
-	for want, n := range map[int]ethtool.Channels{8: {CombinedCount: 8, OtherCount: 1}, 4: {RxCount: 4, TxCount: 4}, 9: {CombinedCount: 8, RxCount: 1, TxCount: 3}, 0: {RxCount: 1}} {
+	for want, n := range map[int]ethtool.Channels{8: {CombinedCount: 8, OtherCount: 1}, 4: {RxCount: 4, TxCount: 4},
+		9: {CombinedCount: 8, RxCount: 1, TxCount: 3}, 0: {RxCount: 1}} {
 		if got := pairs(n); got != want {
 			t.Errorf("%+v: %d", n, got)
 		}
@@ -171,7 +173,8 @@ func TestChannelsElsewhere(t *testing.T) {
 }
 
 func BenchmarkScan1024(b *testing.B) {
-	for name, m := range map[string]pcitest.Machine{"pods": {Nodes: 2, PFs: 4, VFs: 128, InPods: true}, "interfaces": {Nodes: 2, PFs: 4, VFs: 128}} {
+	for name, m := range map[string]pcitest.Machine{"pods": {Nodes: 2, PFs: 4, VFs: 128, InPods: true},
+		"interfaces": {Nodes: 2, PFs: 4, VFs: 128}} {
 		b.Run(name, func(b *testing.B) {
 			sysfs := pcitest.Generate(b, m)
 			b.ReportAllocs()

@@ -19,9 +19,9 @@ const (
 	noQuieter = time.Second
 )
 
-// Watch scans, and again after events of the kernel and after each poll at the latest. It sends each snapshot that differs from the one before,
-// the first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an error; later
-// ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
+// Watch scans, and again after events of the kernel and after each poll at the latest. It sends each snapshot that differs from the one
+// before, the first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an
+// error; later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	events, err := kernel.Events(ctx)
 	if err != nil {

@@ -97,7 +97,8 @@ func TestPrevResult(t *testing.T) {
 			}
 		}
 	}
-	res, _, err := prevResult(envelope{CNIVersion: "1.1.0", PrevResult: json.RawMessage(`{"cniVersion":"0.4.0",` + prevResults()["0.4.0"] + `}`)})
+	res, _, err := prevResult(envelope{CNIVersion: "1.1.0",
+		PrevResult: json.RawMessage(`{"cniVersion":"0.4.0",` + prevResults()["0.4.0"] + `}`)})
 	if err != nil || len(res.IPs) != 1 {
 		t.Errorf("of another version than the configuration: %+v, %v", res, err)
 	}
@@ -147,7 +148,8 @@ func TestValidAttachments(t *testing.T) {
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {}, // libcni sends both, and the same
+		// libcni sends both, and the same
+		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {
 		rec := &recorder{}

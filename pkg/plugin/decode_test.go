@@ -96,7 +96,8 @@ func TestUnknownKeysWithin(t *testing.T) {
 
 func TestWrongTypes(t *testing.T) {
 	r := quiet("ADD")
-	for config, ok := range map[string]bool{`{"rate":1,"ipam":{"subnet":"x"}}`: true, `{"rate":"x"}`: false, `{"ipam":[]}`: false, `{"ipam":{"subnet":7}}`: false} {
+	for config, ok := range map[string]bool{`{"rate":1,"ipam":{"subnet":"x"}}`: true, `{"rate":"x"}`: false, `{"ipam":[]}`: false,
+		`{"ipam":{"subnet":7}}`: false} {
 		r.Config = []byte(config)
 		var raw mirror
 		for _, err := range []error{r.Decode(&raw), r.DecodeWithin("ipam", &raw)} {
@@ -111,7 +112,8 @@ func TestWrongTypes(t *testing.T) {
 }
 
 func TestBadJSON(t *testing.T) {
-	for _, config := range []string{"", " ", "[]", "null", "\x00", "1", `"x"`, "{", `{"cniVersion":1}`, `{"name":[]}`, "NaN", "\ufeff{}", `{"a":}`,
+	for _, config := range []string{"", " ", "[]", "null", "\x00", "1", `"x"`, "{", `{"cniVersion":1}`, `{"name":[]}`, "NaN", "\ufeff{}",
+		`{"a":}`,
 		`{"cniVersion":"1.1.0","name":"net"}{}`, strings.Repeat(`{"a":`, 20000), `{"a":"` + strings.Repeat("x", maxConfig) + `"}`} {
 		rec := &recorder{}
 		f := run(rec.plugin(), newEnv("DEL"), config).refused(t, CodeDecode)

@@ -46,7 +46,8 @@ func TestHostileNames(t *testing.T) {
 		} {
 			for _, value := range values {
 				rec := &recorder{}
-				f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere", variable, value), config(`"prevResult":{}`)).refused(t, CodeEnvironment)
+				f := run(rec.plugin(), newEnv(verb).with("CNI_NETNS", "/nowhere", variable, value), config(`"prevResult":{}`)).refused(t,
+					CodeEnvironment)
 				if !strings.Contains(f.Msg, variable) || strings.ContainsFunc(f.Msg+f.Details, unprintable) || len(f.Msg) > 1000 {
 					t.Errorf("%s %s=%q: %+v", verb, variable, value, f)
 				}
@@ -79,7 +80,8 @@ func TestMissingVariables(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	for _, verb := range []string{"FOO", "add", "ADD ", "ADD\n", strings.Repeat("A", 5000)} {
-		if f := run(Plugin{Name: "x"}, newEnv(verb), config("")).refused(t, CodeEnvironment); !strings.Contains(f.Msg, "CNI_COMMAND") || len(f.Msg) > 1000 {
+		if f := run(Plugin{Name: "x"}, newEnv(verb), config("")).refused(t, CodeEnvironment); !strings.Contains(f.Msg, "CNI_COMMAND") ||
+			len(f.Msg) > 1000 {
 			t.Errorf("%q: %+v", verb, f)
 		}
 	}
@@ -95,7 +97,8 @@ func TestCheckArgs(t *testing.T) {
 		"": true, ";": true, "MAC=a;IP=b": true, "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=d;": true,
 		"IgnoreUnknown=1;X=1": true, "X=1;IgnoreUnknown=true": true, "X=1;IgnoreUnknown=True;Y=2": true, "IgnoreUnknown=1;bare": true,
 		"MAC=a=b=c": true, "MAC=a;MAC=b": true, "IgnoreUnknown=0": true,
-		"X=1": false, "IgnoreUnknown=0;X=1": false, "IgnoreUnknown=;X=1": false, "CommonArgs=1": false, "bare": false, "=v": false, "mac=x": false,
+		"X=1": false, "IgnoreUnknown=0;X=1": false, "IgnoreUnknown=;X=1": false, "CommonArgs=1": false, "bare": false, "=v": false,
+		"mac=x": false,
 	} {
 		err := checkArgs(s, parseArgs(s))
 		if (err == nil) != ok || err != nil && Code(err) != CodeEnvironment {
@@ -126,7 +129,8 @@ func TestBadArgsOnDel(t *testing.T) {
 
 // TestForeignArgs: a plugin that takes nothing but the pod's name from CNI_ARGS works whatever they hold, and logs what is wrong.
 func TestForeignArgs(t *testing.T) {
-	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`, "X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {
+	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`,
+		"X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {
 		for _, verb := range []string{"ADD", "CHECK"} {
 			rec := &recorder{}
 			p := rec.plugin()

@@ -56,7 +56,8 @@ func TestCode(t *testing.T) {
 // TestCodes pins what runtimes, scripts and documents know by now.
 func TestCodes(t *testing.T) {
 	want := []uint{1, 2, 3, 4, 5, 6, 7, 8, 11, 50, 51, 100, 101, 102, 103, 104, 105, 999}
-	got := []uint{CodeVersion, CodeUnsupported, CodeUnknown, CodeEnvironment, CodeIO, CodeDecode, CodeConfig, CodeNetns, CodeTryAgain, CodeNotAvailable,
+	got := []uint{CodeVersion, CodeUnsupported, CodeUnknown, CodeEnvironment, CodeIO, CodeDecode, CodeConfig, CodeNetns, CodeTryAgain,
+		CodeNotAvailable,
 		CodeLimited, CodeStateDiffers, CodeExhausted, CodeAddressTaken, CodeDevice, CodePortConflict, CodeKernelFeature, CodeInternal}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -118,7 +118,8 @@ func walkKeys(dec *json.Decoder, path string, duplicate func(path string)) {
 }
 
 // conventional are the capabilities of CONVENTIONS.md and of containerd and CRI-O.
-var conventional = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases", "cgroupPath",
+var conventional = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
+	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
 // Capabilities returns a finding for each capability that looks like a misspelt one, and one when the capability needed is not asked for:

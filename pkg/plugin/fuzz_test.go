@@ -40,14 +40,16 @@ func FuzzConfig(f *testing.F) {
 		if err := json.Unmarshal([]byte(o.stdout), &fail); err != nil {
 			t.Fatal(err)
 		}
-		if fail.Code == 0 || fail.Code == CodeInternal || !p.supports(fail.CNIVersion) || strings.ContainsFunc(fail.Msg+fail.Details, unprintable) {
+		if fail.Code == 0 || fail.Code == CodeInternal || !p.supports(fail.CNIVersion) ||
+			strings.ContainsFunc(fail.Msg+fail.Details, unprintable) {
 			t.Fatalf("got %+v", fail)
 		}
 	})
 }
 
 func FuzzArgs(f *testing.F) {
-	for _, seed := range []string{"", ";", "=", "A=1", "A=1;B=2;", "A=b=c", "IgnoreUnknown=1;X=2", "K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop", "bare"} {
+	for _, seed := range []string{"", ";", "=", "A=1", "A=1;B=2;", "A=b=c", "IgnoreUnknown=1;X=2", "K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop",
+		"bare"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -69,7 +71,8 @@ func FuzzPrevResult(f *testing.F) {
 		f.Add(v, `{`+body+`}`)
 		f.Add(v, `{"cniVersion":"`+v+`",`+body+`}`)
 	}
-	for _, seed := range []string{`{"interfaces":[null]}`, `{"ips":[null]}`, `{"routes":[null]}`, `{"ips":[{}]}`, `{"ips":[{"interface":-1}]}`, `{"dns":null}`, `[]`} {
+	for _, seed := range []string{`{"interfaces":[null]}`, `{"ips":[null]}`, `{"routes":[null]}`, `{"ips":[{}]}`, `{"ips":[{"interface":-1}]}`,
+		`{"dns":null}`, `[]`} {
 		f.Add("1.1.0", seed)
 		f.Add("0.4.0", seed)
 		f.Add("0.2.0", seed)
@@ -91,7 +94,8 @@ func FuzzPrevResult(f *testing.F) {
 }
 
 func FuzzValidAttachments(f *testing.F) {
-	for _, seed := range []string{"null", "[]", `[{"containerID":"a","ifname":"b"}]`, `[{}]`, `{}`, `[null]`, `7`, `[{"containerID":"a","containerID":"","ifname":"b"}]`} {
+	for _, seed := range []string{"null", "[]", `[{"containerID":"a","ifname":"b"}]`, `[{}]`, `{}`, `[null]`, `7`,
+		`[{"containerID":"a","containerID":"","ifname":"b"}]`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, list string) {

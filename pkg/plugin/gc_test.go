@@ -100,8 +100,9 @@ func TestConfigForDel(t *testing.T) {
 func TestDeadAttachments(t *testing.T) {
 	const valid = `"cni.dev/valid-attachments":null,`
 	for keys, want := range map[string]map[Attachment]bool{
-		valid + `"podlace/dead-attachments":null`:                                                        {},
-		valid + `"podlace/dead-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"old"}]`: {{"a", "eth0"}: true, {"old", ""}: true},
+		valid + `"podlace/dead-attachments":null`: {},
+		valid + `"podlace/dead-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"old"}]`: {{"a", "eth0"}: true,
+			{"old", ""}: true},
 	} {
 		rec := &recorder{}
 		run(rec.plugin(), newEnv("GC"), config(keys)).ok(t, "")

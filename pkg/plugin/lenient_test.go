@@ -19,7 +19,8 @@ func TestDelOfAnyVersion(t *testing.T) {
 		for _, verb := range []string{"DEL", "STATUS"} {
 			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0"}
 			var out, log bytes.Buffer
-			exit := p.Run(func(name string) string { return env[name] }, strings.NewReader(fmt.Sprintf(`{"cniVersion":%s,"name":"net"}`, version)), &out, &log)
+			exit := p.Run(func(name string) string { return env[name] }, strings.NewReader(fmt.Sprintf(`{"cniVersion":%s,"name":"net"}`, version)),
+				&out, &log)
 			if (exit == 0) != (verb == "DEL") {
 				t.Errorf("%s with cniVersion %s: exit %d, %s", verb, version, exit, out.String())
 			}

@@ -44,8 +44,8 @@ const (
 	ownNetns  = noNetns("is the namespace of the plugin itself")
 )
 
-// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused. The error is fs.ErrNotExist
-// when the path certainly leads to no namespace of a pod.
+// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused. The error is
+// fs.ErrNotExist when the path certainly leads to no namespace of a pod.
 func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {

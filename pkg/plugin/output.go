@@ -93,7 +93,8 @@ func (r *Request) errorJSON(err error) []byte {
 
 // notReadAsSuccess rewords what go-cni takes for "already gone" and answers with success (go-cni cni.go, Remove).
 func notReadAsSuccess(msg string) string {
-	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file", "missing file").Replace(msg)
+	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
+		"missing file").Replace(msg)
 }
 
 func (r *Request) identity() string {

@@ -30,7 +30,8 @@ func ipnet(s string) net.IPNet {
 func everything() *types100.Result {
 	table := 100
 	return &types100.Result{
-		Interfaces: []*types100.Interface{{Name: "eth0", Mac: "02:00:00:00:00:01", Mtu: 1400, Sandbox: "/x", SocketPath: "/s", PciID: "0000:01:00.0"}},
+		Interfaces: []*types100.Interface{{Name: "eth0", Mac: "02:00:00:00:00:01", Mtu: 1400, Sandbox: "/x", SocketPath: "/s",
+			PciID: "0000:01:00.0"}},
 		IPs: []*types100.IPConfig{
 			{Interface: types100.Int(0), Address: ipnet("10.1.0.5/24"), Gateway: net.ParseIP("10.1.0.1")},
 			{Interface: types100.Int(0), Address: ipnet("fd00::5/64"), Gateway: net.ParseIP("fd00::1")},
@@ -153,7 +154,8 @@ func TestDelIsNotReadAsSuccess(t *testing.T) {
 			t.Errorf("%q: got %+v", text, f)
 		}
 	}
-	if f := run(failing(errors.New("link not found")), env{"CNI_COMMAND": "GC", "CNI_PATH": "/"}, config(`"cni.dev/valid-attachments":[]`)).refused(t, CodeIO); !strings.Contains(f.Msg, "not found") || f.Details != "network=net" {
+	if f := run(failing(errors.New("link not found")), env{"CNI_COMMAND": "GC", "CNI_PATH": "/"},
+		config(`"cni.dev/valid-attachments":[]`)).refused(t, CodeIO); !strings.Contains(f.Msg, "not found") || f.Details != "network=net" {
 		t.Errorf("GC: %+v", f)
 	}
 }
@@ -178,7 +180,8 @@ func (brokenStream) Write([]byte) (int, error) { return 0, errors.New("broken") 
 
 func TestBrokenStreams(t *testing.T) {
 	var out strings.Builder
-	if exit := (Plugin{Name: "x"}).Run(newEnv("DEL").get, brokenStream{}, &out, io.Discard); exit != 1 || !strings.Contains(out.String(), `"code": 5`) {
+	if exit := (Plugin{Name: "x"}).Run(newEnv("DEL").get, brokenStream{}, &out, io.Discard); exit != 1 ||
+		!strings.Contains(out.String(), `"code": 5`) {
 		t.Errorf("stdin: exit %d, %s", exit, out.String())
 	}
 	if exit := (Plugin{Name: "x"}).Run(env{"CNI_COMMAND": "VERSION"}.get, strings.NewReader(""), brokenStream{}, io.Discard); exit != 1 {

@@ -27,7 +27,8 @@ func TestTakenBack(t *testing.T) {
 	end := make(chan os.Signal, 1)
 	p.listen = func() <-chan os.Signal { return end }
 	end <- syscall.SIGTERM
-	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) || !strings.Contains(o.stdout, "terminated came meanwhile") {
+	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) ||
+		!strings.Contains(o.stdout, "terminated came meanwhile") {
 		t.Errorf("with SIGTERM: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	end <- syscall.SIGTERM

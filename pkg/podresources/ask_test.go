@@ -29,7 +29,8 @@ import (
 func rich() *api.PodResources {
 	numa := func(n int64) *api.TopologyInfo { return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: n}}} }
 	share := "s"
-	return &api.PodResources{Namespace: "shop", Name: "web-0", CpuIds: []int64{9}, Memory: []*api.ContainerMemory{{MemoryType: "memory", Size: 1 << 40, Topology: numa(1)}},
+	return &api.PodResources{Namespace: "shop", Name: "web-0", CpuIds: []int64{9},
+		Memory: []*api.ContainerMemory{{MemoryType: "memory", Size: 1 << 40, Topology: numa(1)}},
 		Containers: []*api.ContainerResources{
 			{Name: "proxy", CpuIds: []int64{3, 200, -1}, Memory: []*api.ContainerMemory{{MemoryType: "hugepages-1Gi", Size: 1 << 30}}},
 			{Name: "app", CpuIds: []int64{1 << 40}, Devices: []*api.ContainerDevices{
@@ -44,13 +45,16 @@ func rich() *api.PodResources {
 // richDevices are the devices of rich.
 func richDevices() []allocation.Device {
 	d := func(resource, id string, numa ...int) allocation.Device {
-		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id, NUMA: numa, CPUs: []int64{1 << 40}}
+		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,
+			NUMA: numa, CPUs: []int64{1 << 40}}
 	}
 	return []allocation.Device{d("fast", "0000:3b:10.2", 0), d("fast", "0000:3b:10.1", 0), d("fast", "0000:af:10.1", 1), d("gpu", "x")}
 }
 
 func TestAsk(t *testing.T) {
-	pods := map[string]*api.PodResources{"shop/web-0": rich(), "shop/web-1": {Namespace: "shop", Name: "web-1", Containers: []*api.ContainerResources{{Name: "app"}}}, "other/web-0": web("app", "other")}
+	pods := map[string]*api.PodResources{"shop/web-0": rich(),
+		"shop/web-1":  {Namespace: "shop", Name: "web-1", Containers: []*api.ContainerResources{{Name: "app"}}},
+		"other/web-0": web("app", "other")}
 	k := start(t, &kubelet{get: func(_ int, r *api.GetPodResourcesRequest) (*api.PodResources, error) {
 		return pods[r.GetPodNamespace()+"/"+r.GetPodName()], nil
 	}})
@@ -77,7 +81,8 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%d bytes: %d devices, %v", size, len(got), err)
 		}
 	}
-	for name, p := range map[string]*api.PodResources{"no bytes": nil, "another": {Namespace: "shop", Name: "web-1"}, "another namespace": {Namespace: "pub", Name: "web-0"}} {
+	for name, p := range map[string]*api.PodResources{"no bytes": nil, "another": {Namespace: "shop", Name: "web-1"},
+		"another namespace": {Namespace: "pub", Name: "web-0"}} {
 		k := start(t, &kubelet{get: always(p)})
 		if got, err := ask(t, k.Kubelet, ""); !errors.Is(err, ErrUnknownPod) {
 			t.Errorf("%s: %v, %v", name, got, err)
@@ -89,8 +94,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestErrors: codes and texts of the kubelet come through, however long, in trailers alone and in several frames; and those that do not pass
-// by themselves are not asked again.
+// TestErrors: codes and texts of the kubelet come through, however long, in trailers alone and in several frames; and those that do not
+// pass by themselves are not asked again.
 func TestErrors(t *testing.T) {
 	for _, text := range []string{"", "100% of\nüber \x7f", strings.Repeat("é%", 20000), strings.Repeat("a", 500_000)} {
 		k := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
@@ -116,9 +121,10 @@ func TestUnknownPod(t *testing.T) {
 	none := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: "web-1"}}, nil
 	}
-	for name, k := range map[string]*kubelet{"Get": {get: notFound}, "List": {list: none}, "by code": {get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
-		return nil, status.Error(codes.NotFound, "no")
-	}}} {
+	for name, k := range map[string]*kubelet{"Get": {get: notFound}, "List": {list: none},
+		"by code": {get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) {
+			return nil, status.Error(codes.NotFound, "no")
+		}}} {
 		start(t, k)
 		if got, err := ask(t, k.Kubelet, "u"); !errors.Is(err, ErrUnknownPod) || got != nil {
 			t.Errorf("%s: %v, %v", name, got, err)
@@ -153,8 +159,8 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24): the kubelet answers ten questions at once and then 50 in a second, and refuses the rest; 80 pods that start together get their devices by
-// asking again. The pauses bound how many questions come: a client that asks again at once asks several times as often.
+// TestBusy (V-24): the kubelet answers ten questions at once and then 50 in a second, and refuses the rest; 80 pods that start together get
+// their devices by asking again. The pauses bound how many questions come: a client that asks again at once asks several times as often.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -254,7 +260,8 @@ func TestTimeUp(t *testing.T) {
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}})
 	silent := start(t, &kubelet{get: func(int, *api.GetPodResourcesRequest) (*api.PodResources, error) { <-hang; return nil, nil }})
-	if _, err := askTwice(t, busy, "u"); err == nil || !strings.Contains(err.Error(), "has: context canceled: Get: gRPC code 8: rejected by rate limit") {
+	if _, err := askTwice(t, busy, "u"); err == nil ||
+		!strings.Contains(err.Error(), "has: context canceled: Get: gRPC code 8: rejected by rate limit") {
 		t.Errorf("got %v", err)
 	}
 	for says, k := range map[string]Kubelet{"connect: no such file": root(t), "i/o timeout": silent.Kubelet} {
@@ -271,8 +278,8 @@ func TestTimeUp(t *testing.T) {
 	}
 }
 
-// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, while the error lacks the text: a slow machine
-// may need longer for the first question.
+// askUntilUp returns the error of Ask after its deadline. The deadline doubles, up to patience, while the error lacks the text: a slow
+// machine may need longer for the first question.
 func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
@@ -350,7 +357,8 @@ func TestForeign(t *testing.T) {
 	if _, err := ask(t, k, "u"); err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a file for a folder: %v", err)
 	}
-	if _, err := Ask(t.Context(), k, strings.Repeat("n", 9000), "web-0", "u"); err == nil || !strings.Contains(err.Error(), "want at most 4096") {
+	if _, err := Ask(t.Context(), k, strings.Repeat("n", 9000), "web-0", "u"); err == nil ||
+		!strings.Contains(err.Error(), "want at most 4096") {
 		t.Errorf("a long name: %.300v", err)
 	}
 }

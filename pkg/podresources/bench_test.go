@@ -28,7 +28,8 @@ func crowd() (pods []*api.PodResources, noted []written) {
 // BenchmarkAsk is one question on a node with a hundred pods that have devices: what a CNI plugin waits for, besides what the kubelet does.
 func BenchmarkAsk(b *testing.B) {
 	pods, noted := crowd()
-	for name, k := range map[string]*kubelet{"Get": {get: always(pods[0])}, "List": {list: func(int) ([]*api.PodResources, error) { return pods, nil }}} {
+	for name, k := range map[string]*kubelet{"Get": {get: always(pods[0])},
+		"List": {list: func(int) ([]*api.PodResources, error) { return pods, nil }}} {
 		start(b, k)
 		for _, uid := range []string{"", noted[0].PodUID} {
 			b.Run(fmt.Sprintf("%s/checkpoint=%t", name, uid != ""), func(b *testing.B) {
@@ -52,7 +53,8 @@ func BenchmarkGRPC(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := api.NewPodResourcesListerClient(conn).Get(b.Context(), &api.GetPodResourcesRequest{PodNamespace: "shop", PodName: "web-0"}); err != nil {
+		if _, err := api.NewPodResourcesListerClient(conn).Get(b.Context(),
+			&api.GetPodResourcesRequest{PodNamespace: "shop", PodName: "web-0"}); err != nil {
 			b.Fatal(err)
 		}
 		conn.Close()

@@ -201,7 +201,8 @@ func (x *exchange) answer() ([]byte, error) {
 	case code != 0:
 		return nil, &statusError{int(code), unescape(x.detail)}
 	case len(x.body) < 5 || x.body[0] != 0 || int(binary.BigEndian.Uint32(x.body[1:])) != len(x.body)-5:
-		return nil, fmt.Errorf("the answer has %d bytes, beginning with %x: want one message, not compressed", len(x.body), x.body[:min(5, len(x.body))])
+		return nil, fmt.Errorf("the answer has %d bytes, beginning with %x: want one message, not compressed", len(x.body),
+			x.body[:min(5, len(x.body))])
 	}
 	return x.body[5:], nil
 }
@@ -229,7 +230,8 @@ func goneAway(f frame) error {
 	if binary.BigEndian.Uint32(f.payload)&^(1<<31) >= 1 {
 		return nil
 	}
-	return &statusError{codeUnavailable, fmt.Sprintf("GOAWAY with code %#x of HTTP/2 %q", binary.BigEndian.Uint32(f.payload[4:]), f.payload[8:min(len(f.payload), 208)])}
+	return &statusError{codeUnavailable, fmt.Sprintf("GOAWAY with code %#x of HTTP/2 %q", binary.BigEndian.Uint32(f.payload[4:]),
+		f.payload[8:min(len(f.payload), 208)])}
 }
 
 // The codes that something is made of (github.com/grpc/grpc/blob/master/doc/statuscodes.md).

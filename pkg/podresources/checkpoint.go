@@ -21,15 +21,15 @@ import (
 // maxCheckpoint is how many bytes the checkpoint may have; that of a node with hundreds of pods has some hundred thousand.
 const maxCheckpoint = 64 << 20
 
-// entry is what kubelets since 1.20 write for a container and a resource, before the sandbox of the pod is made. It is no API; the source is
-// pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
+// entry is what kubelets since 1.20 write for a container and a resource, before the sandbox of the pod is made. It is no API; the source
+// is pkg/kubelet/cm/devicemanager/checkpoint of Kubernetes.
 type entry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// Notes returns the devices of all entries of a checkpoint, a device of two NUMA nodes once for each. The pods, which may have ended, have a UID and no
-// name there. An error means that nothing can be said.
+// Notes returns the devices of all entries of a checkpoint, a device of two NUMA nodes once for each. The pods, which may have ended, have
+// a UID and no name there. An error means that nothing can be said.
 func Notes(path string) (notes []allocation.Device, err error) {
 	data, err := readRegular(path)
 	if err != nil {
@@ -103,8 +103,8 @@ func parseEntries(data []byte) ([]entry, error) {
 	return c.Data.PodDeviceEntries, nil
 }
 
-// confirmed reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also has those of init containers, which
-// PodResources leaves out unless they restart: they are ignored if the pod has another device, since no two pods have the same.
+// confirmed reports whether PodResources and the checkpoint agree on a pod's devices. The checkpoint also has those of init containers,
+// which PodResources leaves out unless they restart: they are ignored if the pod has another device, since no two pods have the same.
 func confirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
 	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {

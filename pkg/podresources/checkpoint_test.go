@@ -53,12 +53,14 @@ func TestContradiction(t *testing.T) {
 		told       *api.PodResources
 		noted      []written
 	}{
-		{"other devices", "tells of [app example.com/fast a, app example.com/fast b], and CHECKPOINT for UID " + after + " of [app example.com/fast c]: that is another pod",
+		{"other devices", "tells of [app example.com/fast a, app example.com/fast b], and CHECKPOINT for UID " + after +
+			" of [app example.com/fast c]: that is another pod",
 			web("app", "b", "a"), []written{fast(before, "app", "a", "b"), fast(after, "app", "c")}},
 		{"one more", "[app example.com/fast a, app example.com/fast b], and", web("app", "a", "b"), []written{fast(after, "app", "a")}},
 		{"one less", "of [app example.com/fast a, app example.com/fast b]: that", web("app", "a"), []written{fast(after, "app", "a", "b")}},
 		{"another container", "of [web example.com/fast a]: that", web("app", "a"), []written{fast(after, "web", "a")}},
-		{"another resource", "of [app example.com/slow a]: that", web("app", "a"), []written{{after, "app", "example.com/slow", map[int64][]string{-1: {"a"}}, nil}}},
+		{"another resource", "of [app example.com/slow a]: that", web("app", "a"),
+			[]written{{after, "app", "example.com/slow", map[int64][]string{-1: {"a"}}, nil}}},
 		{"the pod has none", "for UID " + after + " of no devices: that", web("app", "a"), []written{fast(before, "app", "a")}},
 		{"another has none", "tells of no devices, and", web("app"), []written{fast(after, "app", "a")}},
 		{"only an init container has one", "tells of no devices, and", web("app"), []written{fast(after, "init", "a")}},
@@ -67,7 +69,8 @@ func TestContradiction(t *testing.T) {
 			t.Parallel()
 			k := start(t, &kubelet{get: always(c.told)})
 			k.note(t, c.noted...)
-			if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(c.says, "CHECKPOINT", k.Checkpoint)) {
+			if got, err := askTwice(t, k, after); err == nil ||
+				!strings.Contains(err.Error(), strings.ReplaceAll(c.says, "CHECKPOINT", k.Checkpoint)) {
 				t.Errorf("%v, %v", got, err)
 			}
 		})
@@ -114,18 +117,24 @@ func (k *kubelet) spoil(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable (V-25): without a checkpoint that says anything the name counts for devices, unless two pods have it; that a pod has none is not believed.
+// TestUnreadable (V-25): without a checkpoint that says anything the name counts for devices, unless two pods have it; that a pod has none
+// is not believed.
 func TestUnreadable(t *testing.T) {
 	one := start(t, &kubelet{get: always(web("app", "a"))})
 	two := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{web("app", "a"), web("app", "b")}, nil
 	}})
 	none := start(t, &kubelet{get: always(web("app"))})
-	for name, data := range map[string]string{"missing": "", "garbage": "{", "no JSON": `{"Data":{"PodDeviceEntries":[x]},"Checksum":1}`, "text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
-		"no checksum": `{"Data":{"PodDeviceEntries":[]}}`, "other keys": `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`, "without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
-		"without devices":                        `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
-		"without devices, in the kubelet's form": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`,
-		"another format":                         `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large", "folder": "folder"} {
+	for name, data := range map[string]string{"missing": "", "garbage": "{", "no JSON": `{"Data":{"PodDeviceEntries":[x]},"Checksum":1}`,
+		"text": "hello", "null": `{"Data":{"PodDeviceEntries":null}}`,
+		"no checksum":      `{"Data":{"PodDeviceEntries":[]}}`,
+		"other keys":       `{"Data":{"PodDeviceEntries":[{"UID":"` + after + `","ResourceName":"r","DeviceIDs":{}}]}}`,
+		"without resource": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","DeviceIDs":{}}]}}`,
+		"without devices":  `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before + `","ResourceName":"r"}]}}`,
+		"without devices, in the kubelet's form": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + before +
+			`","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`,
+		"another format": `{"Data":{"Pods":[]}}`, "torn": `{"Data":{"PodDeviceEntries":[{"PodUID":"` + after + `","Cont`, "large": "large",
+		"folder": "folder"} {
 		for _, k := range []*kubelet{one, two, none} {
 			k.spoil(t, data)
 		}
@@ -183,14 +192,16 @@ func TestNoneConfirmed(t *testing.T) {
 		if got, err := ask(t, k.Kubelet, after); err != nil || len(got) != 0 {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
-		if got, err := ask(t, k.Kubelet, ""); err == nil || !strings.Contains(err.Error(), "does not confirm that: the runtime does not say the pod's UID") {
+		if got, err := ask(t, k.Kubelet, ""); err == nil ||
+			!strings.Contains(err.Error(), "does not confirm that: the runtime does not say the pod's UID") {
 			t.Errorf("%s, without UID: %v, %v", name, got, err)
 		}
 	}
 	if err := os.Remove(k.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := askTwice(t, k, after); err == nil || !strings.Contains(err.Error(), "does not confirm that: there is none: open "+k.Checkpoint) {
+	if got, err := askTwice(t, k, after); err == nil ||
+		!strings.Contains(err.Error(), "does not confirm that: there is none: open "+k.Checkpoint) {
 		t.Errorf("missing, and the kubelet may write it soon: %v, %v", got, err)
 	}
 }
@@ -211,6 +222,7 @@ func known() map[string][]written {
 		"none": nil, "empty": {}, "one": {fast(after, "app", "a")}, "two": {fast(before, "app", "a"), fast(after, "app", "b", "c")},
 		"no NUMA node":              {{after, "app", "example.com/fast", map[int64][]string{-1: {"a"}}, []byte("\n\x0adevice?>")}},
 		"two nodes, nothing to say": {{after, "app", "example.com/fast", map[int64][]string{0: {"a"}, 1: {"b"}}, []byte{}}},
-		"without a device":          {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}}, {before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
+		"without a device": {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}},
+			{before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
 	}
 }

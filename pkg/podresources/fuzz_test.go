@@ -34,7 +34,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add(recorded(right))
 	f.Add(recorded(func(p *peer) {
 		p.WriteDataPadded(1, true, []byte("x"), make([]byte, 3))
-		p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, PadLength: 2, EndHeaders: true, Priority: http2.PriorityParam{Weight: 1}, BlockFragment: []byte("abc")})
+		p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, PadLength: 2, EndHeaders: true, Priority: http2.PriorityParam{Weight: 1},
+			BlockFragment: []byte("abc")})
 		p.WriteRawFrame(http2.FrameData, 8, 1, []byte{1})
 	}))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -119,7 +120,8 @@ func theirs(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) 
 					nodes = append(nodes, int(n.GetID()))
 				}
 				for _, id := range d.GetDeviceIds() {
-					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i, Resource: d.GetResourceName(), ID: id, NUMA: nodes, CPUs: c.GetCpuIds()})
+					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i,
+						Resource: d.GetResourceName(), ID: id, NUMA: nodes, CPUs: c.GetCpuIds()})
 				}
 			}
 		}
@@ -166,8 +168,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// FuzzCheckpoint: whatever stands in the file, each entry that is returned has what it needs, an error returns none, and readCheckpoint returns for each UID
-// what Notes returns, errors included.
+// FuzzCheckpoint: whatever stands in the file, each entry that is returned has what it needs, an error returns none, and readCheckpoint
+// returns for each UID what Notes returns, errors included.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range known() {
 		f.Add(marshal(f, entries), after)

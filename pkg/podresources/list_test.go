@@ -30,7 +30,8 @@ func TestList(t *testing.T) {
 		}
 		return []*api.PodResources{rich(), other, {Namespace: "shop", Name: "plain"}}, nil
 	}})
-	want := append([]allocation.Device{{Namespace: "bank", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "z"}}, richDevices()...)
+	want := append([]allocation.Device{{Namespace: "bank", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "z"}},
+		richDevices()...)
 	got, err := List(t.Context(), k.Kubelet)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(k.questions()) != 3 {
 		t.Errorf("%v after %d questions\n%s", err, len(k.questions()), diff)
@@ -57,7 +58,8 @@ func TestAllocatable(t *testing.T) {
 // TestListFails: List returns a permanent error at once, and retries after a temporary one until the deadline.
 func TestListFails(t *testing.T) {
 	broken := start(t, &kubelet{list: func(int) ([]*api.PodResources, error) { return nil, status.Error(codes.Internal, "broken") }})
-	if got, err := List(t.Context(), broken.Kubelet); got != nil || err == nil || !strings.Contains(err.Error(), "broken") || !slices.Equal(broken.questions(), []string{"List"}) {
+	if got, err := List(t.Context(), broken.Kubelet); got != nil || err == nil || !strings.Contains(err.Error(), "broken") ||
+		!slices.Equal(broken.questions(), []string{"List"}) {
 		t.Errorf("%v, %v after %d questions", got, err, len(broken.questions()))
 	}
 	none := root(t)

@@ -59,14 +59,16 @@ type Kubelet struct {
 	Resources []string
 }
 
-// At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all the same.
+// At is the kubelet of a root folder, such as /var/lib/kubelet. Where kubelets have another root, the checkpoint is in /var/lib/kubelet all
+// the same.
 func At(dir string) Kubelet {
-	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"), Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
+	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"),
+		Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
 }
 
-// Ask returns the devices of a pod in the order of its containers, among which are no init containers but those that restart. While the kubelet
-// is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a checkpoint, devices are
-// believed by the pod's name alone; that there are none is an error then.
+// Ask returns the devices of a pod in the order of its containers, among which are no init containers but those that restart. While the
+// kubelet is away, busy, or contradicts its checkpoint, the question is put again until ctx ends. With an empty uid, or without a
+// checkpoint, devices are believed by the pod's name alone; that there are none is an error then.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
 	method, last := "Get", error(nil)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -149,7 +151,8 @@ func (k Kubelet) choose(pods []pod, uid string) ([]allocation.Device, error) {
 		}
 		told = append(told, list(devices))
 	}
-	return nil, fmt.Errorf("the kubelet tells of %s, and %s for UID %s of %s: %w", strings.Join(told, " or "), k.Checkpoint, uid, list(noted), errOtherPod)
+	return nil, fmt.Errorf("the kubelet tells of %s, and %s for UID %s of %s: %w", strings.Join(told, " or "), k.Checkpoint, uid, list(noted),
+		errOtherPod)
 }
 
 func (k Kubelet) wanted(devices []allocation.Device) []allocation.Device {
@@ -192,7 +195,8 @@ func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
 	return k.wanted(devices), err
 }
 
-// repeat repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait for.
+// repeat repeats a question that came too fast after others, or while the kubelet started. Without a socket there is no kubelet to wait
+// for.
 func (k Kubelet) repeat(ctx context.Context, method string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -226,11 +230,13 @@ func temporary(err error) bool {
 		return s.code == codeResourceExhausted || s.code == codeUnavailable
 	}
 	// EAGAIN: more connect than the kubelet has accepted.
-	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.EAGAIN}
+	soon := []error{errOtherPod, io.EOF, io.ErrUnexpectedEOF, syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE,
+		syscall.EAGAIN}
 	return slices.ContainsFunc(soon, func(e error) bool { return errors.Is(err, e) })
 }
 
-// sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether ctx goes on.
+// sleep waits between half a pause and a whole, so that pods that start together do not ask together again and again. It reports whether
+// ctx goes on.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -192,15 +192,17 @@ func TestRequest(t *testing.T) {
 	if _, err := ask(t, k, ""); err != nil {
 		t.Fatal(err)
 	}
-	want := []hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: "/v1.PodResourcesLister/Get"},
-		{Name: ":authority", Value: "localhost"}, {Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"}, {Name: "user-agent", Value: "podlace"}}
+	want := []hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: "/v1.PodResourcesLister/Get"},
+		{Name: ":authority", Value: "localhost"}, {Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+		{Name: "user-agent", Value: "podlace"}}
 	if diff := cmp.Diff(want, <-got); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestFrames: all that HTTP/2 lets a server do meanwhile changes nothing: padding, priority, cut headers, settings, pings, unknown frames, and
-// the announcement that it takes no more questions. Settings and pings are acknowledged.
+// TestFrames: all that HTTP/2 lets a server do meanwhile changes nothing: padding, priority, cut headers, settings, pings, unknown frames,
+// and the announcement that it takes no more questions. Settings and pings are acknowledged.
 func TestFrames(t *testing.T) {
 	acked := make(chan []string, 1)
 	k, count := serve(t, func(p *peer) {
@@ -292,15 +294,19 @@ func TestGarbage(t *testing.T) {
 		"of stream 3":                                  after(func(p *peer) { p.WriteData(3, false, nil) }),
 		"of type 5 out of place":                       after(func(p *peer) { p.WriteRawFrame(http2.FramePushPromise, 4, 1, make([]byte, 4)) }),
 		"of type 9 out of place":                       after(func(p *peer) { p.WriteContinuation(1, true, nil) }),
-		"headers without their end":                    after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil); p.WriteData(1, true, nil) }),
-		"a frame of 3 bytes with 3 bytes of padding":   after(func(p *peer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
-		"a frame of 0 bytes with 1 bytes of padding":   after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
-		"a frame of 4 bytes with 0 bytes of padding":   after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte, 4)) }),
-		"RST_STREAM of 3 bytes":                        after(func(p *peer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
-		"GOAWAY of 7 bytes":                            after(func(p *peer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
-		"gRPC code 13: RST_STREAM with code 0x2":       after(func(p *peer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
-		"headers: decoding error: invalid indexed ":    after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
-		"truncated headers":                            after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
+		"headers without their end": after(func(p *peer) {
+			p.WriteRawFrame(http2.FrameHeaders, 0, 1, nil)
+			p.WriteData(1, true,
+				nil)
+		}),
+		"a frame of 3 bytes with 3 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameData, 8, 1, []byte{3, 0, 0}) }),
+		"a frame of 0 bytes with 1 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 8|4, 1, nil) }),
+		"a frame of 4 bytes with 0 bytes of padding": after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 0x20|4, 1, make([]byte, 4)) }),
+		"RST_STREAM of 3 bytes":                      after(func(p *peer) { p.WriteRawFrame(http2.FrameRSTStream, 0, 1, make([]byte, 3)) }),
+		"GOAWAY of 7 bytes":                          after(func(p *peer) { p.WriteRawFrame(http2.FrameGoAway, 0, 0, make([]byte, 7)) }),
+		"gRPC code 13: RST_STREAM with code 0x2":     after(func(p *peer) { p.WriteRSTStream(1, http2.ErrCodeInternal) }),
+		"headers: decoding error: invalid indexed ":  after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0xfe}) }),
+		"truncated headers":                          after(func(p *peer) { p.WriteRawFrame(http2.FrameHeaders, 4, 1, []byte{0x40, 9}) }),
 		"headers of more than 1048576 bytes": after(func(p *peer) {
 			p.WriteRawFrame(http2.FrameHeaders, 0, 1, p.fields("x", strings.Repeat("y", 4000)))
 			for range 300 {
@@ -326,7 +332,8 @@ func TestGarbage(t *testing.T) {
 	} {
 		k, count := serve(t, answer)
 		got, err := ask(t, k, "")
-		if err == nil || !strings.Contains(err.Error(), says) || count() != 1 || !strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: Get: ") {
+		if err == nil || !strings.Contains(err.Error(), says) || count() != 1 ||
+			!strings.HasPrefix(err.Error(), "ask the kubelet at "+k.Socket+" which devices pod shop/web-0 has: Get: ") {
 			t.Errorf("%s: %v, %.300v, %d connections", says, got, err, count())
 		}
 	}
@@ -334,7 +341,8 @@ func TestGarbage(t *testing.T) {
 
 // TestUnescape: as the document has it, what is no escape stays.
 func TestUnescape(t *testing.T) {
-	for s, want := range map[string]string{"": "", "a%20b": "a b", "%c3%BC": "ü", "%": "%", "%4": "%4", "%zz": "%zz", "%41%": "A%", "%%41": "%A", "%+1": "%+1", "a%2": "a%2"} {
+	for s, want := range map[string]string{"": "", "a%20b": "a b", "%c3%BC": "ü", "%": "%", "%4": "%4", "%zz": "%zz", "%41%": "A%",
+		"%%41": "%A", "%+1": "%+1", "a%2": "a%2"} {
 		if got := unescape(s); got != want {
 			t.Errorf("%q: %q, want %q", s, got, want)
 		}

@@ -24,10 +24,10 @@ type Device struct {
 	Info     map[string]string // of additionalInfo
 }
 
-// Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there is a
-// pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
-// unless unknownNuma is "all": the Topology Manager counts only devices that have a topology, if any of the resource has one, and
-// refuses pods although some are free.
+// Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
+// is a pool for each NUMA node with devices. On a machine with several nodes, devices whose node is unknown do not share a pool with others
+// unless unknownNuma is "all": the Topology Manager counts only devices that have a topology, if any of the resource has one, and refuses
+// pods although some are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
@@ -129,7 +129,8 @@ func (n *node) only() int {
 	return 0
 }
 
-// mixed tells whether devices must be kept apart because the node of some is unknown. Names that have no room for an ending stay as they are.
+// mixed tells whether devices must be kept apart because the node of some is unknown. Names that have no room for an ending stay as they
+// are.
 func (r *Resource) mixed(n *node, devices []Device) bool {
 	if !r.splits(noNUMA) || !n.several() || len(r.Name)+len(noNUMA) > maxName {
 		return false

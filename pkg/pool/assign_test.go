@@ -105,16 +105,20 @@ func TestAssign(t *testing.T) {
 		{`{"resourceName":"x",` + intel + `}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"unknownNuma":"omit"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"unknownNuma":"all"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
-		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; y: n; y_nonuma: u0"},
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`,
+			"x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; y: n; y_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
 		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // nothing else is there to keep apart
 		{`{"resourceName":"` + strings.Repeat("x", 57) + `",` + intel + `}`, strings.Repeat("x", 57) + ": a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
 		{`{"resourceName":"x","splitByNuma":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
-		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
-		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"all","selectors":{"drivers":["vfio-pci","iavf"]}}`, "x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"excludeTopology":true,` + intel + `}`,
+			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
+		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"all","selectors":{"drivers":["vfio-pci","iavf"]}}`,
+			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
-		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"}, // bound already
+		// bound already
+		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
 	} {
 		c := mustParse(t, `{"resourceList":[`+test.config+`]}`)
 		if got := named(Assign(c, worker(), Env{})); got != test.want {
@@ -144,7 +148,8 @@ func TestOneNode(t *testing.T) {
 	}
 	s := worker()
 	s.Nodes = []pci.Node{{ID: 3}}
-	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ib2f0"]}`)), s, Env{})); got != "a_numa3: m0 m1" {
+	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ib2f0"]}`)), s,
+		Env{})); got != "a_numa3: m0 m1" {
 		t.Error(got)
 	}
 }
@@ -155,7 +160,8 @@ func TestSplitOrder(t *testing.T) {
 	for i := range s.Devices {
 		s.Devices[i].NUMANode = map[int]int{0: 1, 1: pci.Unknown, pci.Unknown: 0}[s.Devices[i].NUMANode]
 	}
-	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ens1f1","ib2f0","ens5f0"]}`)), s, Env{})); got != "a_numa0: u0; a_numa1: b0 b1 b2 b3; a_nonuma: m0 m1" {
+	if got := named(Assign(mustParse(t, resource(`"splitByNuma":true,"selectors":{"pfNames":["ens1f1","ib2f0","ens5f0"]}`)), s,
+		Env{})); got != "a_numa0: u0; a_numa1: b0 b1 b2 b3; a_nonuma: m0 m1" {
 		t.Error(got)
 	}
 }
@@ -168,7 +174,8 @@ func TestNodeOffline(t *testing.T) {
 			s.Devices[i].NUMANode = 7
 		}
 	}
-	if got := named(Assign(mustParse(t, resource(`"selectors":{"pfNames":["ens1f0","ib2f0"]}`)), s, Env{})); got != "a: a0 a1 a2 a3; a_nonuma: m0 m1" {
+	if got := named(Assign(mustParse(t, resource(`"selectors":{"pfNames":["ens1f0","ib2f0"]}`)), s,
+		Env{})); got != "a: a0 a1 a2 a3; a_nonuma: m0 m1" {
 		t.Error(got)
 	}
 }
@@ -229,7 +236,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestInterfaceInPod: a device stays in its pool while its interface is in a pod, and also one that is a PF or passed through to a virtual machine.
+// TestInterfaceInPod: a device stays in its pool while its interface is in a pod, and also one that is a PF or passed through to a virtual
+// machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := worker()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],

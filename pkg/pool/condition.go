@@ -58,7 +58,8 @@ func (t nodeTest) met(d subject) bool     { return slices.Contains(t, d.NUMANode
 func (t nodeTest) missing(n *node) (out []string) {
 	for _, id := range t {
 		if id != pci.Unknown && !n.online(id) {
-			out = append(out, fmt.Sprintf("no NUMA node %d on this node; there are: %s", id, orNone(join(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
+			out = append(out, fmt.Sprintf("no NUMA node %d on this node; there are: %s", id,
+				orNone(join(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
 		}
 	}
 	return out

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool makes named pools of network devices out of a configuration and what a scan of the machine found, says of every device why it is
-// where it is, and chooses devices out of a pool. All of it is arithmetic: the same input gives the same answer, and nothing is read or written.
+// Package pool makes named pools of network devices out of a configuration and what a scan of the machine found, says of every device why
+// it is where it is, and chooses devices out of a pool. All of it is arithmetic: the same input gives the same answer, and nothing is read
+// or written.
 //
 // The configuration is that of the SR-IOV network device plugin (config.json), with more keys. What is malformed is an error, and Parse
 // returns all of them. What a node lacks is none, because one configuration serves many nodes: Findings tells it.
@@ -151,7 +152,8 @@ func (r *reader) config(root value, src Source) *Config {
 		r.each(func(v value) {
 			resource := r.resource(v, src.Prefix, cdi)
 			if !onHost(resource.hosts, src.Host) {
-				r.note(v.Place, "resource %s: only for hosts %s, not for this one, %s", resource.FullName(), strings.Join(resource.hosts, ", "), src.Host)
+				r.note(v.Place, "resource %s: only for hosts %s, not for this one, %s", resource.FullName(), strings.Join(resource.hosts, ", "),
+					src.Host)
 				return
 			}
 			for _, p := range resource.Unserved {

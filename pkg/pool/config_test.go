@@ -55,7 +55,8 @@ func TestParse(t *testing.T) {
 }`)
 	want := &Config{
 		Resources: []Resource{
-			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: CDIAnnotation},
+			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+				CDI: CDIAnnotation},
 			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
 				Selectors: []selector{
@@ -65,15 +66,18 @@ func TestParse(t *testing.T) {
 						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
 				},
 				SplitByNUMA: true, UnknownNUMA: unlocatedAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
-			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit, CDI: CDIAnnotation},
+			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", UnknownNUMA: unlocatedOmit, Policy: NUMABestFit,
+				CDI: CDIAnnotation},
 		},
 		PFs: []pfEntry{
 			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
 			{Place: Place{"config.json", 24, "pfs[1]"}, Address: address(0x3b, 0, 1), Offer: true},
 		},
-		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"}, "resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
+		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"},
+			"resource intel.com/elsewhere: only for hosts cpu-*, not for this one, gpu-7"}},
 	}
-	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, pfEntry{}, condition{}), cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, pfEntry{}, condition{}),
+		cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
 	if r := c.Resources[1]; r.FullName() != "example.org/full_1" {
@@ -119,7 +123,8 @@ func TestHosts(t *testing.T) {
 // FuzzParse: whatever the file, there is an error with a line, or a configuration that can be used.
 func FuzzParse(f *testing.F) {
 	s := machine(2, card{bus: 16, node: 0, ports: 2, vfs: 2, vendor: "8086", name: "ens"}, card{bus: 17, node: -1, ports: 1, vfs: 1})
-	for _, seed := range []string{"", "{}", "[", `{"resourceList":[{"resourceName":"a"}]}`, pfs(`{"pfName":"ens0","numVfs":4}`), resource(`"splitByNuma":true`),
+	for _, seed := range []string{"", "{}", "[", `{"resourceList":[{"resourceName":"a"}]}`, pfs(`{"pfName":"ens0","numVfs":4}`),
+		resource(`"splitByNuma":true`),
 		resource(`"selectors":[{"pfNames":["ens0#0-1,7"],"numaNodes":[0,-1],"linkTypes":["ether"]},{"rootDevices":["0000:10:00.1"]}]`),
 		`{"resourceList":[{"resourceName":"a","deviceType":"accelerator"},{"resourceName":"b","SelectorObj":null,"selectors":{"vdpaType":"vhost"}}]}`,
 		resource(`"additionalInfo":{"*":{"a":"b"}},"driver":"vfio-pci","cdi":"off","policy":"pack","hosts":["*"]`)} {
@@ -128,7 +133,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse(source(), data)
 		if err != nil {
-			if p := (Problem{}); c != nil || !errors.As(err, &p) || p.Line < 1 || p.Line > strings.Count(string(data), "\n")+1 || strings.Count(err.Error(), "\n") > maxProblems {
+			if p := (Problem{}); c != nil || !errors.As(err, &p) || p.Line < 1 || p.Line > strings.Count(string(data), "\n")+1 ||
+				strings.Count(err.Error(), "\n") > maxProblems {
 				t.Errorf("%q: %+v, %v", data, c, err)
 			}
 			return

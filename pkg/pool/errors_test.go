@@ -35,7 +35,8 @@ var parseErrors = []struct{ config, want string }{
 	{`{"resourceList":[{"resourceName":7}]}`, "1: resourceList[0].resourceName: 7: want a string"},
 	{`{"resourceList":[{"resourceName":""}]}`, `1: resourceList[0].resourceName: "": want letters, digits, - and _`},
 	{`{"resourceList":[{"resourceName":"a.b"}]}`, `1: resourceList[0].resourceName: "a.b": want letters, digits, - and _`},
-	{`{"resourceList":[{"resourceName":"_a"}]}`, `1: resourceList[0].resourceName: "_a": Kubernetes wants a letter or digit as first and last`},
+	{`{"resourceList":[{"resourceName":"_a"}]}`,
+		`1: resourceList[0].resourceName: "_a": Kubernetes wants a letter or digit as first and last`},
 	{`{"resourceList":[{"resourceName":"` + long + `"}]}`, `1: resourceList[0].resourceName: "` + long + `": want at most 63 characters`},
 	{`{"resourceList":[{"resourceName":"` + long[:55] + `","splitByNuma":true}]}`,
 		`1: resourceList[0].resourceName: "` + long[:55] + `": want at most 54 characters with splitByNuma`},
@@ -49,7 +50,8 @@ var parseErrors = []struct{ config, want string }{
 		"1: resourceList[0]: resource intel.com/a_nonuma: resourceList[1] in line 1 may offer devices by this name"},
 	{resource(`"resourcePrefix":"Intel.com"`), `resourcePrefix: "Intel.com": want a DNS subdomain, such as intel.com`},
 	{resource(`"resourcePrefix":"` + long + `"`), `resourcePrefix: "` + long + `": want a DNS subdomain, such as intel.com`},
-	{resource(`"resourcePrefix":"` + strings.Repeat("a.", 122) + `a"`), `resourcePrefix: "` + strings.Repeat("a.", 40) + `": want a DNS subdomain, such as intel.com`},
+	{resource(`"resourcePrefix":"` + strings.Repeat("a.", 122) + `a"`),
+		`resourcePrefix: "` + strings.Repeat("a.", 40) + `": want a DNS subdomain, such as intel.com`},
 	{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": Kubernetes keeps it for itself`},
 	{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": Kubernetes keeps it for itself`},
 	{resource(`"deviceType":"x"`), `deviceType: "x": want netDevice`},
@@ -60,7 +62,8 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"policy":true`), `policy: true: want a string`},
 	{resource(`"cdi":""`), `cdi: "": want auto, field, annotation, off`},
 	{resource(`"driver":"../x"`), `driver: "../x": want the name of a driver, such as vfio-pci`},
-	{resource(`"driver":"vfio-pci","selectors":{"isRdma":true}`), `driver: vfio-pci: a device bound to it has no RDMA, which resourceList[0].selectors.isRdma wants`},
+	{resource(`"driver":"vfio-pci","selectors":{"isRdma":true}`),
+		`driver: vfio-pci: a device bound to it has no RDMA, which resourceList[0].selectors.isRdma wants`},
 	{resource(`"hosts":["["]`), `hosts[0]: "[": want a pattern for host names, such as worker-*`},
 	{resource(`"hosts":[""]`), `hosts[0]: "": want a pattern for host names, such as worker-*`},
 	{resource(`"additionalInfo":[]`), "additionalInfo: a list: want an object"},
@@ -79,24 +82,29 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"selectors":{"vendors":["0x8086"]}`), `selectors.vendors[0]: "0x8086": want four hexadecimal digits, such as 8086`},
 	{resource(`"selectors":{"devices":["154c","154"]}`), `selectors.devices[1]: "154": want four hexadecimal digits, such as 8086`},
 	{resource(`"selectors":{"drivers":["a b"]}`), `selectors.drivers[0]: "a b": want the name of a driver, such as vfio-pci`},
-	{resource(`"selectors":{"pciAddresses":["3b:10.2"]}`), `selectors.pciAddresses[0]: PCI address "3b:10.2": want domain:bus:device.function, such as 0000:3b:10.2`},
+	{resource(`"selectors":{"pciAddresses":["3b:10.2"]}`),
+		`selectors.pciAddresses[0]: PCI address "3b:10.2": want domain:bus:device.function, such as 0000:3b:10.2`},
 	{resource(`"selectors":{"acpiIndexes":["x"]}`), `selectors.acpiIndexes[0]: "x": want a number in quotes, such as "101"`},
 	{resource(`"selectors":{"pfNames":[""]}`), `selectors.pfNames[0]: "": want the name of an interface, such as ens1f0`},
 	{resource(`"selectors":{"pfNames":["a/b#0"]}`), `selectors.pfNames[0]: "a/b": want the name of an interface, such as ens1f0`},
 	{resource(`"selectors":{"pfNames":["a#"]}`), `selectors.pfNames[0]: "a#": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
 	{resource(`"selectors":{"pfNames":["a#0,"]}`), `selectors.pfNames[0]: "a#0,": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
-	{resource(`"selectors":{"pfNames":["a#1-2-3"]}`), `selectors.pfNames[0]: "a#1-2-3": VFs "1-2-3": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#1-2-3"]}`),
+		`selectors.pfNames[0]: "a#1-2-3": VFs "1-2-3": want numbers up to 65535 after #, such as 0-3,7`},
 	{resource(`"selectors":{"pfNames":["a#-1"]}`), `selectors.pfNames[0]: "a#-1": VFs "-1": want numbers up to 65535 after #, such as 0-3,7`},
-	{resource(`"selectors":{"pfNames":["a#65536"]}`), `selectors.pfNames[0]: "a#65536": VFs "65536": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#65536"]}`),
+		`selectors.pfNames[0]: "a#65536": VFs "65536": want numbers up to 65535 after #, such as 0-3,7`},
 	{resource(`"selectors":{"pfNames":["a#3-1"]}`), `selectors.pfNames[0]: "a#3-1": VFs 3-1: want the smaller number first`},
-	{resource(`"selectors":{"rootDevices":["a#3"]}`), `selectors.rootDevices[0]: PCI address "a": want domain:bus:device.function, such as 0000:3b:10.2`},
+	{resource(`"selectors":{"rootDevices":["a#3"]}`),
+		`selectors.rootDevices[0]: PCI address "a": want domain:bus:device.function, such as 0000:3b:10.2`},
 	{resource(`"selectors":{"linkTypes":["infini"]}`), `selectors.linkTypes[0]: "infini": want ether or infiniband`},
 	{resource(`"selectors":{"isRdma":"true"}`), `selectors.isRdma: "true": want a boolean`},
 	{resource(`"selectors":{"needVhostNet":1}`), `selectors.needVhostNet: 1: want a boolean`},
 	{resource(`"selectors":{"numaNodes":[-2]}`), `selectors.numaNodes[0]: -2: want a whole number between -1 and 1023`},
 	{resource(`"selectors":{"numaNodes":["0"]}`), `selectors.numaNodes[0]: "0": want a number`},
 	{resource(`"selectors":{"numaNodes":[1e0]}`), `selectors.numaNodes[0]: 1e0: want a whole number between -1 and 1023`},
-	{resource(`"selectors":{"numaNodes":[` + strings.Repeat("9", 99) + `]}`), `selectors.numaNodes[0]: ` + strings.Repeat("9", 40) + `: want a whole number between -1 and 1023`},
+	{resource(`"selectors":{"numaNodes":[` + strings.Repeat("9", 99) + `]}`),
+		`selectors.numaNodes[0]: ` + strings.Repeat("9", 40) + `: want a whole number between -1 and 1023`},
 	// PFs.
 	{pfs(`{"numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
 	{pfs(`{"pfName":"a","pciAddress":"0000:3b:00.0","numVfs":1}`), "pfs[0]: want either pfName or pciAddress"},
@@ -163,7 +171,8 @@ config.json:9: cdi: 1: want a string`
 	if lines := strings.Split(err.Error(), "\n"); len(lines) != 101 || lines[100] != "config.json: 51 more errors" {
 		t.Errorf("%d lines: %s", len(lines), lines[len(lines)-1])
 	}
-	if _, err = Parse(Source{File: "f"}, []byte(`{"resourceList":[]}`)); err == nil || err.Error() != `f:1: default resourcePrefix: "": want a DNS subdomain, such as intel.com` {
+	if _, err = Parse(Source{File: "f"}, []byte(`{"resourceList":[]}`)); err == nil ||
+		err.Error() != `f:1: default resourcePrefix: "": want a DNS subdomain, such as intel.com` {
 		t.Error(err)
 	}
 }

@@ -46,7 +46,8 @@ func TestExplain(t *testing.T) {
 	for name, want := range map[string][]string{
 		"a1": {"intel.com/x offered: meets resourceList[0].selectors[0]",
 			"intel.com/x: meets resourceList[0].selectors[0]",
-			"  resourceList[0].selectors[0] is met", first + "pfNames want ens1f0#0-1, found ens1f0#1: yes", first + "drivers want iavf, found iavf: yes",
+			"  resourceList[0].selectors[0] is met", first + "pfNames want ens1f0#0-1, found ens1f0#1: yes",
+			first + "drivers want iavf, found iavf: yes",
 			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
 			"intel.com/y: intel.com/x in line 2 took it first",
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
@@ -88,7 +89,8 @@ func TestExplain(t *testing.T) {
 		t.Error(got)
 	}
 	c = mustParse(t, resource(`"driver":"vfio-pci","selectors":{"drivers":["iavf"]}`))
-	if diff := cmp.Diff([]string{"intel.com/a_nonuma offered: meets resourceList[0].selectors", "intel.com/a: meets resourceList[0].selectors", "  resourceList[0].selectors is met",
+	if diff := cmp.Diff([]string{"intel.com/a_nonuma offered: meets resourceList[0].selectors", "intel.com/a: meets resourceList[0].selectors",
+		"  resourceList[0].selectors is met",
 		"  resourceList[0].selectors.drivers want iavf, found vfio-pci: yes"}, explained(c, "u0", Env{})); diff != "" {
 		t.Error(diff)
 	}
@@ -123,10 +125,12 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
 			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: it takes every network device that is left"},
-		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`, "1: resourceList[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
-			"1: resourceList[0]: resource intel.com/x: no device on this node matches"},
+		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`,
+			"1: resourceList[0].selectors.vendors: no device on this node is of ffff; there are: 14e4, 15b3, 8086\n" +
+				"1: resourceList[0]: resource intel.com/x: no device on this node matches"},
 		{`{"resourceList":[]}`, "1: resourceList: there is no resource: nothing is offered"},
-		{`{"resourceList":[` + quiet + `,{"resourceName":"x","hosts":["worker-*","b"]}]}`, "1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b, not for this one, gpu-7"},
+		{`{"resourceList":[` + quiet + `,{"resourceName":"x","hosts":["worker-*","b"]}]}`,
+			"1: resourceList[1]: resource intel.com/x: only for hosts worker-*, b, not for this one, gpu-7"},
 		{`{"resourceList":[` + quiet + `,{"resourceName":"x","selectors":{"pfNames":["ens1f0#0-2"]}}]}`,
 			"1: resourceList[1]: resource intel.com/x: 3 devices match on this node, none of which is left for it; 0000:10:01.0: intel.com/q in line 1 took it first"},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:10:00.0"]}}]}`,
@@ -149,7 +153,8 @@ func TestFindings(t *testing.T) {
 		}
 	}
 	bare := Findings(mustParse(t, resource(`"selectors":{"pfNames":["e"],"numaNodes":[0]}`)), &pci.Snapshot{}, Env{})
-	if len(bare) != 3 || bare[0].Text != `no PF "e" on this node; PFs here: none` || bare[1].Text != "no NUMA node 0 on this node; there are: none" {
+	if len(bare) != 3 || bare[0].Text != `no PF "e" on this node; PFs here: none` ||
+		bare[1].Text != "no NUMA node 0 on this node; there are: none" {
 		t.Errorf("%v", bare)
 	}
 }

@@ -26,8 +26,8 @@ func (q *query) apart(in nodes) []int {
 // width is that of a number of devices, so that several make one number that can be compared.
 const width = 16
 
-// oneByOne takes from the PF that comes first in an order, of equal ones that with the most left, of those that with the lowest address. A PF
-// may only move back in the order: so the first of the queue is the first of all as soon as its own rank is up to date.
+// oneByOne takes from the PF that comes first in an order, of equal ones that with the most left, of those that with the lowest address. A
+// PF may only move back in the order: so the first of the queue is the first of all as soon as its own rank is up to date.
 func (q *query) oneByOne(in nodes, order func(pf int) int, took func(pf int)) []int {
 	plan := make([]int, len(q.pfs))
 	rank := func(pf int) int { return order(pf)<<width - len(q.free[pf]) + plan[pf] }

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Findings returns what an admin should know about a configuration on this node, in the order of the configuration. None of it is an error: a
-// configuration may serve many nodes, of which each lacks something.
+// Findings returns what an admin should know about a configuration on this node, in the order of the configuration. None of it is an error:
+// a configuration may serve many nodes, of which each lacks something.
 func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
 	f.verdicts = c.judge(f.node, true)
@@ -103,7 +103,8 @@ func (f *findings) devices(i int) {
 	case matched == 0:
 		f.add(r.Place, "resource %s: no device on this node matches", r.FullName())
 	case offered == 0:
-		f.add(r.Place, "resource %s: %s on this node, none of which is left for it; %s", r.FullName(), plural(matched, "device matches", "devices match"), why)
+		f.add(r.Place, "resource %s: %s on this node, none of which is left for it; %s", r.FullName(),
+			plural(matched, "device matches", "devices match"), why)
 	case f.several() && unknown > 0 && unknown < offered:
 		f.mixed(r, unknown)
 	}

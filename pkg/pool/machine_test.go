@@ -53,7 +53,8 @@ func machine(n int, cards ...card) *pci.Snapshot {
 
 // port returns a PF and its VFs.
 func (c card) port(port int) []pci.Device {
-	pf := pci.Device{Address: address(c.bus, 0, port), Vendor: c.vendor, Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: c.node, Root: c.root,
+	pf := pci.Device{Address: address(c.bus, 0, port), Vendor: c.vendor, Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: c.node,
+		Root:       c.root,
 		IOMMUGroup: pci.Unknown, LinkType: pci.Ether, VFIndex: pci.Unknown, TotalVFs: 64, NumVFs: c.vfs, SwitchID: c.switchID}
 	if c.name != "" {
 		pf.Interfaces = []string{fmt.Sprintf("%s%d", c.name, port)}
@@ -61,8 +62,9 @@ func (c card) port(port int) []pci.Device {
 	out := []pci.Device{pf}
 	for i := range c.vfs {
 		n := port*128 + i + 8
-		vf := pci.Device{Address: address(c.bus+n/256, n/8%32, n%8), Vendor: c.vendor, Product: "1889", Class: 0x020000, Driver: c.driver, NUMANode: c.node,
-			Root: c.root, IOMMUGroup: pci.Unknown, LinkType: pci.Ether, PF: pf.Address, VFIndex: i}
+		vf := pci.Device{Address: address(c.bus+n/256, n/8%32, n%8), Vendor: c.vendor, Product: "1889", Class: 0x020000, Driver: c.driver,
+			NUMANode: c.node,
+			Root:     c.root, IOMMUGroup: pci.Unknown, LinkType: pci.Ether, PF: pf.Address, VFIndex: i}
 		if c.reversed {
 			vf.VFIndex = c.vfs - 1 - i
 		}

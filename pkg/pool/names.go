@@ -46,7 +46,8 @@ func resourceName(s string) (string, error) {
 
 func resourcePrefix(s string) (string, error) {
 	switch {
-	case !domainForm.MatchString(s) || len(s) > maxPrefix || slices.ContainsFunc(strings.Split(s, "."), func(l string) bool { return len(l) > 63 }):
+	case !domainForm.MatchString(s) || len(s) > maxPrefix ||
+		slices.ContainsFunc(strings.Split(s, "."), func(l string) bool { return len(l) > 63 }):
 		return "", fmt.Errorf("%+.80q: want a DNS subdomain, such as intel.com", s)
 	case strings.HasSuffix(s, "kubernetes.io") || strings.HasPrefix(s, "requests."):
 		return "", fmt.Errorf("%+.80q: Kubernetes keeps it for itself", s)
@@ -63,7 +64,8 @@ func driverName(s string) (string, error) {
 
 // interfaceName accepts alternative names too, which are longer than 15 bytes.
 func interfaceName(s string) (string, error) {
-	if s == "" || s == "." || s == ".." || len(s) > 127 || strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
+	if s == "" || s == "." || s == ".." || len(s) > 127 ||
+		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
 		return "", fmt.Errorf("%+.80q: want the name of an interface, such as ens1f0", s)
 	}
 	return s, nil

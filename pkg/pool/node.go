@@ -83,7 +83,8 @@ func (n *node) online(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// several tells whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does not say.
+// several tells whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does not
+// say.
 func (n *node) several() bool { return len(n.Nodes) > 1 }
 
 // located tells whether the NUMA node of a device is known and one that the kubelet knows, too.
@@ -101,7 +102,8 @@ func (c *Config) busy(n *node, i int) string {
 }
 
 // reserved returns why a function that is no VF stays with the node, "" if a pod may have it. A PF is a device only while it has no VFs and
-// its entry of pfs has offerPf: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable function may be a PF.
+// its entry of pfs has offerPf: a pod that has a PF controls all its VFs, and a PF with VFIO can have none. An unreadable function may be a
+// PF.
 func (c *Config) reserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {

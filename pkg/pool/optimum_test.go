@@ -61,13 +61,15 @@ type question struct {
 	of              map[string]pci.Device
 }
 
-// randomCase makes a machine of at most four NUMA nodes and twelve VFs. Cards may be one switch on several nodes, or on no node that is known.
+// randomCase makes a machine of at most four NUMA nodes and twelve VFs. Cards may be one switch on several nodes, or on no node that is
+// known.
 func randomCase(seed uint64) question {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	count := 1 + rng.IntN(4)
 	var cards []card
 	for i, left := 0, 3+rng.IntN(10); left > 0; i++ {
-		c := card{bus: 16 + i, node: rng.IntN(count+1) - rng.IntN(2), root: string(rune('a' + rng.IntN(3))), ports: 1 + rng.IntN(2), vfs: 1 + rng.IntN(4), reversed: rng.IntN(4) == 0}
+		c := card{bus: 16 + i, node: rng.IntN(count+1) - rng.IntN(2), root: string(rune('a' + rng.IntN(3))), ports: 1 + rng.IntN(2),
+			vfs: 1 + rng.IntN(4), reversed: rng.IntN(4) == 0}
 		if c.node == count {
 			c.node = 0
 		}

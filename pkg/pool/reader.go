@@ -58,7 +58,8 @@ type field struct {
 }
 
 // object hands the members of an object to its fields. A null is as good as nothing, as everywhere in Go's JSON; so is the case of a key,
-// which files for the SR-IOV network device plugin may rely on. Foreign fields are read too and never suggested. It returns where the keys stand.
+// which files for the SR-IOV network device plugin may rely on. Foreign fields are read too and never suggested. It returns where the keys
+// stand.
 func (r *reader) object(v value, fields []field, foreign ...field) map[string]Place {
 	seen := map[string]Place{}
 	if !r.is(v, object) {

@@ -76,8 +76,8 @@ func (n *node) place(d *pci.Device) int {
 	return pci.Unknown
 }
 
-// card returns what a device shares with others that fail along with it: the root of the PCI hierarchy, and below it the card. The ports of a card
-// are functions of one slot, or say that they are ports of one switch.
+// card returns what a device shares with others that fail along with it: the root of the PCI hierarchy, and below it the card. The ports of
+// a card are functions of one slot, or say that they are ports of one switch.
 func (n *node) card(d *pci.Device) (root, card string) {
 	pf := d
 	if found, ok := n.Device(d.PF); ok {

@@ -35,10 +35,13 @@ func TestParseOperator(t *testing.T) {
 func TestUnserved(t *testing.T) {
 	const fast = `{"resourceName":"fast","selectors":{"drivers":["iavf"]}}`
 	for _, test := range []struct{ entry, why, pools string }{
-		{`"deviceType":"accelerator","selectors":{"vendors":["8086"]}`, "deviceType: unsupported: accelerator; want netDevice", "fast: a0 a1 a2 a3 b0 b1 b2 b3"},
-		{`"deviceType":"auxNetDevice","selectors":{"pfNames":["ens1f0"],"auxTypes":["sf"]}`, "deviceType: unsupported: auxNetDevice; want netDevice", "fast: a0 a1 a2 a3 b0 b1 b2 b3"},
+		{`"deviceType":"accelerator","selectors":{"vendors":["8086"]}`, "deviceType: unsupported: accelerator; want netDevice",
+			"fast: a0 a1 a2 a3 b0 b1 b2 b3"},
+		{`"deviceType":"auxNetDevice","selectors":{"pfNames":["ens1f0"],"auxTypes":["sf"]}`,
+			"deviceType: unsupported: auxNetDevice; want netDevice", "fast: a0 a1 a2 a3 b0 b1 b2 b3"},
 		{`"selectors":{"pfNames":["ens1f0"],"vdpaType":"vhost"}`, "selectors.vdpaType: unsupported: vdpaType", "fast: b0 b1 b2 b3"},
-		{`"selectors":[{"pfNames":["ens1f1#0"]},{"pfNames":["ens1f0"],"ddpProfiles":["GTP"]}]`, "selectors[1].ddpProfiles: unsupported: ddpProfiles", "fast: b1 b2 b3"},
+		{`"selectors":[{"pfNames":["ens1f1#0"]},{"pfNames":["ens1f0"],"ddpProfiles":["GTP"]}]`,
+			"selectors[1].ddpProfiles: unsupported: ddpProfiles", "fast: b1 b2 b3"},
 		{`"selectors":{"pfNames":["ib2f0"],"pKeys":["0x1"]}`, "selectors.pKeys: unsupported: pKeys", "fast: a0 a1 a2 a3 b0 b1 b2 b3"},
 	} {
 		config := `{"resourceList":[{"resourceName":"odd",` + test.entry + `},` + fast + `]}`
@@ -47,7 +50,8 @@ func TestUnserved(t *testing.T) {
 			t.Errorf("%s: %s", test.entry, got)
 		}
 		unserved := c.Unserved()
-		if len(unserved) == 0 || unserved[0].Error() != "config.json:1: resourceList[0]."+test.why+": nothing of resource intel.com/odd is served" {
+		if len(unserved) == 0 || unserved[0].Error() != "config.json:1: resourceList[0]."+test.why+
+			": nothing of resource intel.com/odd is served" {
 			t.Errorf("%s: %v", test.entry, unserved)
 		}
 		for _, f := range Findings(c, worker(), Env{}) {
@@ -69,8 +73,10 @@ func TestUnserved(t *testing.T) {
 	}
 	c := mustParse(t, `{"resourceList":[{"resourceName":"odd","selectors":{"pfNames":["ens1f0"],"vdpaType":"vhost"}},`+fast+`]}`)
 	if diff := cmp.Diff([]string{"not offered: intel.com/odd in line 1 takes it, and is not served: unsupported: vdpaType",
-		"intel.com/odd: unsupported: vdpaType", "  resourceList[0].selectors is met", "  resourceList[0].selectors.pfNames want ens1f0, found ens1f0#0: yes",
-		"intel.com/fast: intel.com/odd in line 1 took it first", "  resourceList[1].selectors is met", "  resourceList[1].selectors.drivers want iavf, found iavf: yes",
+		"intel.com/odd: unsupported: vdpaType", "  resourceList[0].selectors is met",
+		"  resourceList[0].selectors.pfNames want ens1f0, found ens1f0#0: yes",
+		"intel.com/fast: intel.com/odd in line 1 took it first", "  resourceList[1].selectors is met",
+		"  resourceList[1].selectors.drivers want iavf, found iavf: yes",
 	}, explained(c, "a0", Env{})); diff != "" {
 		t.Error(diff)
 	}

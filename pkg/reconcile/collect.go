@@ -99,8 +99,8 @@ func ours(path string) error {
 	return nil
 }
 
-// Collect has the plugins remove the dead of the network. It goes on after errors. What is not in the list is not touched, whatever a plugin
-// finds: the list of the valid holds all others, and the list of the dead says that no other goes.
+// Collect has the plugins remove the dead of the network. It goes on after errors. What is not in the list is not touched, whatever a
+// plugin finds: the list of the valid holds all others, and the list of the dead says that no other goes.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {

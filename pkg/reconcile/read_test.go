@@ -34,10 +34,12 @@ func TestOnlyRegularFiles(t *testing.T) {
 		}
 	}
 	networks, notes, err := Networks(dir)
-	if err != nil || len(networks) != 1 || networks[0].DataDir() != "/d" || networks[0].Plugin("bridge") == nil || networks[0].Plugin("portmap") != nil {
+	if err != nil || len(networks) != 1 || networks[0].DataDir() != "/d" || networks[0].Plugin("bridge") == nil ||
+		networks[0].Plugin("portmap") != nil {
 		t.Errorf("networks %+v, %v", networks, err)
 	}
-	for i, says := range []string{"/10-x.conf: want a regular file", "/30-large.conf: larger than 1048576 bytes", "/40-dir.conf: want a regular file",
+	for i, says := range []string{"/10-x.conf: want a regular file", "/30-large.conf: larger than 1048576 bytes",
+		"/40-dir.conf: want a regular file",
 		"/45-none.conf: no such file", "/in/1.conf: want a regular file", "/torn/1.conf: it is no JSON"} {
 		if len(notes) != 6 || !strings.Contains(notes[i], says) {
 			t.Fatalf("notes %q, want one with %q", notes, says)
@@ -46,7 +48,8 @@ func TestOnlyRegularFiles(t *testing.T) {
 }
 
 func TestPlain(t *testing.T) {
-	for text, want := range map[string]string{"shop/web-0": "shop/web-0", "a\x1b[2Jb\nc\td\u202e\xffé": "a?[2Jb?c?d???", strings.Repeat("é", 9): "????????", "": ""} {
+	for text, want := range map[string]string{"shop/web-0": "shop/web-0", "a\x1b[2Jb\nc\td\u202e\xffé": "a?[2Jb?c?d???",
+		strings.Repeat("é", 9): "????????", "": ""} {
 		most := 13
 		if len(text) == 18 {
 			most = 8

@@ -212,7 +212,8 @@ func Doubt(list []*Attachment, rt Runtimes) error {
 	switch {
 	case dead == 0:
 	case len(rt.Asked) == 0:
-		return errors.New("no runtime could be asked what it runs: there is no crictl that answers, and none of " + strings.Join(append(taskFolders(), storageFolder), ", "))
+		return errors.New("no runtime could be asked what it runs: there is no crictl that answers, and none of " +
+			strings.Join(append(taskFolders(), storageFolder), ", "))
 	case dead == len(list):
 		return errors.New("nothing would be left: every attachment of this node looks dead")
 	}

@@ -47,19 +47,20 @@ func TestJudge(t *testing.T) {
 		all  bool
 		dead string
 	}{
-		"alive":                            {Attachment{State: Alive}, asked, false, ""},
-		"alive, all":                       {Attachment{State: Alive}, silent, true, ""},
-		"alive, of an earlier boot":        {Attachment{State: Alive, earlier: true}, asked, true, ""},
-		"gone":                             {Attachment{State: Gone, Netns: "/run/netns/x"}, silent, false, "namespace /run/netns/x is gone"},
-		"gone, but the container runs":     {Attachment{State: Gone, Netns: "/run/netns/x", ContainerID: "runs"}, asked, true, ""},
-		"booted since":                     {Attachment{State: Gone, earlier: true}, silent, false, "made before the node was booted"},
-		"booted since, runs":               {Attachment{State: Gone, earlier: true, ContainerID: "runs"}, asked, false, ""},
-		"unknown":                          {Attachment{State: Unknown, written: old}, asked, false, "no runtime knows the container"},
-		"unknown, nobody asked":            {Attachment{State: Unknown, written: old}, silent, false, ""},
-		"unknown, nobody asked, all":       {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
-		"unknown, in the cache of libcni":  {Attachment{State: Unknown, written: old, cached: true}, asked, true, ""},
-		"unknown, perhaps in the making":   {Attachment{State: Unknown, written: young}, asked, true, ""},
-		"unmounted":                        {Attachment{State: Unknown, Netns: "/x", written: old, cached: true}, asked, false, "/x is no namespace any more"},
+		"alive":                           {Attachment{State: Alive}, asked, false, ""},
+		"alive, all":                      {Attachment{State: Alive}, silent, true, ""},
+		"alive, of an earlier boot":       {Attachment{State: Alive, earlier: true}, asked, true, ""},
+		"gone":                            {Attachment{State: Gone, Netns: "/run/netns/x"}, silent, false, "namespace /run/netns/x is gone"},
+		"gone, but the container runs":    {Attachment{State: Gone, Netns: "/run/netns/x", ContainerID: "runs"}, asked, true, ""},
+		"booted since":                    {Attachment{State: Gone, earlier: true}, silent, false, "made before the node was booted"},
+		"booted since, runs":              {Attachment{State: Gone, earlier: true, ContainerID: "runs"}, asked, false, ""},
+		"unknown":                         {Attachment{State: Unknown, written: old}, asked, false, "no runtime knows the container"},
+		"unknown, nobody asked":           {Attachment{State: Unknown, written: old}, silent, false, ""},
+		"unknown, nobody asked, all":      {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
+		"unknown, in the cache of libcni": {Attachment{State: Unknown, written: old, cached: true}, asked, true, ""},
+		"unknown, perhaps in the making":  {Attachment{State: Unknown, written: young}, asked, true, ""},
+		"unmounted": {Attachment{State: Unknown, Netns: "/x", written: old, cached: true}, asked, false,
+			"/x is no namespace any more"},
 		"unmounted, nobody asked":          {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
 		"unmounted, container runs":        {Attachment{State: Unknown, Netns: "/x", ContainerID: "runs"}, asked, true, ""},
 		"unmounted, perhaps in the making": {Attachment{State: Unknown, Netns: "/x", written: young}, asked, false, ""},
@@ -98,7 +99,8 @@ func lease(t *testing.T, network, id, netns string) {
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"x","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, network)
 	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": id, "CNI_IFNAME": "eth0", "CNI_NETNS": netns, "CNI_PATH": "/"}
 	var stdout bytes.Buffer
-	if exit := hostlocal.Plugin().Run(func(name string) string { return env[name] }, strings.NewReader(stdin), &stdout, io.Discard); exit != 0 {
+	if exit := hostlocal.Plugin().Run(func(name string) string { return env[name] }, strings.NewReader(stdin), &stdout,
+		io.Discard); exit != 0 {
 		t.Fatal(stdout.String())
 	}
 }
@@ -160,7 +162,8 @@ func TestList(t *testing.T) {
 	}
 	var got []string
 	for _, a := range list {
-		got = append(got, fmt.Sprint(a.Network, " ", a.Pod, " ", a.ContainerID, "/", a.IfName, " ", a.Addresses, " ", a.Holders, " ", a.State, " ", a.earlier, a.cached))
+		got = append(got, fmt.Sprint(a.Network, " ", a.Pod, " ", a.ContainerID, "/", a.IfName, " ", a.Addresses, " ", a.Holders, " ", a.State,
+			" ", a.earlier, a.cached))
 	}
 	slices.Sort(got)
 	want := []string{
@@ -206,7 +209,8 @@ func TestNetworks(t *testing.T) {
 		}
 		got = append(got, text)
 	}
-	if diff := cmp.Diff([]string{"a 1.1.0 false bridge,host-local/x portmap,", "b 1.1.0 true macvlan,", "c 1.1.0 false bridge, tuning,"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"a 1.1.0 false bridge,host-local/x portmap,", "b 1.1.0 true macvlan,", "c 1.1.0 false bridge, tuning,"},
+		got); diff != "" {
 		t.Error(diff)
 	}
 	for i, says := range []string{"10-a.conflist already", "50-bad.json", "no plugins", "no usable type", "no name"} {
@@ -298,7 +302,8 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 		if err := json.Unmarshal(data, &got); err != nil {
 			t.Fatal(err)
 		}
-		for key, want := range map[string]string{"cniVersion": `"1.1.0"`, "name": `"n"`, "cni.dev/valid-attachments": valid, "cni.dev/attachments": valid,
+		for key, want := range map[string]string{"cniVersion": `"1.1.0"`, "name": `"n"`, "cni.dev/valid-attachments": valid,
+			"cni.dev/attachments":      valid,
 			"podlace/dead-attachments": `[{"containerID":"b","ifname":"eth0"}]`} {
 			if string(got[key]) != want || err != nil {
 				t.Errorf("%s got %s for %s, want %s", name, got[key], key, want)
@@ -315,7 +320,8 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	if _, err := os.Stat(filepath.Join(dir, "foreign.GC")); err == nil {
 		t.Error("GC of a foreign plugin ran")
 	}
-	if plan := NewPlan(Network{Name: "n", DisableGC: true, Plugins: networks[0].Plugins}, nil, dir); len(plan.Run) != 0 || len(plan.Notes) != 1 {
+	if plan := NewPlan(Network{Name: "n", DisableGC: true, Plugins: networks[0].Plugins}, nil, dir); len(plan.Run) != 0 ||
+		len(plan.Notes) != 1 {
 		t.Errorf("disableGC: runs %v, notes %q", plan.Run, plan.Notes)
 	}
 }
@@ -327,7 +333,8 @@ func TestPlanByRecords(t *testing.T) {
 		script(t, filepath.Join(dir, name), `echo "CNI plugin of Podlace x" >&2`)
 	}
 	bridge := Plugin{Type: "bridge", IPAM: hostLocal, raw: json.RawMessage(`{}`)}
-	list := []*Attachment{{Network: "n", Dead: "yes", Holders: []string{"bridge", "host-local", "portmap"}}, {Network: "n", Holders: []string{"bandwidth"}},
+	list := []*Attachment{{Network: "n", Dead: "yes", Holders: []string{"bridge", "host-local", "portmap"}},
+		{Network: "n", Holders: []string{"bandwidth"}},
 		{Network: "m", Dead: "yes", Holders: []string{"tuning"}}, {Network: "o", Dead: "yes", Holders: []string{"../../bin/sh"}}}
 	for name, c := range map[string]struct {
 		network Network

@@ -68,8 +68,9 @@ func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
 	}
 }
 
-// mayRun reports whether a container that has a storage folder may run: by crictl, if that answered and knows the pod, else by the process of the
-// container. CRI-O's sandboxes may have no pidfile; these run unless crictl answered. A pidfile that cannot be read proves nothing: the container may run.
+// mayRun reports whether a container that has a storage folder may run: by crictl, if that answered and knows the pod, else by the process
+// of the container. CRI-O's sandboxes may have no pidfile; these run unless crictl answered. A pidfile that cannot be read proves nothing:
+// the container may run.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStoppedContainers: the folders of containers/storage stay until a container is removed. A container of which only that is left does not run.
+// TestStoppedContainers: the folders of containers/storage stay until a container is removed. A container of which only that is left does
+// not run.
 func TestStoppedContainers(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -25,7 +26,8 @@ func TestStoppedContainers(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	for id, pid := range map[string]int{"ready": 0, "stopped": 0, "lost": 0, "podman": os.Getpid(), "podman-stopped": ended.Process.Pid, "stopping": os.Getpid()} {
+	for id, pid := range map[string]int{"ready": 0, "stopped": 0, "lost": 0, "podman": os.Getpid(), "podman-stopped": ended.Process.Pid,
+		"stopping": os.Getpid()} {
 		dir := filepath.Join("/run/containers/storage/overlay-containers", id, "userdata")
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -49,7 +51,8 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile: a container runs unless its pidfile is missing or names a process that has ended; a pidfile that cannot be read proves neither.
+// TestUnreadablePidfile: a container runs unless its pidfile is missing or names a process that has ended; a pidfile that cannot be read
+// proves neither.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

@@ -102,9 +102,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables. Destinations in
-// except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would begin
-// that never gets an answer.
+// WriteMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables. Destinations
+// in except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would
+// begin that never gets an answer.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -119,7 +119,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
-			h.Rule(base, slices.Concat(f.Only(), f.subnet(f.Destination, multicast, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
+			h.Rule(base, slices.Concat(f.Only(), f.subnet(f.Destination, multicast, expr.CmpOpEq),
+				[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		h.Rule(base, &expr.Verdict{Kind: expr.VerdictGoto, Chain: checks.Name})
 		comment := fmt.Sprintf("%s, net: %s, if: %s, id: %s", b.commentPrefix(), b.Network, b.IfName, b.ContainerID)
@@ -148,7 +149,8 @@ func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	return nft.Build("nft add check of MACs for the reference plugins", func(c *nftables.Conn) error {
 		r := nft.NewRuleset(c, &nftables.Table{Name: spoofJumps().Table, Family: nftables.TableFamilyBridge})
 		policy := nftables.ChainPolicyAccept
-		base := c.AddChain(&nftables.Chain{Table: r.Table, Name: spoofJumps().Chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+		base := c.AddChain(&nftables.Chain{Table: r.Table, Name: spoofJumps().Chain, Type: nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookPrerouting,
 			Priority: nftables.ChainPriorityRef(-300), Policy: &policy})
 		comment := "macspoofchk-" + b.ContainerID + "-" + b.IfName
 		port, macs := r.Chain(b.spoofChain(), nil, 0, ""), r.Chain(b.spoofChain()+"-mac", nil, 0, "")

@@ -30,6 +30,7 @@ func (f family) subnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any 
 	for bit := range p.Bits() {
 		mask[bit/8] |= 1 << (7 - bit%8)
 	}
-	return []expr.Any{nft.Network(1, offset, f.Length), &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.Length, Mask: mask, Xor: none},
+	return []expr.Any{nft.Network(1, offset, f.Length),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.Length, Mask: mask, Xor: none},
 		&expr.Cmp{Op: op, Register: 1, Data: p.Addr().AsSlice()}}
 }

@@ -54,8 +54,8 @@ func (p Portmap) Remove() error {
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
 
-// isRule reports whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two networks
-// of one container.
+// isRule reports whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two
+// networks of one container.
 func (p Portmap) isRule(of nft.Rule) bool {
 	if of.Comment != p.ContainerID {
 		return false
@@ -67,7 +67,8 @@ func (p Portmap) isRule(of nft.Rule) bool {
 func (p Portmap) HasPort(port ports.Port) (bool, error) {
 	list, err := nft.ListRules(portRules(port.Is4()))
 	return slices.ContainsFunc(list, func(r nft.Rule) bool {
-		return r.Comment == p.ContainerID && r.Has([]byte{port.Number()}) && r.Has(nft.BigEndian(port.Port)) && r.Has(nft.BigEndian(port.To.Port())) &&
+		return r.Comment == p.ContainerID && r.Has([]byte{port.Number()}) && r.Has(nft.BigEndian(port.Port)) &&
+			r.Has(nft.BigEndian(port.To.Port())) &&
 			r.Has(port.To.Addr().AsSlice()) && (!port.HostIP.IsValid() || r.Has(port.HostIP.AsSlice()))
 	}), err
 }
@@ -127,16 +128,18 @@ func (p Portmap) write(c *nftables.Conn, f family, list []ports.Port) {
 		if port.HostIP.IsValid() {
 			match = f.is(f.Destination, port.HostIP)
 		}
-		h.Commented(chain, p.ContainerID, slices.Concat(match, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{port.Number()}),
-			nft.DestinationPort(1), nft.Equal(nft.BigEndian(port.Port)),
-			&expr.Immediate{Register: 1, Data: port.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: nft.BigEndian(port.To.Port())},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: 2}}))
+		h.Commented(chain, p.ContainerID, slices.Concat(match,
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{port.Number()}),
+				nft.DestinationPort(1), nft.Equal(nft.BigEndian(port.Port)),
+				&expr.Immediate{Register: 1, Data: port.To.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: nft.BigEndian(port.To.Port())},
+				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: 2}}))
 	}
 	if !list[0].SNAT {
 		return
 	}
 	policy := nftables.ChainPolicyAccept
-	back := c.AddChain(&nftables.Chain{Table: h.Table, Name: "masquerading", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+	back := c.AddChain(&nftables.Chain{Table: h.Table, Name: "masquerading", Type: nftables.ChainTypeNAT,
+		Hooknum:  nftables.ChainHookPostrouting,
 		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
 	to := list[0].To.Addr()
 	sources := []netip.Addr{to}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reference reads, removes and writes what the reference plugins (github.com/containernetworking/plugins) make on a node for one
-// attachment. Podlace takes over their pods, and a rollback hands pods back. H is SHA-512 of network and container ID, in hexadecimal digits:
+// attachment. Podlace takes over their pods, and a rollback hands pods back. H is SHA-512 of network and container ID, in hexadecimal
+// digits:
 //
 //	bridge     chain CNI-H[:24] in nat of iptables and ip6tables, and jumps to it from POSTROUTING       all versions
 //	bridge     rules of chain masq_checks in table inet cni_plugins_masquerade, whose comment begins

@@ -140,7 +140,8 @@ func TestDelReferenceLegacy(t *testing.T) {
 	t.Cleanup(func() { pipe(t, "*nat\nCOMMIT\n", "iptables-legacy-restore") })
 	nat := func() []string {
 		t.Helper()
-		now, err := iptables.ListLegacy(true, "POSTROUTING", HostportChain, "CNI-HOSTPORT-SNAT", Bridge(ref).Chain(), Portmap(ref).Chain(), Portmap(ref).chains()["CNI-HOSTPORT-SNAT"][0])
+		now, err := iptables.ListLegacy(true, "POSTROUTING", HostportChain, "CNI-HOSTPORT-SNAT", Bridge(ref).Chain(), Portmap(ref).Chain(),
+			Portmap(ref).chains()["CNI-HOSTPORT-SNAT"][0])
 		mustDo(t, err)
 		var lines []string
 		for chain, own := range now {
@@ -180,7 +181,8 @@ func TestTwoNetworksOfOneContainer(t *testing.T) {
 	flush(t)
 	pipe(t, `table ip cni_hostport { chain hostports {
 		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
-	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "c", IfName: "eth0"}, Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
+	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "c", IfName: "eth0"},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
 	mustDo(t, Portmap(ref).Remove())
 	left, err := mustNFT(t).Rules(portRules(true))
 	if err != nil || len(left) != 1 || !left[0].Has([]byte{10, 9, 0, 2}) {

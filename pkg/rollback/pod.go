@@ -20,7 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[string]attachment.Record, conf reconcile.Network) ([]attachment.Step, error) {
+func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[string]attachment.Record,
+	conf reconcile.Network) ([]attachment.Step, error) {
 	if _, ok := records["sriov"]; ok {
 		return nil, errors.New("it has VFs, which the reference does not bring back: have the runtime delete the pod")
 	}
@@ -62,7 +63,8 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 			return nil, err
 		}
 		if name != "" && !shared {
-			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one for each container"})
+			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name +
+				": it has one for each container"})
 		}
 	}
 	return steps, nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback rewrites what Podlace has made on a node for the pods that run into the form of the reference plugins, and removes what is
-// Podlace's own. From then on the reference deletes these pods and nothing is left. Packets of the pods pass all the time: what replaces
+// Package rollback rewrites what Podlace has made on a node for the pods that run into the form of the reference plugins, and removes what
+// is Podlace's own. From then on the reference deletes these pods and nothing is left. Packets of the pods pass all the time: what replaces
 // comes before what is replaced goes, and connections keep their translation.
 //
 // Each step may be done twice, and records go last: after a failure or a kill the next run completes the work.
@@ -222,7 +222,8 @@ func (j *job) do(steps []attachment.Step) error {
 func (j *job) node() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {
-		err = fmt.Errorf("VFs %s are not as they were before pods got them: have the runtime delete those pods, or run podlace sriov reset", strings.Join(vfs, ", "))
+		err = fmt.Errorf("VFs %s are not as they were before pods got them: have the runtime delete those pods, or run podlace sriov reset",
+			strings.Join(vfs, ", "))
 	}
 	if err != nil {
 		return err
@@ -234,7 +235,8 @@ func (j *job) node() error {
 		return err
 	}
 	if open { // it closes before its protection goes
-		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it", Do: func() error { return portmap.CloseLoopback(j.host) }})
+		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it",
+			Do: func() error { return portmap.CloseLoopback(j.host) }})
 	}
 	tables, err := nft.Own()
 	if err != nil {
@@ -275,7 +277,8 @@ func (j *job) nobodyNew() error {
 		}
 		for _, key := range attachment.Sorted(all) {
 			if !j.seen[key] {
-				return fmt.Errorf("container %s was added by Podlace meanwhile: put the files of the reference in place, then run it again", key.ContainerID)
+				return fmt.Errorf("container %s was added by Podlace meanwhile: put the files of the reference in place, then run it again",
+					key.ContainerID)
 			}
 		}
 	}

@@ -32,7 +32,8 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 // record makes a record of a plugin and returns its file.
 func record(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
 	t.Helper()
-	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod, Log: slog.Default()})
+	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod,
+		Log: slog.Default()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,8 @@ func TestReadsEachRecordOnce(t *testing.T) {
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
-	state := record(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)}, ports("state"))
+	state := record(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
+		ports("state"))
 	torn := record(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
 	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
@@ -94,7 +96,8 @@ func TestTold(t *testing.T) {
 	if err == nil || strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 2 {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ", "network n: record " + torn + " cannot be read"} {
+	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ",
+		"network n: record " + torn + " cannot be read"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("%q is not in\n%s", says, out)
 		}
@@ -103,7 +106,8 @@ func TestTold(t *testing.T) {
 		t.Errorf("the name is raw or long: %q", out)
 	}
 	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
-	if out != "" || err == nil || !strings.Contains(err.Error(), "network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
+	if out != "" || err == nil || !strings.Contains(err.Error(),
+		"network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
 		t.Errorf("with a damaged configuration: %v\n%s", err, out)
 	}
 	if err := errors.Join(os.Remove(state), os.Remove(torn)); err != nil {
@@ -122,9 +126,11 @@ func TestNoConfiguration(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
-	record(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{}, map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
+	record(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
+		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
 	out, err := dryRun(Options{ConfDir: "/conf"})
-	if err == nil || !strings.Contains(out, "names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
+	if err == nil || !strings.Contains(out,
+		"names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
 		strings.Contains(out, "nothing to rewrite") {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -70,8 +70,9 @@ func report() int {
 	_, marked := os.LookupEnv("PODLACE_SANDBOX_PARENT")
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	f := facts{
-		UID: os.Getuid(), GID: os.Getgid(), OwnNetwork: netns != os.Getenv("OUTER_NETNS"), OwnHostname: uts != os.Getenv("OUTER_UTS"), MarkGone: !marked,
-		Run: entries("/run"), VarLib: entries("/var/lib"), SysfsLinks: entries("/sys/class/net"), Args: os.Args[1:],
+		UID: os.Getuid(), GID: os.Getgid(), OwnNetwork: netns != os.Getenv("OUTER_NETNS"), OwnHostname: uts != os.Getenv("OUTER_UTS"),
+		MarkGone: !marked,
+		Run:      entries("/run"), VarLib: entries("/var/lib"), SysfsLinks: entries("/sys/class/net"), Args: os.Args[1:],
 	}
 	f.Dir, _ = os.Getwd()
 	links, _ := net.Interfaces()
@@ -167,7 +168,8 @@ func wantFacts(t *testing.T) facts {
 	dir, err := os.Getwd()
 	must(t, err)
 	return facts{
-		OwnNetwork: true, OwnHostname: true, MarkGone: true, Links: []string{"lo"}, LoopbackUp: true, Run: []string{"lock", "netns"}, VarLib: []string{},
+		OwnNetwork: true, OwnHostname: true, MarkGone: true, Links: []string{"lo"}, LoopbackUp: true, Run: []string{"lock", "netns"},
+		VarLib:     []string{},
 		SysfsLinks: []string{"lo"}, Dir: dir, Args: []string{"-x", "two words"},
 	}
 }
@@ -337,7 +339,8 @@ func TestAsOrdinaryUser(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(dir+"/sandbox.test", binary, 0o755))
 
-	cmd := exec.Command(dir+"/sandbox.test", "-test.v", "-test.run=^(TestEnter|TestPod.*|TestDetectsLinks|TestDetectsNftables|TestDetectsFiles)$")
+	cmd := exec.Command(dir+"/sandbox.test", "-test.v",
+		"-test.run=^(TestEnter|TestPod.*|TestDetectsLinks|TestDetectsNftables|TestDetectsFiles)$")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir+"/tmp", "GOCOVERDIR="+dir+"/tmp", "HOME="+dir, "GOCACHE=", "KERNELTEST=require")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody, NoSetGroups: true}}

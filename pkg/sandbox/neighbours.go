@@ -88,7 +88,8 @@ func (c *collector) addForwarding(m []byte) {
 	list, _ := parseAttrs(m[sizeofNdMsg:])
 	hardware := find(list, unix.NDA_LLADDR)
 	link := c.links[native.Uint32(m[4:])]
-	if native.Uint16(m[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) == 0 || len(hardware) == 0 || hardware[0]&1 != 0 || c.ownMAC(mac(c, hardware)) {
+	if native.Uint16(m[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) == 0 || len(hardware) == 0 || hardware[0]&1 != 0 ||
+		c.ownMAC(mac(c, hardware)) {
 		return
 	}
 	c.add(fmt.Sprintf("fdb %s dev %s state %d flags %d", mac(c, hardware), link.name, native.Uint16(m[8:]), m[10]),

@@ -86,7 +86,8 @@ func first(f func(*ruleset) error) func(*testing.T) {
 func TestDetectsNftables(t *testing.T) {
 	checkChanges(t, []change{
 		{"table", nil, edit(func(r *ruleset) error { r.AddTable(r.table); return nil }), []string{"nft table inet lace appeared"}},
-		{"all", nil, build, []string{"nft chain inet lace post appeared", "nft set inet lace pods appeared", "nft set inet lace ports appeared", "nft table inet lace appeared"}},
+		{"all", nil, build, []string{"nft chain inet lace post appeared", "nft set inet lace pods appeared", "nft set inet lace ports appeared",
+			"nft table inet lace appeared"}},
 		{"gone", build, edit(func(r *ruleset) error { r.DelTable(r.table); return nil }),
 			[]string{"nft chain .* vanished", "nft set .* vanished", "nft set .* vanished", "nft table .* vanished"}},
 		{"policy", build, edit(func(r *ruleset) error {
@@ -102,13 +103,14 @@ func TestDetectsNftables(t *testing.T) {
 		{"comment of a rule", first(rule("owner A", expr.VerdictAccept)), func(t *testing.T) {
 			edit(func(r *ruleset) error { r.FlushChain(r.chain); return rule("owner B", expr.VerdictAccept)(r) })(t)
 		}, []string{`nft rule .* "owner A" vanished`, `nft rule .* "owner B" appeared`}},
-		{"order of rules", func(t *testing.T) { first(rule("A11", expr.VerdictAccept))(t); edit(rule("B11", expr.VerdictDrop))(t) }, func(t *testing.T) {
-			edit(func(r *ruleset) error {
-				r.FlushChain(r.chain)
-				_ = rule("B11", expr.VerdictDrop)(r)
-				return rule("A11", expr.VerdictAccept)(r)
-			})(t)
-		}, []string{"order of nft rule inet lace post changed: hash .* -> .*"}},
+		{"order of rules", func(t *testing.T) { first(rule("A11", expr.VerdictAccept))(t); edit(rule("B11", expr.VerdictDrop))(t) },
+			func(t *testing.T) {
+				edit(func(r *ruleset) error {
+					r.FlushChain(r.chain)
+					_ = rule("B11", expr.VerdictDrop)(r)
+					return rule("A11", expr.VerdictAccept)(r)
+				})(t)
+			}, []string{"order of nft rule inet lace post changed: hash .* -> .*"}},
 		{"element", build, edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
 			[]string{`nft element inet lace pods \{1:0a010203\} appeared`}},
 		{"comment of an element", first(func(r *ruleset) error { return r.SetAddElements(r.set, element("pod A")) }), func(t *testing.T) {
@@ -130,7 +132,8 @@ func TestDetectsNftables(t *testing.T) {
 		}), []string{`nft element inet lace pods \{1:0a010000\} appeared`, `nft element inet lace pods \{1:0a020000\} flags 1 appeared`}},
 		{"counting element", func(t *testing.T) {
 			edit(func(r *ruleset) error { r.AddTable(r.table); r.set.Counter = true; return r.AddSet(r.set, nil) })(t)
-		}, edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }), []string{`nft element inet lace pods \{1:0a010203\} appeared`}},
+		}, edit(func(r *ruleset) error { return r.SetAddElements(r.set, element("")) }),
+			[]string{`nft element inet lace pods \{1:0a010203\} appeared`}},
 		{"object", build, edit(func(r *ruleset) error {
 			r.AddObj(&nftables.CounterObj{Table: r.table, Name: "seen"})
 			return nil

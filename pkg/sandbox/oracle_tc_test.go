@@ -11,7 +11,8 @@ import (
 
 func TestDetectsQdiscs(t *testing.T) {
 	checkChanges(t, []change{
-		{"tbf", vethUp, tbf(0, 1_000_000), []string{"class tbf auto:1 dev v0 parent auto:0 appeared", "qdisc tbf auto:0 dev v0 parent root appeared"}},
+		{"tbf", vethUp, tbf(0, 1_000_000), []string{"class tbf auto:1 dev v0 parent auto:0 appeared",
+			"qdisc tbf auto:0 dev v0 parent root appeared"}},
 		{"tbf with a handle", vethUp, tbf(netlink.MakeHandle(1, 0), 1_000_000),
 			[]string{"class tbf 1:1 dev v0 parent 1:0 appeared", "qdisc tbf 1:0 dev v0 parent root appeared"}},
 		{"rate", func(t *testing.T) { vethUp(t); tbf(0, 1_000_000)(t) }, tbf(0, 2_000_000),

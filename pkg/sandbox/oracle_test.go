@@ -190,7 +190,8 @@ func TestDetectsRoutes(t *testing.T) {
 	checkChanges(t, []change{
 		{"IPv4", vethUp, route(netlink.Route{Dst: to("10.9.0.0/16"), Scope: netlink.SCOPE_LINK}),
 			[]string{"route unicast 10.9.0.0/16 table main dev v0 proto 3 scope 253 appeared"}},
-		{"IPv6", vethUp, route(netlink.Route{Dst: to("fd09::/48")}), []string{"route unicast fd09::/48 table main metric 1024 dev v0 .* appeared"}},
+		{"IPv6", vethUp, route(netlink.Route{Dst: to("fd09::/48")}),
+			[]string{"route unicast fd09::/48 table main metric 1024 dev v0 .* appeared"}},
 		{"table", vethUp, route(netlink.Route{Dst: to("10.9.0.0/16"), Table: 1000, Scope: netlink.SCOPE_LINK}),
 			[]string{"route unicast 10.9.0.0/16 table 1000 dev v0 .* appeared"}},
 		{"local table", vethUp, route(netlink.Route{Dst: to("10.9.0.1/32"), Table: 255, Type: 2, Scope: netlink.SCOPE_HOST, LinkIndex: 1}),
@@ -206,10 +207,12 @@ func TestDetectsRoutes(t *testing.T) {
 				must(t, netlink.RouteReplace(&netlink.Route{
 					Dst: to("10.9.0.0/16"), Scope: netlink.SCOPE_LINK, MTU: 1300, LinkIndex: get(t, "v0").Attrs().Index,
 				}))
-			}, []string{"route unicast 10.9.0.0/16 table main dev v0 proto 3 scope 253 vanished", "route unicast 10.9.0.0/16 table main .*metrics .* appeared"}},
+			}, []string{"route unicast 10.9.0.0/16 table main dev v0 proto 3 scope 253 vanished",
+				"route unicast 10.9.0.0/16 table main .*metrics .* appeared"}},
 		{"two ways", vethUp, func(t *testing.T) {
 			v0, v1 := get(t, "v0").Attrs().Index, get(t, "v1").Attrs().Index
-			must(t, netlink.RouteAdd(&netlink.Route{Dst: to("10.9.0.0/16"), MultiPath: []*netlink.NexthopInfo{{LinkIndex: v0}, {LinkIndex: v1, Hops: 4}}}))
+			must(t, netlink.RouteAdd(&netlink.Route{Dst: to("10.9.0.0/16"),
+				MultiPath: []*netlink.NexthopInfo{{LinkIndex: v0}, {LinkIndex: v1, Hops: 4}}}))
 		}, []string{`route unicast 10.9.0.0/16 table main nexthops \[dev v0 weight 0 \] \[dev v1 weight 4 \] .* appeared`}},
 	})
 }
@@ -236,7 +239,8 @@ func TestDetectsRulesAndNeighbours(t *testing.T) {
 		{"IPv6 rule", nil, rule(netlink.FAMILY_V6, "fd09::/48"), []string{"rule 512: from fd09::/48 to ::/0 table 1000 .* appeared"}},
 		{"permanent", vethUp, neighbour("10.9.0.1", netlink.NUD_PERMANENT, 0), []string{"neighbour 10.9.0.1 dev v0 state 128 flags 0 appeared"}},
 		{"noarp", vethUp, neighbour("fd00::9", netlink.NUD_NOARP, 0), []string{"neighbour fd00::9 dev v0 state 64 flags 0 appeared"}},
-		{"proxy", vethUp, neighbour("10.9.0.2", netlink.NUD_NONE, netlink.NTF_PROXY), []string{"neighbour 10.9.0.2 dev v0 state 0 flags 8 appeared"}},
+		{"proxy", vethUp, neighbour("10.9.0.2", netlink.NUD_NONE, netlink.NTF_PROXY),
+			[]string{"neighbour 10.9.0.2 dev v0 state 0 flags 8 appeared"}},
 		{"lladdr", func(t *testing.T) { vethUp(t); neighbour("10.9.0.1", netlink.NUD_PERMANENT, 0)(t) }, func(t *testing.T) {
 			must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: get(t, "v0").Attrs().Index, State: netlink.NUD_PERMANENT,
 				IP: net.ParseIP("10.9.0.1"), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 6}}))
@@ -260,7 +264,8 @@ func TestDetectsSysctls(t *testing.T) {
 		changes = append(changes, change{name, addVeth, set(name, "1"), []string{want}})
 	}
 	for _, name := range []string{"accept_ra", "accept_dad", "enhanced_dad"} {
-		changes = append(changes, change{name, addVeth, set("ipv6/conf/v0/"+name, "0"), []string{"sysctl net/ipv6/conf/v0 changed: " + name + " 1 -> 0"}})
+		changes = append(changes, change{name, addVeth, set("ipv6/conf/v0/"+name, "0"),
+			[]string{"sysctl net/ipv6/conf/v0 changed: " + name + " 1 -> 0"}})
 	}
 	changes = append(changes, change{"default", nil, set("ipv4/conf/default/rp_filter", "2"), []string{
 		"sysctl net/ipv4/conf/default changed: rp_filter 0 -> 2", "sysctl net/ipv4/conf/lo changed: rp_filter 0 -> 2",

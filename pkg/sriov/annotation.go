@@ -14,11 +14,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// annotation is where a pod says what it wants of its VFs: an object with their interfaces, as the configuration names them, and what of each.
+// annotation is where a pod says what it wants of its VFs: an object with their interfaces, as the configuration names them, and what of
+// each.
 const annotation = "podlace.io/vfs"
 
-// choices are what a pod may choose, where the configuration does not allow less. VLAN, trust and checks of what it sends protect others from
-// the pod, which therefore never has a say in them.
+// choices are what a pod may choose, where the configuration does not allow less. VLAN, trust and checks of what it sends protect others
+// from the pod, which therefore never has a say in them.
 var choices = []string{"mac", "ips", "name"}
 
 // choice is what a pod wants of one VF.
@@ -50,7 +51,8 @@ func parseChoices(c *config, raw rawConfig, _ *plugin.Request) error {
 	}
 	var wanted map[string]map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &wanted); err != nil {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want an object of interfaces, each an object, in JSON", annotation), `such as {"net1": {"mac": "02:00:00:00:00:01"}}`)
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "annotation %s: want an object of interfaces, each an object, in JSON",
+			annotation), `such as {"net1": {"mac": "02:00:00:00:00:01"}}`)
 	}
 	c.Choices = map[string]choice{}
 	for _, ifname := range slices.Sorted(maps.Keys(wanted)) {

@@ -33,7 +33,8 @@ func TestChoices(t *testing.T) {
 	for _, ip := range a.result.IPs[1:] {
 		got = append(got, fmt.Sprint(ip.Address.String(), " on ", a.result.Interfaces[*ip.Interface].Name))
 	}
-	want := []string{"net1 02:00:00:00:00:01", "data 02:00:00:00:00:02", "10.61.0.2/24 on net1", "fd00:61::2/64 on net1", "10.61.0.77/24 on data", "fd00:61::77/64 on data"}
+	want := []string{"net1 02:00:00:00:00:01", "data 02:00:00:00:00:02", "10.61.0.2/24 on net1", "fd00:61::2/64 on net1",
+		"10.61.0.77/24 on data", "fd00:61::77/64 on data"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -52,10 +53,12 @@ func TestChoicesRefused(t *testing.T) {
 		says, text string
 		keys       []any
 	}{
-		{`annotation podlace.io/vfs: "net1": "trust" is not for pods to choose here, which may choose ["mac" "ips" "name"]`, `{"net1": {"trust": "on"}}`, nil},
+		{`annotation podlace.io/vfs: "net1": "trust" is not for pods to choose here, which may choose ["mac" "ips" "name"]`,
+			`{"net1": {"trust": "on"}}`, nil},
 		{`"vlan" is not for pods`, `{"net1": {"vlan": 5}}`, nil},
 		{`"spoofchk" is not for pods`, `{"net1": {"spoofchk": "off"}}`, nil},
-		{`"mac" is not for pods to choose here, which may choose ["name"]`, `{"net1": {"mac": "02:00:00:00:00:01"}}`, []any{"allowAnnotations", []string{"name"}}},
+		{`"mac" is not for pods to choose here, which may choose ["name"]`, `{"net1": {"mac": "02:00:00:00:00:01"}}`,
+			[]any{"allowAnnotations", []string{"name"}}},
 		{`which may choose []`, `{"net1": {"name": "x"}}`, []any{"allowAnnotations", []string{}}},
 		{`allowAnnotations "trust": want some of mac, ips, name`, `{}`, []any{"allowAnnotations", []string{"mac", "trust"}}},
 		{`mac "03:00:00:00:00:01": want a unicast MAC address`, `{"net1": {"mac": "03:00:00:00:00:01"}}`, nil},
@@ -66,19 +69,22 @@ func TestChoicesRefused(t *testing.T) {
 		{`ips "10.61.0.25": want a list of addresses`, `{"net1": {"ips": "10.61.0.25"}}`, []any{"ipam", ranges()}},
 		{`the pod has no VF that is "net3"`, `{"net3": {"name": "x"}}`, nil},
 		{`two interfaces of the pod would be named net1`, `{"net2": {"name": "net1"}}`, nil},
-		{`mac 02:00:00:00:00:01: two VFs of the pod would have it`, `{"net1": {"mac": "02:00:00:00:00:01"}, "net2": {"mac": "02:00:00:00:00:01"}}`, nil},
+		{`mac 02:00:00:00:00:01: two VFs of the pod would have it`,
+			`{"net1": {"mac": "02:00:00:00:00:01"}, "net2": {"mac": "02:00:00:00:00:01"}}`, nil},
 		{`two interfaces of the pod would be named eth0`, `{"net2": {"name": "eth0"}}`, nil},
 		{`annotation podlace.io/vfs: want an object of interfaces`, `{"net1"`, nil},
 		{`annotation podlace.io/vfs: want an object of interfaces`, `[]`, nil},
 	} {
 		l.Fails(l.Call("ADD", "a", append(c.keys, "runtimeConfig", annotated(c.text))...), plugin.CodeConfig, c.says)
 	}
-	l.Fails(l.Call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig, "192.0.2.1")
+	l.Fails(l.Call("ADD", "a", "ipam", ranges(), "runtimeConfig", annotated(`{"net1": {"ips": ["192.0.2.1"]}}`)), plugin.CodeConfig,
+		"192.0.2.1")
 	l.isGolden()
 	*l.devices = nil
 	l.Fails(l.Call("ADD", "a", "runtimeConfig", annotated(`{"net1": {"name": "x"}}`)), plugin.CodeConfig, `the pod has no VF that is "net1"`)
 	l.allocate(vf0)
-	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig, "name x: the runtime looks for eth0")
+	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", annotated(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig,
+		"name x: the runtime looks for eth0")
 	l.isGolden()
 }
 

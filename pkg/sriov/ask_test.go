@@ -53,7 +53,8 @@ func (k *kubelet) serve(t testing.TB) (dir string) {
 // writeCheckpoint writes the checkpoint of a kubelet.
 func writeCheckpoint(t *testing.T, dir, text string) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755), os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
+	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755),
+		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
 // checkpoint is one with entries.
@@ -93,7 +94,8 @@ func TestDaemonStopped(t *testing.T) {
 	if a := l.add("a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=new"); len(a.result.Interfaces) != 1 {
 		t.Errorf("%s", a.prev)
 	}
-	l.Fails(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain, "the kubelet does not know the pod")
+	l.Fails(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"), plugin.CodeTryAgain,
+		"the kubelet does not know the pod")
 }
 
 // TestOtherPod: what the device plugin tells by the pod's name is not believed when it cannot say that it is of the pod with its UID.

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// dadTimeout bounds duplicate address detection, which takes one to two seconds (RFC 4862 section 5.4) once there is a carrier. That takes some
-// seconds when an interface has just come up.
+// dadTimeout bounds duplicate address detection, which takes one to two seconds (RFC 4862 section 5.4) once there is a carrier. That takes
+// some seconds when an interface has just come up.
 const dadTimeout = 10 * time.Second
 
 // attach gives a VF to the pod.
@@ -34,7 +34,8 @@ func (s sriov) attach(j *job, v *vf) error {
 	}
 	c, err := j.read(v.Address)
 	if isGone(err) {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s is gone: %w", v.Address, err), "were the VFs of the card removed or made anew?")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s is gone: %w", v.Address, err),
+			"were the VFs of the card removed or made anew?")
 	}
 	if err == nil {
 		err = j.usable(c)
@@ -101,8 +102,10 @@ func (n *node) has(left journal) (bool, error) {
 }
 
 func busy(left journal) error {
-	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.whose(), left.Since.Format(time.RFC3339)),
-		"it is container %s, %s in network %s; when that is gone, DEL gives the VF back", left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
+	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.whose(),
+		left.Since.Format(time.RFC3339)),
+		"it is container %s, %s in network %s; when that is gone, DEL gives the VF back", left.Owner.ContainerID, left.Owner.IfName,
+		left.Owner.Network)
 }
 
 // usable refuses what no pod may have.
@@ -162,8 +165,10 @@ func (j *job) record(h *held, v *vf, c card) error {
 		mac = v.Fixed
 	}
 	v.held = true
-	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath, Name: v.Name,
-		MAC: mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind, Told: c.link.Device != "", Chained: j.st.Chained, Former: f})
+	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
+		Name: v.Name,
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind,
+		Told: c.link.Device != "", Chained: j.st.Chained, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.
@@ -219,7 +224,8 @@ func (j *job) bind(c card) (card, error) {
 		}
 	}
 	if c.link.Index == 0 && c.userspace() == "" {
-		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s has no interface on the node, with driver %q", c.vf.Address, c.vf.Driver),
+		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s has no interface on the node, with driver %q", c.vf.Address,
+			c.vf.Driver),
 			"another program may have moved it, or its driver is not loaded")
 	}
 	return c, nil
@@ -265,13 +271,15 @@ func (j *job) move(c card, v *vf) (link kernel.Link, err error) {
 	return link, err
 }
 
-// configure brings the interface up with its addresses and routes. Duplicate address detection is on: the network is one that others use, too.
+// configure brings the interface up with its addresses and routes. Duplicate address detection is on: the network is one that others use,
+// too.
 func (j *job) configure(link kernel.Link, v *vf) error {
 	conf := "ipv6/conf/" + v.Name + "/"
 	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
 	has6 := v.ips != nil && v.ips.Has6()
 	if has6 {
-		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"}, kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
+		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"},
+			kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
 	}
 	if err := j.pod.Set(settings...); err != nil {
 		return err
@@ -303,7 +311,8 @@ func (j *job) configure(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault leaves out default routes of a VF where the pod has one: the plugins before made that, and the kernel would take the newer one.
+// keepDefault leaves out default routes of a VF where the pod has one: the plugins before made that, and the kernel would take the newer
+// one.
 func (j *job) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {

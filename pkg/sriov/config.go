@@ -128,7 +128,8 @@ func Findings(config []byte) []plugin.Finding {
 
 // parseDevice finds out how the VF is known.
 func parseDevice(c *config, raw rawConfig, r *plugin.Request) error {
-	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID}, {"pciBusID", raw.PCIBusID}} {
+	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID},
+		{"pciBusID", raw.PCIBusID}} {
 		if key.value == "" {
 			continue
 		}
@@ -233,7 +234,8 @@ func parseRates(c *config, raw rawConfig, r *plugin.Request) error {
 	}
 	if limit := raw.RuntimeConfig.Bandwidth; limit != nil && !chained(r) {
 		if limit.IngressRate != 0 {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
+			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
+				"runtimeConfig.bandwidth.ingressRate %d: a VF cannot limit what the pod receives", limit.IngressRate),
 				"take the annotation kubernetes.io/ingress-bandwidth away, or limit it at the switch")
 		}
 		if limit.EgressRate != 0 {

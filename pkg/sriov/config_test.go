@@ -19,7 +19,8 @@ func parse(t testing.TB, prev *types100.Result, keys ...any) (config, error) {
 	t.Helper()
 	text, err := json.Marshal(object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": vf0}.With(keys...))
 	must(t, err)
-	return parseConfig(&plugin.Request{Plugin: "sriov", Verb: "ADD", Config: text, Prev: prev, Args: map[string]string{"MAC": "02:00:00:00:00:05"}, Log: slog.New(slog.DiscardHandler)})
+	return parseConfig(&plugin.Request{Plugin: "sriov", Verb: "ADD", Config: text, Prev: prev,
+		Args: map[string]string{"MAC": "02:00:00:00:00:05"}, Log: slog.New(slog.DiscardHandler)})
 }
 
 func TestParseRefused(t *testing.T) {
@@ -96,7 +97,8 @@ func TestWhichMAC(t *testing.T) {
 // TestApply: what is not configured stays, and a VLAN is set as a whole.
 func TestApply(t *testing.T) {
 	yes, no := true, false
-	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes, MinRate: 1, MaxRate: 2}
+	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes,
+		MinRate: 1, MaxRate: 2}
 	if diff := cmp.Diff(was, pfSettings{}.apply(was)); diff != "" {
 		t.Error(diff)
 	}

@@ -67,7 +67,8 @@ func hidden(t *testing.T) lab {
 func TestResetHidden(t *testing.T) {
 	l := hidden(t)
 	bound := l.boundAt(vf0)
-	if out, err := l.reset(vf0, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "its interface is in another namespace") {
+	if out, err := l.reset(vf0, true, nil); plugin.Code(err) != plugin.CodeDevice ||
+		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	// A name that leads nowhere, as where another mount namespace has the folder.
@@ -111,21 +112,26 @@ func TestGCSpares(t *testing.T) {
 
 	// The lease of an attachment that bridge could not remove.
 	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
-	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755), os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
+	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755),
+		os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
 		os.WriteFile("/var/lib/cni/networks/net/10.61.0.10", []byte("gone\r\neth0"), 0o644),
-		os.WriteFile(store.Root+"/net/bridge-"+key.Hash(), []byte(`{"format":1,"network":"net","containerID":"stale","ifname":"eth0","plugin":"bridge","netns":"`+l.Pod.Path+`","state":{}}`), 0o600))
+		os.WriteFile(store.Root+"/net/bridge-"+key.Hash(),
+			[]byte(`{"format":1,"network":"net","containerID":"stale","ifname":"eth0","plugin":"bridge","netns":"`+l.Pod.Path+`","state":{}}`),
+			0o600))
 	must(t, kerneltest.Age(kerneltest.StateDirs()...))
 	gc()
 	if got := leases("net"); len(got) != 1 || filepath.Base(got[0]) != "10.61.0.9" {
 		t.Errorf("leases of bridge: %q", got)
 	}
-	must(t, os.Remove(store.Root+"/net/bridge-"+key.Hash()), os.RemoveAll("/var/lib/cni/networks/net"), os.RemoveAll("/var/lib/cni/networks/.podlace/net"))
+	must(t, os.Remove(store.Root+"/net/bridge-"+key.Hash()), os.RemoveAll("/var/lib/cni/networks/net"),
+		os.RemoveAll("/var/lib/cni/networks/.podlace/net"))
 	l.del("live")
 }
 
 // TestDefaultRoute: that of the pod stays the only one.
 func TestDefaultRoute(t *testing.T) {
-	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}}, "routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}},
+		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
 	l.allocate(vf0)
 	var eth0 kernel.Link
 	own := kernel.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.1.0.1")}
@@ -150,14 +156,15 @@ func TestDefaultRoute(t *testing.T) {
 	must(t, l.host.DelLink("uplink"))
 }
 
-// TestCheckOldVersions: also where results do not tell of PCI addresses, a lost record is told; and a lower MTU, which plugins behind set without
-// telling, is none of CHECK's business.
+// TestCheckOldVersions: also where results do not tell of PCI addresses, a lost record is told; and a lower MTU, which plugins behind set
+// without telling, is none of CHECK's business.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {
 			l := newLab(t, "cniVersion", version)
 			ip := object{"address": "10.1.0.5/24", "interface": 0, "version": "4"}
-			l.Conf = l.Conf.With("prevResult", object{"cniVersion": version, "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}, "ips": []any{ip}})
+			l.Conf = l.Conf.With("prevResult", object{"cniVersion": version, "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}},
+				"ips": []any{ip}})
 			l.allocate(vf0)
 			a := l.add("a")
 			l.inPod(func(pod *kernel.NS) { link, _, err := pod.Link("net1"); must(t, err, pod.SetMTU(link, 1300)) })
@@ -172,7 +179,8 @@ func TestCheckOldVersions(t *testing.T) {
 	}
 }
 
-// TestDaemonBreaks: a device plugin that takes the question and goes away, or is of another age, is no reason to refuse a pod: the kubelet is asked.
+// TestDaemonBreaks: a device plugin that takes the question and goes away, or is of another age, is no reason to refuse a pod: the kubelet
+// is asked.
 func TestDaemonBreaks(t *testing.T) {
 	l := newLab(t)
 	l.sriov.socket = filepath.Join(t.TempDir(), "s")
@@ -200,7 +208,8 @@ func TestForeignArguments(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	dir := t.TempDir()
-	script := "#!/bin/sh\necho \"$CNI_COMMAND $CNI_IFNAME $CNI_ARGS\" >>" + dir + "/log\n[ $CNI_COMMAND = ADD ] && echo '{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.9.0.5/24\"}]}'\nexit 0\n"
+	script := "#!/bin/sh\necho \"$CNI_COMMAND $CNI_IFNAME $CNI_ARGS\" >>" + dir +
+		"/log\n[ $CNI_COMMAND = ADD ] && echo '{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.9.0.5/24\"}]}'\nexit 0\n"
 	must(t, os.WriteFile(filepath.Join(dir, "fake"), []byte(script), 0o755))
 	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;IP=10.1.0.5"
 	for name, value := range map[string]string{"CNI_ARGS": args, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0"} {
@@ -209,7 +218,8 @@ func TestForeignArguments(t *testing.T) {
 	l.OK(l.Call("ADD", "a", "ipam", object{"type": "fake"}, "CNI_PATH", dir, "CNI_ARGS", args))
 	l.del("a", "ipam", object{"type": "fake"}, "CNI_PATH", dir)
 	log, err := os.ReadFile(dir + "/log")
-	if must(t, err); !strings.HasPrefix(string(log), "ADD net1 IgnoreUnknown=1;K8S_POD_NAME=web-0;K8S_POD_NAMESPACE=shop\n") || strings.Contains(string(log), "IP=") {
+	if must(t, err); !strings.HasPrefix(string(log), "ADD net1 IgnoreUnknown=1;K8S_POD_NAME=web-0;K8S_POD_NAMESPACE=shop\n") ||
+		strings.Contains(string(log), "IP=") {
 		t.Errorf("%s", log)
 	}
 }

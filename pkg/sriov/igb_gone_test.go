@@ -86,8 +86,8 @@ func (l igb) anew() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): the kernel returns the VF of a namespace that is gone under its name there, or another one; it is found by its
-// address, with or without a namespace in the DEL.
+// TestIGBPodDies (F-34, F-35): the kernel returns the VF of a namespace that is gone under its name there, or another one; it is found by
+// its address, with or without a namespace in the DEL.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {
@@ -127,7 +127,8 @@ func TestIGBNamesTaken(t *testing.T) {
 	name := l.nic.VFs[1].Name
 	must(t, l.host.AddBridge(name, nil, 0, false), l.host.AddAltName(l.link(name), "other-second"))
 	o := l.OK(l.Call("DEL", "a"))
-	if !strings.Contains(o.Log, "another interface has the name of the VF's") || !strings.Contains(o.Log, "another interface has an alternative name of the VF's") {
+	if !strings.Contains(o.Log, "another interface has the name of the VF's") ||
+		!strings.Contains(o.Log, "another interface has an alternative name of the VF's") {
 		t.Errorf("log: %s", o.Log)
 	}
 	link, ok, err := l.host.LinkOf(l.nic.VFs[1].Device)

@@ -156,7 +156,8 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32): pods come and go, and of all changes that are made for them one in twenty fails, or the plugin is killed there.
+// TestIGBLives (F-31, F-32): pods come and go, and of all changes that are made for them one in twenty fails, or the plugin is killed
+// there.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)

@@ -10,13 +10,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestIGBReset (V-08): a VF that a pod left is new after a reset of its function, which comes while no driver has it; one that a pod has is refused.
+// TestIGBReset (V-08): a VF that a pod left is new after a reset of its function, which comes while no driver has it; one that a pod has is
+// refused.
 func TestIGBReset(t *testing.T) {
 	l := newIGB(t)
 	vf := l.second()
 	name := l.nic.VFs[1].Name
 	run := func(args ...string) (string, error) {
-		out, err := exec.Command(binary(t, "PODLACE_BIN", "podlace"), append([]string{"sriov", "reset", vf, "--function"}, args...)...).CombinedOutput()
+		out, err := exec.Command(binary(t, "PODLACE_BIN", "podlace"),
+			append([]string{"sriov", "reset", vf, "--function"}, args...)...).CombinedOutput()
 		return string(out), err
 	}
 	l.add("a", "mtu", 1300, "trust", "on", "vlan", 100)
@@ -29,7 +31,8 @@ func TestIGBReset(t *testing.T) {
 	must(t, l.Pod.Close())
 	kerneltest.Await(t, "the VF is home", func() bool { _, ok, err := l.host.LinkOf(vf); must(t, err); return ok })
 	out, err := run()
-	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\n") || !strings.HasSuffix(out, "give it back to igbvf\nNothing was changed. --yes does it.\n") {
+	if err != nil || !strings.Contains(out, "is as pod shop/web-0 left it: bring it back\n") ||
+		!strings.HasSuffix(out, "give it back to igbvf\nNothing was changed. --yes does it.\n") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err = run("--yes")
@@ -37,7 +40,8 @@ func TestIGBReset(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	link := l.link(name)
-	if got := text(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti || !strings.Contains(got, "vlan 0 qos 0") ||
+	if got := text(l.asPF(1)); l.driverOf(vf) != "igbvf" || link.Device != vf || link.MTU != 1500 || link.AllMulti ||
+		!strings.Contains(got, "vlan 0 qos 0") ||
 		!strings.Contains(got, "spoofchk on trust off") || !strings.HasSuffix(got, "max_tx_rate 0") {
 		t.Errorf("driver %s, %s\n%s", l.driverOf(vf), describe(link), got)
 	}

@@ -97,7 +97,8 @@ func (l igb) cardNow() string {
 		must(l, err)
 		override, err := os.ReadFile(filepath.Join(pci.Sysfs, "bus/pci/devices", f.Device, "driver_override"))
 		must(l, err)
-		fmt.Fprintf(&b, "%s %s override %s home %t %s, %s\n", f.Device, l.driverOf(f.Device), strings.TrimSpace(string(override)), ok, describe(link), text(l.asPF(i)))
+		fmt.Fprintf(&b, "%s %s override %s home %t %s, %s\n", f.Device, l.driverOf(f.Device), strings.TrimSpace(string(override)), ok,
+			describe(link), text(l.asPF(i)))
 	}
 	return b.String()
 }
@@ -149,8 +150,10 @@ func (l igb) isDefault(name string, index int) {
 		}
 	}
 	link := l.podLink(name)
-	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true %+v, %s", link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti, link.TxQueue, link.Traits, text(l.asPF(index)))
-	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 || link.Name != name {
+	now := fmt.Sprintf("%q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up true %+v, %s", link.Alias, link.MAC, link.MTU, link.Promis,
+		link.AllMulti, link.TxQueue, link.Traits, text(l.asPF(index)))
+	if i := strings.Index(was, `] "`); i < 0 || strings.Replace(was[i+2:], "up false", "up true", 1) != now || len(link.AltNames) > 0 ||
+		link.Name != name {
 		l.Errorf("the pod has %q %q, %s; on the node it was %s", link.Name, link.AltNames, now, was)
 	}
 }
@@ -160,7 +163,8 @@ func (l igb) isDefault(name string, index int) {
 func TestIGBLife(t *testing.T) {
 	l := newIGB(t)
 	const admin = "02:00:00:00:aa:01"
-	keys := []any{"vlan", 100, "vlanQoS", 3, "mac", admin, "spoofchk", "off", "trust", "on", "max_tx_rate", 100, "mtu", 1400, "ifName", "fast{index}"}
+	keys := []any{"vlan", 100, "vlanQoS", 3, "mac", admin, "spoofchk", "off", "trust", "on", "max_tx_rate", 100, "mtu", 1400, "ifName",
+		"fast{index}"}
 	for index, vf := range []string{l.first(), l.second()} {
 		l.allocate(vf)
 		for _, id := range []string{"a", "b"} {
@@ -168,10 +172,12 @@ func TestIGBLife(t *testing.T) {
 			if i := a.result.Interfaces; len(i) != 2 || i[1].Name != "fast1" || i[1].PciID != vf || i[1].Mac != admin || i[1].Mtu != 1400 {
 				t.Errorf("%s", a.prev)
 			}
-			if got, want := text(l.asPF(index)), "mac "+admin+" vlan 100 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100"; got != want {
+			if got, want := text(l.asPF(index)), "mac "+admin+
+				" vlan 100 qos 3 proto 802.1q spoofchk off trust on state auto min_tx_rate 0 max_tx_rate 100"; got != want {
 				t.Errorf("PF: %s, want %s", got, want)
 			}
-			if got := l.podLink("fast1"); got.Device != vf || got.MTU != 1400 || got.MAC.String() != admin || len(got.AltNames) > 0 || !got.Up || got.Promis {
+			if got := l.podLink("fast1"); got.Device != vf || got.MTU != 1400 || got.MAC.String() != admin || len(got.AltNames) > 0 || !got.Up ||
+				got.Promis {
 				t.Errorf("in the pod: %s", describe(got))
 			}
 			l.OK(a.check(keys...))
@@ -210,7 +216,8 @@ func TestIGBMain(t *testing.T) {
 	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
 	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
 	a := l.add("a")
-	if i := a.result.Interfaces; len(i) != 2 || i[0].Name != "eth0" || i[0].PciID != l.nic.VFs[0].Device || i[1].Name != "net1" || i[1].PciID != l.nic.VFs[1].Device {
+	if i := a.result.Interfaces; len(i) != 2 || i[0].Name != "eth0" || i[0].PciID != l.nic.VFs[0].Device || i[1].Name != "net1" ||
+		i[1].PciID != l.nic.VFs[1].Device {
 		t.Errorf("%s", a.prev)
 	}
 	if l.asPF(0).MaxRate != 50 || l.asPF(1).MaxRate != 50 {
@@ -240,7 +247,8 @@ func TestIGBRefused(t *testing.T) {
 		} {
 			o := l.Call("ADD", "a", c.key, c.value)
 			l.Fails(o, c.code, c.says)
-			if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" && !strings.Contains(o.Failure.Details, "the driver of the PF") {
+			if !strings.Contains(o.Failure.Details, "pod=shop/web-0") || c.key != "mtu" && c.key != "driver" &&
+				!strings.Contains(o.Failure.Details, "the driver of the PF") {
 				t.Errorf("%s: %q", c.key, o.Failure.Details)
 			}
 			l.isGolden() // before any DEL

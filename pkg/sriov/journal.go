@@ -159,8 +159,8 @@ func parseJournal(data []byte, a pci.Address) (j journal, err error) {
 	return j, err
 }
 
-// save writes the journal. It is the only file that is synced: records can be made up for by what the kernel has, by names that are computed
-// from the key; what a VF was like stands nowhere else.
+// save writes the journal. It is the only file that is synced: records can be made up for by what the kernel has, by names that are
+// computed from the key; what a VF was like stands nowhere else.
 func (h *held) save(j journal) error {
 	data, err := json.Marshal(j)
 	if err == nil {

@@ -101,7 +101,8 @@ func (s sriov) checkLease(j *job, v vf) error {
 	if err := ipam.ValidType(of); err != nil {
 		return err
 	}
-	prev := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{{Name: v.Name, Mac: v.MAC, Sandbox: j.r.NetnsPath}}}
+	prev := &types100.Result{CNIVersion: types100.ImplementedSpecVersion,
+		Interfaces: []*types100.Interface{{Name: v.Name, Mac: v.MAC, Sandbox: j.r.NetnsPath}}}
 	for _, a := range v.Addresses {
 		prev.IPs = append(prev.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: *kernel.IPNet(a)})
 	}

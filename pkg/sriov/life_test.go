@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// die ends the pod, and with it its namespace. What the kernel does for a VF is done for the veth that plays it: it comes to the node, down and
-// under the name that it had in the pod, and sysfs tells of that name.
+// die ends the pod, and with it its namespace. What the kernel does for a VF is done for the veth that plays it: it comes to the node, down
+// and under the name that it had in the pod, and sysfs tells of that name.
 func (l lab) die(address string) {
 	l.Helper()
 	l.called(address, "net1")
@@ -33,8 +33,8 @@ func (l lab) called(address, name string) {
 
 func (l lab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
 
-// TestDeadOwner (F-31, V-20): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found, and a DEL that
-// comes after all takes nothing from it (F-36).
+// TestDeadOwner (F-31, V-20): a pod that is gone without a DEL left its VF as a tenant leaves it. The next one finds what the pod found,
+// and a DEL that comes after all takes nothing from it (F-36).
 func TestDeadOwner(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -44,7 +44,8 @@ func TestDeadOwner(t *testing.T) {
 
 	next := l.other()
 	a := next.add("next")
-	if got := describe(next.podLink("net1")); !strings.Contains(got, "mtu 1401") || strings.Contains(got, "02:00:00:00:00") || strings.Contains(got, "promisc true") || strings.Contains(got, "tenant") {
+	if got := describe(next.podLink("net1")); !strings.Contains(got, "mtu 1401") || strings.Contains(got, "02:00:00:00:00") ||
+		strings.Contains(got, "promisc true") || strings.Contains(got, "tenant") {
 		t.Errorf("the next pod found %s", got)
 	}
 	l.OK(l.Call("DEL", "dead", "CNI_NETNS", ""))
@@ -81,7 +82,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name meanwhile.
+// TestNamespaceGone (F-34, V-21): a VF that the kernel returned is found by its address, whatever its name, and whoever has its name
+// meanwhile.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) lab {
 		l := newLab(t)
@@ -107,7 +109,8 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod that dies with names of other VFs on its own takes nothing from them: they get their names back, and so does its VF.
+// TestSquatted (F-34): a pod that dies with names of other VFs on its own takes nothing from them: they get their names back, and so does
+// its VF.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {
@@ -232,7 +235,8 @@ func TestHostileJournals(t *testing.T) {
 		for verb, pod := range map[string]lab{"ADD": l.other(), "DEL": l} {
 			o := pod.Call(verb, map[string]string{"ADD": "b", "DEL": "a"}[verb])
 			pod.Fails(o, plugin.CodeDevice, "journal of VF 0000:11:02.0: ")
-			if !strings.Contains(o.Failure.Details, "podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
+			if !strings.Contains(o.Failure.Details,
+				"podlace sriov reset 0000:11:02.0 --yes makes the VF as new, and removes /run/podlace/.vfs/0000:11:02.0") {
 				t.Errorf("%s: %q", name, o.Failure.Details)
 			}
 		}
@@ -301,7 +305,8 @@ func TestGC(t *testing.T) {
 
 // TestCheck: each thing that is not as ADD told is found.
 func TestCheck(t *testing.T) {
-	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}, "routes": []any{object{"dst": "192.0.2.0/24"}}})
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}},
+		"routes": []any{object{"dst": "192.0.2.0/24"}}})
 	l.allocate(vf0)
 	a := l.add("a")
 	l.OK(a.check())
@@ -315,8 +320,10 @@ func TestCheck(t *testing.T) {
 			spoil, mend func() error
 		}{
 			{"interface net1 is down", func() error { return pod.SetDown(link) }, func() error { return pod.SetUp(link) }},
-			{"interface net1 has mtu 1450, want 1400", func() error { return pod.SetMTU(link, 1450) }, func() error { return pod.SetMTU(link, 1400) }},
-			{"interface net1 has MAC 02:00:00:00:00:01, want", func() error { return pod.SetMAC(link, []byte{2, 0, 0, 0, 0, 1}) }, func() error { return pod.SetMAC(link, link.MAC) }},
+			{"interface net1 has mtu 1450, want 1400", func() error { return pod.SetMTU(link, 1450) },
+				func() error { return pod.SetMTU(link, 1400) }},
+			{"interface net1 has MAC 02:00:00:00:00:01, want", func() error { return pod.SetMAC(link, []byte{2, 0, 0, 0, 0, 1}) },
+				func() error { return pod.SetMAC(link, link.MAC) }},
 			{"address 10.61.0.2/24 is missing on net1", func() error { return pod.DelAddress(link, own[0]) }, nil},
 		} {
 			must(t, c.spoil())

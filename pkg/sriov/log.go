@@ -16,7 +16,8 @@ type logging struct {
 	LogFile  string `json:"logFile"`
 }
 
-var levels = map[string]slog.Level{"": slog.LevelInfo, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError, "panic": slog.LevelError}
+var levels = map[string]slog.Level{"": slog.LevelInfo, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn,
+	"error": slog.LevelError, "panic": slog.LevelError}
 
 func parseLogging(_ *config, raw rawConfig, _ *plugin.Request) error {
 	if _, ok := levels[raw.LogLevel]; !ok {

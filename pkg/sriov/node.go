@@ -87,8 +87,8 @@ func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// inPod finds the interface of the VF of a journal in the namespace of its owner: by the device, or by name and MAC where the kernel, before
-// Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
+// inPod finds the interface of the VF of a journal in the namespace of its owner: by the device, or by name and MAC where the kernel,
+// before Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
 func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {

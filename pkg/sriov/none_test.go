@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNoVFUncertain (V-25): ADD fails with code 11 unless PodResources and a readable checkpoint agree that the pod has no VF, and the device plugin,
-// if it runs, agrees too.
+// TestNoVFUncertain (V-25): ADD fails with code 11 unless PodResources and a readable checkpoint agree that the pod has no VF, and the
+// device plugin, if it runs, agrees too.
 func TestNoVFUncertain(t *testing.T) {
 	l := newLab(t)
 	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
@@ -26,7 +26,8 @@ func TestNoVFUncertain(t *testing.T) {
 	}
 	*l.unsure = true
 	writeCheckpoint(t, dir, other)
-	l.Fails(l.Call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain, "the SR-IOV device plugin does not confirm that the pod has no VF")
+	l.Fails(l.Call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain,
+		"the SR-IOV device plugin does not confirm that the pod has no VF")
 	*l.unsure = false
 	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
 	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
@@ -34,9 +35,10 @@ func TestNoVFUncertain(t *testing.T) {
 	l.hints(o, "wait a minute: podlace sriov ls shows the VF")
 	must(t, os.Remove(l.sriov.socket))
 	for what, c := range map[string]struct{ checkpoint, uid, says, hint string }{
-		"torn checkpoint":            {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
-		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID", "is the kubelet running, and its folder " + dir + "?"},
-		"no UID":                     {other, "", "the runtime does not say the pod's UID", "the runtime must pass K8S_POD_UID"},
+		"torn checkpoint": {other[:100], "new", "checkpoint", "is the kubelet running, and its folder " + dir + "?"},
+		"checkpoint of another form": {`{"Data":{"Pods":[]},"Checksum":1}`, "new", "no entries with UID",
+			"is the kubelet running, and its folder " + dir + "?"},
+		"no UID": {other, "", "the runtime does not say the pod's UID", "the runtime must pass K8S_POD_UID"},
 	} {
 		writeCheckpoint(t, dir, c.checkpoint)
 		t.Log(what)

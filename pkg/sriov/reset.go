@@ -25,8 +25,8 @@ type ResetOptions struct {
 	Log      *slog.Logger
 }
 
-// Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the PF
-// is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
+// Reset brings a VF that no pod has into the state of a new one: as its journal tells, if an attachment left it other than it was; else the
+// PF is set for it as by default, and its driver is bound anew. One that is in use is refused with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -74,7 +74,8 @@ func (n *node) unused(c card, left bool) error {
 		return err
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspace() == "" && !left {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address), "some pod has it, that another plugin attached")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
+			"some pod has it, that another plugin attached")
 	}
 	if c.link.Index == 0 {
 		return nil

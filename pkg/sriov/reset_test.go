@@ -22,7 +22,8 @@ import (
 func (l lab) reset(a string, act bool, function func() error) (string, error) {
 	l.Helper()
 	var out bytes.Buffer
-	err := Reset(ResetOptions{Sysfs: l.sriov.sysfs, Address: address(l, a), Act: act, Function: function, Out: &out, Log: slog.New(slog.DiscardHandler)})
+	err := Reset(ResetOptions{Sysfs: l.sriov.sysfs, Address: address(l, a), Act: act, Function: function, Out: &out,
+		Log: slog.New(slog.DiscardHandler)})
 	return out.String(), err
 }
 
@@ -32,7 +33,8 @@ func TestReset(t *testing.T) {
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf1)
 	l.add("dead")
-	if out, err := l.reset(vf1, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "pod shop/web-0 has it") || out != "" {
+	if out, err := l.reset(vf1, true, nil); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "pod shop/web-0 has it") ||
+		out != "" {
 		t.Errorf("in use: %v\n%s", err, out)
 	}
 	l.spoil("net1")

@@ -73,7 +73,8 @@ func named(r *plugin.Request, cfg config, addresses []pci.Address) (vfs []vf, er
 			return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: two VFs of the pod would have it", v.Fixed)
 		}
 		if v.Name == r.IfName && v.Default != r.IfName || slices.ContainsFunc(vfs[:i], func(o vf) bool { return o.Name == v.Name }) {
-			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name), "by ifName %q and the annotation %s", cfg.Names, annotation)
+			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "two interfaces of the pod would be named %s", v.Name),
+				"by ifName %q and the annotation %s", cfg.Names, annotation)
 		}
 	}
 	return vfs, nil
@@ -86,7 +87,8 @@ func (s sriov) allocated(r *plugin.Request, cfg config) (devices []allocation.De
 			r.Log.Info("no VF is attached: the runtime names no pod")
 			return nil, nil
 		}
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeEnvironment, "CNI_ARGS: has no K8S_POD_NAME, so nobody knows which VFs there are for the container"),
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeEnvironment,
+			"CNI_ARGS: has no K8S_POD_NAME, so nobody knows which VFs there are for the container"),
 			"name the VF in deviceID, or call the plugin by a Kubernetes runtime")
 	}
 	devices, err = s.ask(r, cfg)
@@ -110,8 +112,8 @@ func (c config) hint(err error) string {
 	return "is the kubelet running, and its folder " + c.Kubelet + "? See systemctl status kubelet, podlace sriov"
 }
 
-// ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device: a device
-// plugin that runs may have handed out one of which the kubelet tells nothing.
+// ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device:
+// a device plugin that runs may have handed out one of which the kubelet tells nothing.
 func (s sriov) ask(r *plugin.Request, cfg config) ([]allocation.Device, error) {
 	began := time.Now()
 	devices, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
@@ -140,12 +142,14 @@ func (s sriov) ask(r *plugin.Request, cfg config) ([]allocation.Device, error) {
 
 // askDaemon returns the devices that the device plugin is certain of.
 func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) ([]allocation.Device, error) {
-	answer, err := allocation.Ask(s.socket, until, allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
+	answer, err := allocation.Ask(s.socket, until,
+		allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
 	if err != nil {
 		return nil, err
 	}
 	if !slices.Equal(answer.Resources, cfg.Resources) || answer.UID != r.Pod.UID {
-		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin", answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
+		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin",
+			answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !slices.Contains(cfg.Resources, d.Resource) {

@@ -39,7 +39,8 @@ func (n *node) release(owner attachment.Key, v vf, netns string) error {
 	return n.restore(h, j)
 }
 
-// fetchUnknown brings the interface of a VF home of which a record tells, and whose journal somebody has removed: what it was like nobody knows.
+// fetchUnknown brings the interface of a VF home of which a record tells, and whose journal somebody has removed: what it was like nobody
+// knows.
 func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
 	j := journal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC, Former: former{Name: ownName(v.Address)}}
 	pod, link, alive, err := inPod(j)
@@ -50,7 +51,8 @@ func (n *node) fetchUnknown(owner attachment.Key, v vf, netns string) error {
 	if link.Index == 0 {
 		return nil
 	}
-	n.r.Log.Warn("the journal of a VF is missing: it comes home as its pod left it", "vf", v.Address, "name", j.Former.Name, "fix", "podlace sriov reset "+v.Address.String())
+	n.r.Log.Warn("the journal of a VF is missing: it comes home as its pod left it", "vf", v.Address, "name", j.Former.Name, "fix",
+		"podlace sriov reset "+v.Address.String())
 	x := restoring{node: n, j: j}
 	if x.c, err = n.read(v.Address); err != nil {
 		return err
@@ -65,8 +67,8 @@ type restoring struct {
 	c card
 }
 
-// restore makes a VF as its journal says that it was. It goes on after an error; the journal goes last, and only when all is done, or the VF
-// is gone for good.
+// restore makes a VF as its journal says that it was. It goes on after an error; the journal goes last, and only when all is done, or the
+// VF is gone for good.
 func (n *node) restore(h *held, j journal) error {
 	x := restoring{node: n, j: j}
 	var err error
@@ -119,7 +121,8 @@ func (x *restoring) fetch() error {
 	// It is in a namespace that nobody knows, where a pod has put it. Without its driver it is nowhere.
 	x.r.Log.Warn("the interface of the VF cannot be found: its driver is bound anew", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
-		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"), "podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface is nowhere"),
+			"podlace sriov reset %s makes the VF as new, once nobody has it", x.j.Address)
 	}
 	return err
 }
@@ -164,7 +167,8 @@ func (x *restoring) named(f func(name string) error) (name string, err error) {
 		if name = ownName(x.j.Address); name == x.c.link.Name {
 			return name, nil // since it came home
 		}
-		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name", name)
+		x.r.Log.Warn("another interface has the name of the VF's, which gets another one", "vf", x.j.Address, "taken", x.j.Former.Name, "name",
+			name)
 		err = f(name)
 	}
 	return name, err
@@ -269,7 +273,8 @@ func (x *restoring) renew() (err error) {
 	return err
 }
 
-// dropXDP removes the programs that the pod attached. One that a file descriptor holds, which may be in a file system, goes with the interface.
+// dropXDP removes the programs that the pod attached. One that a file descriptor holds, which may be in a file system, goes with the
+// interface.
 func (x *restoring) dropXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
@@ -380,6 +385,7 @@ func text(v kernel.VF) string {
 		}
 		return map[bool]string{true: "on", false: "off"}[*on]
 	}
-	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS, v.Proto,
+	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS,
+		v.Proto,
 		told(v.SpoofCheck), told(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
 }

@@ -203,7 +203,8 @@ func (l lab) home() string {
 }
 
 func describe(link kernel.Link) string {
-	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up %t %+v", link.Name, link.AltNames, link.Alias, link.MAC, link.MTU, link.Promis, link.AllMulti,
+	return fmt.Sprintf("%s %q %q mac %s mtu %d promisc %t allmulti %t txqueuelen %d up %t %+v", link.Name, link.AltNames, link.Alias, link.MAC,
+		link.MTU, link.Promis, link.AllMulti,
 		link.TxQueue, link.Up, link.Traits)
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov gives pods virtual functions (VF) of SR-IOV network cards: those that the kubelet allocated to them, beside the interface that
-// plugins before it in the chain made, or as that interface; or one that Multus names.
+// Package sriov gives pods virtual functions (VF) of SR-IOV network cards: those that the kubelet allocated to them, beside the interface
+// that plugins before it in the chain made, or as that interface; or one that Multus names.
 //
 // A VF is a device that the next pod gets, too. What it was like is written into its journal before the first change, and DEL brings it
 // back to that, whatever came in between.
@@ -284,7 +284,8 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 // mayHaveVFs tells of an attachment without a record whether the journals have to be read, of which there are as many as pods with VFs: not
 // if all that a result tells of the pod is the interface that another plugin made.
 func mayHaveVFs(r *plugin.Request) bool {
-	return !chained(r) || len(r.Prev.Interfaces) == 0 || slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
+	return !chained(r) || len(r.Prev.Interfaces) == 0 ||
+		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
 // status fails only when no ADD can work here. A node without VFs serves pods that have none.
@@ -311,7 +312,8 @@ func (j *job) result() *types100.Result {
 	}
 	for _, v := range j.st.VFs {
 		index := len(result.Interfaces)
-		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: v.Name, Mac: v.MAC, Mtu: v.MTU, Sandbox: j.r.NetnsPath, PciID: v.Address.String()})
+		result.Interfaces = append(result.Interfaces,
+			&types100.Interface{Name: v.Name, Mac: v.MAC, Mtu: v.MTU, Sandbox: j.r.NetnsPath, PciID: v.Address.String()})
 		if v.ips == nil || !j.cfg.ReportIPs {
 			continue
 		}

@@ -27,7 +27,8 @@ func (l lab) spoil(name string) {
 		link, _, err := pod.Link(name)
 		traits := link.Traits
 		traits.NoARP, traits.NoMulticast, traits.Mode, traits.Group, traits.GSOMaxSize, traits.GSOMaxSegs = true, true, 1, 7, 2000, 1
-		must(l, err, pod.SetTraits(link, traits), pod.SetTxQueue(link, 77), pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti), pod.SetMTU(link, 1280),
+		must(l, err, pod.SetTraits(link, traits), pod.SetTxQueue(link, 77), pod.SetPromisc(link, true), pod.SetAllMulti(link, !link.AllMulti),
+			pod.SetMTU(link, 1280),
 			pod.SetAlias(link, "tenant's"), pod.AddAltName(link, "tenant"), pod.AddAltName(link, "ens0f0"))
 	})
 }
@@ -62,7 +63,8 @@ func TestOrder(t *testing.T) {
 		container    int
 		resource, id string
 	}{{1, fast, vf0}, {0, slow, vf1}, {0, fast, "0000:11:02.3"}, {0, fast, vf2}} {
-		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: fmt.Sprint("c", i), Index: d.container, Resource: d.resource, ID: d.id})
+		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: fmt.Sprint("c", i), Index: d.container,
+			Resource: d.resource, ID: d.id})
 	}
 	a := l.add("a")
 	var got []string
@@ -92,7 +94,8 @@ func TestMainPlugin(t *testing.T) {
 	l.allocate()
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "the pod was allocated no device of example.com/fast, example.com/slow")
 	l.Fails(l.Call("ADD", "a", "CNI_ARGS", ""), plugin.CodeEnvironment, "K8S_POD_NAME")
-	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig, "ingressRate 1: a VF cannot limit what the pod receives")
+	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"bandwidth": object{"ingressRate": 1}}), plugin.CodeConfig,
+		"ingressRate 1: a VF cannot limit what the pod receives")
 	l.isGolden()
 }
 
@@ -100,7 +103,8 @@ func TestMainPlugin(t *testing.T) {
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
-	for _, keys := range [][]any{{"deviceID", vf2}, {"pciBusID", vf2}, {"deviceID", vf2, "pciBusID", vf2}, {"runtimeConfig", object{"deviceID": vf2}}} {
+	for _, keys := range [][]any{{"deviceID", vf2}, {"pciBusID", vf2}, {"deviceID", vf2, "pciBusID", vf2},
+		{"runtimeConfig", object{"deviceID": vf2}}} {
 		keys = append(keys, "CNI_IFNAME", "net7", "CNI_ARGS", "")
 		a := l.add("a", keys...)
 		if i := a.result.Interfaces; len(i) != 1 || i[0].Name != "net7" || i[0].PciID != vf2 {
@@ -183,7 +187,8 @@ func TestNotToBeGiven(t *testing.T) {
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
-	for key, value := range map[string]any{"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "enable", "min_tx_rate": 1, "max_tx_rate": 100} {
+	for key, value := range map[string]any{"vlan": 100, "spoofchk": "off", "trust": "on", "link_state": "enable", "min_tx_rate": 1,
+		"max_tx_rate": 100} {
 		l.Fails(l.Call("ADD", "a", key, value), plugin.CodeKernelFeature, key+": the PF of VF 0000:11:02.0 cannot be told")
 	}
 	l.add("a", "vlan", 0, "max_tx_rate", 0)
@@ -233,7 +238,8 @@ func TestAddresses(t *testing.T) {
 	for _, ip := range a.result.IPs[1:] {
 		got = append(got, fmt.Sprint(ip.Address.String(), " on ", a.result.Interfaces[*ip.Interface].Name))
 	}
-	if diff := cmp.Diff([]string{"10.61.0.4/24 on net1", "fd00:61::4/64 on net1", "10.61.0.5/24 on net2", "fd00:61::5/64 on net2"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"10.61.0.4/24 on net1", "fd00:61::4/64 on net1", "10.61.0.5/24 on net2", "fd00:61::5/64 on net2"},
+		got); diff != "" {
 		t.Error(diff)
 	}
 	l.inPod(func(pod *kernel.NS) {

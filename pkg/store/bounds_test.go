@@ -19,12 +19,14 @@ func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, err := range []error{os.WriteFile(at("file"), []byte("text"), 0o600), os.Symlink("file", at("link")), os.Mkdir(at("folder"), 0o700),
-		unix.Mkfifo(at("pipe"), 0o600), os.WriteFile(at("large"), make([]byte, maxFile+1), 0o600), os.WriteFile(at("most"), make([]byte, maxFile), 0o600)} {
+		unix.Mkfifo(at("pipe"), 0o600), os.WriteFile(at("large"), make([]byte, maxFile+1), 0o600),
+		os.WriteFile(at("most"), make([]byte, maxFile), 0o600)} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]int{"file": 4, "link": 4, "most": maxFile, "folder": -1, "pipe": -1, "large": -1, "none": -1, "/dev/zero": -1} {
+	for name, want := range map[string]int{"file": 4, "link": 4, "most": maxFile, "folder": -1, "pipe": -1, "large": -1, "none": -1,
+		"/dev/zero": -1} {
 		path := at(name)
 		if filepath.IsAbs(name) {
 			path = name
@@ -65,7 +67,8 @@ func TestWriteIsBounded(t *testing.T) {
 	for name, write := range map[string]func(string, []byte, fs.FileMode) error{
 		"write": d.Write, "sync": d.WriteSync, "overwrite": d.Overwrite, "create": d.Create,
 	} {
-		if err := write(name, make([]byte, maxFile+1), 0o600); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), filepath.Join(path, name)) {
+		if err := write(name, make([]byte, maxFile+1), 0o600); !errors.Is(err, ErrTooLarge) ||
+			!strings.Contains(err.Error(), filepath.Join(path, name)) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if left := onDisk(t, path); len(left) > 0 {

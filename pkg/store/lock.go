@@ -16,8 +16,8 @@ import (
 // LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is for locks that all pods of the node want: a hundred that start at once, each with some iptables processes, keep two CPUs
-// busy for more than ten seconds.
+// NodeLockTimeout is for locks that all pods of the node want: a hundred that start at once, each with some iptables processes, keep two
+// CPUs busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
 // Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error says Busy.
@@ -113,8 +113,8 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLate = errors.New("held by another process")
 
-// await takes the lock. The kernel wakes who waits, one after the other: a hundred that looked every now and then would keep a CPU busy, and
-// leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
+// await takes the lock. The kernel wakes who waits, one after the other: a hundred that looked every now and then would keep a CPU busy,
+// and leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
 func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)

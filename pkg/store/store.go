@@ -166,8 +166,8 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
-// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an error: a
-// pipe would keep the caller waiting.
+// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an
+// error: a pipe would keep the caller waiting.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

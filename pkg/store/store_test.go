@@ -156,7 +156,8 @@ func TestFolderForFile(t *testing.T) {
 	_, at := d.LockAt("f", 0o600, 7)
 	for what, err := range map[string]error{"read": read, "lock": flock, "lock at": at} {
 		var hinted *plugin.Error
-		if !errors.As(err, &hinted) || !strings.Contains(err.Error(), filepath.Join(path, "f")) || !strings.Contains(hinted.Hint, "rm -r '"+filepath.Join(path, "f")) {
+		if !errors.As(err, &hinted) || !strings.Contains(err.Error(), filepath.Join(path, "f")) ||
+			!strings.Contains(hinted.Hint, "rm -r '"+filepath.Join(path, "f")) {
 			t.Errorf("%s: %v, %+v", what, err, hinted)
 		}
 	}
@@ -243,8 +244,9 @@ func TestFolderGone(t *testing.T) {
 	_, readErr := d.Read("f")
 	_, lockErr := d.Lock("f", 0o600)
 	_, lockAtErr := d.LockAt("f", 0o600, 1)
-	for what, err := range map[string]error{"write": d.Write("f", nil, 0o600), "create": d.Create("f", nil, 0o600), "create by name": d.createNamed("f", nil, 0o600),
-		"overwrite": d.Overwrite("f", nil, 0o600), "read": readErr, "lock": lockErr, "lock at": lockAtErr} {
+	for what, err := range map[string]error{"write": d.Write("f", nil, 0o600), "create": d.Create("f", nil, 0o600),
+		"create by name": d.createNamed("f", nil, 0o600),
+		"overwrite":      d.Overwrite("f", nil, 0o600), "read": readErr, "lock": lockErr, "lock at": lockAtErr} {
 		if err == nil {
 			t.Errorf("%s succeeded", what)
 		}

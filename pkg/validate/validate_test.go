@@ -37,14 +37,19 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 		config string
 		want   []string
 	}{
-		"none":                {list(bridge, `{"type":"portmap","capabilities":{"portMappings":true}}`, `{"type":"bandwidth","capabilities":{"bandwidth":true}}`, `{"type":"firewall","anything":1}`), nil},
-		"capability":          {list(bridge, `{"type":"portmap"}`, `{"type":"bandwidth","capabilities":{"bandwith":true}}`), []string{"plugins[1].capabilities", "plugins[2].capabilities.bandwith", "plugins[2].capabilities"}},
-		"limits of all pods":  {list(bridge, `{"type":"bandwidth","ingressRate":1000000,"ingressBurst":80000}`), nil},
-		"no ipam":             {list(`{"type":"bridge","isGateway":true,"ipMasq":true}`), []string{"plugins[0].isGateway, ipMasq"}},
-		"clash":               {list(strings.Replace(bridge, "10.7.", "10.8.", 1)), []string{"plugins[0].ipam"}},
-		"clash of podCIDR":    {list(`{"type":"bridge","isDefaultGateway":true,"ipam":{"type":"host-local","subnet":"usePodCidrIPv6"}}`, bridge), nil},
-		"twice":               {list(bridge, `{"type":"portmap","snat":true,"snat":false,"capabilities":{"portMappings":true}}`), []string{"plugins[1].snat"}},
-		"unknown":             {list(strings.Replace(bridge, "isGateway", "isGatewy", 1), `{"type":"sriov","vlam":1}`), []string{"plugins[0].isGatewy", "plugins[1].vlam"}},
+		"none": {list(bridge, `{"type":"portmap","capabilities":{"portMappings":true}}`,
+			`{"type":"bandwidth","capabilities":{"bandwidth":true}}`, `{"type":"firewall","anything":1}`), nil},
+		"capability": {list(bridge, `{"type":"portmap"}`, `{"type":"bandwidth","capabilities":{"bandwith":true}}`),
+			[]string{"plugins[1].capabilities", "plugins[2].capabilities.bandwith", "plugins[2].capabilities"}},
+		"limits of all pods": {list(bridge, `{"type":"bandwidth","ingressRate":1000000,"ingressBurst":80000}`), nil},
+		"no ipam":            {list(`{"type":"bridge","isGateway":true,"ipMasq":true}`), []string{"plugins[0].isGateway, ipMasq"}},
+		"clash":              {list(strings.Replace(bridge, "10.7.", "10.8.", 1)), []string{"plugins[0].ipam"}},
+		"clash of podCIDR": {list(`{"type":"bridge","isDefaultGateway":true,"ipam":{"type":"host-local","subnet":"usePodCidrIPv6"}}`, bridge),
+			nil},
+		"twice": {list(bridge, `{"type":"portmap","snat":true,"snat":false,"capabilities":{"portMappings":true}}`),
+			[]string{"plugins[1].snat"}},
+		"unknown": {list(strings.Replace(bridge, "isGateway", "isGatewy", 1), `{"type":"sriov","vlam":1}`),
+			[]string{"plugins[0].isGatewy", "plugins[1].vlam"}},
 		"unknown in ipam":     {list(strings.Replace(bridge, `"ranges"`, `"range":[],"ranges"`, 1)), []string{"plugins[0].ipam.range"}},
 		"unknown in the list": {strings.Replace(list(bridge), "disableCheck", "disableChek", 1), []string{"disableChek"}},
 		"foreign capability":  {list(bridge, `{"type":"tuning","capabilities":{"macs":true}}`), []string{"plugins[1].capabilities.macs"}},
@@ -57,7 +62,8 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 		}
 	}
 	node.PodCIDRs[1] = netip.MustParsePrefix("fd08:0:1::/64")
-	if keys, all := text(list(bridge), node); cmp.Diff([]string{"plugins[0].ipam"}, keys) != "" || !strings.Contains(all, "fd08:0:1::/64 overlaps fd08::/32 dev eth0") {
+	if keys, all := text(list(bridge), node); cmp.Diff([]string{"plugins[0].ipam"}, keys) != "" ||
+		!strings.Contains(all, "fd08:0:1::/64 overlaps fd08::/32 dev eth0") {
 		t.Errorf("the node's podCIDR is on the LAN: %s", all)
 	}
 }

@@ -62,8 +62,9 @@ func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clust
 
 func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 	t.Helper()
-	n := &clusterNode{ns: harness.NewPod(t, fmt.Sprintf("%s-node%d", harness.Plain(t), i)), addresses: [2]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8:92::%d", i)},
-		podCIDRs: podCIDRs}
+	n := &clusterNode{ns: harness.NewPod(t, fmt.Sprintf("%s-node%d", harness.Plain(t), i)),
+		addresses: [2]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8:92::%d", i)},
+		podCIDRs:  podCIDRs}
 	harness.Shell(t, fmt.Sprintf(`
 		ip link add lan%[2]d mtu 1400 master lan type veth peer name eth0 mtu 1400 netns %[1]s; ip link set lan%[2]d up
 		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[3]s/24 dev eth0; ip -n %[1]s -6 addr add %[4]s/64 dev eth0 nodad; ip -n %[1]s link set eth0 up
@@ -73,8 +74,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 	return n
 }
 
-// open lets the node use a shipped configuration. Its plugins are scripts, which enter the node's namespace and state folders. A configuration
-// with a subnet of its own gets that of the node.
+// open lets the node use a shipped configuration. Its plugins are scripts, which enter the node's namespace and state folders. A
+// configuration with a subnet of its own gets that of the node.
 func (n *clusterNode) open(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
@@ -129,10 +130,12 @@ func tellsClients(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes. Each row of the table in conf/README.md is a
-// path here; pods of other nodes see the pod's address, as Kubernetes' network model wants and its NoSNAT test looks for.
+// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes. Each row of the table in
+// conf/README.md is a path here; pods of other nodes see the pod's address, as Kubernetes' network model wants and its NoSNAT test looks
+// for.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
-	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"}, []string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
+	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
+		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
 }
 
 // TestK3sConflistKeepsPodAddresses is the same for the one of k3s, which has IPv4 alone.

@@ -37,10 +37,12 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	const noBurst = 34359738359 // of a pod without one
 	rt := &libcni.RuntimeConf{
 		ContainerID: strings.ToLower(pod.Name), NetNS: pod.Path, IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", pod.Name}, {"K8S_POD_INFRA_CONTAINER_ID", strings.ToLower(pod.Name)},
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", pod.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", strings.ToLower(pod.Name)},
 			{"K8S_POD_UID", "0b5b7a1c-0000-4000-8000-000000000000"}},
 		CapabilityArgs: map[string]any{
-			"bandwidth": harness.Object{"ingressRate": crioIngress * 1_000_000, "ingressBurst": noBurst, "egressRate": crioEgress * 1_000_000, "egressBurst": noBurst},
+			"bandwidth": harness.Object{"ingressRate": crioIngress * 1_000_000, "ingressBurst": noBurst, "egressRate": crioEgress * 1_000_000,
+				"egressBurst": noBurst},
 			"io.kubernetes.cri.pod-annotations": harness.Object{
 				"kubernetes.io/ingress-bandwidth": "40M", "kubernetes.io/egress-bandwidth": "20M"},
 			"cgroupPath": "/kubepods/besteffort/pod0b5b7a1c",
@@ -113,8 +115,8 @@ func (n *crioNode) works(t *testing.T) {
 	}
 }
 
-// TestRestartAfterFlush (F-21): after a flush of the firewall, and after another program removed qdiscs, a restart of CRI-O finds its pods whole:
-// STATUS and GC restore, and CHECK, which changes nothing, passes. Masquerade works and limits limit.
+// TestRestartAfterFlush (F-21): after a flush of the firewall, and after another program removed qdiscs, a restart of CRI-O finds its pods
+// whole: STATUS and GC restore, and CHECK, which changes nothing, passes. Masquerade works and limits limit.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")

@@ -26,9 +26,11 @@ func TestAttach(t *testing.T) {
 	l.put("one", container{name: "app", limits: vfs(1)})
 	one := l.up("one", "")
 	l.has("one", one, l.allocated("one", "app", resource)...)
-	l.put("two", container{name: "web"}, container{"zoo", resources{resource: "2", slow: "1"}, false}, container{"app", resources{resource: "1", slow: "2"}, false})
+	l.put("two", container{name: "web"}, container{"zoo", resources{resource: "2", slow: "1"}, false},
+		container{"app", resources{resource: "1", slow: "2"}, false})
 	two := l.up("two", "")
-	want := slices.Concat(l.allocated("two", "zoo", slow), l.allocated("two", "zoo", resource), l.allocated("two", "app", slow), l.allocated("two", "app", resource))
+	want := slices.Concat(l.allocated("two", "zoo", slow), l.allocated("two", "zoo", resource), l.allocated("two", "app", slow),
+		l.allocated("two", "app", resource))
 	if len(want) != 6 {
 		t.Fatalf("pod two was allocated %v", want)
 	}
@@ -46,8 +48,8 @@ func TestAttach(t *testing.T) {
 	l.allHome()
 }
 
-// TestInitContainers: a VF that goes from an init container to another is there from the beginning. One that only an init container has is not
-// told by the kubelet: the pod is refused, whoever is asked.
+// TestInitContainers: a VF that goes from an init container to another is there from the beginning. One that only an init container has is
+// not told by the kubelet: the pod is refused, whoever is asked.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.put("both", container{"prepare", vfs(1), true}, container{name: "app", limits: vfs(1)})
@@ -67,8 +69,8 @@ func TestInitContainers(t *testing.T) {
 	l.allHome()
 }
 
-// TestLostEntry (V-25): a pod of which only an init container has a VF does not start when the kubelet's checkpoint has lost its entry: the device plugin
-// knows that it handed the VF out. Pods without VFs start meanwhile.
+// TestLostEntry (V-25): a pod of which only an init container has a VF does not start when the kubelet's checkpoint has lost its entry: the
+// device plugin knows that it handed the VF out. Pods without VFs start meanwhile.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint

@@ -40,7 +40,8 @@ func TestManifests(t *testing.T) {
 		}
 	}
 	security := set.Spec.Template.Spec.Containers[0].SecurityContext
-	if folders != 5 || len(security.Capabilities.Drop) != 1 || security.Capabilities.Drop[0] != "ALL" || len(security.Capabilities.Add) > 0 || security.Privileged != nil {
+	if folders != 5 || len(security.Capabilities.Drop) != 1 || security.Capabilities.Drop[0] != "ALL" || len(security.Capabilities.Add) > 0 ||
+		security.Privileged != nil {
 		t.Errorf("%d folders, %+v", folders, security)
 	}
 	text, err := os.ReadFile("../../../conf/sriov-device-plugin-privileged.yaml")
@@ -64,7 +65,8 @@ func TestManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := patched.Spec.Template.Spec.Containers[0]
-	if len(patched.Spec.Template.Spec.Containers) != 1 || c.SecurityContext.Privileged == nil || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil || len(c.Args) == 0 ||
+	if len(patched.Spec.Template.Spec.Containers) != 1 || c.SecurityContext.Privileged == nil || !*c.SecurityContext.Privileged ||
+		c.SecurityContext.Capabilities != nil || len(c.Args) == 0 ||
 		len(c.VolumeMounts) != 8 || len(patched.Spec.Template.Spec.Volumes) != 8 {
 		t.Errorf("patched to %s", after)
 	}

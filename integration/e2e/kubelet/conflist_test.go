@@ -33,7 +33,8 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows what an admin sees of it.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF, and docs/SRIOV.md shows what an admin sees
+// of it.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {
@@ -72,7 +73,8 @@ func TestOneConflist(t *testing.T) {
 	run("podlace sriov ls | grep shop/web", "shop/web", podlace, "sriov", "ls", "--config-file", l.plugin.config(), "--sysfs", l.sysfs)
 	run("podlace ls", "", podlace, "ls")
 	story := told.String()
-	for text, times := range map[string]int{"\nweb-node\n": 1, "\neth0@": 1, "\nnet1@": 1, " rate 20Mbit ": 2, ids[0] + " ": 1, "  shop/web-node  ": 2} {
+	for text, times := range map[string]int{"\nweb-node\n": 1, "\neth0@": 1, "\nnet1@": 1, " rate 20Mbit ": 2, ids[0] + " ": 1,
+		"  shop/web-node  ": 2} {
 		if got := strings.Count(story, text); got != times {
 			t.Errorf("%q is there %d times: want %d, in\n%s", text, got, times, story)
 		}

@@ -83,7 +83,8 @@ func TestGetLocked(t *testing.T) {
 	k := newKubelet(t, "none")
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, kubeletPath(), "--config", k.config, "--feature-gates", "KubeletPodResourcesGet=false").CombinedOutput()
+	out, err := exec.CommandContext(ctx, kubeletPath(), "--config", k.config, "--feature-gates",
+		"KubeletPodResourcesGet=false").CombinedOutput()
 	if !strings.Contains(string(out), "KubeletPodResourcesGet") || !strings.Contains(string(out), "locked to true") {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -143,7 +143,8 @@ func newKubelet(t *testing.T, policy string) *kubelet {
 			t.Fatal(err)
 		}
 	}
-	for _, made := range []string{manifests, kubeletRoot + "/device-plugins", kubeletRoot + "/plugins_registry", kubeletRoot + "/pod-resources"} {
+	for _, made := range []string{manifests, kubeletRoot + "/device-plugins", kubeletRoot + "/plugins_registry",
+		kubeletRoot + "/pod-resources"} {
 		if err := os.MkdirAll(made, 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -69,7 +69,8 @@ func (p *plugin) socket() string { return "/run/podlace-sriov/sriov.sock" }
 // run starts it as conf/sriov-device-plugin.yaml does: root, without any capability.
 func (p *plugin) run() {
 	p.t.Helper()
-	p.start("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"), "--config-file", p.config(), "--sysfs", p.sysfs, "--poll", "1s",
+	p.start("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"),
+		"--config-file", p.config(), "--sysfs", p.sysfs, "--poll", "1s",
 		"--registration", p.registration, "--http", "unix:/run/node/plugin.sock", "--cdi-dir", "")
 }
 

@@ -62,12 +62,14 @@ func (l *lab) drop(name string, limits resources) {
 	l.started++
 	manifest := map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
-		"metadata": map[string]any{"name": name, "namespace": "shop", "annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
+		"metadata": map[string]any{"name": name, "namespace": "shop",
+			"annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
 		"spec": map[string]any{
 			"terminationGracePeriodSeconds": 1,
 			"containers": []any{map[string]any{
 				"name": "app", "image": node.Image, "imagePullPolicy": "Never",
-				"command":   []string{"/bin/sh", "-c", `env; trap "exit 0" TERM; mkdir /www; hostname > /www/index.html; httpd -f -p 8080 -h /www & wait`},
+				"command": []string{"/bin/sh", "-c",
+					`env; trap "exit 0" TERM; mkdir /www; hostname > /www/index.html; httpd -f -p 8080 -h /www & wait`},
 				"resources": map[string]any{"limits": limits},
 			}},
 		},

@@ -55,8 +55,8 @@ func TestDaemonAnswers(t *testing.T) {
 	l.allHome()
 }
 
-// TestWhoAnswers: pods get the same VFs from the daemon, and when only the kubelet can say which. When neither can the pod does not
-// start, and does when one is back. Without the daemon the kubelet starts no container that has its devices; the sandbox has them all the same.
+// TestWhoAnswers: pods get the same VFs from the daemon, and when only the kubelet can say which. When neither can the pod does not start,
+// and does when one is back. Without the daemon the kubelet starts no container that has its devices; the sandbox has them all the same.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.put("web", container{name: "app", limits: resources{resource: "2", slow: "1"}})
@@ -121,7 +121,8 @@ func hammer(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit (V-24): while others ask the kubelet more than it answers, pods get what they were allocated, or are refused and get it later.
+// TestRateLimit (V-24): while others ask the kubelet more than it answers, pods get what they were allocated, or are refused and get it
+// later.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
 	uids, ids := map[string]string{}, map[string][]string{}

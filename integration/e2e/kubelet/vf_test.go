@@ -36,7 +36,8 @@ type vfLab struct {
 	ids    []string         // of all VFs, sorted
 }
 
-// newVFLab starts kubelet and device plugin. The conflist has a second resource, in front of the one that it is shipped with, and more keys of sriov.
+// newVFLab starts kubelet and device plugin. The conflist has a second resource, in front of the one that it is shipped with, and more keys
+// of sriov.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -96,8 +97,9 @@ func (l *vfLab) put(name string, containers ...container) {
 	}
 	l.write(name, map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
-		"metadata": map[string]any{"name": name, "namespace": "shop", "annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
-		"spec":     map[string]any{"terminationGracePeriodSeconds": 1, "initContainers": list[true], "containers": list[false]},
+		"metadata": map[string]any{"name": name, "namespace": "shop",
+			"annotations": map[string]string{"podlace.test/run": fmt.Sprint(time.Now().UnixNano())}},
+		"spec": map[string]any{"terminationGracePeriodSeconds": 1, "initContainers": list[true], "containers": list[false]},
 	})
 }
 
@@ -175,8 +177,8 @@ func (l *vfLab) has(name, uid string, ids ...string) {
 	}
 }
 
-// saw fails the test unless a container found these interfaces whenever it started. Starts that left no word are passed over but for the last: the
-// kubelet removes logs, and kills containers that have just begun.
+// saw fails the test unless a container found these interfaces whenever it started. Starts that left no word are passed over but for the
+// last: the kubelet removes logs, and kills containers that have just begun.
 func (l *vfLab) saw(logs, want string) {
 	l.t.Helper()
 	within(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
@@ -264,8 +266,8 @@ func (l *vfLab) anew(pod string, former sandbox) {
 	})
 }
 
-// again waits until other containers of a pod run in another sandbox than the former. Their restarts say nothing: the kubelet counts anew when
-// it has removed the container before.
+// again waits until other containers of a pod run in another sandbox than the former. Their restarts say nothing: the kubelet counts anew
+// when it has removed the container before.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
 	l.anew(pod, former)

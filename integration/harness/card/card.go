@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card gives the network namespace of a test a network card with VFs, for programs that look at /sys and ask the device plugin: veths
-// play the interfaces, files the card, and the test says which pod was allocated what.
+// Package card gives the network namespace of a test a network card with VFs, for programs that look at /sys and ask the device plugin:
+// veths play the interfaces, files the card, and the test says which pod was allocated what.
 package card
 
 import (
@@ -74,7 +74,8 @@ func (c *Card) Allocate(vfs ...int) {
 	defer c.mutex.Unlock()
 	c.devices = nil
 	for _, i := range vfs {
-		c.devices = append(c.devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource, ID: Address(i)})
+		c.devices = append(c.devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource,
+			ID: Address(i)})
 	}
 }
 
@@ -122,8 +123,8 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name that
-// it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
+// Leave does what the kernel does for a VF when the namespace goes that it is in: its interface comes to the node, down and under the name
+// that it had there, or a made-up one where the node has that. The namespace can be closed then; a veth would go with it.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -158,8 +159,8 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell lets sysfs tell under which names interfaces of VFs are on the node, as the kernel's does by itself: after calls, and before others. That
-// of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
+// Tell lets sysfs tell under which names interfaces of VFs are on the node, as the kernel's does by itself: after calls, and before others.
+// That of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)

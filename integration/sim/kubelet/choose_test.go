@@ -98,7 +98,8 @@ func TestAdmit(t *testing.T) {
 		{"restricted refuses", "0 0x 1 1x", Node{Policy: Restricted}, Pod{Containers: []Request{{VFs: 2}}}, "[] [] " + ErrAffinity.Error()},
 		{"each container by itself", "0 0 1 1", Node{Policy: SingleNUMA}, Pod{Containers: two}, "[0* 1*] [[0 1] [2 3]] <nil>"},
 		{"the pod as a whole", "0 0 1 1", Node{Policy: SingleNUMA, PodScope: true}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
-		{"the pod as a whole near one", "0 0 1 1 1 1", Node{Policy: SingleNUMA, PodScope: true}, Pod{Containers: two}, "[1* 1*] [[4 5] [2 3]] <nil>"},
+		{"the pod as a whole near one", "0 0 1 1 1 1", Node{Policy: SingleNUMA, PodScope: true}, Pod{Containers: two},
+			"[1* 1*] [[4 5] [2 3]] <nil>"},
 		{"the second fails, the first gives back", "0 0 1", Node{Policy: SingleNUMA}, Pod{Containers: two}, "[] [] " + ErrAffinity.Error()},
 		{"init containers leave theirs", "0 0 1 1 1", Node{Policy: Restricted}, Pod{Init: two, Containers: []Request{{VFs: 2}}},
 			"[0* 0* 0*] [[0 1] [0 1] [0 1]] <nil>"},
@@ -142,7 +143,8 @@ func TestNothingTwice(t *testing.T) {
 				n.Remove(pods[i])
 				pods = slices.Delete(pods, i, i+1)
 			}
-			g, err := n.Admit(Pod{Init: []Request{{VFs: rng.IntN(3)}}, Containers: []Request{{rng.IntN(4), rng.IntN(3)}, {rng.IntN(4), rng.IntN(3)}}})
+			g, err := n.Admit(Pod{Init: []Request{{VFs: rng.IntN(3)}},
+				Containers: []Request{{rng.IntN(4), rng.IntN(3)}, {rng.IntN(4), rng.IntN(3)}}})
 			if err == nil {
 				pods = append(pods, g)
 			} else if policy == None && errors.Is(err, ErrAffinity) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubelet is how the kubelet of Kubernetes 1.37 chooses the devices of a pod, written down again without Kubernetes: the hints of
-// its device manager, what its Topology Manager makes of them, and which devices are taken then. It is as exact as the kubelet is; where that
-// takes what comes first out of a map, the caller picks. Of the CPU manager there is the static policy for CPUs without hyperthreads.
+// its device manager, what its Topology Manager makes of them, and which devices are taken then. It is as exact as the kubelet is; where
+// that takes what comes first out of a map, the caller picks. Of the CPU manager there is the static policy for CPUs without hyperthreads.
 //
-// Left out: the options of policies (prefer-closest-numa-nodes and the like), sidecars, resources of pods as a whole, restarts of the kubelet.
+// Left out: the options of policies (prefer-closest-numa-nodes and the like), sidecars, resources of pods as a whole, restarts of the
+// kubelet.
 package kubelet
 
 import (
@@ -85,8 +86,8 @@ func (d *Devices) available() []int {
 	return out
 }
 
-// Hints returns those for n devices, some of which may be reused from init containers that are done. None at all, nil, is that the resource does
-// not care; an empty list that it cannot be.
+// Hints returns those for n devices, some of which may be reused from init containers that are done. None at all, nil, is that the resource
+// does not care; an empty list that it cannot be.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.nodes()
 	if nodes == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// devices makes a resource out of a word for each device: the NUMA nodes it is near, "-" for none, "!" behind it if it is ill, "x" if it is used.
+// devices makes a resource out of a word for each device: the NUMA nodes it is near, "-" for none, "!" behind it if it is ill, "x" if it is
+// used.
 func devices(machine Mask, words string) *Devices {
 	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {

@@ -13,7 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge makes one hint out of a list for each resource, and says whether the pod may run. It takes one hint of each list in all ways there are.
+// Merge makes one hint out of a list for each resource, and says whether the pod may run. It takes one hint of each list in all ways there
+// are.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// testdata/recording.json.gz holds the answers of Kubernetes v1.37.0, whose own code (Topology Manager, device manager, static CPU policy) met 500
-// random sets of hints, and random pods on 64 random nodes. The program that asked it is integration/sim/oracle in commit 79b40d7.
+// testdata/recording.json.gz holds the answers of Kubernetes v1.37.0, whose own code (Topology Manager, device manager, static CPU policy)
+// met 500 random sets of hints, and random pods on 64 random nodes. The program that asked it is integration/sim/oracle in commit 79b40d7.
 type (
 	recording struct {
 		Kubernetes string
@@ -100,8 +100,8 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// TestRecording: the port does what Kubernetes' own code was seen to do: the same hints, the same that comes of them, the same questions to the
-// plugin, the same reasons, the same devices. Only where that code takes any is it given the same ones.
+// TestRecording: the port does what Kubernetes' own code was seen to do: the same hints, the same that comes of them, the same questions to
+// the plugin, the same reasons, the same devices. Only where that code takes any is it given the same ones.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -132,7 +132,8 @@ func TestRecording(t *testing.T) {
 		}
 		for number := range n.Steps {
 			if diff := replayed.step(number); diff != "" {
-				t.Fatalf("node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number, diff)
+				t.Fatalf("node %d, %s, pods as a whole %v, near %v, %d CPUs, pod %d: want - got +\n%s", i, n.Policy, n.PodScope, n.Near, n.CPUs, number,
+					diff)
 			}
 		}
 	}

@@ -19,8 +19,8 @@ import (
 // queuedAddresses is how many addresses wait on each CPU; each takes the kernel some microseconds.
 const queuedAddresses = 300
 
-// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as a busy node does, from a namespace
-// of its own: an address that is added after it waits for milliseconds until neighbours get an answer.
+// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as a busy node does, from a
+// namespace of its own: an address that is added after it waits for milliseconds until neighbours get an answer.
 func DelayAddresses(t testing.TB) (fill func()) {
 	t.Helper()
 	pod := NewPod(t)

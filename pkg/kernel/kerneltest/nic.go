@@ -73,8 +73,8 @@ func onMachine() bool {
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC makes the card of RealPF ready, with so many VFs. Those that a test left in a pod are awaited and named as before. The PF is up and
-// has a carrier.
+// RealNIC makes the card of RealPF ready, with so many VFs. Those that a test left in a pod are awaited and named as before. The PF is up
+// and has a carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)

@@ -32,8 +32,8 @@ next:
 	return lines
 }
 
-// Golden compares the chains and rules of an nftables table of the family inet, as the kernel tells them, with the golden file of the table in
-// testdata; with update it rewrites the file.
+// Golden compares the chains and rules of an nftables table of the family inet, as the kernel tells them, with the golden file of the table
+// in testdata; with update it rewrites the file.
 func Golden(t testing.TB, table string, update bool) {
 	t.Helper()
 	var got strings.Builder

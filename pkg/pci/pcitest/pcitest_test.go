@@ -11,7 +11,8 @@ import (
 
 // TestGenerate: functions have addresses of their own, however many there are, and their links lead to them.
 func TestGenerate(t *testing.T) {
-	for want, m := range map[int]Machine{2 * (1 + 256): {Nodes: 2, PFs: 1, VFs: 256, Stride: 2, InPods: true}, 80 * 2: {Nodes: 2, PFs: 40, VFs: 1}, 3: {PFs: 1, VFs: 2, Driver: "vfio-pci"}} {
+	for want, m := range map[int]Machine{2 * (1 + 256): {Nodes: 2, PFs: 1, VFs: 256, Stride: 2, InPods: true},
+		80 * 2: {Nodes: 2, PFs: 40, VFs: 1}, 3: {PFs: 1, VFs: 2, Driver: "vfio-pci"}} {
 		sysfs := Generate(t, m)
 		links, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/driver"))
 		if err != nil || len(links) != want {
@@ -71,7 +72,8 @@ func TestRemove(t *testing.T) {
 			names = append(names, e.Name())
 		}
 	}
-	if got := strings.Join(names, " "); err != nil || got != "0000:3b:00.0 0000:3b:00.1 0000:3b:10.0 0000:3b:10.1 0000:3b:10.3 0000:86:00.1 0000:86:10.1 0000:86:10.3" {
+	if got := strings.Join(names, " "); err != nil ||
+		got != "0000:3b:00.0 0000:3b:00.1 0000:3b:10.0 0000:3b:10.1 0000:3b:10.3 0000:86:00.1 0000:86:10.1 0000:86:10.3" {
 		t.Errorf("%s, %v", got, err)
 	}
 	if links, _ := filepath.Glob(filepath.Join(Folder(t, sysfs, "0000:3b:00.0"), "virtfn*")); len(links) != 1 {
