@@ -223,7 +223,8 @@ func TestSRIOVMoved(t *testing.T) {
 func TestSRIOVUnserved(t *testing.T) {
 	flags := sriovLab(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},
-  {"resourceName": "vdpa", "selectors": {"pfNames": ["ens1f0"], "vdpaType": "vhost"}}, {"resourceName": "fast", "selectors": {"drivers": ["iavf"]}}]}`), 0o600); err != nil {
+  {"resourceName": "vdpa", "selectors": {"pfNames": ["ens1f0"], "vdpaType": "vhost"}},
+  {"resourceName": "fast", "selectors": {"drivers": ["iavf"]}}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/vdpa")

@@ -367,5 +367,6 @@ func Build(op string, build func(*nftables.Conn) error) error {
 
 // New is nftables.New whose answers do not take for ever: one that the kernel dropped for want of memory never comes.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
-	return nftables.New(append(options, nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(answerTimeout)) }))...)
+	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(answerTimeout)) })
+	return nftables.New(append(options, bound)...)
 }

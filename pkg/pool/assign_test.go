@@ -183,7 +183,8 @@ func TestNodeOffline(t *testing.T) {
 // TestDevice: what devices are offered with.
 func TestDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
-		{"resourceName":"x","unknownNuma":"all","selectors":[{"pfNames":["ib2f0"],"isRdma":true},{"pfNames":["ens1f0#0","ens5f0"],"needVhostNet":true}],
+		{"resourceName":"x","unknownNuma":"all","selectors":[{"pfNames":["ib2f0"],"isRdma":true},
+			{"pfNames":["ens1f0#0","ens5f0"],"needVhostNet":true}],
 		 "additionalInfo":{"*":{"k":"all","l":"all"},"0000:10:01.0":{"k":"own"}}},
 		{"resourceName":"y","excludeTopology":true,"unknownNuma":"all","selectors":{"pfNames":["ens1f0","ens5f0"]}},
 		{"resourceName":"z","selectors":{"pfNames":["ens1f1#0"]}}]}`)

@@ -62,7 +62,8 @@ func pipe(t *testing.T, text string, command ...string) {
 
 // leftBy is what versions of the reference made for a container, in the words of nft(8) and iptables-restore(8). The hash is made up.
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
-	return strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port).Replace(`
+	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
+	return words.Replace(`
 table inet cni_plugins_masquerade {
 	chain masq_checks { ip saddr ADDR ip daddr != 10.9.0.0/16 masquerade comment "MASQ, net: n, if: eth0, id: ID"; }
 }

@@ -67,7 +67,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 		podCIDRs:  podCIDRs}
 	harness.Shell(t, fmt.Sprintf(`
 		ip link add lan%[2]d mtu 1400 master lan type veth peer name eth0 mtu 1400 netns %[1]s; ip link set lan%[2]d up
-		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[3]s/24 dev eth0; ip -n %[1]s -6 addr add %[4]s/64 dev eth0 nodad; ip -n %[1]s link set eth0 up
+		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[3]s/24 dev eth0
+		ip -n %[1]s -6 addr add %[4]s/64 dev eth0 nodad; ip -n %[1]s link set eth0 up
 		ip -n %[1]s route add default via %[5]s; ip -n %[1]s -6 route add default via %[6]s`,
 		n.ns.Name, i, n.addresses[0], n.addresses[1], outside[0], outside[1]))
 	t.Cleanup(func() { harness.Shell(t, fmt.Sprintf("ip link del lan%d", i)) })
