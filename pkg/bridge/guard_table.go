@@ -5,6 +5,7 @@ package bridge
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 
@@ -91,17 +92,20 @@ func SetGuards(guards []Guard) error {
 		if err != nil {
 			return err
 		}
-		return addElements(c, sets, all)
+		return addElements(c, maps.Values(sets), all)
 	}))
+}
+
+func (g Guard) open(host *kernel.Node) (t *nft.Handle, elements []nft.Element, err error) {
+	if elements, err = g.elements(); err == nil {
+		t, err = host.NFT.Open(nft.GuardTable)
+	}
+	return t, elements, err
 }
 
 // ensureGuard puts a guard on a port, before the port is up, where the rules are there.
 func ensureGuard(host *kernel.Node, g Guard) error {
-	elements, err := g.elements()
-	if err != nil {
-		return err
-	}
-	t, err := host.NFT.Open(nft.GuardTable)
+	t, elements, err := g.open(host)
 	if err != nil {
 		return err
 	}
@@ -126,11 +130,7 @@ func needBridgeFamily(err error) error {
 
 // delGuard takes the guard of a port away; it is a no-op if the guard is missing.
 func delGuard(host *kernel.Node, g Guard) error {
-	elements, err := g.elements()
-	if err != nil {
-		return err
-	}
-	t, err := host.NFT.Open(nft.GuardTable)
+	t, elements, err := g.open(host)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}

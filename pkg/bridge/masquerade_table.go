@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -177,19 +178,13 @@ func endMasquerade(m MasqueradeSets) error {
 		return err
 	}
 	return nft.Build("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
-		table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
-		// What is missing would end the transaction, so all is made first.
-		chain := c.AddChain(m.chain(table))
-		c.FlushChain(chain)
+		chain, sets, err := m.empties(c) // what is missing would end the transaction
+		if err != nil {
+			return err
+		}
 		c.DelChain(chain)
-		for _, is4 := range []bool{true, false} {
-			for _, kind := range []string{"pods", "local"} {
-				set := m.set(table, kind, is4)
-				if err := c.AddSet(set, nil); err != nil {
-					return err
-				}
-				c.DelSet(set)
-			}
+		for _, set := range sets {
+			c.DelSet(set)
 		}
 		return nil
 	})
@@ -217,53 +212,56 @@ func last(p netip.Prefix) netip.Addr {
 // after returns the address behind a prefix; invalid when the prefix reaches the end of the address space.
 func after(p netip.Prefix) netip.Addr { return last(p).Next() }
 
-func (m MasqueradeSets) chain(table *nftables.Table) *nftables.Chain {
-	policy := nftables.ChainPolicyAccept
-	return &nftables.Chain{Table: table, Name: m.chainName(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
-		Priority: nftables.ChainPriorityNATSource, Policy: &policy}
-}
-
-func (m MasqueradeSets) set(table *nftables.Table, kind string, is4 bool) *nftables.Set {
-	s := &nftables.Set{Table: table, Name: m.setName(kind, is4), KeyType: nftables.TypeIPAddr, Interval: true}
-	if !is4 {
-		s.KeyType = nftables.TypeIP6Addr
-	}
-	return s
-}
-
-// build writes the table: for each network a base chain and four sets, for each family the sources that are masqueraded and the
-// destinations that never are. A packet costs one lookup for each network, however many pods there are. A pod whose network's subnets are
-// in the set changes nothing.
-func (m MasqueradeSets) build(c *nftables.Conn) error {
+// empties makes the table, and the chain and the sets of the network without content: the sources that are masqueraded and the destinations
+// that never are, of IPv4, then of IPv6.
+func (m MasqueradeSets) empties(c *nftables.Conn) (*nftables.Chain, []*nftables.Set, error) {
 	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
-	chain := c.AddChain(m.chain(table))
+	policy := nftables.ChainPolicyAccept
+	chain := c.AddChain(&nftables.Chain{Table: table, Name: m.chainName(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
 	c.FlushChain(chain)
-	sets := map[string]*nftables.Set{}
+	var sets []*nftables.Set
 	for _, is4 := range []bool{true, false} {
-		pods, local := m.set(table, "pods", is4), m.set(table, "local", is4)
-		for _, set := range []*nftables.Set{pods, local} {
+		key := nftables.TypeIPAddr
+		if !is4 {
+			key = nftables.TypeIP6Addr
+		}
+		for _, kind := range []string{"pods", "local"} {
+			set := &nftables.Set{Table: table, Name: m.setName(kind, is4), KeyType: key, Interval: true}
 			if err := c.AddSet(set, nil); err != nil {
-				return err
+				return nil, nil, err
 			}
 			c.FlushSet(set)
-			sets[set.Name] = set
+			sets = append(sets, set)
 		}
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: masqueradeRule(is4, pods, local),
+	}
+	return chain, sets, nil
+}
+
+// build writes the chain and the sets. A packet costs one lookup for each network, however many pods there are. A pod whose network's
+// subnets are in the sets changes nothing.
+func (m MasqueradeSets) build(c *nftables.Conn) error {
+	chain, sets, err := m.empties(c)
+	if err != nil {
+		return err
+	}
+	for i, is4 := range []bool{true, false} {
+		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: masqueradeRule(is4, sets[2*i], sets[2*i+1]),
 			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
 	}
 	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
-	return addElements(c, sets, m.elements())
+	return addElements(c, slices.Values(sets), m.elements())
 }
 
 // addElements adds elements to the sets of a table that is being built, in messages that fit.
-func addElements(c *nftables.Conn, sets map[string]*nftables.Set, elements []nft.Element) error {
+func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.Element) error {
 	bySet := map[string][]nftables.SetElement{}
 	for _, e := range elements {
 		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd, Comment: e.Comment})
 	}
-	for name, all := range bySet {
-		for some := range slices.Chunk(all, nft.MaxElements) {
-			if err := c.SetAddElements(sets[name], some); err != nil {
+	for set := range sets {
+		for some := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
+			if err := c.SetAddElements(set, some); err != nil {
 				return err
 			}
 		}
@@ -290,12 +288,9 @@ func masqueradeRule(is4 bool, pods, local *nftables.Set) []expr.Any {
 		proto, source, destination, length = unix.NFPROTO_IPV6, source6, destination6, 16
 	}
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: length},
-		&expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: length},
-		&expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, nft.Equal([]byte{proto}),
+		nft.Network(1, source, length), &expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
+		nft.Network(1, destination, length), &expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
 		&expr.Masq{},
 	}
 }

@@ -24,7 +24,7 @@ func (c Config) gatewayName() string {
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
 // ensureGatewayLink returns the link for gateway addresses: the bridge itself if it has the name, or for a VLAN a veth whose other end is a
-// port in that VLAN. All pods of the VLAN share it, so it stays. Each ADD does the steps that it finds undone: many first ones come at once.
+// port in that VLAN. All pods of the VLAN share it, so it stays. Each ADD does the steps that it finds undone: many pods come at once.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil

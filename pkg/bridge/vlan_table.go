@@ -57,18 +57,24 @@ func buildVLANs(c *nftables.Conn) error {
 	return r.Mark(vlanSchema)
 }
 
+// look returns what the table lacks of the gateway, and whether the rules are there.
+func (g VLANGateway) look(host *kernel.Node) (t *nft.Handle, missing []nft.Element, rules bool, err error) {
+	if t, err = host.NFT.Open(nft.VLANTable); err == nil {
+		missing, err = t.Missing(g.elements())
+	}
+	if err == nil {
+		rules, err = t.Marked(vlanSchema)
+	}
+	return t, missing, rules, err
+}
+
 // EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
-	t, err := host.NFT.Open(nft.VLANTable)
+	t, missing, rules, err := g.look(host)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
-	missing, err := t.Missing(g.elements())
-	if err != nil {
-		return nft.IgnoreUnsupported(err)
-	}
-	ok, err := t.Marked(vlanSchema)
-	if err == nil && !ok {
+	if !rules {
 		err = nft.Build("nft add table inet "+nft.VLANTable, buildVLANs)
 	}
 	if err == nil {
@@ -79,19 +85,14 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 
 // compareVLANGateway returns nil if the rules are there or cannot be, otherwise an error of plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
-	t, err := host.NFT.Open(nft.VLANTable)
-	if err != nil {
+	_, missing, rules, err := g.look(host)
+	switch {
+	case err != nil:
 		return nft.IgnoreUnsupported(err)
-	}
-	missing, err := t.Missing(g.elements())
-	if err != nil {
-		return nft.IgnoreUnsupported(err)
-	}
-	if len(missing) > 0 {
+	case len(missing) > 0:
 		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
+	case !rules:
+		return differs("nftables rules of table inet %s are missing", nft.VLANTable)
 	}
-	if ok, err := t.Marked(vlanSchema); err != nil || ok {
-		return err
-	}
-	return differs("nftables rules of table inet %s are missing", nft.VLANTable)
+	return nil
 }
