@@ -24,8 +24,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	protect(r, len(cfg.Mappings) > 0)
-	if len(cfg.Mappings) == 0 {
+	protect(r, len(cfg.Ports) > 0)
+	if len(cfg.Ports) == 0 {
 		attachment.LogOnce(r, traps(r.Config))
 		return nil, nil
 	}
@@ -235,7 +235,10 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 	if ok, err := rulesIntact(host); err != nil || ok {
 		return err
 	}
-	lost := restoreRecorded(host, log)
+	all, lost := allRecorded()
+	if lost == nil {
+		lost = restore(host, all, log, attachment.Waiting)
+	}
 	ok, err := rulesIntact(host)
 	switch {
 	case err != nil:

@@ -3,6 +3,7 @@
 package portmap
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,21 +35,13 @@ type Config struct {
 	MarkBit    int
 	MarkChain  string // externalSetMarkChain
 	Conditions map[bool][]string
-	Mappings   []Mapping
+	Ports      []ports.Port // portMappings, each for the families that it is for; they lead to an unspecified address
 
 	RefuseListeners bool // refuseHostListeners
 	MaxHostPorts    int
 }
 
-// Mapping is one entry of the portMappings capability.
-type Mapping struct {
-	Protocol      string
-	HostIP        netip.Addr // invalid for any address
-	only4, only6  bool       // 0.0.0.0 and :: stand for every address of their family
-	HostPort      uint16
-	ContainerPort uint16
-}
-
+// rawMapping is one entry of the portMappings capability.
 type rawMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -228,65 +221,56 @@ func (c Config) checkCount(wanted []ports.Port) error {
 }
 
 func parseMappings(c *Config, raw rawConfig) error {
-	seen := map[Mapping]uint16{} // the port of the pod, for each port of the node and family
+	seen := map[ports.Port]uint16{} // the port of the pod, for each port of the node and family
 	for i, m := range raw.RuntimeConfig.PortMaps {
-		parsed, err := parseMapping(m)
+		list, err := parseMapping(m)
 		if err != nil {
 			return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: %w", i, err)
 		}
-		for _, place := range parsed.places() {
-			if to, ok := seen[place]; ok && to != parsed.ContainerPort {
-				return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: hostPort %d leads to containerPort %d already", i, parsed.HostPort, to)
+		for _, p := range list {
+			place := p
+			place.To = netip.AddrPortFrom(p.To.Addr(), 0)
+			if to, ok := seen[place]; ok && to != p.To.Port() {
+				return plugin.Errorf(plugin.CodeConfig, "portMappings[%d]: hostPort %d leads to containerPort %d already", i, p.Port, to)
 			}
-			seen[place] = parsed.ContainerPort
+			seen[place] = p.To.Port()
 		}
-		c.Mappings = append(c.Mappings, parsed)
+		c.Ports = append(c.Ports, list...)
 	}
 	return nil
 }
 
-// places tells what a mapping takes of the node, without the port of the pod: each family for itself.
-func (m Mapping) places() []Mapping {
-	four, six := m, m
-	four.ContainerPort, four.only4, four.only6 = 0, true, false
-	six.ContainerPort, six.only4, six.only6 = 0, false, true
-	switch {
-	case m.only4 || m.HostIP.Is4():
-		return []Mapping{four}
-	case m.only6 || m.HostIP.Is6():
-		return []Mapping{six}
-	}
-	return []Mapping{four, six}
-}
-
-func parseMapping(raw rawMapping) (Mapping, error) {
-	m := Mapping{Protocol: strings.ToLower(raw.Protocol)}
+// parseMapping returns a port for each family that the entry is for. 0.0.0.0 and :: stand for every address of their family.
+func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.HostPort < 1 || raw.HostPort > 65535 {
-		return m, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
+		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
 	}
 	if raw.ContainerPort < 1 || raw.ContainerPort > 65535 {
-		return m, plugin.Errorf(plugin.CodeConfig, "Invalid container port number: %d, want 1-65535", raw.ContainerPort)
+		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid container port number: %d, want 1-65535", raw.ContainerPort)
 	}
-	if m.Protocol == "" {
-		m.Protocol = "tcp" // the default of Kubernetes
+	p := ports.Port{Protocol: cmp.Or(strings.ToLower(raw.Protocol), "tcp"), Port: uint16(raw.HostPort)} // the default of Kubernetes
+	if p.Number() == 0 {
+		return nil, plugin.Errorf(plugin.CodeConfig, "protocol %+.80q: want tcp, udp or sctp", raw.Protocol)
 	}
-	if m.Protocol != "tcp" && m.Protocol != "udp" && m.Protocol != "sctp" {
-		return m, plugin.Errorf(plugin.CodeConfig, "protocol %+.80q: want tcp, udp or sctp", raw.Protocol)
+	families := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	if raw.HostIP != "" {
+		addr, err := netip.ParseAddr(raw.HostIP)
+		if err != nil || addr.Zone() != "" || addr.Is4In6() {
+			return nil, plugin.Errorf(plugin.CodeConfig, "hostIP %+.80q: want an IP address", raw.HostIP)
+		}
+		if err := checkHostIP(addr); err != nil {
+			return nil, err
+		}
+		families = slices.DeleteFunc(families, func(f netip.Addr) bool { return f.Is4() != addr.Is4() })
+		if !addr.IsUnspecified() {
+			p.HostIP = addr
+		}
 	}
-	m.HostPort, m.ContainerPort = uint16(raw.HostPort), uint16(raw.ContainerPort)
-	if raw.HostIP == "" {
-		return m, nil
+	for _, f := range families {
+		p.To = netip.AddrPortFrom(f, uint16(raw.ContainerPort))
+		list = append(list, p)
 	}
-	addr, err := netip.ParseAddr(raw.HostIP)
-	if err != nil || addr.Zone() != "" || addr.Is4In6() {
-		return m, plugin.Errorf(plugin.CodeConfig, "hostIP %+.80q: want an IP address", raw.HostIP)
-	}
-	if addr.IsUnspecified() {
-		m.only4, m.only6 = addr.Is4(), addr.Is6()
-		return m, nil
-	}
-	m.HostIP = addr
-	return m, checkHostIP(addr)
+	return list, nil
 }
 
 // checkHostIP refuses addresses at which no client can ever reach a pod.
@@ -303,22 +287,20 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts combines the mappings with the pod's addresses: one entry for each family that the pod has and the mapping wants.
+// hostPorts leads the ports to the pod's address of their family, if it has one.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
-	for _, m := range c.Mappings {
-		for _, p := range pod {
-			is4 := p.Addr().Is4()
-			if m.HostIP.IsValid() && m.HostIP.Is4() != is4 || m.only4 && !is4 || m.only6 && is4 {
-				continue
-			}
-			hp := ports.Port{Protocol: m.Protocol, HostIP: m.HostIP, Port: m.HostPort, To: netip.AddrPortFrom(p.Addr(), m.ContainerPort),
-				SNAT: c.SNAT, MasqAll: c.SNAT && c.MasqAll}
-			if !seen[hp] {
-				seen[hp] = true
-				out = append(out, hp)
-			}
+	for _, p := range c.Ports {
+		i := slices.IndexFunc(pod, func(a netip.Prefix) bool { return a.Addr().Is4() == p.Is4() })
+		if i < 0 {
+			continue
+		}
+		p.To = netip.AddrPortFrom(pod[i].Addr(), p.To.Port())
+		p.SNAT, p.MasqAll = c.SNAT, c.SNAT && c.MasqAll
+		if !seen[p] {
+			seen[p] = true
+			out = append(out, p)
 		}
 	}
 	if c.Backend == "nftables" {

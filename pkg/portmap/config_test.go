@@ -61,12 +61,14 @@ func TestParse(t *testing.T) {
 		`"runtimeConfig":{"portMappings":null}`: plain,
 		mappings(`{"hostPort":8080,"containerPort":80,"protocol":"TCP","hostIP":"192.0.2.1"}`, `{"hostPort":65535,"containerPort":65535}`,
 			`{"hostPort":53,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"}`, `{"hostPort":9,"containerPort":9,"protocol":"Sctp","hostIP":"::"}`): with(func(c *Config) {
-			c.Mappings = []Mapping{{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80}, {Protocol: "tcp", HostPort: 65535, ContainerPort: 65535},
-				{Protocol: "udp", only4: true, HostPort: 53, ContainerPort: 53}, {Protocol: "sctp", only6: true, HostPort: 9, ContainerPort: 9}}
+			c.Ports = portList("tcp 192.0.2.1:8080 0.0.0.0:80", "tcp 65535 0.0.0.0:65535", "tcp 65535 [::]:65535", "udp 53 0.0.0.0:53", "sctp 9 [::]:9")
+			for i := range c.Ports {
+				c.Ports[i].SNAT = false // comes with the pod's address
+			}
 		}),
 	} {
 		got, err := parsed(keys)
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(Mapping{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || err != nil {
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b ports.Port) bool { return a == b })); diff != "" || err != nil {
 			t.Errorf("%s: %v\n%s", keys, err, diff)
 		}
 	}
@@ -306,7 +308,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		ports := c.hostPorts(pod)
-		if len(c.Mappings) > 0 && len(ports) == 0 {
+		if len(c.Ports) > 0 && len(ports) == 0 {
 			t.Errorf("%q: nothing is mapped", config)
 		}
 		for _, p := range ports {

@@ -45,7 +45,7 @@ func gc(r *plugin.Request) error {
 		gc.ReportUnreadable(hash, err)
 	}
 	err = errors.Join(gc.Err(), collectLost(host))
-	attachment.ReportRepair(r, attachment.Waiting, restoreAll(host, r.Log, attachment.Waiting))
+	attachment.ReportRepair(r, attachment.Waiting, repair(host, r.Log, attachment.Waiting))
 	return err
 }
 

@@ -57,8 +57,8 @@ func TestParseMany(t *testing.T) {
 		text := mappings(append(entries(n), entries(n)...)...)
 		start := time.Now()
 		c, err := parsed(text)
-		if err != nil || len(c.Mappings) != 2*n {
-			t.Fatalf("%d mappings, %v", len(c.Mappings), err)
+		if err != nil || len(c.Ports) != 4*n { // two families
+			t.Fatalf("%d ports, %v", len(c.Ports), err)
 		}
 		if list := c.hostPorts(pod); len(ports.Singles(list)) != 2*n || len(list) != 2 {
 			t.Errorf("%d ports", len(list))

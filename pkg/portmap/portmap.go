@@ -79,7 +79,7 @@ func owner(key attachment.Key, pod string) string {
 
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	if err != nil || len(cfg.Mappings) == 0 {
+	if err != nil || len(cfg.Ports) == 0 {
 		return err
 	}
 	if err := cfg.choose(); err != nil {
@@ -149,19 +149,13 @@ func status(r *plugin.Request) error {
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
 	}
-	attachment.ReportRepair(r, attachment.Trying, repair(r, cfg))
-	return nil
-}
-
-// repair restores what a flush removed, for STATUS: it waits for no lock.
-func repair(r *plugin.Request, cfg Config) error {
 	host, err := kernel.Host()
-	if err != nil {
-		return err
+	if err == nil {
+		defer host.Close()
+		if !intact(host, cfg) {
+			err = repair(host, r.Log, attachment.Trying)
+		}
 	}
-	defer host.Close()
-	if intact(host, cfg) {
-		return nil
-	}
-	return restoreAll(host, r.Log, attachment.Trying)
+	attachment.ReportRepair(r, attachment.Trying, err)
+	return nil
 }

@@ -33,11 +33,10 @@ func (rec recorded) wanted() owned {
 
 // Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules, and makes the protection of the
 // node's 127.0.0.0/8 agree with them. It changes nothing that is in place.
-func Restore(host *kernel.Node, log *slog.Logger) error {
-	return restoreAll(host, log, attachment.Waiting)
-}
+func Restore(host *kernel.Node, log *slog.Logger) error { return repair(host, log, attachment.Waiting) }
 
-func restoreAll(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+// repair is Restore for reload, GC and STATUS.
+func repair(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if used, err := inUse(host); err != nil || !used {
 		return err
 	}
@@ -67,16 +66,7 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restoreRecorded is restore for an ADD that found the rules missing: it writes them also when no other attachment has ports.
-func restoreRecorded(host *kernel.Node, log *slog.Logger) error {
-	all, err := allRecorded()
-	if err != nil {
-		return err
-	}
-	return restore(host, all, log, attachment.Waiting)
-}
-
-// restore is Restore for a caller that holds the lock. One attachment that cannot be restored does not keep the others from it.
+// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. One attachment that cannot be restored does not keep the others from it.
 func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
