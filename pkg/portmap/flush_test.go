@@ -11,6 +11,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
@@ -59,4 +60,26 @@ func TestRestoreHostPorts(t *testing.T) {
 func restored(h *kernel.Node, all []owned) error {
 	_, err := restoreTable(h, all)
 	return err
+}
+
+// TestCheckHints: what 'podlace reload' brings back says so; a port that may be another pod's by now does not.
+func TestCheckHints(t *testing.T) {
+	flush(t)
+	h := openHost(t)
+	own := owned{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
+	check := func() error { return checkHostPorts(h, own, others{"", map[string]other{}}) }
+	if err := check(); !isDifferent(err) || plugin.Hint(err) != "somebody flushed them; 'podlace reload' brings back those of all pods" {
+		t.Errorf("%v, hint %q", err, plugin.Hint(err))
+	}
+	mustDo(t, addAll(h, own), check())
+	table, err := nft.Open(nft.HostportTable)
+	mustDo(t, err)
+	defer table.Close()
+	for hint, e := range map[string]nft.Element{reloadHint: hairpin("kt0"), reloadHint + " ": ownerElement(ownerHash(ownerA)), "": own.elements()[1]} {
+		mustDo(t, table.Delete([]nft.Element{e}))
+		if err := check(); !isDifferent(err) || plugin.Hint(err) != strings.TrimSpace(hint) {
+			t.Errorf("%s: %v, hint %q", e.Set, err, plugin.Hint(err))
+		}
+		mustDo(t, restored(h, []owned{own}), check())
+	}
 }
