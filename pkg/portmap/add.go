@@ -76,7 +76,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 // state is what the configuration asks for; without ports nothing is. It refuses what no node can do, before anything is changed.
 func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err error) {
 	if len(pod) == 0 {
-		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName), "name portmap after the main plugin")
+		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
+			"name portmap after the main plugin")
 	}
 	if err := c.choose(); err != nil {
 		return state{}, err
@@ -150,14 +151,16 @@ func (c *Config) choose() error {
 		c.Backend = "iptables"
 		return nil
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables"), "load the module nf_tables, or use backend iptables")
+	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend nftables: the kernel has no nf_tables"),
+		"load the module nf_tables, or use backend iptables")
 }
 
 // checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
+			return plugin.WithHint(
+				plugin.Errorf(plugin.CodeKernelFeature, "backend iptables: iptables-restore or ip6tables-restore is not installed"),
 				"install iptables, or use backend nftables, which needs no program")
 		}
 	}

@@ -19,8 +19,8 @@ import (
 // defaultMarkBit is 13, as in the reference: 14 and 15 are kube-proxy's and the kubelet's.
 const defaultMarkBit = 13
 
-// The default of maxHostPorts: a pod with as many holds the lock that all pods with hostPorts share for a fifth of a second. The highest value that
-// maxHostPorts may have keeps the record within what the state folder takes.
+// The default of maxHostPorts: a pod with as many holds the lock that all pods with hostPorts share for a fifth of a second. The highest
+// value that maxHostPorts may have keeps the record within what the state folder takes.
 const (
 	defaultHostPorts  = 1024
 	maxHostPortsLimit = 10000
@@ -94,7 +94,8 @@ func parseBackend(c *Config, raw rawConfig) error {
 		return plugin.Errorf(plugin.CodeConfig, "backend %+.80q: want nftables or iptables", c.Backend)
 	}
 	if c.Backend == "nftables" && len(only) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "backend nftables was requested, but configuration contains options of iptables: %s", strings.Join(only, ", "))
+		return plugin.Errorf(plugin.CodeConfig, "backend nftables was requested, but configuration contains options of iptables: %s",
+			strings.Join(only, ", "))
 	}
 	return nil
 }
@@ -136,7 +137,8 @@ func parseIPTables(c *Config, raw rawConfig) error {
 	}
 	c.MarkChain = *raw.ExternalSetMarkChain
 	// The kernel takes chain names of at most 28 characters (XT_EXTENSION_MAXNAMELEN).
-	if c.MarkChain == "" || c.MarkChain[0] == '-' || len(c.MarkChain) > 28 || strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
+	if c.MarkChain == "" || c.MarkChain[0] == '-' || len(c.MarkChain) > 28 ||
+		strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
 		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %+.80q: want the name of an iptables chain", c.MarkChain)
 	}
 	return nil
@@ -160,7 +162,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 			if c.Backend == "iptables" {
 				return plugin.Errorf(plugin.CodeConfig, "backend iptables was requested, but configuration contains options of nftables: %s", f.key)
 			}
-			return plugin.WithHint(plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list),
+			return plugin.WithHint(
+				plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list),
 				"use the iptables backend with conditions such as [\"-d\", \"192.0.2.0/24\"]")
 		}
 		for _, word := range *f.list {
@@ -191,12 +194,14 @@ func isMatch(word string) bool {
 	}
 	long, _, _ = strings.Cut(long, "=")
 	return !slices.Contains(iptablesCommands, long) &&
-		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe", "help", "version"}, func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
+		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe", "help", "version"},
+			func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
 }
 
 // iptablesCommands are the long options of iptables(8) that are commands, or meant for its user.
-var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain", "rename-chain",
-	"policy", "verbose", "wait", "wait-interval", "exact", "line-numbers", "set-counters", "ipv4", "ipv6"}
+var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
+	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
+	"set-counters", "ipv4", "ipv6"}
 
 func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	c.MaxHostPorts = defaultHostPorts
@@ -277,7 +282,8 @@ func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 func checkHostIP(addr netip.Addr) error {
 	switch {
 	case addr == netip.IPv6Loopback():
-		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "hostIP ::1: the kernel cannot route from ::1 to a pod (IPv6 has no route_localnet)"),
+		return plugin.WithHint(
+			plugin.Errorf(plugin.CodeConfig, "hostIP ::1: the kernel cannot route from ::1 to a pod (IPv6 has no route_localnet)"),
 			"use 127.0.0.1, or leave hostIP out")
 	case addr.IsMulticast(), addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return plugin.Errorf(plugin.CodeConfig, "hostIP %s: want the address of an interface, not one of a group", addr)

@@ -19,7 +19,8 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	fields := func(address ...byte) func(port uint16) []byte {
 		return func(port uint16) []byte { return nft.Key(address, []byte{p.Number()}, nft.BigEndian(port)) }
 	}
-	e := nft.Element{Set: "ports" + family, Key: fields()(p.Port), Value: nft.Key(p.To.Addr().AsSlice(), nft.BigEndian(p.To.Port())), Comment: owner}
+	e := nft.Element{Set: "ports" + family, Key: fields()(p.Port), Comment: owner,
+		Value: nft.Key(p.To.Addr().AsSlice(), nft.BigEndian(p.To.Port()))}
 	suffix := ""
 	switch {
 	case p.HostIP.IsValid():
@@ -49,7 +50,8 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 
 // taken is the nft.Element that tells other pods of a port that the iptables backend forwards.
 func taken(p ports.Port, owner string) nft.Element {
-	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port)), Comment: owner}
+	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
+		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
 // owned are the ports of one attachment.
@@ -117,8 +119,8 @@ func isForward(e nft.Element) bool {
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// port reads the port of the node from the key of an nft.Element that forwards: address, protocol, first port. Of where it leads the address is
-// told, or at least its family.
+// port reads the port of the node from the key of an nft.Element that forwards: address, protocol, first port. Of where it leads the
+// address is told, or at least its family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {

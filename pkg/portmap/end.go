@@ -76,8 +76,8 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes. The record, if it
-// is open, then says that it has ended.
+// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes. The
+// record, if it is open, then says that it has ended.
 func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {

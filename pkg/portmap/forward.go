@@ -89,15 +89,16 @@ func keeper(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
 
 // warnServices tells of a kube-proxy whose chains hook where those of iptables do. Of such chains the kernel asks the newest first.
 func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
-	if there, err := hasChain(host, chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}); err != nil || !there {
+	services := chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}
+	if there, err := hasChain(host, services); err != nil || !there {
 		return
 	}
 	log.Warn("kube-proxy is in nftables mode: a Service may lose its port at an address of the node to a hostPort of the iptables backend",
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin names an interface of the pod that keeps it from its own hostPorts: with br_netfilter the bridge itself forwards a packet whose
-// destination was translated to one of its pods, and may not send it back through the port that it came from.
+// warnHairpin names an interface of the pod that keeps it from its own hostPorts: with br_netfilter the bridge itself forwards a packet
+// whose destination was translated to one of its pods, and may not send it back through the port that it came from.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {

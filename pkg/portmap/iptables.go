@@ -30,8 +30,8 @@ const (
 
 func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
-// addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back in
-// the same step.
+// addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back
+// in the same step.
 func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
 	var lost []recorded
 	for _, p := range st.Rules.Pod {
@@ -113,7 +113,8 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 
 // leadsHere tells whether packets come to the chain of all hostPorts.
 func leadsHere(nat iptables.NAT) bool {
-	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 && len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
+	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
+		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
 // byIPTables tells whether an attachment has ports of a family that iptables forwards.

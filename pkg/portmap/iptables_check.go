@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether what the attachments share is in place, in each family that they use. It starts no program: it does not see the
-// rules of iptables-legacy, which count as intact, and so does what cannot be read.
+// iptablesIntact reports whether what the attachments share is in place, in each family that they use. It starts no program: it does not
+// see the rules of iptables-legacy, which count as intact, and so does what cannot be read.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -79,7 +79,9 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // marked by a chain of others, or not at all
 	}
-	for _, need := range []struct{ chain, target string }{{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "}} {
+	for _, need := range []struct{ chain, target string }{
+		{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "},
+	} {
 		if len(nat.Rules(need.chain, need.target)) == 0 {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the rule with %sis missing", need.chain, need.target)
 		}

@@ -45,7 +45,8 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 		asked[p.HostIP] = true
 		own, broadcast := host.IsOwn(p.HostIP)
 		if broadcast {
-			return plugin.Errorf(plugin.CodeConfig, "hostIP %s: want the address of an interface, not the broadcast address of its network", p.HostIP)
+			return plugin.Errorf(plugin.CodeConfig, "hostIP %s: want the address of an interface, not the broadcast address of its network",
+				p.HostIP)
 		}
 		if !own {
 			r.Log.Warn("the node has not the address of a hostPort, which nobody reaches until it has", "port", p.String())

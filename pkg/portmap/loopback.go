@@ -35,8 +35,8 @@ var loopbackUsers = filepath.Join(store.Root, ".localhost")
 const foreign = "foreign:"
 
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
-// needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback. The table stays
-// for as long as a link has route_localnet.
+// needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback. The table
+// stays for as long as a link has route_localnet.
 func buildLoopback(c *nftables.Conn) error {
 	r := nft.NewRuleset(c, nft.TableOf(nft.LoopbackTable).Netlink())
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
@@ -145,8 +145,8 @@ func opened(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1, as other
-// programs do: when records are lost, it may be theirs.
+// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1,
+// as other programs do: when records are lost, it may be theirs.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
@@ -254,9 +254,9 @@ func forgetUsers(users []string) error {
 // anyLink stands for every link: the caller does not know which one was opened.
 const anyLink = "*"
 
-// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off. last
-// says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller forgets the owner as a
-// user of the links in users. Callers hold the lock of OpenLoopback.
+// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off.
+// last says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller forgets the owner
+// as a user of the links in users. Callers hold the lock of OpenLoopback.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreign + link}
 	switch link {

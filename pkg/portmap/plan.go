@@ -55,8 +55,8 @@ type takeover struct {
 	holder
 }
 
-// makePlan decides about each other attachment that has a port of the claim. One of the same container keeps the port. One that gives way loses the
-// port, and all its ports if its container is gone. Any other one refuses the claim.
+// makePlan decides about each other attachment that has a port of the claim. One of the same container keeps the port. One that gives way
+// loses the port, and all its ports if its container is gone. Any other one refuses the claim.
 func makePlan(have existing, want claim) (p plan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {

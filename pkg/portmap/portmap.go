@@ -49,7 +49,8 @@ func (st state) hostPorts(owner string) owned {
 	return owned{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netns is how nf_tables is told of the pod's namespace. Rules of iptables cannot be ended without their record, so nobody may think them dead.
+// netns is how nf_tables is told of the pod's namespace. Rules of iptables cannot be ended without their record, so nobody may think them
+// dead.
 func (st state) netns(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -132,7 +133,8 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 	if old.Localhost == "" || loopbackReaches(host, old.Localhost) {
 		return nil
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
+	return plugin.WithHint(
+		plugin.Errorf(plugin.CodeStateDiffers, "route_localnet of %s is off: 127.0.0.1 does not reach the hostPorts", old.Localhost),
 		"'podlace reload' switches it on again")
 }
 

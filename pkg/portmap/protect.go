@@ -14,8 +14,8 @@ import (
 )
 
 // protect restores the protection of the node's 127.0.0.0/8 that a flush removed while hostPorts keep it open. ADD and DEL call it first,
-// also for pods without ports. It is a no-op where no record names such hostPorts and Podlace did not open the pod's links. With such a record it
-// leaves the protection to an ADD that forwards ports, which restores it with the other rules.
+// also for pods without ports. It is a no-op where no record names such hostPorts and Podlace did not open the pod's links. With such a
+// record it leaves the protection to an ADD that forwards ports, which restores it with the other rules.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return

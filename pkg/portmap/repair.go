@@ -31,8 +31,8 @@ func (rec recorded) wanted() owned {
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules, and makes the protection of the
-// node's 127.0.0.0/8 agree with them. It changes nothing that is in place.
+// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules, and makes the protection of
+// the node's 127.0.0.0/8 agree with them. It changes nothing that is in place.
 func Restore(host *kernel.Node, log *slog.Logger) error { return repair(host, log, attachment.Waiting) }
 
 // repair is Restore for reload, GC and STATUS.
@@ -66,7 +66,8 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. One attachment that cannot be restored does not keep the others from it.
+// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. One attachment that cannot be restored
+// does not keep the others from it.
 func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
@@ -104,15 +105,16 @@ func ignoreNoNFT(err error) error {
 // allRecorded returns the attachments that have ports, the newest first.
 func allRecorded() ([]recorded, error) { return recordedBut("", "") }
 
-// recordedBut is allRecorded without the attachment whose key has the hash. Of two pods that ask for one port the newer has it; attachments of one
-// container share it. A pod that is gone has none, unless it is the container, and so has one that has not got its ports yet.
+// recordedBut is allRecorded without the attachment whose key has the hash. Of two pods that ask for one port the newer has it; attachments
+// of one container share it. A pod that is gone has none, unless it is the container, and so has one that has not got its ports yet.
 func recordedBut(hash, container string) (all []recorded, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index
 	for _, rec := range records {
 		of := recorded{Record: rec}
-		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
+		if rec.Hash() == hash || json.Unmarshal(rec.State, &of.state) != nil || of.Ended || of.Begun ||
+			rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
 		of.Ports = slices.DeleteFunc(of.Ports, func(p ports.Port) bool {
@@ -136,8 +138,8 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 	return all, err
 }
 
-// intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads no
-// record unless the rules are missing or the backend is iptables.
+// intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads
+// no record unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
 	ok, err := rulesIntact(host)
 	if nft.Unsupported(err) || err == nil && ok {

@@ -28,7 +28,8 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	}
 	var lend []attachment.Step
 	if st.Localhost != "" {
-		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on", Do: func() error { return lendLoopback(host, st.Localhost) }}}
+		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on",
+			Do: func() error { return lendLoopback(host, st.Localhost) }}}
 	}
 	if st.Backend == "iptables" && rec.Key == named {
 		return lend, nil

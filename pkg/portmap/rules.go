@@ -22,8 +22,8 @@ const hostportPriority = -99
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the table of hostPorts without its mark, which comes when the ports of all pods are there. Chains and rules are made once a
-// node, pods are elements of its maps, so that a packet costs the same however many pods there are.
+// BuildTable writes the table of hostPorts without its mark, which comes when the ports of all pods are there. Chains and rules are made
+// once a node, pods are elements of its maps, so that a packet costs the same however many pods there are.
 func BuildTable() error { return nft.Build("nft add table "+nft.HostportTable, buildHostports) }
 
 func buildHostports(c *nftables.Conn) error {
@@ -44,7 +44,8 @@ func buildHostports(c *nftables.Conn) error {
 		if hook.hook == nftables.ChainHookOutput {
 			// Nothing gets from ::1 to a pod: without this it would wait for an answer instead of being refused.
 			ipv6 := nft.FamilyOf(false)
-			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length), nft.Equal(netip.IPv6Loopback().AsSlice()),
+			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
+				nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
 		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
@@ -75,7 +76,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 		set *nftables.Set
 		to  *expr.NAT
 	}{{sets["ports"], dnat}, {sets["ranges"], same}} {
-		h.Rule(forward, slices.Concat(f.Only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.DestinationPort(9), nft.Lookup(any.set), any.to})...)
+		h.Rule(forward, slices.Concat(f.Only(), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.DestinationPort(9),
+			nft.Lookup(any.set), any.to})...)
 	}
 
 	masquerade := &expr.Masq{}

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without the mark,
-// as after an earlier version, it looks.
+// sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without
+// the mark, as after an earlier version, it looks.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
@@ -53,13 +53,15 @@ func who(rec attachment.Record, owner string) string {
 	return fmt.Sprintf("%s, container %s, since %s", ownerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
 }
 
-// passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other networks, and
-// an older pod of the same name that still runs. ending are its ports, nil if they are not known. The caller holds the lock of the ports.
+// passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other
+// networks, and an older pod of the same name that still runs. ending are its ports, nil if they are not known. The caller holds the lock
+// of the ports.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules too.
+	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules
+	// too.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
 	all, err := recordedBut(hash, own.ContainerID)
 	if err != nil {
@@ -89,8 +91,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner, and ports
-// that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the lock of addHostPorts.
+// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
+// and ports that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the lock of
+// addHostPorts.
 func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
@@ -121,8 +124,8 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	return t.Replace(once(passed), missing)
 }
 
-// sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its ports yet
-// counts.
+// sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its
+// ports yet counts.
 func sharedBut(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

@@ -66,8 +66,9 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 	return once(append(found, clashes...)), err
 }
 
-// restoreTable writes the rules anew if they are missing, and adds what is missing of the ports of all attachments; lacked reports whether anything
-// was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the ports.
+// restoreTable writes the rules anew if they are missing, and adds what is missing of the ports of all attachments; lacked reports whether
+// anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the
+// ports.
 func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 	intact, err := rulesIntact(host)
 	if err != nil {
@@ -242,7 +243,8 @@ func checkHostPorts(host *kernel.Node, h owned, by others) error {
 		if _, ok, err := t.Get(hairpin(h.Bridge)); err != nil {
 			return err
 		} else if !ok {
-			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts", h.Bridge), reloadHint)
+			return plugin.WithHint(differs("the entry of %s in nftables set hairpin is missing: pods there do not reach the hostPorts",
+				h.Bridge), reloadHint)
 		}
 	}
 	return checkShadows(t, h, by)
