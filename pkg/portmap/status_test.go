@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -114,6 +116,39 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	}
 	if n := warnings("GC", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}); n != 3 {
 		t.Errorf("%d warnings of three GC, want 3: %s", n, log.String())
+	}
+	l.OK(l.Call("DEL", "a"))
+}
+
+// TestStatusStartsNothing (F-21): with iptables, STATUS finds rules in place, and a flush, without a program.
+func TestStatusStartsNothing(t *testing.T) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	l.Conf = l.Conf.With("backend", "iptables")
+	if iptables.LegacyUsed(true) || iptables.LegacyUsed(false) {
+		t.Skip("SKIPPED: iptables is that of the older xtables")
+	}
+	l.OK(l.Call("ADD", "a"))
+	faults := func() int64 { // page faults of ended child processes
+		var used unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &used); err != nil {
+			t.Fatal(err)
+		}
+		return used.Minflt
+	}
+	before := faults()
+	l.OK(l.Call("STATUS", ""))
+	if after := faults(); after != before {
+		t.Errorf("STATUS started a program: %d page faults", after-before)
+	}
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	l.OK(l.Call("STATUS", ""))
+	if faults() == before || !l.mapped("a") {
+		t.Error("STATUS did not restore the rules")
 	}
 	l.OK(l.Call("DEL", "a"))
 }
