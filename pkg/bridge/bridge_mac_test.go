@@ -22,7 +22,8 @@ import (
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
-	if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}), onHost(name, netlink.LinkSetUp)); err != nil {
+	if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}),
+		onHost(name, netlink.LinkSetUp)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -42,7 +43,8 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MasterIndex: master.Attrs().Index, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MasterIndex: master.Attrs().Index,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
 		PeerName: "foreign1"}
 	if err := netlink.LinkAdd(veth); err != nil {
 		t.Fatal(err)
@@ -160,8 +162,8 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 	}
 }
 
-// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost on a bridge that another program made. The gateway of a layer 2
-// network is an address that an admin set.
+// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost on a bridge that another program made. The gateway of
+// a layer 2 network is an address that an admin set.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
 		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
@@ -208,8 +210,8 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 	l.OK(a.check())
 }
 
-// TestCheckSeesChangedGatewayMAC (C-61): a pod that sends to the former MAC of its gateway is cut off. One that remembers none, or the new one, is
-// not, whatever prevResult says.
+// TestCheckSeesChangedGatewayMAC (C-61): a pod that sends to the former MAC of its gateway is cut off. One that remembers none, or the new
+// one, is not, whatever prevResult says.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -263,8 +265,8 @@ func (l lab) forgetNeighbour(addr string) error {
 	})
 }
 
-// TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies by itself. A tenant can write a permanent entry, so
-// the hint never names its MAC.
+// TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies by itself. A tenant can write a
+// permanent entry, so the hint never names its MAC.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)
@@ -277,7 +279,8 @@ func TestEntryOfTenant(t *testing.T) {
 		t.Helper()
 		if err := l.inPod("eth0", func(link netlink.Link) error {
 			hw, err := net.ParseMAC(to)
-			return errors.Join(err, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: a.result.IPs[0].Gateway, HardwareAddr: hw, State: state}))
+			return errors.Join(err, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: a.result.IPs[0].Gateway, HardwareAddr: hw,
+				State: state}))
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,8 @@ func TestAdd(t *testing.T) {
 	if diff := cmp.Diff(want, a.result.Interfaces); diff != "" {
 		t.Error(diff)
 	}
-	if len(a.result.IPs) != 2 || a.result.IPs[0].Gateway.String() != "10.60.0.1" || a.result.IPs[1].Gateway.String() != "fd00:60::1" || len(a.result.Routes) != 2 {
+	if len(a.result.IPs) != 2 || a.result.IPs[0].Gateway.String() != "10.60.0.1" || a.result.IPs[1].Gateway.String() != "fd00:60::1" ||
+		len(a.result.Routes) != 2 {
 		t.Errorf("got %s", a.prev)
 	}
 	l.OK(a.check())
@@ -168,7 +169,8 @@ func TestAddressReused(t *testing.T) {
 	}
 	l.OK(l.Call("DEL", "old"))
 	for _, addr := range addresses {
-		entry := &netlink.Neigh{LinkIndex: bridge.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_REACHABLE, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
+		entry := &netlink.Neigh{LinkIndex: bridge.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_REACHABLE,
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 		if err := netlink.NeighSet(entry); err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +191,8 @@ func TestReachedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); err != nil || major < 6 || major == 6 && minor < 7 {
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor); err != nil || major < 6 ||
+		major == 6 && minor < 7 {
 		t.Skipf("SKIPPED: kernel %d.%d may take longer than ADD waits: %v", major, minor, err)
 	}
 	l := newLab(t)
@@ -240,103 +243,6 @@ func TestAddTwice(t *testing.T) {
 	l.OK(a.check())
 }
 
-func TestDel(t *testing.T) {
-	l := newLab(t)
-	for what, keys := range map[string][]any{
-		"twice": nil, "without namespace": {"CNI_NETNS", ""}, "with a namespace that is gone": {"CNI_NETNS", "/run/netns/gone"},
-		"with a plain file": {"CNI_NETNS", "/proc/self/status"}, "in its own": {"CNI_NETNS", "/proc/self/ns/net"},
-		"with a configuration that changed": {"bridge", "other", "ipam", nil, "ipMasq", false, "mtu", 7},
-		"with a broken configuration":       {"vlan", "x", "cniVersion", "9.9.9", "prevResult", []any{}},
-	} {
-		l.add("a")
-		for range 2 {
-			l.OK(l.Call("DEL", "a", keys...))
-		}
-		if left := leases(t); len(left) > 0 {
-			t.Errorf("DEL %s left the leases %v", what, left)
-		}
-		if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
-			t.Errorf("DEL %s left eth0", what)
-		}
-	}
-}
-
-// TestDelOfOther: DEL for a pod that was never attached touches nothing of the one that is, though netns and interface are its.
-func TestDelOfOther(t *testing.T) {
-	l := newLab(t)
-	a := l.add("a")
-	l.OK(l.Call("DEL", "other", "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": "x"}}}))
-	l.OK(l.Call("DEL", "other"))
-	l.OK(a.check())
-}
-
-// TestDelUnrecorded: without its record an attachment is found by its name, its lease and prevResult.
-func TestDelUnrecorded(t *testing.T) {
-	l := newLab(t)
-	a := l.add("a")
-	a.loseRecord()
-	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
-	if left := leases(t); len(left) > 0 {
-		t.Errorf("left the leases %v", left)
-	}
-}
-
-// TestDelForeignVeth deletes what another plugin made for the attachment, with another host name, as prevResult proves.
-func TestDelForeignVeth(t *testing.T) {
-	l := newLab(t)
-	a := l.add("a")
-	a.loseRecord()
-	if err := onHost(a.hostVeth(), func(link netlink.Link) error { return netlink.LinkSetName(link, "foreign0") }); err != nil {
-		t.Fatal(err)
-	}
-	l.OK(a.check())
-	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
-	if err := onHost("foreign0", func(netlink.Link) error { return nil }); err == nil {
-		t.Error("the veth pair is left")
-	}
-}
-
-// TestResidue: what a killed ADD left is replaced by the next one.
-func TestResidue(t *testing.T) {
-	l := newLab(t)
-	l.add("a")
-	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
-		t.Fatal(err)
-	}
-	a := l.add("a") // the lease and the record are still there
-	if len(leases(t)) != 2 {
-		t.Errorf("leases %v", leases(t))
-	}
-	l.OK(a.check())
-}
-
-// TestUnfinished: an ADD that was killed, also after it had made both links, is replaced by the next one, in whichever namespace that
-// is. Another's interface of the same name stays.
-func TestUnfinished(t *testing.T) {
-	l := newLab(t)
-	l.add("a")
-	unfinish(t, l, "a")
-	a := l.add("a")
-	l.OK(a.check())
-	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
-	unfinish(t, l, "a")
-	elsewhere := l.other()
-	l.OK(elsewhere.add("a").check())
-	unfinish(t, l, "a")
-	if err := l.Pod.Do(func() error {
-		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}})
-	}); err != nil {
-		t.Fatal(err)
-	}
-	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
-	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
-		t.Errorf("another's interface is gone: %v", err)
-	}
-	if left := leases(t); len(left) > 0 {
-		t.Errorf("left the leases %v", left)
-	}
-}
-
 // TestAttachedElsewhere: a container that is attached in another namespace stays so, with its record or without.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
@@ -362,7 +268,8 @@ func TestL2(t *testing.T) {
 // TestMACOfTheBridge: a pod with the MAC of the bridge would get no frame.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
-	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig, "is that of bt0 on the node")
+	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,
+		"is that of bt0 on the node")
 }
 
 func TestPromisc(t *testing.T) {

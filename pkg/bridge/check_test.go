@@ -34,7 +34,8 @@ func setMAC(link netlink.Link) error {
 // delDefault deletes a default route; it is given by its gateway.
 func delDefault(gateway, dst string) func(netlink.Link) error {
 	return func(link netlink.Link) error {
-		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)), Gw: net.ParseIP(gateway)})
+		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)),
+			Gw: net.ParseIP(gateway)})
 	}
 }
 
@@ -78,7 +79,8 @@ func breakages() map[string]struct {
 		"one family flushed": {func(attached) error { return flushSet("pods6-") }, "masquerade of [fd00:60::/64] is missing",
 			func(attached) error { return flushNFT() }},
 		"lease deleted": {func(a attached) error { return os.Remove(a.leaseFile(0)) }, "lease of", nil},
-		"lease of another": {func(a attached) error { return os.WriteFile(a.leaseFile(1), []byte("other\r\neth0"), 0o600) }, "belongs to container",
+		"lease of another": {func(a attached) error { return os.WriteFile(a.leaseFile(1), []byte("other\r\neth0"), 0o600) },
+			"belongs to container",
 			func(a attached) error { return os.Remove(a.leaseFile(1)) }},
 	}
 }
@@ -128,7 +130,8 @@ func TestOwn(t *testing.T) {
 	j := &job{}
 	j.r = &plugin.Request{IfName: "eth0"}
 	prev := ipamResult(t, `"interfaces":[{"name":"net0"},{"name":"net1"},{"name":"eth0"}],"routes":[{"dst":"0.0.0.0/0"}],"ips":[{"address":"10.0.0.1/24","interface":0},
-		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{"address":"10.0.0.6/24","interface":2}]`)
+		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},
+		{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{"address":"10.0.0.6/24","interface":2}]`)
 	var got []string
 	for _, ip := range j.own(prev).IPs {
 		got = append(got, ip.Address.String())
@@ -194,7 +197,8 @@ func TestCheckRoutesOfOthers(t *testing.T) {
 }
 
 func TestMasqueradeLines(t *testing.T) {
-	addresses := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"), netip.MustParsePrefix("10.2.0.5/16")}
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"),
+		netip.MustParsePrefix("10.2.0.5/16")}
 	except := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
 	const comment = `-m comment --comment "name: \"podlace\" id: \"0123456789abcdef\""`
 	want := []string{":CNI-46d35c6a9e0ed75882799dbb - [0:0]",
@@ -208,7 +212,8 @@ func TestMasqueradeLines(t *testing.T) {
 		t.Error(diff)
 	}
 	want = []string{":CNI-46d35c6a9e0ed75882799dbb - [0:0]", "-A CNI-46d35c6a9e0ed75882799dbb -d fd00::/64 " + comment + " -j ACCEPT",
-		"-A CNI-46d35c6a9e0ed75882799dbb ! -d ff00::/8 " + comment + " -j MASQUERADE", "-A POSTROUTING -s fd00::5 " + comment + " -j CNI-46d35c6a9e0ed75882799dbb"}
+		"-A CNI-46d35c6a9e0ed75882799dbb ! -d ff00::/8 " + comment + " -j MASQUERADE",
+		"-A POSTROUTING -s fd00::5 " + comment + " -j CNI-46d35c6a9e0ed75882799dbb"}
 	if diff := cmp.Diff(want, masqueradeLines(key("podlace", "0123456789abcdef"), false, addresses, except[:1])); diff != "" {
 		t.Error(diff)
 	}
@@ -217,8 +222,8 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21): nothing can restore the masquerade of an attachment without a record, such as a pod of the reference. A flush
-// costs it no failed CHECK, by which CRI-O would drop its address: the log tells.
+// TestCheckWithoutRecord (F-21): nothing can restore the masquerade of an attachment without a record, such as a pod of the reference. A
+// flush costs it no failed CHECK, by which CRI-O would drop its address: the log tells.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")

@@ -34,21 +34,27 @@ func TestParse(t *testing.T) {
 		`"mtu":68`:                                   {Bridge: "cni0", MTU: 68},
 		`"mtu":65535`:                                {Bridge: "cni0", MTU: 65535},
 		ipam:                                         {Bridge: "cni0", IPAM: "host-local"},
-		ipam + `,"ipMasq":true`:                      {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
-		ipam + `,"ipMasq":true,"ipMasqBackend":""`:         {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
-		ipam + `,"ipMasq":true,"ipMasqBackend":"iptables"`: {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "iptables", V4: true, V6: true}},
-		ipam + `,"ipMasqBackend":"iptables"`:               {Bridge: "cni0", IPAM: "host-local"},
-		`"mtu":"auto"`:                                     {Bridge: "cni0", AutoMTU: true},
-		ipam + `,"ipMasq":{}`:                              {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
-		ipam + `,"ipMasq":{"v6":false,"nonMasqueradeCIDRs":["10.0.0.0/8","fd00::/8"]}`: {Bridge: "cni0", IPAM: "host-local", Masquerade: Masquerade{Backend: "nftables", V4: true,
-			Except: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}},
+		ipam + `,"ipMasq":true`: {Bridge: "cni0", IPAM: "host-local",
+			Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":true,"ipMasqBackend":""`: {Bridge: "cni0", IPAM: "host-local",
+			Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":true,"ipMasqBackend":"iptables"`: {Bridge: "cni0", IPAM: "host-local",
+			Masquerade: Masquerade{Backend: "iptables", V4: true, V6: true}},
+		ipam + `,"ipMasqBackend":"iptables"`: {Bridge: "cni0", IPAM: "host-local"},
+		`"mtu":"auto"`:                       {Bridge: "cni0", AutoMTU: true},
+		ipam + `,"ipMasq":{}`: {Bridge: "cni0", IPAM: "host-local",
+			Masquerade: Masquerade{Backend: "nftables", V4: true, V6: true}},
+		ipam + `,"ipMasq":{"v6":false,"nonMasqueradeCIDRs":["10.0.0.0/8","fd00::/8"]}`: {Bridge: "cni0", IPAM: "host-local",
+			Masquerade: Masquerade{Backend: "nftables", V4: true,
+				Except: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}},
 		ipam + `,"ipMasq":{"v4":false,"v6":false}`: {Bridge: "cni0", IPAM: "host-local"},
 		`"ipMasq":true`: {Bridge: "cni0"}, // nothing to masquerade
 		`"ipam":null`:   {Bridge: "cni0"},
 		`"ipam":{}`:     {Bridge: "cni0"},
-		`"vlan":100,"vlanTrunk":[{"id":5}],"preserveDefaultVlan":true`: {Bridge: "cni0", VLANs: VLANs{ID: 100, Trunk: []uint16{5}, KeepDefault: true}},
-		`"dns":{"nameservers":["192.0.2.1"]}`:                          {Bridge: "cni0", DNS: &types.DNS{Nameservers: []string{"192.0.2.1"}}},
-		`"dns":{}`:                                                     {Bridge: "cni0"},
+		`"vlan":100,"vlanTrunk":[{"id":5}],"preserveDefaultVlan":true`: {Bridge: "cni0",
+			VLANs: VLANs{ID: 100, Trunk: []uint16{5}, KeepDefault: true}},
+		`"dns":{"nameservers":["192.0.2.1"]}`: {Bridge: "cni0", DNS: &types.DNS{Nameservers: []string{"192.0.2.1"}}},
+		`"dns":{}`:                            {Bridge: "cni0"},
 	} {
 		got, err := parsed(keys, "1.1.0", nil)
 		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || err != nil {
@@ -60,7 +66,8 @@ func TestParse(t *testing.T) {
 func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"mtu":67`: "mtu 67: want 68-65535", `"mtu":65536`: "mtu 65536", `"mtu":-1`: "mtu -1",
-		`"bridge":"sixteen-bytes-xx"`: "bridge", `"bridge":"a/b"`: "bridge", `"bridge":"br%d"`: "bridge", `"bridge":"all"`: "bridge", `"bridge":".."`: "bridge",
+		`"bridge":"sixteen-bytes-xx"`: "bridge", `"bridge":"a/b"`: "bridge", `"bridge":"br%d"`: "bridge", `"bridge":"all"`: "bridge",
+		`"bridge":".."`:                                                 "bridge",
 		`"hairpinMode":true,"promiscMode":true`:                         "exclude each other",
 		`"ipMasqBackend":"ipvs"`:                                        `ipMasqBackend "ipvs": want nftables or iptables`,
 		`"ipMasq":{"nonMasqueradeCIDRs":["10.0.0.1/8"]}`:                `ipMasq.nonMasqueradeCIDRs "10.0.0.1/8": want a subnet`,
@@ -128,8 +135,10 @@ func TestRandomMAC(t *testing.T) {
 
 // FuzzParse: an error has a code, and what passes can be given to the kernel.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"{}", "", `{"bridge":"x","mtu":1}`, `{"ipam":{"type":"x"},"ipMasq":true}`, `{"vlan":5}`, `{"vlanTrunk":[{"id":1}]}`, `{"vlanTrunk":[null]}`,
-		`{"runtimeConfig":{"mac":"02:00:00:00:00:01"}}`, `{"args":{"cni":{"mac":7}}}`, `{"args":null,"ipam":[],"dns":null}`, `{"ipMasqBackend":null}`} {
+	for _, seed := range []string{"{}", "", `{"bridge":"x","mtu":1}`, `{"ipam":{"type":"x"},"ipMasq":true}`, `{"vlan":5}`,
+		`{"vlanTrunk":[{"id":1}]}`, `{"vlanTrunk":[null]}`,
+		`{"runtimeConfig":{"mac":"02:00:00:00:00:01"}}`, `{"args":{"cni":{"mac":7}}}`, `{"args":null,"ipam":[],"dns":null}`,
+		`{"ipMasqBackend":null}`} {
 		f.Add(seed, "", "1.1.0")
 		f.Add(seed, "02:00:00:00:00:0a", "0.2.0")
 	}
@@ -143,7 +152,8 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if plugin.ValidIfName(c.Bridge) != nil || c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0) || c.Masquerade.Backend != "" && c.IPAM == "" ||
+		if plugin.ValidIfName(c.Bridge) != nil || c.MAC != nil && (len(c.MAC) != 6 || c.MAC[0]&1 != 0) ||
+			c.Masquerade.Backend != "" && c.IPAM == "" ||
 			strings.ContainsAny(c.IPAM, "/\x00") || c.MTU < 0 || c.LeaveDown && c.IPAM != "" || plugin.ValidIfName(c.gatewayName()) != nil {
 			t.Errorf("%q: %+v", config, c)
 		}

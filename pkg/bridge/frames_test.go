@@ -61,20 +61,23 @@ func checksum(data ...[]byte) []byte {
 // udp4 is a datagram in IPv4, without a checksum of its own.
 func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, body string) []byte {
 	udp := slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body))
-	head := slices.Concat([]byte{0x45, 0}, be(uint16(20+len(udp))), []byte{0, 0, 0x40, 0, 64, unix.IPPROTO_UDP}, be(0), src.AsSlice(), dst.AsSlice())
+	head := slices.Concat([]byte{0x45, 0}, be(uint16(20+len(udp))), []byte{0, 0, 0x40, 0, 64, unix.IPPROTO_UDP}, be(0), src.AsSlice(),
+		dst.AsSlice())
 	copy(head[10:], checksum(head))
 	return ether(to, from, unix.ETH_P_IP, head, udp)
 }
 
 // ip6 is a packet in IPv6 with hop limit 255, as neighbour discovery wants it.
 func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte) []byte {
-	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(), body)
+	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(),
+		body)
 }
 
 // icmp is ICMPv6 of a type with a body behind type, code and checksum.
 func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
-	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6}, message))
+	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6},
+		message))
 	return ip6(to, from, src, dst, unix.IPPROTO_ICMPV6, message)
 }
 

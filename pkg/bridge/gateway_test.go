@@ -59,8 +59,8 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed: "bridge" is changed while a pod of the former lives. ADD on the new one tells of both; one after the former bridge is gone
-// has nothing to tell.
+// TestBridgeRenamed: "bridge" is changed while a pod of the former lives. ADD on the new one tells of both; one after the former bridge is
+// gone has nothing to tell.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -196,7 +196,8 @@ func TestChangedSubnet(t *testing.T) {
 	}
 	// Ports that are of no attachment of the network may use the old address as well.
 	l.OK(new.Call("DEL", "b"))
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1, MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1,
+		MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
@@ -294,7 +295,8 @@ func redirectBoth(names ...string) error {
 	}
 	for i, name := range names {
 		from, to := links[name], links[names[1-i]]
-		ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+		ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: from.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0),
+			Parent: netlink.HANDLE_INGRESS}}
 		if err := netlink.QdiscAdd(ingress); err != nil {
 			return err
 		}

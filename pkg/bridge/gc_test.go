@@ -49,14 +49,15 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile: a file whose name only begins like a record's is of nobody, and takes no pod's link away. A record that cannot be read is
-// of whoever its name says.
+// TestGCStrayFile: a file whose name only begins like a record's is of nobody, and takes no pod's link away. A record that cannot be read
+// is of whoever its name says.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	record := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), "a").Hash())
 	dead := strings.Repeat("0", 16)
-	strays := []string{record + ".bak", record + "0", record[:len(record)-16], record[:len(record)-16] + strings.ToUpper(record[len(record)-16:])}
+	strays := []string{record + ".bak", record + "0", record[:len(record)-16],
+		record[:len(record)-16] + strings.ToUpper(record[len(record)-16:])}
 	torn := record[:len(record)-16] + dead
 	for _, path := range append(strays, torn) {
 		if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
@@ -85,7 +86,8 @@ func TestGCRandom(t *testing.T) {
 	const attachments = 50
 	nets := []lab{newLab(t), {}} // each attachment is an interface of one pod
 	nets[1] = nets[0]
-	nets[1].Conf = nets[0].Conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam", object{"type": "host-local", "subnet": "10.61.0.0/24"})
+	nets[1].Conf = nets[0].Conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam",
+		object{"type": "host-local", "subnet": "10.61.0.0/24"})
 	owned := map[string]map[plugin.Attachment]bool{"net": {}, "net2": {}}
 	t.Cleanup(func() {
 		for _, l := range nets {
@@ -157,8 +159,8 @@ func (l lab) owns(want map[plugin.Attachment]bool) {
 	}
 }
 
-// TestGCWhileAdding (C-85): pods come and go while GC runs with lists that lack them. None loses anything: neither by a plain GC, which spares
-// what is young, nor by one that names the dead, however old its list is.
+// TestGCWhileAdding (C-85): pods come and go while GC runs with lists that lack them. None loses anything: neither by a plain GC, which
+// spares what is young, nor by one that names the dead, however old its list is.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
@@ -240,7 +242,8 @@ func testShortPool(t *testing.T, backend string) {
 	if _, err := exec.LookPath("iptables"); err != nil && backend == "iptables" {
 		t.Skip("SKIPPED: no iptables program")
 	}
-	l := newLab(t, "name", "short-"+backend, "bridge", "bts-"+backend[:4], "ipMasqBackend", backend, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/29"}}}})
+	l := newLab(t, "name", "short-"+backend, "bridge", "bts-"+backend[:4], "ipMasqBackend", backend, "ipam",
+		object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.0.0/29"}}}})
 	alive := l.add("alive")
 	lost := []string{"lost1", "lost2", "lost3"}
 	for _, id := range lost {

@@ -31,7 +31,8 @@ func TestDelGoesOn(t *testing.T) {
 	}
 }
 
-// TestIPAMGone: the IPAM plugin of a pod is not installed any more, or its record is damaged there. Another one that is configured is asked.
+// TestIPAMGone: the IPAM plugin of a pod is not installed any more, or its record is damaged there. Another one that is configured is
+// asked.
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

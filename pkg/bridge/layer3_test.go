@@ -82,14 +82,17 @@ func TestPlanLayer3(t *testing.T) {
 		{"gateway of the IPAM plugin", gw4, "pod 10.1.0.5/24\nbridge 10.1.0.254/24", gateway},
 		{"default routes", both, "pod 10.1.0.5/24\npod fd00::5/64\nbridge 10.1.0.1/24\nbridge fd00::1/64\nroute 0.0.0.0/0 via 10.1.0.1\nroute ::/0 via fd00::1", defaultGateway},
 		{"a default route with a gateway stays alone", both + `,"routes":[{"dst":"0.0.0.0/0","gw":"10.1.0.9"}]`,
-			"pod 10.1.0.5/24\npod fd00::5/64\nbridge 10.1.0.1/24\nbridge fd00::1/64\nroute 0.0.0.0/0 via 10.1.0.9\nroute ::/0 via fd00::1", defaultGateway},
+			"pod 10.1.0.5/24\npod fd00::5/64\nbridge 10.1.0.1/24\nbridge fd00::1/64\nroute 0.0.0.0/0 via 10.1.0.9\nroute ::/0 via fd00::1",
+			defaultGateway},
 		{"first gateway of a family", `"ips":[{"address":"10.1.0.5/24"},{"address":"10.2.0.5/24"}]` + def,
 			"pod 10.1.0.5/24\npod 10.2.0.5/24\nbridge 10.1.0.1/24\nbridge 10.2.0.1/24\nroute 0.0.0.0/0 via 10.1.0.1", gateway},
 		{"keys of a route", gw4 + `,"routes":[{"dst":"192.0.2.0/24","gw":"10.1.0.7","mtu":1400,"table":100}]`,
 			"pod 10.1.0.5/24\nroute 192.0.2.0/24 via 10.1.0.7 mtu 1400 table 100", Config{}},
-		{"a scope means no gateway", gw4 + `,"routes":[{"dst":"192.0.2.0/24","scope":253}]`, "pod 10.1.0.5/24\nroute 192.0.2.0/24 scope 253", Config{}},
+		{"a scope means no gateway", gw4 + `,"routes":[{"dst":"192.0.2.0/24","scope":253}]`, "pod 10.1.0.5/24\nroute 192.0.2.0/24 scope 253",
+			Config{}},
 		{"gateway of 16 bytes", `"ips":[{"address":"10.1.0.5/24","gateway":"::ffff:10.1.0.1"}]`, "pod 10.1.0.5/24\nbridge 10.1.0.1/24", gateway},
-		{"single address", `"ips":[{"address":"10.1.0.5/32","gateway":"169.254.1.1"}]` + def, "pod 10.1.0.5/32\nbridge 169.254.1.1/32\nroute 0.0.0.0/0 via 169.254.1.1", gateway},
+		{"single address", `"ips":[{"address":"10.1.0.5/32","gateway":"169.254.1.1"}]` + def,
+			"pod 10.1.0.5/32\nbridge 169.254.1.1/32\nroute 0.0.0.0/0 via 169.254.1.1", gateway},
 	} {
 		l, err := planLayer3(c.cfg, ipamResult(t, c.from))
 		if diff := cmp.Diff(c.want, l.text()); diff != "" || err != nil {
@@ -111,21 +114,24 @@ func TestPlanLayer3Refused(t *testing.T) {
 	}
 }
 
-// TestGatewayOfTheBridge: an address that no host can have is no gateway that the bridge could be. Without isGateway it is not ours to judge.
+// TestGatewayOfTheBridge: an address that no host can have is no gateway that the bridge could be. Without isGateway it is not ours to
+// judge.
 func TestGatewayOfTheBridge(t *testing.T) {
 	for gw, says := range map[string]string{
 		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
 		"10.1.0.255": "a broadcast address", "0.0.0.0": "the address of nobody",
 	} {
 		from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"`+gw+`"}]`)
-		if _, err := planLayer3(Config{Gateway: true}, from); plugin.Code(err) != plugin.CodeConfig || !strings.Contains(err.Error(), "isGateway: gateway "+gw+" of address 10.1.0.5/24: "+says) {
+		if _, err := planLayer3(Config{Gateway: true}, from); plugin.Code(err) != plugin.CodeConfig ||
+			!strings.Contains(err.Error(), "isGateway: gateway "+gw+" of address 10.1.0.5/24: "+says) {
 			t.Errorf("%s: %v", gw, err)
 		}
 		if _, err := planLayer3(Config{}, from); err != nil {
 			t.Errorf("without isGateway: %v", err)
 		}
 	}
-	for _, good := range []string{"10.1.0.5/31,10.1.0.4", "10.1.0.5/24,10.2.0.255", "10.1.0.5/24,10.1.0.0", "fd00::5/64,fd00::ffff:ffff:ffff:ffff"} {
+	for _, good := range []string{"10.1.0.5/31,10.1.0.4", "10.1.0.5/24,10.2.0.255", "10.1.0.5/24,10.1.0.0",
+		"fd00::5/64,fd00::ffff:ffff:ffff:ffff"} {
 		address, gw, _ := strings.Cut(good, ",")
 		if _, err := planLayer3(Config{Gateway: true}, ipamResult(t, `"ips":[{"address":"`+address+`","gateway":"`+gw+`"}]`)); err != nil {
 			t.Errorf("%s: %v", good, err)
@@ -141,7 +147,8 @@ func TestResult(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := &job{r: &plugin.Request{NetnsPath: "/run/netns/x", IfName: "eth0"}}
-	w := wiring{bridge: kernel.Link{Name: "br", MTU: 1500}, host: kernel.Link{Name: "veth", MTU: 1400}, pod: kernel.Link{Name: "eth0", MTU: 1400}}
+	w := wiring{bridge: kernel.Link{Name: "br", MTU: 1500}, host: kernel.Link{Name: "veth", MTU: 1400},
+		pod: kernel.Link{Name: "eth0", MTU: 1400}}
 	got := j.result(w, l, from)
 	var names []string
 	for _, i := range got.Interfaces {
@@ -156,7 +163,8 @@ func TestResult(t *testing.T) {
 	j.r.Prev = ipamResult(t, `"interfaces":[{"name":"a"},{"name":"b"}],"ips":[{"address":"10.9.0.5/24","interface":1}],"routes":[{"dst":"192.0.2.0/24"}]`)
 	j.cfg.DNS = &from.DNS
 	got = j.result(w, l, ipamResult(t, `"ips":[]`))
-	if len(got.Interfaces) != 5 || *got.IPs[0].Interface != 1 || *got.IPs[1].Interface != 4 || got.Interfaces[4].Name != "eth0" || len(got.Routes) != 2 ||
+	if len(got.Interfaces) != 5 || *got.IPs[0].Interface != 1 || *got.IPs[1].Interface != 4 || got.Interfaces[4].Name != "eth0" ||
+		len(got.Routes) != 2 ||
 		got.DNS.Nameservers[0] != "192.0.2.1" {
 		t.Errorf("after another plugin: %+v", got)
 	}
@@ -195,7 +203,8 @@ func TestMasqueradeChain(t *testing.T) {
 }
 
 func TestIPAMType(t *testing.T) {
-	for raw, want := range map[string]string{``: "", `null`: "", `{}`: "", `[]`: "", `{"type":7}`: "", `{"type":"x"}`: "x", `{"TYPE":"y"}`: "y"} {
+	for raw, want := range map[string]string{``: "", `null`: "", `{}`: "", `[]`: "", `{"type":7}`: "", `{"type":"x"}`: "x",
+		`{"TYPE":"y"}`: "y"} {
 		if got := ipam.Type(json.RawMessage(raw)); got != want {
 			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
@@ -204,7 +213,8 @@ func TestIPAMType(t *testing.T) {
 
 // FuzzPlanLayer3: whatever an IPAM plugin answers, a plan is complete or refused.
 func FuzzPlanLayer3(f *testing.F) {
-	for _, seed := range []string{`{"ips":[{"address":"10.1.0.5/24"}],"routes":[{"dst":"0.0.0.0/0"}]}`, `{"ips":[{"address":"255.255.255.255/32"}]}`,
+	for _, seed := range []string{`{"ips":[{"address":"10.1.0.5/24"}],"routes":[{"dst":"0.0.0.0/0"}]}`,
+		`{"ips":[{"address":"255.255.255.255/32"}]}`,
 		`{"ips":[{"address":"ffff::/128","gateway":"1.2.3.4"}]}`, `{"routes":[{"dst":"::/0","gw":"::1","scope":0}]}`, `{}`} {
 		f.Add([]byte(seed), true, true)
 		f.Add([]byte(seed), false, false)
@@ -218,7 +228,8 @@ func FuzzPlanLayer3(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(l.Addresses) != len(from.IPs) || len(l.IPs) != len(from.IPs) || len(l.Routes) != len(l.Shown) || gateway && len(l.gateways) != len(from.IPs) {
+		if len(l.Addresses) != len(from.IPs) || len(l.IPs) != len(from.IPs) || len(l.Routes) != len(l.Shown) ||
+			gateway && len(l.gateways) != len(from.IPs) {
 			t.Errorf("%s: %+v", answer, l)
 		}
 		for _, p := range append(l.Addresses, l.gateways...) {

@@ -21,7 +21,8 @@ import (
 func inSet(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
-	for _, line := range kerneltest.Records(t, "nft element inet "+nft.MasqueradeTable+" "+MasqueradeSets{Network: network}.setName(kind, is4)+" ") {
+	for _, line := range kerneltest.Records(t,
+		"nft element inet "+nft.MasqueradeTable+" "+MasqueradeSets{Network: network}.setName(kind, is4)+" ") {
 		_, key, _ := strings.Cut(line, "{1:")
 		key, _, _ = strings.Cut(key, "}")
 		mark := "~"
@@ -149,14 +150,17 @@ func TestMasqueradeChanged(t *testing.T) {
 		steps       []MasqueradeSets
 		pods, local string
 	}{
-		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.2.0.0/24")}, "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0", "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0"},
-		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.1.1.0/24")}, "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0", "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.2.0.0/24")}, "10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0",
+			"10.1.0.0-10.1.1.0 10.2.0.0-10.2.1.0"},
+		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.1.1.0/24")}, "10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0",
+			"10.1.0.0-10.1.1.0 10.1.1.0-10.1.2.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.5.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		{[]MasqueradeSets{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")}, // others of the network stay
+		// others of the network stay
+		{[]MasqueradeSets{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")},
 			"10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0", "10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
 	} {
@@ -165,7 +169,8 @@ func TestMasqueradeChanged(t *testing.T) {
 			ensure(t, h, c.steps[:i+1]...)
 			mustCover(t, h, m)
 		}
-		if pods, local := inSet(t, "pods", "net", true), inSet(t, "local", "net", true); pods != c.pods || local != c.local+" 224.0.0.0-240.0.0.0" {
+		if pods, local := inSet(t, "pods", "net", true), inSet(t, "local", "net", true); pods != c.pods ||
+			local != c.local+" 224.0.0.0-240.0.0.0" {
 			t.Errorf("%v:\npods  %s, want %s\nlocal %s, want %s", c.steps, pods, c.pods, local, c.local)
 		}
 	}
@@ -177,7 +182,8 @@ func TestMasqueradeAddresses(t *testing.T) {
 	pod := func(address, subnet string) MasqueradeSets {
 		return masquerade("net", []string{address + "/32"}, []string{subnet})
 	}
-	a, b, c, wider := pod("10.9.0.2", "10.9.0.0/24"), pod("10.9.0.3", "10.9.0.0/24"), pod("10.9.0.255", "10.9.0.0/24"), pod("10.9.3.2", "10.9.0.0/16")
+	a, b, c, wider := pod("10.9.0.2", "10.9.0.0/24"), pod("10.9.0.3", "10.9.0.0/24"), pod("10.9.0.255", "10.9.0.0/24"),
+		pod("10.9.3.2", "10.9.0.0/16")
 	for _, m := range []MasqueradeSets{a, b, c, a} {
 		ensure(t, h, m)
 	}
@@ -247,8 +253,9 @@ func TestMasqueradeAfterFlush(t *testing.T) {
 func TestAfter(t *testing.T) {
 	for s, want := range map[string]string{
 		"10.1.0.0/24": "10.1.1.0", "10.1.255.0/24": "10.2.0.0", "10.1.2.3/32": "10.1.2.4", "10.1.2.255/32": "10.1.3.0", "0.0.0.0/1": "128.0.0.0",
-		"255.255.255.0/24": "invalid IP", "0.0.0.0/0": "invalid IP", "255.255.255.255/32": "invalid IP", "224.0.0.0/4": "240.0.0.0", "10.1.2.3/8": "11.0.0.0",
-		"fd00::/64": "fd00:0:0:1::", "fd00:0:0:ffff::/64": "fd00:0:1::", "ff00::/8": "invalid IP", "::/0": "invalid IP", "::1/128": "::2",
+		"255.255.255.0/24": "invalid IP", "0.0.0.0/0": "invalid IP", "255.255.255.255/32": "invalid IP", "224.0.0.0/4": "240.0.0.0",
+		"10.1.2.3/8": "11.0.0.0",
+		"fd00::/64":  "fd00:0:0:1::", "fd00:0:0:ffff::/64": "fd00:0:1::", "ff00::/8": "invalid IP", "::/0": "invalid IP", "::1/128": "::2",
 	} {
 		if got := after(netip.MustParsePrefix(s)); got.String() != want {
 			t.Errorf("%s: %s, want %s", s, got, want)

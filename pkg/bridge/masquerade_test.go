@@ -20,7 +20,8 @@ import (
 
 func TestHint(t *testing.T) {
 	err := withHint(fmt.Errorf("x: %w", &iptables.MissingProgram{Name: "iptables-save"}))
-	if plugin.Code(err) != plugin.CodeKernelFeature || plugin.Hint(err) != "install iptables, or use the nftables backend, which needs no program" {
+	if plugin.Code(err) != plugin.CodeKernelFeature ||
+		plugin.Hint(err) != "install iptables, or use the nftables backend, which needs no program" {
 		t.Errorf("code %d, hint %q", plugin.Code(err), plugin.Hint(err))
 	}
 	if err := withHint(nil); err != nil {
@@ -113,7 +114,8 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
-	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
+	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables", "ipMasq",
+		object{"v6": false, "nonMasqueradeCIDRs": []string{"192.0.2.0/24"}})
 	a := l.add("a")
 	l.OK(a.check())
 	chain := masqueradeChain(key("tables", "a"))

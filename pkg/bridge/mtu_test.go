@@ -60,7 +60,8 @@ func anotherMade(t *testing.T, bridge, address string) {
 	}
 }
 
-// TestSmallMTU: a pod with a smaller MTU than IPv6 needs does not take the IPv6 addresses of the bridge, not even by an ADD that is refused.
+// TestSmallMTU: a pod with a smaller MTU than IPv6 needs does not take the IPv6 addresses of the bridge, not even by an ADD that is
+// refused.
 func TestSmallMTU(t *testing.T) {
 	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
 	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
@@ -149,8 +150,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.hasMTU(1500)
 }
 
-// TestMTUAfterKill: what an ADD leaves that was killed at any point of pinning, the next one mends, of whichever network it is. What an admin
-// set meanwhile stays.
+// TestMTUAfterKill: what an ADD leaves that was killed at any point of pinning, the next one mends, of whichever network it is. What an
+// admin set meanwhile stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")

@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce: a new pod gets neighbour solicitations once its addresses are configured, however late the kernel does what the
-// request to add an address leaves to its work queue. A lost solicitation costs a second.
+// TestNeighboursReachAtOnce: a new pod gets neighbour solicitations once its addresses are configured, however late the kernel does what
+// the request to add an address leaves to its work queue. A lost solicitation costs a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)

@@ -54,8 +54,8 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// TestReattachToAnothers: somebody deletes the bridge and makes another, and brings it up. The next ADD attaches the pods, also of a network
-// that has no gateway on it.
+// TestReattachToAnothers: somebody deletes the bridge and makes another, and brings it up. The next ADD attaches the pods, also of a
+// network that has no gateway on it.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
@@ -67,7 +67,8 @@ func TestReattachToAnothers(t *testing.T) {
 			if err := onHost("btan0", netlink.LinkDel); err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "btan0"}}), onHost("btan0", netlink.LinkSetUp)); err != nil {
+			if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "btan0"}}),
+				onHost("btan0", netlink.LinkSetUp)); err != nil {
 				t.Fatal(err)
 			}
 			a.Fails(a.check(), plugin.CodeStateDiffers, "is not a port of btan0")

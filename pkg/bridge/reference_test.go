@@ -14,8 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record takes no link of one that is there, though prevResult names its
-// interface and its MAC: with the namespace and without, of an attachment that is gone, of an ID that never was, of another network.
+// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record takes no link of one that is there, though prevResult
+// names its interface and its MAC: with the namespace and without, of an attachment that is gone, of an ID that never was, of another
+// network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -48,8 +49,8 @@ func ifIndex(l lab, name string) (index int, err error) {
 	return index, err
 }
 
-// TestShortPoolSparesRenewed (F-44): a pod whose record names a namespace that is gone, and that the reference attached anew in another, has
-// a lease that is younger than the record: a short pool takes it from nobody. DEL ends it.
+// TestShortPoolSparesRenewed (F-44): a pod whose record names a namespace that is gone, and that the reference attached anew in another,
+// has a lease that is younger than the record: a short pool takes it from nobody. DEL ends it.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
 	l.OK(l.Call("ADD", "pod"))
@@ -115,8 +116,8 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44): a container that we attached, and then the reference, which knows nothing of our record, is removed by one DEL,
-// with its namespace or without, and with prevResult or without.
+// TestDelOfSuccessor (F-44): a container that we attached, and then the reference, which knows nothing of our record, is removed by one
+// DEL, with its namespace or without, and with prevResult or without.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{
 		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},

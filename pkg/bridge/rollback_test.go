@@ -153,7 +153,8 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference compares the rules of iptables with those that the reference's own function writes: a rollback leaves ours.
+// TestIPTablesMasqueradeOfTheReference compares the rules of iptables with those that the reference's own function writes: a rollback
+// leaves ours.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

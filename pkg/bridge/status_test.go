@@ -82,7 +82,8 @@ func (a attached) restoredBy(verb, flush string, keys ...any) {
 	}
 }
 
-// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS restores nothing, says nothing and succeeds. The next one restores.
+// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS restores nothing, says nothing and succeeds. The next one
+// restores.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })

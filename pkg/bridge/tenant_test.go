@@ -27,7 +27,8 @@ func (a attached) forge(victim attached) error {
 			return err
 		}
 		mac := own.Attrs().HardwareAddr
-		if err := errors.Join(netlink.LinkDel(own), kerneltest.ForgePair("veth", "eth0", host.Attrs().ParentIndex, "q", host.Attrs().Index)); err != nil {
+		if err := errors.Join(netlink.LinkDel(own),
+			kerneltest.ForgePair("veth", "eth0", host.Attrs().ParentIndex, "q", host.Attrs().Index)); err != nil {
 			return err
 		}
 		var errs []error
@@ -50,8 +51,8 @@ func (a attached) forge(victim attached) error {
 	})
 }
 
-// TestForgedPeer (C-50, C-61): a tenant that gives its interface the indexes of another pod's pair is not connected, and CHECK says so. DEL of the
-// tenant, with and without a record, leaves the other pod alone.
+// TestForgedPeer (C-50, C-61): a tenant that gives its interface the indexes of another pod's pair is not connected, and CHECK says so. DEL
+// of the tenant, with and without a record, leaves the other pod alone.
 func TestForgedPeer(t *testing.T) {
 	l := newLab(t)
 	victim, tenant := l.add("victim"), l.other().add("tenant")

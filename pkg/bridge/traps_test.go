@@ -34,27 +34,32 @@ func (l lab) withoutBridge() {
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
-// TestClashOfSubnetsIsLogged: a subnet of the pods that something else on the node has is said when it comes to the bridge, and never again.
+// TestClashOfSubnetsIsLogged: a subnet of the pods that something else on the node has is said when it comes to the bridge, and never
+// again.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		node, undo string
 		ipam       object
 		says       string
 	}{
-		"another bridge": {"ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0; ip link set podman0 up", "ip link del podman0",
+		"another bridge": {"ip link add podman0 type bridge; ip addr add 10.161.0.1/16 dev podman0; ip link set podman0 up",
+			"ip link del podman0",
 			hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.0.0/16 dev podman0"},
 		"another bridge that is down": {"ip link add docker0 type bridge; ip addr add 10.161.3.1/24 dev docker0", "ip link del docker0",
 			hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.3.0/24 dev docker0"},
-		"LAN of the node": {"ip link add lan9 type veth peer name lan9b; ip addr add 10.0.0.9/8 dev lan9; ip link set lan9 up", "ip link del lan9",
+		"LAN of the node": {"ip link add lan9 type veth peer name lan9b; ip addr add 10.0.0.9/8 dev lan9; ip link set lan9 up",
+			"ip link del lan9",
 			hostLocal("10.161.0.0/24"), "10.161.0.0/24 overlaps 10.0.0.0/8 dev lan9"},
 		"route to a part": {"ip link add lan9 type veth peer name lan9b; ip addr add 192.0.2.9/24 dev lan9; ip link set lan9 up; ip link set lan9b up; ip route add 10.161.7.0/24 via 192.0.2.1",
 			"ip link del lan9", hostLocal("10.161.0.0/16"), "10.161.0.0/16 overlaps 10.161.7.0/24 via 192.0.2.1 dev lan9"},
 		"IPv6": {"ip link add podman0 type bridge; ip -6 addr add fd00:161::9/48 dev podman0 nodad", "ip link del podman0",
 			hostLocal("fd00:161:0:1::/64"), "fd00:161:0:1::/64 overlaps fd00:161::/48 dev podman0"},
-		"nothing": {"ip link add podman0 type bridge; ip addr add 10.162.0.1/16 dev podman0", "ip link del podman0", hostLocal("10.161.0.0/16"), ""},
+		"nothing": {"ip link add podman0 type bridge; ip addr add 10.162.0.1/16 dev podman0", "ip link del podman0", hostLocal("10.161.0.0/16"),
+			""},
 		"route to the pods of all nodes": {"ip link add lan9 type veth peer name lan9b; ip addr add 192.0.2.9/24 dev lan9; ip link set lan9 up; ip link set lan9b up; ip route add 10.161.0.0/16 via 192.0.2.1",
 			"ip link del lan9", hostLocal("10.161.3.0/24"), ""},
-		"own range that is unreachable": {"ip route add unreachable 10.161.0.0/16 metric 32767", "ip route del unreachable 10.161.0.0/16", hostLocal("10.161.0.0/16"), ""},
+		"own range that is unreachable": {"ip route add unreachable 10.161.0.0/16 metric 32767", "ip route del unreachable 10.161.0.0/16",
+			hostLocal("10.161.0.0/16"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", c.ipam)
@@ -62,7 +67,8 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 			l.node(c.node, c.undo)
 			first := l.OK(l.Call("ADD", "first"))
 			l.Cleanup(func() { l.OK(l.Call("DEL", "first")) })
-			if c.says == "" && strings.Contains(first.Log, trapped) || !strings.Contains(first.Log, c.says) || c.says != "" && !strings.Contains(first.Log, `key="\"ipam\""`) {
+			if c.says == "" && strings.Contains(first.Log, trapped) || !strings.Contains(first.Log, c.says) ||
+				c.says != "" && !strings.Contains(first.Log, `key="\"ipam\""`) {
 				t.Errorf("want %q in the log of the ADD that makes the bridge:\n%s", c.says, first.Log)
 			}
 			second := l.other()
@@ -94,12 +100,14 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 		keys []any
 		says string
 	}{
-		"no ipam":               {[]any{"ipam", nil}, "isGateway, ipMasq"},
-		"no ipam, masquerade":   {[]any{"ipam", nil, "isGateway", nil, "isDefaultGateway", true, "ipMasq", object{"v6": false}}, "isDefaultGateway, ipMasq"},
+		"no ipam": {[]any{"ipam", nil}, "isGateway, ipMasq"},
+		"no ipam, masquerade": {[]any{"ipam", nil, "isGateway", nil, "isDefaultGateway", true, "ipMasq", object{"v6": false}},
+			"isDefaultGateway, ipMasq"},
 		"misspelt capability":   {[]any{"ipam", hostLocal("10.163.0.0/24"), "capabilities", object{"ip": true}}, "capabilities.ip"},
 		"layer 2 only":          {[]any{"ipam", nil, "isGateway", nil, "ipMasq", nil}, ""},
 		"layer 2 only, in full": {[]any{"ipam", object{}, "isGateway", false, "ipMasq", object{"v4": false, "v6": false}}, ""},
-		"nothing":               {[]any{"ipam", hostLocal("10.163.0.0/24"), "capabilities", object{"mac": true, "ips": true, "ipRanges": true}}, ""},
+		"nothing": {[]any{"ipam", hostLocal("10.163.0.0/24"), "capabilities", object{"mac": true, "ips": true, "ipRanges": true}},
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := bareLab(t, append([]any{"name", "traps", "bridge", "bttrap"}, c.keys...)...)

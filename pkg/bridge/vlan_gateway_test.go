@@ -181,7 +181,8 @@ func TestGatewayOfOthers(t *testing.T) {
 	o := l.Call("ADD", "a")
 	l.Fails(o, plugin.CodeDevice, "btv.100 cannot be the gateway of VLAN 100: want a veth whose other end is a port of btv")
 	l.delLink("btv.100")
-	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vethref", MasterIndex: l.bridgeIndex(), TxQLen: -1, MTU: 1500}, PeerName: "btv.100"}
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vethref", MasterIndex: l.bridgeIndex(), TxQLen: -1, MTU: 1500},
+		PeerName: "btv.100"}
 	if err := netlink.LinkAdd(pair); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +200,8 @@ func TestGatewayOfOthers(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestLostVLANs: when the bridge was deleted, the next ADD, whatever it is about, attaches the pods again in their VLANs, with their gateway.
+// TestLostVLANs: when the bridge was deleted, the next ADD, whatever it is about, attaches the pods again in their VLANs, with their
+// gateway.
 func TestLostVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

@@ -72,7 +72,8 @@ func TestParseVLANs(t *testing.T) {
 // are refused and nothing is changed.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
-	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam", hostLocal("10.78.0.0/24")}, keys...)...)
+	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
+		hostLocal("10.78.0.0/24")}, keys...)...)
 	h := l.host()
 	has, err := h.HasVLANFiltering()
 	if err != nil {
@@ -235,7 +236,8 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	plain := l.other().add("plain", "vlan", 0)
 	before := l.Call("ADD", "a")
 	l.Fails(before, plugin.CodeDevice, "bridge btv has ports and does not keep VLANs apart")
-	if !strings.Contains(before.Failure.Details, "ip link set btv type bridge vlan_filtering 1") || !strings.Contains(before.Failure.Details, plain.hostVeth()) {
+	if !strings.Contains(before.Failure.Details, "ip link set btv type bridge vlan_filtering 1") ||
+		!strings.Contains(before.Failure.Details, plain.hostVeth()) {
 		t.Error(before.Failure.Details)
 	}
 	if link, _, _ := l.host().Link("btv"); link.FiltersVLANs {
@@ -299,19 +301,25 @@ func vlanBreakages(a attached) map[string]func() error {
 		"bridge btv does not keep VLANs apart": func() error {
 			return onHost("btv", filterVLANs(false))
 		},
-		"has the VLANs none; want":                                                vlan(port, netlink.BridgeVlanDel, 100, false, false),
-		"has the VLANs 100 pvid untagged, 200 untagged; want":                     vlan(port, netlink.BridgeVlanAdd, 200, false, true),
-		"has the VLANs 100 pvid untagged, 300; want":                              vlan(port, netlink.BridgeVlanAdd, 300, false, false),
-		"has the VLANs 100 untagged, 200 pvid untagged; want":                     vlan(port, netlink.BridgeVlanAdd, 200, true, true),
-		"has the VLANs 100 pvid; want":                                            vlan(port, netlink.BridgeVlanAdd, 100, true, false),
-		"gateway btv.100 has the VLANs none; want":                                vlan(gateway, netlink.BridgeVlanDel, 100, false, false),
-		"gateway btv.100 has the VLANs 100 pvid untagged, 200":                    vlan(gateway, netlink.BridgeVlanAdd, 200, false, true),
-		"btv.100, the gateway of VLAN 100, is missing":                            func() error { return onHost("btv.100", netlink.LinkDel) },
-		"is not connected to btv":                                                 func() error { return onHost(gateway, netlink.LinkSetNoMaster) },
-		"or its port is down":                                                     func() error { return onHost(gateway, netlink.LinkSetDown) },
-		"btv.100, the gateway of VLAN 100, or":                                    func() error { return onHost("btv.100", netlink.LinkSetDown) },
+		"has the VLANs none; want":                             vlan(port, netlink.BridgeVlanDel, 100, false, false),
+		"has the VLANs 100 pvid untagged, 200 untagged; want":  vlan(port, netlink.BridgeVlanAdd, 200, false, true),
+		"has the VLANs 100 pvid untagged, 300; want":           vlan(port, netlink.BridgeVlanAdd, 300, false, false),
+		"has the VLANs 100 untagged, 200 pvid untagged; want":  vlan(port, netlink.BridgeVlanAdd, 200, true, true),
+		"has the VLANs 100 pvid; want":                         vlan(port, netlink.BridgeVlanAdd, 100, true, false),
+		"gateway btv.100 has the VLANs none; want":             vlan(gateway, netlink.BridgeVlanDel, 100, false, false),
+		"gateway btv.100 has the VLANs 100 pvid untagged, 200": vlan(gateway, netlink.BridgeVlanAdd, 200, false, true),
+		"btv.100, the gateway of VLAN 100, is missing":         func() error { return onHost("btv.100", netlink.LinkDel) },
+		"is not connected to btv": func() error {
+			return onHost(gateway,
+				netlink.LinkSetNoMaster)
+		},
+		"or its port is down":                  func() error { return onHost(gateway, netlink.LinkSetDown) },
+		"btv.100, the gateway of VLAN 100, or": func() error { return onHost("btv.100", netlink.LinkSetDown) },
 		"the gateway btv.100 misses an entry in nftables table inet podlace_vlan": flushNFT,
-		"gateway address 10.78.0.1/24 is missing on btv.100":                      func() error { return onHost("btv.100", delAddress("10.78.0.1/24")) },
+		"gateway address 10.78.0.1/24 is missing on btv.100": func() error {
+			return onHost("btv.100",
+				delAddress("10.78.0.1/24"))
+		},
 	}
 }
 

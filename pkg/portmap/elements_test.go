@@ -42,7 +42,8 @@ func squeeze(s string) string { return strings.ReplaceAll(s, " ", "") }
 
 func TestHostPortText(t *testing.T) {
 	for text, want := range map[string]string{
-		"tcp 8080 10.1.0.5:80": "tcp 8080", "udp 192.0.2.1:53 10.1.0.5:53": "udp 192.0.2.1:53", "sctp [2001:db8::1]:1 [fd00::5]:1": "sctp [2001:db8::1]:1",
+		"tcp 8080 10.1.0.5:80": "tcp 8080", "udp 192.0.2.1:53 10.1.0.5:53": "udp 192.0.2.1:53",
+		"sctp [2001:db8::1]:1 [fd00::5]:1": "sctp [2001:db8::1]:1",
 	} {
 		if got := portFrom(text).String(); got != want {
 			t.Errorf("%s, want %s", got, want)

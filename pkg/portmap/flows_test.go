@@ -69,7 +69,8 @@ func TestDelFlows(t *testing.T) {
 	if diff := cmp.Diff(before, kerneltest.Tracked(t)); diff != "" || len(walked()) > 0 {
 		t.Errorf("without UDP ports:\n%s", diff)
 	}
-	list := portList("udp 53 10.1.0.5:5353", "udp 192.0.2.1:54 10.1.0.5:5454", "udp 53 [fd00::5]:5353", "tcp 53 10.1.0.5:5353", "udp 65535 [fd00::5]:65535", "udp 56 10.1.0.5:80")
+	list := portList("udp 53 10.1.0.5:5353", "udp 192.0.2.1:54 10.1.0.5:5454", "udp 53 [fd00::5]:5353", "tcp 53 10.1.0.5:5353",
+		"udp 65535 [fd00::5]:65535", "udp 56 10.1.0.5:80")
 	for i := range uint16(300) {
 		list = append(list, ports.Port{Protocol: "udp", Port: 10000 + i, To: netip.MustParseAddrPort("10.1.0.5:80")})
 	}

@@ -75,7 +75,8 @@ func TestCheckHints(t *testing.T) {
 	table, err := nft.Open(nft.HostportTable)
 	mustDo(t, err)
 	defer table.Close()
-	for hint, e := range map[string]nft.Element{reloadHint: hairpin("kt0"), reloadHint + " ": ownerElement(ownerHash(ownerA)), "": own.elements()[1]} {
+	for hint, e := range map[string]nft.Element{reloadHint: hairpin("kt0"), reloadHint + " ": ownerElement(ownerHash(ownerA)),
+		"": own.elements()[1]} {
 		mustDo(t, table.Delete([]nft.Element{e}))
 		if err := check(); !isDifferent(err) || plugin.Hint(err) != strings.TrimSpace(hint) {
 			t.Errorf("%s: %v, hint %q", e.Set, err, plugin.Hint(err))

@@ -42,13 +42,14 @@ func TestForwardDrops(t *testing.T) {
 		make func(t *testing.T)
 		want []chainName
 	}{
-		"no table":             {make: func(*testing.T) {}},
-		"no such chain":        {make: func(t *testing.T) { addChain(t, v4, "INPUT", nftables.ChainHookInput, drop, 0) }},
-		"accept":               {make: func(t *testing.T) { addChain(t, v4, "FORWARD", forward, accept, 1) }},
-		"no hook, no policy":   {make: func(t *testing.T) { addChain(t, v4, "FORWARD", nil, drop, 1) }},
-		"drop":                 {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []chainName{{"ip", "filter", "FORWARD"}}},
-		"drop of IPv6":         {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, []chainName{{"ip6", "filter", "FORWARD"}}},
-		"drop of nftables":     {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) }, []chainName{{"inet", "filter", "forward"}}},
+		"no table":           {make: func(*testing.T) {}},
+		"no such chain":      {make: func(t *testing.T) { addChain(t, v4, "INPUT", nftables.ChainHookInput, drop, 0) }},
+		"accept":             {make: func(t *testing.T) { addChain(t, v4, "FORWARD", forward, accept, 1) }},
+		"no hook, no policy": {make: func(t *testing.T) { addChain(t, v4, "FORWARD", nil, drop, 1) }},
+		"drop":               {func(t *testing.T) { addChain(t, v4, "FORWARD", forward, drop, 50) }, []chainName{{"ip", "filter", "FORWARD"}}},
+		"drop of IPv6":       {func(t *testing.T) { addChain(t, v6, "FORWARD", forward, drop, 1) }, []chainName{{"ip6", "filter", "FORWARD"}}},
+		"drop of nftables": {func(t *testing.T) { addChain(t, both, "forward", forward, drop, 1) },
+			[]chainName{{"inet", "filter", "forward"}}},
 		"iptables -P FORWARD":  {func(t *testing.T) { policyByTool(t, "iptables") }, []chainName{{"ip", "filter", "FORWARD"}}},
 		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, []chainName{{"ip6", "filter", "FORWARD"}}},
 	} {
@@ -82,7 +83,8 @@ func nftVariant(version []byte) bool {
 }
 
 func TestChainCovers(t *testing.T) {
-	for c, want := range map[chainName][2]bool{filterChain(true, "x"): {true, false}, filterChain(false, "x"): {false, true}, {"inet", "filter", "x"}: {true, true}} {
+	for c, want := range map[chainName][2]bool{filterChain(true, "x"): {true, false}, filterChain(false, "x"): {false, true},
+		{"inet", "filter", "x"}: {true, true}} {
 		if got := [2]bool{c.Covers(true), c.Covers(false)}; got != want {
 			t.Errorf("%s: %v", c, got)
 		}
@@ -94,7 +96,8 @@ func TestHasChain(t *testing.T) {
 	t.Cleanup(func() { flush(t) })
 	h := openHost(t)
 	addChain(t, nftables.TableFamilyIPv4, "DOCKER-USER", nil, 0, 0)
-	for c, want := range map[chainName]bool{filterChain(true, "DOCKER-USER"): true, filterChain(false, "DOCKER-USER"): false, filterChain(true, "DOCKER"): false, {"inet", "filter", "DOCKER-USER"}: false} {
+	for c, want := range map[chainName]bool{filterChain(true, "DOCKER-USER"): true, filterChain(false, "DOCKER-USER"): false,
+		filterChain(true, "DOCKER"): false, {"inet", "filter", "DOCKER-USER"}: false} {
 		if got, err := hasChain(h, c); err != nil || got != want {
 			t.Errorf("%s: %t, %v", c, got, err)
 		}

@@ -127,12 +127,17 @@ func TestForwardPolicy(t *testing.T) {
 	for title, c := range map[string]struct {
 		firewall, want []string
 	}{
-		"none":     {nil, nil},
-		"iptables": {[]string{"iptables -P FORWARD DROP", "ip6tables -P FORWARD DROP"}, []string{"chain ip filter FORWARD has policy drop: unless a rule accepts 10.75.0.0/24", "chain ip6 filter FORWARD has policy drop: unless a rule accepts fd00:75::/64"}},
-		"docker": {[]string{"iptables -P FORWARD DROP", "iptables -N DOCKER-USER", "iptables -A DOCKER-USER -j RETURN", "iptables -A FORWARD -j DOCKER-USER"},
+		"none": {nil, nil},
+		"iptables": {[]string{"iptables -P FORWARD DROP", "ip6tables -P FORWARD DROP"},
+			[]string{"chain ip filter FORWARD has policy drop: unless a rule accepts 10.75.0.0/24",
+				"chain ip6 filter FORWARD has policy drop: unless a rule accepts fd00:75::/64"}},
+		"docker": {[]string{"iptables -P FORWARD DROP", "iptables -N DOCKER-USER", "iptables -A DOCKER-USER -j RETURN",
+			"iptables -A FORWARD -j DOCKER-USER"},
 			[]string{"chain ip filter FORWARD has policy drop, as Docker sets it: unless a rule accepts 10.75.0.0/24"}},
-		"nftables": {[]string{"nft add table inet filter", "nft 'add chain inet filter forward { type filter hook forward priority filter; policy drop; }'"},
-			[]string{"chain inet filter forward has policy drop: unless a rule accepts 10.75.0.0/24", "chain inet filter forward has policy drop: unless a rule accepts fd00:75::/64"}},
+		"nftables": {[]string{"nft add table inet filter",
+			"nft 'add chain inet filter forward { type filter hook forward priority filter; policy drop; }'"},
+			[]string{"chain inet filter forward has policy drop: unless a rule accepts 10.75.0.0/24",
+				"chain inet filter forward has policy drop: unless a rule accepts fd00:75::/64"}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Cleanup(func() {
@@ -184,11 +189,14 @@ func TestForwardKeeper(t *testing.T) {
 		firewall, pod string
 		fix           []string
 	}{
-		"ufw":      {"iptables -P FORWARD DROP; iptables -N ufw-user-forward", "10.75.0.2/24", []string{"ufw route allow to 10.75.0.0/24", "ufw route allow from 10.75.0.0/24"}},
-		"ufw IPv6": {"ip6tables -P FORWARD DROP; ip6tables -N ufw6-user-forward", "fd00:75::2/64", []string{"ufw route allow to fd00:75::/64", "ufw route allow from fd00:75::/64"}},
+		"ufw": {"iptables -P FORWARD DROP; iptables -N ufw-user-forward", "10.75.0.2/24",
+			[]string{"ufw route allow to 10.75.0.0/24", "ufw route allow from 10.75.0.0/24"}},
+		"ufw IPv6": {"ip6tables -P FORWARD DROP; ip6tables -N ufw6-user-forward", "fd00:75::2/64",
+			[]string{"ufw route allow to fd00:75::/64", "ufw route allow from fd00:75::/64"}},
 		"Docker before ufw": {"iptables -P FORWARD DROP; iptables -N ufw-user-forward; iptables -N DOCKER-USER", "10.75.0.2/24",
 			[]string{"iptables -I DOCKER-USER -d 10.75.0.0/24 -j ACCEPT", "iptables -I DOCKER-USER -s 10.75.0.0/24 -j ACCEPT"}},
-		"a pod without subnet": {"iptables -P FORWARD DROP", "10.75.0.2/32", []string{"iptables -A FORWARD -d 10.75.0.2/32 -j ACCEPT", "iptables -A FORWARD -s 10.75.0.2/32 -j ACCEPT"}},
+		"a pod without subnet": {"iptables -P FORWARD DROP", "10.75.0.2/32",
+			[]string{"iptables -A FORWARD -d 10.75.0.2/32 -j ACCEPT", "iptables -A FORWARD -s 10.75.0.2/32 -j ACCEPT"}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Cleanup(func() {

@@ -18,7 +18,8 @@ func TestHints(t *testing.T) {
 		code uint
 		hint string
 	}{
-		{fmt.Errorf("x: %w", &iptables.MissingProgram{Name: "iptables-save"}), plugin.CodeKernelFeature, "install iptables, or use the nftables backend, which needs no program"},
+		{fmt.Errorf("x: %w", &iptables.MissingProgram{Name: "iptables-save"}), plugin.CodeKernelFeature,
+			"install iptables, or use the nftables backend, which needs no program"},
 		{&kernel.MissingFeature{What: "x", Err: errors.New("y")}, plugin.CodeKernelFeature, ""},
 		{errors.New("x"), plugin.CodeIO, ""},
 	} {

@@ -75,8 +75,10 @@ func TestLines(t *testing.T) {
 		return mappings(list...)
 	}
 	for name, keys := range map[string]string{
-		"plain":      `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`, `{"hostPort":5353,"containerPort":53,"protocol":"udp"}`),
-		"hostip":     `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"hostIP":"192.0.2.1"}`, `{"hostPort":8081,"containerPort":81,"hostIP":"2001:db8::1"}`, `{"hostPort":8082,"containerPort":82,"hostIP":"0.0.0.0"}`),
+		"plain": `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`,
+			`{"hostPort":5353,"containerPort":53,"protocol":"udp"}`),
+		"hostip": `"backend":"iptables",` + mappings(`{"hostPort":8080,"containerPort":80,"hostIP":"192.0.2.1"}`,
+			`{"hostPort":8081,"containerPort":81,"hostIP":"2001:db8::1"}`, `{"hostPort":8082,"containerPort":82,"hostIP":"0.0.0.0"}`),
 		"nosnat":     `"backend":"iptables","snat":false,` + tcp(1),
 		"masqall":    `"backend":"iptables","masqAll":true,` + tcp(1),
 		"markbit":    `"markMasqBit":5,` + tcp(1),

@@ -34,7 +34,8 @@ func TestListeners(t *testing.T) {
 	defer udp.Close()
 	for _, x := range []struct{ mappings, names, hint string }{
 		{`{"hostPort":7180,"containerPort":80}`, "tcp 7180", "ss -lntp 'sport = :7180'"},
-		{`{"hostPort":7181,"containerPort":80,"protocol":"udp"},{"hostPort":7180,"containerPort":80}`, "udp 7181, tcp 7180", "ss -lnup 'sport = :7181'"},
+		{`{"hostPort":7181,"containerPort":80,"protocol":"udp"},{"hostPort":7180,"containerPort":80}`, "udp 7181, tcp 7180",
+			"ss -lnup 'sport = :7181'"},
 		{`{"hostPort":7180,"containerPort":80,"hostIP":"10.71.0.1"}`, "tcp 10.71.0.1:7180", "ss -lntp"},
 		{`{"hostPort":7180,"containerPort":80,"protocol":"udp"}`, "", ""},
 		{`{"hostPort":7181,"containerPort":80,"protocol":"udp","hostIP":"10.71.0.1"}`, "", ""},
@@ -57,7 +58,8 @@ func TestListeners(t *testing.T) {
 			case plugin.Code(err) != plugin.CodePortConflict || err.Error() != "hostPort "+x.names+": a process of the node listens there":
 				t.Errorf("%s: code %d, %v", x.mappings, plugin.Code(err), err)
 			}
-			warned := strings.Contains(log.String(), "level=WARN") && strings.Contains(log.String(), x.names) && strings.Contains(log.String(), x.hint)
+			warned := strings.Contains(log.String(), "level=WARN") && strings.Contains(log.String(), x.names) &&
+				strings.Contains(log.String(), x.hint)
 			if want := x.names != "" && !refuse; warned != want || !want && log.Len() > 0 {
 				t.Errorf("%s: log %q", x.mappings, log.String())
 			}
@@ -71,8 +73,9 @@ func TestListenersUnknown(t *testing.T) {
 		var log bytes.Buffer
 		r := &plugin.Request{Log: slog.New(slog.NewTextHandler(&log, nil))}
 		// IPv6 with the scope of no interface cannot be bound.
-		err := Config{RefuseListeners: refuse}.checkListeners(r, []ports.Port{{Protocol: "tcp", HostIP: netip.MustParseAddr("fe80::1"), Port: 7183,
-			To: netip.MustParseAddrPort("[fd00:71::5]:80")}})
+		err := Config{RefuseListeners: refuse}.checkListeners(r,
+			[]ports.Port{{Protocol: "tcp", HostIP: netip.MustParseAddr("fe80::1"), Port: 7183,
+				To: netip.MustParseAddrPort("[fd00:71::5]:80")}})
 		if (err != nil) != refuse || (log.Len() > 0) == refuse {
 			t.Errorf("refuse %t: %v, log %q", refuse, err, log.String())
 		}
@@ -87,7 +90,8 @@ func TestRefuseHostListeners(t *testing.T) {
 			l.Fatal(err)
 		}
 		defer listener.Close()
-		l.Fails(l.Call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict, "hostPort tcp 8080: a process of the node listens there")
+		l.Fails(l.Call("ADD", "a", "refuseHostListeners", true), plugin.CodePortConflict,
+			"hostPort tcp 8080: a process of the node listens there")
 		if names, err := os.ReadDir(filepath.Join(store.Root, "net")); l.mapped("a") || len(names) > 1 {
 			l.Errorf("something was changed: %v, %v", names, err)
 		}
@@ -109,7 +113,8 @@ func TestConntrackWalks(t *testing.T) {
 			if err != nil {
 				l.Fatal(err)
 			}
-			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": l.Pod.Path, "CNI_PATH": "/nonexistent", "PODLACE_LOG": "debug"}
+			env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": l.Pod.Path,
+				"CNI_PATH": "/nonexistent", "PODLACE_LOG": "debug"}
 			var stdout, stderr bytes.Buffer
 			if exit := Plugin().Run(func(name string) string { return env[name] }, bytes.NewReader(stdin), &stdout, &stderr); exit != 0 {
 				l.Fatalf("%s: %s", verb, stdout.Bytes())
@@ -146,7 +151,8 @@ func TestHostIPOfNode(t *testing.T) {
 		if l.mapped("a") {
 			l.Error("something is left")
 		}
-		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true, "2001:db8::77": true} {
+		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true,
+			"2001:db8::77": true} {
 			log.Reset()
 			l.OK(l.Call("ADD", "a", "runtimeConfig", at(addr)))
 			if strings.Contains(log.String(), "the node has not the address") != warns {

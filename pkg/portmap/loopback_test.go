@@ -26,8 +26,8 @@ func TestProtectLoopback(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else switched
-// on stays.
+// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else
+// switched on stays.
 func TestLoopbackUsers(t *testing.T) {
 	flush(t)
 	h := openHost(t)
@@ -39,7 +39,8 @@ func TestLoopbackUsers(t *testing.T) {
 		t.Helper()
 		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
 		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want ||
+			err != nil || err1 != nil {
 			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
 		}
 	}
@@ -62,7 +63,8 @@ func TestLoopbackUsers(t *testing.T) {
 			t.Errorf("left %q", left)
 		}
 	}
-	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}), OpenLoopback(h, a, "kt1"), OpenLoopback(h, b, "kt1"), closeFor(ownerA, "kt1"))
+	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}), OpenLoopback(h, a, "kt1"), OpenLoopback(h, b, "kt1"),
+		closeFor(ownerA, "kt1"))
 	state("0 1 2")
 	mustDo(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
@@ -76,8 +78,8 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment has
-// hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
+// TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment
+// has hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
 func TestLoopbackUsersLost(t *testing.T) {
 	flush(t)
 	h := openHost(t)
@@ -89,7 +91,8 @@ func TestLoopbackUsersLost(t *testing.T) {
 		t.Helper()
 		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
 		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want || err != nil || err1 != nil {
+		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want ||
+			err != nil || err1 != nil {
 			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
 		}
 	}

@@ -72,7 +72,8 @@ func TestParseMany(t *testing.T) {
 	if many > 32*few { // 8 times as many: 8 when each costs the same, 64 when each is compared with all
 		t.Errorf("10,000 mappings took %s, 1,250 took %s", many, few)
 	}
-	if _, err := parsed(mappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil || !strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
+	if _, err := parsed(mappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil ||
+		!strings.Contains(err.Error(), "portMappings[10000]: hostPort 9999 leads to containerPort 9999 already") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -85,8 +86,8 @@ func spread(n int) (list []any) {
 	return list
 }
 
-// TestTooManyPorts (S-15): the ports of one pod are bounded, so that it does not keep other pods from the lock. A pod with more is refused before
-// any change.
+// TestTooManyPorts (S-15): the ports of one pod are bounded, so that it does not keep other pods from the lock. A pod with more is refused
+// before any change.
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
 	for _, c := range []struct {
@@ -128,7 +129,8 @@ func TestTooManyPorts(t *testing.T) {
 
 // TestLargestRecord: DEL reads what the longest ports of a pod with the highest bound have in its record.
 func TestLargestRecord(t *testing.T) {
-	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0", NetnsPath: "/run/netns/x"}
+	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0",
+		NetnsPath: "/run/netns/x"}
 	att, err := attachment.Open(r)
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +139,8 @@ func TestLargestRecord(t *testing.T) {
 	long := netip.MustParseAddr("fd00:1111:2222:3333:4444:5555:6666:7777")
 	st := state{Backend: "nftables"}
 	for i := range 2 * maxHostPortsLimit {
-		st.Ports = append(st.Ports, ports.Port{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true, MasqAll: true})
+		st.Ports = append(st.Ports, ports.Port{Protocol: "sctp", HostIP: long, Port: 65535, To: netip.AddrPortFrom(long, uint16(i)), SNAT: true,
+			MasqAll: true})
 	}
 	var got state
 	err = att.Save(st)

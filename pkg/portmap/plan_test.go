@@ -39,29 +39,39 @@ func TestMakePlan(t *testing.T) {
 		code        uint
 		says        string
 	}{
-		"free":              {asks: single, add: "owners ports4 80"},
-		"its own":           {own: []ports.Port{single}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
-		"same container":    {held: []ports.Port{single}, by: holder{Record: of("new", "shop/web-0"), found: true}, asks: single, add: "owners", shared: true},
+		"free":    {asks: single, add: "owners ports4 80"},
+		"its own": {own: []ports.Port{single}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
+		"same container": {held: []ports.Port{single}, by: holder{Record: of("new", "shop/web-0"), found: true}, asks: single, add: "owners",
+			shared: true},
 		"range of the same": {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true},
-		"port in a range":   {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners", shared: true},
-		"range over a port": {held: []ports.Port{single}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true, singles: true},
-		"older pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-0"), found: true, all: []recorded{{Record: of("old", "")}}}, asks: single,
+		"port in a range": {held: []ports.Port{long}, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners",
+			shared: true},
+		"range over a port": {held: []ports.Port{single}, by: holder{Record: of("new", ""), found: true}, asks: long, add: "owners", shared: true,
+			singles: true},
+		"older pod": {held: []ports.Port{single},
+			by: holder{Record: of("old", "shop/web-0"), found: true, all: []recorded{{Record: of("old", "")}}}, asks: single,
 			remove: "ports4 80", add: "owners ports4 80", former: "old", shared: true},
 		"dead container": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true, gone: true,
 			all: []recorded{{Record: of("old", "")}}, elements: elementsOf(other, ownerB)}, asks: single,
 			remove: "ports4 90 ports4 80", add: "owners ports4 80", former: "old"},
 		"another pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true}, asks: single,
 			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1, container old, since "},
-		"pods without names":   {held: []ports.Port{single}, by: holder{Record: of("old", ""), found: true}, asks: single, code: plugin.CodePortConflict, says: "container old"},
-		"record lost":          {held: []ports.Port{single}, by: holder{}, asks: single, code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1"},
+		"pods without names": {held: []ports.Port{single}, by: holder{Record: of("old", ""), found: true}, asks: single,
+			code: plugin.CodePortConflict, says: "container old"},
+		"record lost": {held: []ports.Port{single}, by: holder{}, asks: single, code: plugin.CodePortConflict,
+			says: "hostPort tcp 80 is in use by shop/web-1"},
 		"record lost and dead": {held: []ports.Port{single}, by: holder{gone: true}, asks: single, remove: "ports4 80", add: "owners ports4 80"},
-		"range of the dead":    {held: []ports.Port{long}, by: holder{gone: true}, asks: single, remove: "ranges4 80-99", add: "owners ports4 80"},
-		"iptables of the dead": {held: []ports.Port{single}, taken: true, by: holder{gone: true}, asks: single, remove: "taken4 80", add: "owners ports4 80"},
-		"iptables, shared":     {held: []ports.Port{single}, taken: true, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners", shared: true},
+		"range of the dead": {held: []ports.Port{long}, by: holder{gone: true}, asks: single, remove: "ranges4 80-99",
+			add: "owners ports4 80"},
+		"iptables of the dead": {held: []ports.Port{single}, taken: true, by: holder{gone: true}, asks: single, remove: "taken4 80",
+			add: "owners ports4 80"},
+		"iptables, shared": {held: []ports.Port{single}, taken: true, by: holder{Record: of("new", ""), found: true}, asks: single, add: "owners",
+			shared: true},
 	} {
 		t.Run(title, func(t *testing.T) {
 			have := existing{holders: map[string]holder{ownerHash(ownerB): c.by}}
-			for _, e := range slices.Concat(owned{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(), owned{Owner: ownerA, Ports: c.own}.elements()) {
+			for _, e := range slices.Concat(owned{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
+				owned{Owner: ownerA, Ports: c.own}.elements()) {
 				if e.Set != "owners" { // one question asks for the ports
 					have.elements = append(have.elements, e)
 				}

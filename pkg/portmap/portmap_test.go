@@ -139,9 +139,10 @@ func TestNothingToDo(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Clean(t)
 	for what, keys := range map[string][]any{
-		"no mappings":    {"runtimeConfig", object{}},
-		"empty list":     {"runtimeConfig", object{"portMappings": []any{}}},
-		"another family": {"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "2001:db8::1"}}}, "prevResult", prevResult("10.71.0.5/24")},
+		"no mappings": {"runtimeConfig", object{}},
+		"empty list":  {"runtimeConfig", object{"portMappings": []any{}}},
+		"another family": {"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "2001:db8::1"}}},
+			"prevResult", prevResult("10.71.0.5/24")},
 	} {
 		for _, verb := range []string{"ADD", "CHECK", "DEL", "STATUS"} {
 			if o := l.Call(verb, "a", keys...); o.Exit != 0 {
@@ -160,7 +161,8 @@ func TestRefused(t *testing.T) {
 		l.Fails(l.Call("ADD", "a", "prevResult", prevResult()), plugin.CodeConfig, "prevResult gives eth0 no address")
 		l.Fails(l.Call("ADD", "a", "prevResult", nil), plugin.CodeConfig, "needs a prevResult")
 		for _, verb := range []string{"ADD", "CHECK", "STATUS"} {
-			l.Fails(l.Call(verb, "a", "runtimeConfig", object{"portMappings": []any{port(0, 80, "tcp")}}), plugin.CodeConfig, "Invalid host port number: 0")
+			l.Fails(l.Call(verb, "a", "runtimeConfig", object{"portMappings": []any{port(0, 80, "tcp")}}), plugin.CodeConfig,
+				"Invalid host port number: 0")
 		}
 	})
 }
@@ -172,11 +174,13 @@ func TestRouteLocalnet(t *testing.T) {
 		keys []any
 		want string
 	}{
-		"plain":         {nil, "2"},
-		"without snat":  {[]any{"snat", false}, "0"},
-		"IPv6 only":     {[]any{"prevResult", prevResult("fd00:71::5/64")}, "0"},
-		"other address": {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "10.71.0.1"}}}}, "0"},
-		"loopback":      {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "127.0.0.1"}}}}, "2"},
+		"plain":        {nil, "2"},
+		"without snat": {[]any{"snat", false}, "0"},
+		"IPv6 only":    {[]any{"prevResult", prevResult("fd00:71::5/64")}, "0"},
+		"other address": {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "10.71.0.1"}}}},
+			"0"},
+		"loopback": {[]any{"runtimeConfig", object{"portMappings": []any{object{"hostPort": 1, "containerPort": 1, "hostIP": "127.0.0.1"}}}},
+			"2"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t)

@@ -117,7 +117,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1, and what a lost record is found by.
+// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1, and what a lost record is
+// found by.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
@@ -137,11 +138,12 @@ func TestCheckDetectsReach(t *testing.T) {
 	}
 }
 
-// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge protects it, also for a
-// pod without ports.
+// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge protects it, also
+// for a pod without ports.
 func TestProtectedAfterLossAndFlush(t *testing.T) {
-	none := []any{"runtimeConfig", nil, "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},
-		"ips": []any{object{"address": "10.71.0.7/24", "interface": 1}}}}
+	none := []any{"runtimeConfig", nil, "prevResult",
+		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},
+			"ips": []any{object{"address": "10.71.0.7/24", "interface": 1}}}}
 	for verb, call := range map[string]func(lab){
 		"STATUS": func(l lab) { l.OK(l.Call("STATUS", "")) },
 		"ADD":    func(l lab) { l.OK(l.Call("ADD", "b", none...)) },

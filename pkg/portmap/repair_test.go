@@ -22,8 +22,9 @@ func (l lab) named(name string) (lab, string) {
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no clash
-// (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol").
+// TestClash (F-39): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no
+// clash (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and
+// protocol").
 func TestClash(t *testing.T) {
 	backends(t, func(l lab) {
 		t, backend := l.T, l.Conf["backend"].(string)
@@ -52,8 +53,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39): a pod that is gone gives way, and so does an older one of the same name, whose CHECK tells who has the port now; what it
-// still has goes with its own DEL.
+// TestTakeOver (F-39): a pod that is gone gives way, and so does an older one of the same name, whose CHECK tells who has the port now;
+// what it still has goes with its own DEL.
 func TestTakeOver(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -135,7 +136,8 @@ func TestLostOwner(t *testing.T) {
 		}
 	}
 	gc := func() { l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{})) }
-	ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp"), port(8081, 80, "tcp")}}, "prevResult", prevResult("10.71.0.6/24")}
+	ask := []any{"runtimeConfig", object{"portMappings": []any{port(8080, 80, "tcp"), port(8081, 80, "tcp")}}, "prevResult",
+		prevResult("10.71.0.6/24")}
 	for _, collect := range []bool{false, true} {
 		lost, _ := l.named("lost")
 		lost.OK(lost.Call("ADD", "lost"))
@@ -209,8 +211,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestBadNeighbour (F-21): after a flush, rules of one pod that iptables refuses by now do not keep others from coming back, nor a new pod from
-// its ports.
+// TestBadNeighbour (F-21): after a flush, rules of one pod that iptables refuses by now do not keep others from coming back, nor a new pod
+// from its ports.
 func TestBadNeighbour(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -240,7 +242,8 @@ func TestBadConditions(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t)
-	l.Fails(l.Call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig, `conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
+	l.Fails(l.Call("ADD", "a", "conditionsV4", []string{"-m", "mark", "--mark", "0xzz"}), plugin.CodeConfig,
+		`conditionsV4 ["-m" "mark" "--mark" "0xzz"]: iptables-restore`)
 	if l.mapped("a") {
 		t.Error("something is left")
 	}
@@ -291,12 +294,13 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver: what a pod lost does not come back to it, whatever the backends; and two records that overlap keep nobody else from
-// his ports.
+// TestRestoreAfterTakeOver: what a pod lost does not come back to it, whatever the backends; and two records that overlap keep nobody else
+// from his ports.
 func TestRestoreAfterTakeOver(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, other := range []string{"nftables", "iptables"} {
-			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")), "range": asking("10.71.0.6/24", sequence(8080, 20)...)} {
+			for what, loser := range map[string][]any{"one": asking("10.71.0.6/24", port(8095, 80, "tcp")),
+				"range": asking("10.71.0.6/24", sequence(8080, 20)...)} {
 				old, args := l.named("old")
 				old.OK(old.Call("ADD", "old", append(loser, "CNI_ARGS", args)...))
 				third, _ := l.named("third")
@@ -359,7 +363,8 @@ func TestFlushedChains(t *testing.T) {
 	backends(t, func(l lab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}
 		if l.Conf["backend"] == "iptables" {
-			commands = []string{"iptables -t nat -F POSTROUTING", "iptables -t nat -F " + masqChain, "ip6tables -t nat -F " + markChain, "iptables -t nat -F " + dnatChain}
+			commands = []string{"iptables -t nat -F POSTROUTING", "iptables -t nat -F " + masqChain, "ip6tables -t nat -F " + markChain,
+				"iptables -t nat -F " + dnatChain}
 		}
 		l.OK(l.Call("ADD", "a"))
 		for _, command := range commands {

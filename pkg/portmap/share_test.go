@@ -20,8 +20,8 @@ func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39): of two networks of one container that share a hostPort either may end first, by DEL, with a lost record or by GC. The
-// other one then has the port: its CHECK is clean, and another pod is refused until the last one ends.
+// TestPortPassesOn (F-39): of two networks of one container that share a hostPort either may end first, by DEL, with a lost record or by
+// GC. The other one then has the port: its CHECK is clean, and another pod is refused until the last one ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l lab, first []any){
 		"DEL": func(l lab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
@@ -100,7 +100,8 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart: of a range that another network of the container has in part, the rest is forwarded, and all of it once that network ends.
+// TestSharedInPart: of a range that another network of the container has in part, the rest is forwarded, and all of it once that network
+// ends.
 func TestSharedInPart(t *testing.T) {
 	backends(t, func(l lab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
@@ -134,8 +135,8 @@ func TestSharedInPart(t *testing.T) {
 	})
 }
 
-// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container: no rule of the iptables backend
-// stays before it.
+// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container: no rule of the iptables
+// backend stays before it.
 func TestTakeOverOfShared(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -189,8 +190,8 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: an earlier version left no mark for a port that two attachments share. DEL of one passes the port to the other, also after
-// DEL of a third pod.
+// TestSharedByOlderVersion: an earlier version left no mark for a port that two attachments share. DEL of one passes the port to the other,
+// also after DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
@@ -220,8 +221,8 @@ func TestSharedByOlderVersion(t *testing.T) {
 	l.OK(l.Call("DEL", "a", second...))
 }
 
-// TestSharedWithTheDead: the namespace of a container that shares a hostPort between networks is gone. When one network ends, the rules of the
-// other one are not in the way of the next pod that asks for the port.
+// TestSharedWithTheDead: the namespace of a container that shares a hostPort between networks is gone. When one network ends, the rules of
+// the other one are not in the way of the next pod that asks for the port.
 func TestSharedWithTheDead(t *testing.T) {
 	backends(t, func(l lab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

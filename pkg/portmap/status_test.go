@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusNeverWaits (C-72): after a flush and while another process holds the lock of the ports, STATUS restores nothing, says nothing and
-// succeeds. The next one restores, and logs it.
+// TestStatusNeverWaits (C-72): after a flush and while another process holds the lock of the ports, STATUS restores nothing, says nothing
+// and succeeds. The next one restores, and logs it.
 func TestStatusNeverWaits(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
@@ -87,14 +87,15 @@ func TestGCRestores(t *testing.T) {
 	})
 }
 
-// TestStatusTellsLastingFaultOnce (C-72): rules that cannot be restored, because another program's chain is gone, are logged once, however often
-// STATUS comes. GC, which comes seldom, tells each time.
+// TestStatusTellsLastingFaultOnce (C-72): rules that cannot be restored, because another program's chain is gone, are logged once, however
+// often STATUS comes. GC, which comes seldom, tells each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
-	if out, err := exec.Command("sh", "-c", "iptables -t nat -N KUBE-MARK-MASQ && ip6tables -t nat -N KUBE-MARK-MASQ").CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-c",
+		"iptables -t nat -N KUBE-MARK-MASQ && ip6tables -t nat -N KUBE-MARK-MASQ").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	l.Conf = l.Conf.With("backend", "iptables", "externalSetMarkChain", "KUBE-MARK-MASQ")

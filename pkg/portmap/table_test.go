@@ -91,7 +91,8 @@ func portElements(t *testing.T) (lines []string) {
 func TestTablePorts(t *testing.T) {
 	flush(t)
 	h := openHost(t)
-	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81", "sctp 9 10.1.0.5:9")
+	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81",
+		"sctp 9 10.1.0.5:9")
 	b := portList("tcp 8082 10.1.0.6:80", "tcp 192.0.2.2:8081 10.1.0.6:81", "udp 8081 10.1.0.6:81")
 	empty := func() { // as before: the nft.Build alone
 		t.Helper()
@@ -157,7 +158,8 @@ func TestHostPortClash(t *testing.T) {
 		t.Errorf("what changed:\n%s", diff)
 	}
 	// Other protocols, addresses and families are no clash.
-	mustDo(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443", "tcp 8080 [fd00::6]:80")))
+	mustDo(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
+		"tcp 8080 [fd00::6]:80")))
 }
 
 // TestReplaceOwn: the ports of one attachment converge, whatever was there of it.
@@ -181,7 +183,8 @@ func TestAfterFlush(t *testing.T) {
 	h := openHost(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
 	skeletonLines := func() []string {
-		return append(records(t, "nft chain inet "+nft.HostportTable), append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
+		return append(records(t, "nft chain inet "+nft.HostportTable),
+			append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
 	}
 	mustDo(t, addPorts(h, ownerA, "kt0", ports))
 	whole := skeletonLines()
@@ -244,7 +247,8 @@ func TestRange(t *testing.T) {
 	flush(t)
 	h := openHost(t)
 	long := func(first, last uint16, to string) ports.Port {
-		return ports.Port{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true, MasqAll: true}
+		return ports.Port{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true,
+			MasqAll: true}
 	}
 	a := []ports.Port{long(1000, 1999, "10.1.0.5"), long(1000, 1999, "fd00::5")}
 	mustDo(t, addPorts(h, ownerA, "kt0", a), checkPorts(h, ownerA, a), addPorts(h, ownerA, "kt0", a))
@@ -255,7 +259,8 @@ func TestRange(t *testing.T) {
 		{portFrom("udp 1500 10.1.0.6:80"), true}, {portFrom("udp 1000 10.1.0.6:80"), true}, {portFrom("udp 1999 [fd00::6]:80"), true},
 		{portFrom("udp 999 10.1.0.6:80"), false}, {portFrom("udp 2000 10.1.0.6:80"), false}, {portFrom("tcp 1500 10.1.0.6:80"), false},
 		{portFrom("udp 192.0.2.1:1500 10.1.0.6:80"), false},
-		{long(1999, 2100, "10.1.0.6"), true}, {long(900, 1000, "10.1.0.6"), true}, {long(1200, 1300, "10.1.0.6"), true}, {long(500, 3000, "10.1.0.6"), true},
+		{long(1999, 2100, "10.1.0.6"), true}, {long(900, 1000, "10.1.0.6"), true}, {long(1200, 1300, "10.1.0.6"), true},
+		{long(500, 3000, "10.1.0.6"), true},
 		{long(2001, 2100, "10.1.0.6"), false},
 	} {
 		err := addPorts(h, ownerB, "kt0", []ports.Port{c.port})
@@ -265,7 +270,8 @@ func TestRange(t *testing.T) {
 		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []ports.Port{c.port}))
 	}
 	mustDo(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
-	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !isTaken(err) || !strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
+	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !isTaken(err) ||
+		!strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
 		t.Errorf("range over a port: %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
@@ -281,8 +287,10 @@ func TestTaken(t *testing.T) {
 	add := func(owner string, taken bool, texts ...string) error {
 		return addAll(h, owned{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
-	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"), add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
-	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true, "tcp 192.0.2.1:91 10.1.0.5:1": true} {
+	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
+		add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
+	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true,
+		"tcp 192.0.2.1:91 10.1.0.5:1": true} {
 		owner := map[bool]string{true: ownerA, false: ownerB}[taken]
 		if err := add(owner, taken, text); !isTaken(err) {
 			t.Errorf("%s: %v", text, err)
@@ -295,7 +303,8 @@ func TestTaken(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	mustDo(t, delPorts(h, ownerB, portList(one)))
-	mustDo(t, delHostPorts(h, owned{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}), add(ownerB, false, "tcp 80 10.1.0.6:80"))
+	mustDo(t, delHostPorts(h, owned{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
+		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
 // TestDelOwned: without knowing the ports, all of one owner go, and nothing of another.
@@ -341,7 +350,8 @@ func TestTableManyPorts(t *testing.T) {
 	h := openHost(t)
 	var list []ports.Port
 	for i := range 700 {
-		list = append(list, ports.Port{Protocol: "tcp", Port: uint16(10000 + i), To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
+		list = append(list, ports.Port{Protocol: "tcp", Port: uint16(10000 + i),
+			To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
 	}
 	owner := ownerA + strings.Repeat("x", 300) // comments are cut
 	for range 2 {

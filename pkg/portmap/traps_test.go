@@ -21,8 +21,8 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log.String()
 }
 
-// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems to
-// want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
+// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems
+// to want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -50,7 +50,8 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 					t.Errorf("a mistake that comes back is not said:\n%s", again)
 				}
 			}
-			if changed := l.addLog("changed", append(keys, "capabilities", object{"portMaping": true})...); c.says != "" && !strings.Contains(changed, "capabilities.portMaping") {
+			if changed := l.addLog("changed", append(keys, "capabilities", object{"portMaping": true})...); c.says != "" &&
+				!strings.Contains(changed, "capabilities.portMaping") {
 				t.Errorf("another mistake is not said:\n%s", changed)
 			}
 		})

@@ -23,7 +23,8 @@ func TestJSON(t *testing.T) {
 	whole := port("udp", "192.0.2.1", 53, 60, "10.1.0.5")
 	whole.SNAT, whole.MasqAll = true, true
 	for want, p := range map[string]Port{
-		`{"protocol":"tcp","port":80,"to":"10.1.0.5:80"}`:                                                           port("tcp", "", 80, 0, "10.1.0.5"),
+		`{"protocol":"tcp","port":80,"to":"10.1.0.5:80"}`: port("tcp", "", 80, 0,
+			"10.1.0.5"),
 		`{"protocol":"udp","hostIP":"192.0.2.1","port":53,"last":60,"to":"10.1.0.5:53","snat":true,"masqAll":true}`: whole,
 	} {
 		got, err := json.Marshal(p)
@@ -42,11 +43,15 @@ func TestOverlaps(t *testing.T) {
 		p                Port
 		overlaps, covers bool
 	}{
-		{port("tcp", "", 100, 0, "10.1.0.6"), true, true}, {port("tcp", "", 200, 0, "10.1.0.6"), true, true}, {port("tcp", "", 99, 0, "10.1.0.6"), false, false},
-		{port("tcp", "", 150, 300, "10.1.0.6"), true, false}, {port("tcp", "", 150, 160, "10.1.0.6"), true, true}, {port("tcp", "", 201, 300, "10.1.0.6"), false, false},
-		{port("udp", "", 150, 0, "10.1.0.6"), false, false}, {port("tcp", "192.0.2.1", 150, 0, "10.1.0.6"), false, false}, {port("tcp", "", 150, 0, "fd00::6"), false, false},
+		{port("tcp", "", 100, 0, "10.1.0.6"), true, true}, {port("tcp", "", 200, 0, "10.1.0.6"), true, true},
+		{port("tcp", "", 99, 0, "10.1.0.6"), false, false},
+		{port("tcp", "", 150, 300, "10.1.0.6"), true, false}, {port("tcp", "", 150, 160, "10.1.0.6"), true, true},
+		{port("tcp", "", 201, 300, "10.1.0.6"), false, false},
+		{port("udp", "", 150, 0, "10.1.0.6"), false, false}, {port("tcp", "192.0.2.1", 150, 0, "10.1.0.6"), false, false},
+		{port("tcp", "", 150, 0, "fd00::6"), false, false},
 	} {
-		if of.Overlaps(c.p) != c.overlaps || c.p.Overlaps(of) != c.overlaps || index.Overlap(c.p, "") != c.overlaps || index.Covers(c.p) != c.covers {
+		if of.Overlaps(c.p) != c.overlaps || c.p.Overlaps(of) != c.overlaps || index.Overlap(c.p, "") != c.overlaps ||
+			index.Covers(c.p) != c.covers {
 			t.Errorf("%s, to %s", c.p, c.p.To)
 		}
 		if index.Overlap(c.p, "a") {
@@ -75,7 +80,8 @@ func TestRanges(t *testing.T) {
 
 func TestAddress(t *testing.T) {
 	for p, want := range map[Port]string{
-		port("sctp", "", 1, 0, "10.1.0.5"): "0.0.0.0 132", port("udp", "", 1, 0, "fd00::5"): ":: 17", port("tcp", "192.0.2.1", 1, 0, "10.1.0.5"): "192.0.2.1 6",
+		port("sctp", "", 1, 0, "10.1.0.5"): "0.0.0.0 132", port("udp", "", 1, 0, "fd00::5"): ":: 17",
+		port("tcp", "192.0.2.1", 1, 0, "10.1.0.5"): "192.0.2.1 6",
 	} {
 		if got := fmt.Sprint(p.Address(), " ", p.Number()); got != want {
 			t.Errorf("%s: got %s, want %s", p, got, want)

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+func TestDel(t *testing.T) {
+	l := newLab(t)
+	for what, keys := range map[string][]any{
+		"twice": nil, "without namespace": {"CNI_NETNS", ""}, "with a namespace that is gone": {"CNI_NETNS", "/run/netns/gone"},
+		"with a plain file": {"CNI_NETNS", "/proc/self/status"}, "in its own": {"CNI_NETNS", "/proc/self/ns/net"},
+		"with a configuration that changed": {"bridge", "other", "ipam", nil, "ipMasq", false, "mtu", 7},
+		"with a broken configuration":       {"vlan", "x", "cniVersion", "9.9.9", "prevResult", []any{}},
+	} {
+		l.add("a")
+		for range 2 {
+			l.OK(l.Call("DEL", "a", keys...))
+		}
+		if left := leases(t); len(left) > 0 {
+			t.Errorf("DEL %s left the leases %v", what, left)
+		}
+		if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
+			t.Errorf("DEL %s left eth0", what)
+		}
+	}
+}
+
+// TestDelOfOther: DEL for a pod that was never attached touches nothing of the one that is, though netns and interface are its.
+func TestDelOfOther(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	l.OK(l.Call("DEL", "other", "prevResult",
+		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": "x"}}}))
+	l.OK(l.Call("DEL", "other"))
+	l.OK(a.check())
+}
+
+// TestDelUnrecorded: without its record an attachment is found by its name, its lease and prevResult.
+func TestDelUnrecorded(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	a.loseRecord()
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
+	if left := leases(t); len(left) > 0 {
+		t.Errorf("left the leases %v", left)
+	}
+}
+
+// TestDelForeignVeth deletes what another plugin made for the attachment, with another host name, as prevResult proves.
+func TestDelForeignVeth(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	a.loseRecord()
+	if err := onHost(a.hostVeth(), func(link netlink.Link) error { return netlink.LinkSetName(link, "foreign0") }); err != nil {
+		t.Fatal(err)
+	}
+	l.OK(a.check())
+	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
+	if err := onHost("foreign0", func(netlink.Link) error { return nil }); err == nil {
+		t.Error("the veth pair is left")
+	}
+}
+
+// TestResidue: what a killed ADD left is replaced by the next one.
+func TestResidue(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	a := l.add("a") // the lease and the record are still there
+	if len(leases(t)) != 2 {
+		t.Errorf("leases %v", leases(t))
+	}
+	l.OK(a.check())
+}
+
+// TestUnfinished: an ADD that was killed, also after it had made both links, is replaced by the next one, in whichever namespace that
+// is. Another's interface of the same name stays.
+func TestUnfinished(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	unfinish(t, l, "a")
+	a := l.add("a")
+	l.OK(a.check())
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	unfinish(t, l, "a")
+	elsewhere := l.other()
+	l.OK(elsewhere.add("a").check())
+	unfinish(t, l, "a")
+	if err := l.Pod.Do(func() error {
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
+	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
+		t.Errorf("another's interface is gone: %v", err)
+	}
+	if left := leases(t); len(left) > 0 {
+		t.Errorf("left the leases %v", left)
+	}
+}
