@@ -241,9 +241,7 @@ func forgetUsers(users []string) error {
 		err = errors.Join(err, e)
 		for _, owner := range owners {
 			if !keep[owner] {
-				err = errors.Join(err, fault.Change("forget a user of 127.0.0.1 on "+link, func() error {
-					return os.Remove(filepath.Join(folder, owner))
-				}))
+				err = errors.Join(err, forgetUser(owner, []string{link}))
 			}
 		}
 		_ = os.Remove(folder) // fails while it has files

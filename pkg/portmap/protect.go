@@ -20,20 +20,27 @@ func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
 	}
-	err := kernel.WithHost(func(host *kernel.Node) error {
-		if ok, err := loopbackProtected(host); err != nil || ok {
-			return err
-		}
-		unlock, err := attachment.Trying.Node(portsLock)
-		if err != nil {
-			return attachment.Trying.Tolerate(err)
-		}
-		defer unlock()
-		return protectAgain(host, r.Log)
-	})
-	if err != nil {
+	if err := protectFlushed(r.Log); err != nil {
 		r.Log.Warn("the protection of the node's 127.0.0.0/8 could not be restored", "error", err)
 	}
+}
+
+// protectFlushed restores the protection if it is missing; it waits for no lock.
+func protectFlushed(log *slog.Logger) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	if ok, err := loopbackProtected(host); err != nil || ok {
+		return err
+	}
+	unlock, err := attachment.Trying.Node(portsLock)
+	if err != nil {
+		return attachment.Trying.Tolerate(err)
+	}
+	defer unlock()
+	return protectAgain(host, log)
 }
 
 // mendRecorded is mendLoopback for the attachments that have a record.
