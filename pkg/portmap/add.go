@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -201,9 +200,6 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	return former, att.Save(*st)
 }
 
-// maxRaces bounds how often a plan is made anew because an element came or went meanwhile: the lock keeps out other pods, and nothing else.
-const maxRaces = 3
-
 // take takes the ports, all or none. A range of which another attachment has a part is taken apart.
 func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (plan, error) {
 	if err := ensureRules(host, r.Log); err != nil {
@@ -223,14 +219,10 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 		}
 		p, err = planFor(host, want)
 	}
-	for races := 0; err == nil; races++ {
-		err = apply(host, want, p, r.Log)
-		if races == maxRaces || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
-			return p, err
-		}
-		p, err = planFor(host, want)
+	if err != nil {
+		return plan{}, err
 	}
-	return plan{}, err
+	return settle(host, want, p, r.Log)
 }
 
 // ensureRules restores the rules and the ports of all pods if a flush removed them.

@@ -4,8 +4,11 @@ package portmap
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -162,6 +165,22 @@ func observeHolder(t *nft.Handle, hash string, want claim) (h holder, err error)
 		}
 	}
 	return h, err
+}
+
+// maxRaces bounds how often a plan is made anew.
+const maxRaces = 3
+
+// settle applies a plan, and a new one if an element came or went meanwhile: the lock keeps out other pods, and nothing else.
+func settle(host *kernel.Node, want claim, p plan, log *slog.Logger) (plan, error) {
+	for races := 0; ; races++ {
+		err := apply(host, want, p, log)
+		if races == maxRaces || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
+			return p, err
+		}
+		if p, err = planFor(host, want); err != nil {
+			return plan{}, err
+		}
+	}
 }
 
 // apply makes a plan in one transaction.

@@ -4,6 +4,7 @@ package portmap
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -104,6 +105,24 @@ func TestMakePlanOnce(t *testing.T) {
 	p, err := makePlan(existing{held, map[string]holder{ownerHash(ownerB): by}}, claim{owned{Owner: ownerA, Ports: list}, "new", "shop/web-0"})
 	if err != nil || len(p.taken) != 1 || len(p.former()) != 1 || len(p.remove) != len(held) {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// TestSettle: an element that came or went after the plan was made lets it be made anew.
+func TestSettle(t *testing.T) {
+	flush(t)
+	h := openHost(t)
+	log := slog.New(slog.DiscardHandler)
+	want := claim{owned{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
+	mustDo(t, ensureRules(h, log))
+	for _, change := range []func() error{func() error { return addAll(h, want.owned) }, func() error { return delHostPorts(h, want.owned) }} {
+		p, err := planFor(h, want)
+		mustDo(t, err, change())
+		if err := apply(h, want, p, log); err == nil {
+			t.Error("the plan holds")
+		}
+		_, err = settle(h, want, p, log)
+		mustDo(t, err, checkPorts(h, ownerA, want.Ports))
 	}
 }
 
