@@ -39,7 +39,7 @@ func TestRoutesRefused(t *testing.T) {
 		`[{"dst":"0.0.0.0/0"},{"dst":"10.9.1.1/16"}]`:                                              "ipam routes[1]: dst 10.9.1.1/16: has host bits set, want 10.9.0.0/16",
 		`[{"dst":"0.0.0.0/0","gw":"10.1.2.1"},{"dst":"::/0"},{"dst":"0.0.0.0/0","gw":"10.1.2.1"}]`: "ipam routes[2]: the route to 0.0.0.0/0 is the same as routes[0]",
 		`[{"dst":"0.0.0.0/0","gw":"fd00::1"}]`:                                                     `ipam routes[0]: gw "fd00::1": want an address of the family of dst 0.0.0.0/0`,
-		`[{"dst":"::/0","gw":"10.1.2.1"}]`:                                                         `gw "10.1.2.1": want an address of the family`,
+		`[{"dst":"::/0","gw":"10.1.2.1"}]`:                                                         `gw "10.1.2.1": want an address of the family of dst ::/0`,
 		`[{"dst":"::/0","gw":"fe80::1%eth0"}]`:                                                     `gw "fe80::1%eth0"`,
 		`[{"dst":"0.0.0.0/0","mtu":-1}]`:                                                           "ipam routes[0]: mtu -1: want 0-65535",
 		`[{"dst":"0.0.0.0/0","advmss":99999999}]`:                                                  "advmss 99999999: want 0-65535",
