@@ -47,16 +47,6 @@ func Host() (*Node, error) {
 	return n, nil
 }
 
-// WithHost opens the namespace that the process is in for f.
-func WithHost(f func(*Node) error) error {
-	host, err := Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return f(host)
-}
-
 func (n *NS) connect() (err error) {
 	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {

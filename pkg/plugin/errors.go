@@ -64,15 +64,12 @@ func WithHint(err error, format string, args ...any) error {
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }
-	var state interface{ Differs() bool }
 	var later interface{ Busy() bool }
 	switch {
 	case errors.As(err, &e):
 		return e.Code
 	case errors.As(err, &feature):
 		return CodeKernelFeature
-	case errors.As(err, &state) && state.Differs():
-		return CodeStateDiffers
 	case errors.As(err, &later) && later.Busy(), errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		return CodeTryAgain
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT):

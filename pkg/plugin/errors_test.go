@@ -16,12 +16,10 @@ import (
 type (
 	featureless struct{ error }
 	busy        struct{ error }
-	different   struct{ error }
 )
 
 func (featureless) MissingFeature() string { return "x" }
 func (busy) Busy() bool                    { return true }
-func (different) Differs() bool            { return true }
 
 func TestCode(t *testing.T) {
 	for _, c := range []struct {
@@ -43,8 +41,6 @@ func TestCode(t *testing.T) {
 		{WithHint(unix.EBUSY, "do y"), CodeTryAgain},
 		{fmt.Errorf("link add: %w", featureless{unix.EBUSY}), CodeKernelFeature},
 		{fmt.Errorf("link add: %w", busy{unix.EOPNOTSUPP}), CodeTryAgain},
-		{fmt.Errorf("link add: %w", different{unix.EPERM}), CodeStateDiffers},
-		{WithHint(different{unix.EPERM}, "do y"), CodeStateDiffers},
 		{Errorf(CodeDevice, "outer: %w", featureless{unix.ENOENT}), CodeDevice},
 	} {
 		if got := Code(c.err); got != c.want {

@@ -77,7 +77,7 @@ func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
 	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, others{"", map[string]other{}})
 }
 
-// portElements lists the elements of all port sets, without the skeleton.
+// portElements lists the elements of all port sets.
 func portElements(t *testing.T) (lines []string) {
 	t.Helper()
 	for _, line := range records(t, "nft element inet "+nft.HostportTable) {
@@ -177,19 +177,19 @@ func TestReplaceOwn(t *testing.T) {
 	}
 }
 
-// TestAfterFlush: whoever flushes the ruleset takes the skeleton away as well; the next pod makes all of it again.
+// TestAfterFlush: whoever flushes the ruleset takes the static rules away as well; the next pod makes all of it again.
 func TestAfterFlush(t *testing.T) {
 	flush(t)
 	h := openHost(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
-	skeletonLines := func() []string {
+	staticLines := func() []string {
 		return append(records(t, "nft chain inet "+nft.HostportTable),
 			append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
 	}
 	mustDo(t, addPorts(h, ownerA, "kt0", ports))
-	whole := skeletonLines()
+	whole := staticLines()
 	if len(whole) < 20 {
-		t.Errorf("the skeleton has %d lines", len(whole))
+		t.Errorf("the static rules have %d lines", len(whole))
 	}
 	c, err := nftables.New()
 	if err != nil {
@@ -202,13 +202,13 @@ func TestAfterFlush(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	mustDo(t, addPorts(h, ownerA, "kt0", ports), checkPorts(h, ownerA, ports))
-	if diff := cmp.Diff(whole, skeletonLines()); diff != "" {
-		t.Errorf("the skeleton differs:\n%s", diff)
+	if diff := cmp.Diff(whole, staticLines()); diff != "" {
+		t.Errorf("the static rules differ:\n%s", diff)
 	}
 }
 
-// TestSkeletonTwice: two first pods that start at once make one skeleton.
-func TestSkeletonTwice(t *testing.T) {
+// TestTableTwice: two first pods that start at once make the static rules once.
+func TestTableTwice(t *testing.T) {
 	flush(t)
 	for range 3 {
 		mustDo(t, nft.Build("test", buildHostports))

@@ -12,5 +12,5 @@ import (
 )
 
 // TestMain runs the tests in a node, after a first pod that leaves behind what
-// a network's first pod may leave: the bridge and the skeleton of the rules.
+// a network's first pod may leave: the bridge and the static rules.
 func TestMain(m *testing.M) { os.Exit(node.Lab{Warm: warmUp}.Main(m)) }

@@ -50,17 +50,19 @@ func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	if err != nil || len(paths) != allVFs {
 		t.Fatal(paths, err)
 	}
+	host, err := kernel.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
 	for i, path := range paths {
 		name := filepath.Base(path)
-		err := kernel.WithHost(func(host *kernel.Node) error {
-			if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer"}); err != nil {
-				return err
-			}
-			link, _, err := host.Link(name)
-			other, _, err2 := host.Link(name + "peer")
-			return errors.Join(err, err2, host.AddAltName(link, "alt-"+name), host.SetMTU(link, 1500-i), host.SetUp(other))
-		})
-		if err != nil {
+		if _, err := host.AddVeth(kernel.Veth{Host: name, Pod: name + "peer"}); err != nil {
+			t.Fatal(err)
+		}
+		link, _, err := host.Link(name)
+		other, _, err2 := host.Link(name + "peer")
+		if err := errors.Join(err, err2, host.AddAltName(link, "alt-"+name), host.SetMTU(link, 1500-i), host.SetUp(other)); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", name+"peer").Run() })
