@@ -118,7 +118,7 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
-// Writable tells whether records of a network can be made, without making any.
+// Writable reports whether records of a network can be made, without making any.
 func Writable(network string) error { return store.Writable(folder(network)) }
 
 // Close gives the lock up.
@@ -251,7 +251,7 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	return func() { _ = lock.Unlock() }, nil
 }
 
-// Recorded tells whether the plugin of r has a record of the attachment.
+// Recorded reports whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
 	return err == nil

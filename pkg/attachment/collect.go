@@ -4,6 +4,7 @@ package attachment
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -68,8 +69,13 @@ func (g *GC[T]) fail(rec Record, err error) {
 // The caller removes what can be found by the hash and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		_, unreadable, err := read(g.r.Network, g.r.Plugin+"-")
+		records, unreadable, err := read(g.r.Network, g.r.Plugin+"-")
 		g.errs = append(g.errs, err)
+		for _, rec := range records {
+			if json.Unmarshal(rec.State, new(T)) != nil {
+				unreadable = append(unreadable, rec.Plugin+"-"+rec.Hash())
+			}
+		}
 		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
 		for _, name := range unreadable {
 			hash, own := strings.CutPrefix(name, g.r.Plugin+"-")
@@ -102,7 +108,7 @@ func (g *GC[T]) ReportUnreadable(hash string, err error) {
 // Err returns what failed.
 func (g *GC[T]) Err() error { return errors.Join(g.errs...) }
 
-// isHash tells whether text is as Key.Hash writes it.
+// isHash reports whether text is as Key.Hash writes it.
 func isHash(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == 8 && hex.EncodeToString(sum) == text

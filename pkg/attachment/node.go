@@ -177,7 +177,7 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 		a.Close()
 		return nil, Record{}, false, err
 	}
-	a.plugin, a.pod, a.netns, a.saved = plugin, rec.Pod, rec.Netns, true
+	a.plugin, a.pod, a.netns, a.saved, a.WithLink = plugin, rec.Pod, rec.Netns, true, rec.WithLink
 	return a, rec, true, nil
 }
 

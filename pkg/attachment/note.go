@@ -56,7 +56,7 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// NotedAs tells whether any network has a mark with that text.
+// NotedAs reports whether any network has a mark with that text.
 func NotedAs(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {

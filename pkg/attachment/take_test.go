@@ -116,6 +116,50 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
+// TestGCUnreadable: a record whose state is of another form is collected by its hash, as one that cannot be read at all.
+func TestGCUnreadable(t *testing.T) {
+	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
+	r := request(t.Name(), "", "")
+	r.Valid = map[plugin.Attachment]bool{{ContainerID: "valid", IfName: "eth0"}: true}
+	want := map[string]bool{}
+	for _, id := range []string{"valid", "form", "torn", "sound"} {
+		a := mustOpen(t, request(t.Name(), id, "eth0"))
+		if err := a.Save(testState{"x"}); err != nil {
+			t.Fatal(err)
+		}
+		data := map[string]string{"form": strings.Replace(content(t, a), `{"value":"x"}`, `"x"`, 1), "torn": "{"}[id]
+		if data == "" {
+			data = content(t, a)
+		} else {
+			want[a.Hash()] = true
+		}
+		if err := os.WriteFile(recordFile(a), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+	}
+	gc, got := NewGC[testState](r), map[string]bool{}
+	for hash := range gc.Unreadable() {
+		got[hash] = true
+		gc.ReportUnreadable(hash, nil)
+	}
+	if diff := cmp.Diff(want, got); diff != "" || gc.Err() != nil {
+		t.Errorf("%v\n%s", gc.Err(), diff)
+	}
+	if records, unreadable, _ := read(t.Name(), "test-"); len(records) != 2 || len(unreadable) != 0 {
+		t.Errorf("left %v, %v", records, unreadable)
+	}
+}
+
+func content(t *testing.T, a *Attachment) string {
+	t.Helper()
+	data, err := os.ReadFile(recordFile(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 // collect removes what GC of r collects.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)

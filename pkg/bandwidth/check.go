@@ -53,9 +53,9 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 	if err != nil {
 		return err
 	}
-	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (ours || have != kernel.RedirectsLong) {
+	if lost := notRedirected(link, ifb, want.IFB, have); lost != "" && (ours || !ifb.Up || have != kernel.RedirectsLong) {
 		err := plugin.Errorf(plugin.CodeStateDiffers, "egress: %s", lost)
-		if have == kernel.RedirectsLong {
+		if ifb.Up && have == kernel.RedirectsLong {
 			err = plugin.WithHint(err, "an earlier version made the redirect; podlace reload replaces it")
 		}
 		return err

@@ -182,6 +182,27 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 	return keys
 }
 
+// TestReferenceDeviceDown: CHECK sees that the device of an egress limit is down, also behind the reference's redirect, which it accepts.
+func TestReferenceDeviceDown(t *testing.T) {
+	for what, recorded := range map[string]bool{"recorded": true, "without a record": false} {
+		t.Run(what, func(t *testing.T) {
+			l := newLab(t)
+			l.OK(l.Call("ADD", "a"))
+			l.byEarlierVersion()
+			l.must(l.host.SetDown(l.link(l.ifb("a"))))
+			if !recorded {
+				l.lose(l.key("a"))
+			}
+			o := l.Call("CHECK", "a")
+			l.Fails(o, plugin.CodeStateDiffers, "is missing or down")
+			if strings.Contains(string(o.Stdout), "an earlier version made the redirect") {
+				t.Errorf("the hint is about the redirect: %s", o.Stdout)
+			}
+			l.OK(l.Call("DEL", "a"))
+		})
+	}
+}
+
 // TestReferenceRedirectReplaced: CHECK accepts the reference's redirect of a pod without a record. Reload replaces it, and DEL of either
 // plugin leaves nothing.
 func TestReferenceRedirectReplaced(t *testing.T) {

@@ -7,8 +7,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/podlace/podlace/pkg/nft"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // guardSchema is the version of the table.

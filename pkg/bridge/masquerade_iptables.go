@@ -40,7 +40,7 @@ func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
 	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
 }
 
-// withHint says what to do about a missing program.
+// withHint adds what to do about a missing program.
 func withHint(err error) error {
 	var program *iptables.MissingProgram
 	if errors.As(err, &program) {
@@ -81,7 +81,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	chain := masqueradeChain(j.att.Key)
 	nat, err := iptables.List(is4, "POSTROUTING", chain)
 	if err != nil {
-		return err
+		return withHint(err)
 	}
 	for _, a := range addresses {
 		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {

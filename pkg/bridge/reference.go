@@ -66,7 +66,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth tells whether a name is one that the reference gives host sides: eight hexadecimal digits. Ours have eleven.
+// isReferenceVeth reports whether a name is one that the reference gives host sides: eight hexadecimal digits. Ours have eleven.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -74,13 +74,13 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isAnothers tells whether a host side is of an attachment other than that of r: ours are named by a hash of the key. prevResult may name
+// isAnothers reports whether a host side is of an attachment other than that of r: ours are named by a hash of the key. prevResult may name
 // it all the same: a MAC follows from the address, so that the next pod with the address, or a network with the same one, has it too.
 func isAnothers(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// proven tells whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
+// proven reports whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
 // keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration.
 func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error) {
 	side, ok, err := host.PeerOf(link, r.Netns)
@@ -145,7 +145,7 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	return nil
 }
 
-// names tells whether prevResult has an interface of the node with this name.
+// names reports whether prevResult has an interface of the node with this name.
 func names(r *plugin.Request, name string) bool {
 	for _, i := range r.Prev.Interfaces {
 		if i.Name == name && i.Sandbox == "" {
@@ -155,7 +155,7 @@ func names(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference tells whether an attachment without a record has the reference's masquerade on all addresses.
+// masqueradedByReference reports whether an attachment without a record has the reference's masquerade on all addresses.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

@@ -41,10 +41,7 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	defer att.Close()
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
-	if err != nil {
-		return err
-	}
-	errs := []error{repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods)}
+	errs := []error{err, repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods)}
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(repairIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}

@@ -80,8 +80,15 @@ func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, er
 		return rules, false, nil
 	}
 	link, ok, err := host.Link(name)
+	if err != nil || !ok {
+		return rules, false, err
+	}
 	rules = rulesOf(st.Bridge, link)
-	return rules, err == nil && ok && isDifferent(compareVLANGateway(host, rules)), err
+	err = compareVLANGateway(host, rules)
+	if isDifferent(err) {
+		return rules, true, nil
+	}
+	return rules, false, err
 }
 
 // repairVLANGateways writes the rules of the gateways that the pods of VLANs have.

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/nft"
@@ -28,24 +27,20 @@ type Chains map[string][]string
 // both from nf_tables and from the older xtables.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
-	return errors.Join(nft.Remove("nft delete chain "+chain, chains.Unlink), chains.RemoveLegacy())
+	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
+	return errors.Join(err, chains.RemoveLegacy())
 }
 
-// Unlink lists what deletes the chains from nf_tables, in both families.
-func (c Chains) Unlink(t *nft.Handle) ([]mdl.Message, error) {
-	var out []mdl.Message
+// Jumps returns the chains as nf_tables has them, in both families.
+func (c Chains) Jumps() (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range c {
 			for _, name := range names {
-				more, err := t.Unlink(Place(is4, parent), name)
-				if err != nil {
-					return nil, err
-				}
-				out = append(out, more...)
+				all = append(all, nft.Jump{Parent: Place(is4, parent), Chain: name})
 			}
 		}
 	}
-	return out, nil
+	return all
 }
 
 // Place returns where nf_tables has a chain of iptables.
@@ -84,13 +79,18 @@ func legacyTables(is4 bool) string {
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {
-		path, err := lookPath(name(is4) + "-restore")
-		if err == nil {
-			path, err = filepath.EvalSymlinks(path)
-		}
-		return err == nil && strings.Contains(filepath.Base(path), "legacy")
+		return IsLegacy(is4)
 	}
 	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
+}
+
+// IsLegacy reports whether the node's iptables is that of the older xtables.
+func IsLegacy(is4 bool) bool {
+	path, err := lookPath(name(is4) + "-restore")
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
 // legacyProgram returns the program for the older xtables: iptables itself, where it is not that for nf_tables.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 

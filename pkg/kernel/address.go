@@ -153,7 +153,7 @@ func (n *NS) AddRoute(link Link, r Route) error {
 	return fault.Change(op, func() error { return n.h.RouteAddEcmp(r.netlink(link.Index)) })
 }
 
-// HasRoute tells whether the link has a route with this destination, gateway, table and priority.
+// HasRoute reports whether the link has a route with this destination, gateway, table and priority.
 func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 	family := netlink.FAMILY_V4
 	if r.Dst.Addr().Is6() {
@@ -200,7 +200,7 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// HasAddress tells whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
+// HasAddress reports whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
 // each. When several links have the same address, it may say no for those that came later.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	var routes []netlink.Route
@@ -236,7 +236,7 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn tells whether the namespace has the address, and whether it takes the address for the broadcast of one of its networks.
+// IsOwn reports whether the namespace has the address, and whether it takes the address for the broadcast of one of its networks.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
@@ -245,13 +245,13 @@ func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 // elsewhereV4 is a documentation address (RFC 5737), to which only the default route leads.
 const elsewhereV4 = "198.51.100.1"
 
-// IsUplink tells whether a link leads to the rest of the world.
+// IsUplink reports whether a link leads to the rest of the world.
 func (n *NS) IsUplink(link Link) bool {
 	index, err := n.RouteTo(netip.MustParseAddr(elsewhereV4))
 	return err == nil && index == link.Index
 }
 
-// HasDefault tells whether the namespace has a default route of IPv6, or else of IPv4.
+// HasDefault reports whether the namespace has a default route of IPv6, or else of IPv4.
 func (n *NS) HasDefault(v6 bool) (bool, error) {
 	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err

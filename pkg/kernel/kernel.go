@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel is the only door to Linux networking: links, addresses, routes, qdiscs, nftables, conntrack and sysctls. Its verbs
-// speak ip(8)'s words. Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
+// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls; package nft does so
+// for nf_tables. Its verbs are those of ip(8). Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
 package kernel
 
 import (

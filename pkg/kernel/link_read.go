@@ -85,7 +85,7 @@ const groupBase = 0x4000_0000
 // groupOf returns the device group that a link leads.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup tells whether the link was made the leader of a device group: DelGroup will delete the group with the link.
+// LeadsGroup reports whether the link was made the leader of a device group: DelGroup will delete the group with the link.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
 // Lacks returns those settings below ipv6/conf/<name of the link>/ that the link did not have when it was read, and all that are not known.

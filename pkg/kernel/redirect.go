@@ -97,7 +97,7 @@ func (n *NS) addRedirect(from, to Link) error {
 	})
 }
 
-// HasClassifiers tells whether a link has an ingress or clsact qdisc.
+// HasClassifiers reports whether a link has an ingress or clsact qdisc.
 func (n *NS) HasClassifiers(link Link) (bool, error) {
 	_, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS)
 	return ok, err

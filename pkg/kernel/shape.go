@@ -209,7 +209,7 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is that of the loopback device in every namespace (LOOPBACK_IFINDEX in the kernel).
 const loopbackIndex = 1
 
-// HasFairQueue tells whether the kernel has fair queues, or could load them. It asks for one that cannot be made.
+// HasFairQueue reports whether the kernel has fair queues, or could load them. It asks for one that cannot be made.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

@@ -123,12 +123,12 @@ const (
 	allLinks          = -1
 )
 
-// IsNoFamily tells whether an error says that the kernel has no such address family, such as no IPv6.
+// IsNoFamily reports whether an error says that the kernel has no such address family, such as no IPv6.
 func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards tells whether forwarding is on for all links, as net.ipv4.ip_forward and net.ipv6.conf.all.forwarding say. The error is one
+// Forwards reports whether forwarding is on for all links, as net.ipv4.ip_forward and net.ipv6.conf.all.forwarding say. The error is one
 // of IsNoFamily where the kernel lacks the family.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)

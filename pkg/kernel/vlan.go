@@ -31,7 +31,7 @@ func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has tells whether a VLAN is in the set, in whatever form.
+// Has reports whether a VLAN is in the set, in whatever form.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
@@ -74,7 +74,7 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering tells whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). It asks for a bridge that can
+// HasVLANFiltering reports whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). It asks for a bridge that can
 // never be made: a kernel with the feature looks at the VLAN protocol first, and refuses that. For the second reason kernels before 6.13
 // have loaded the module of bridges by then, without which they cannot look; for the first they need not.
 func (n *Node) HasVLANFiltering() (bool, error) {

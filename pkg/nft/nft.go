@@ -142,7 +142,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 		for _, e := range chunk {
 			replies, err := t.sock.Receive() // one for each question, or an error
 			if err := fault.Ignore(err, unix.ENOENT); err != nil {
-				return nil, fmt.Errorf("nft get Element %s %s: %w", t.Table, e.Set, err)
+				return nil, fmt.Errorf("nft get element %s %s: %w", t.Table, e.Set, err)
 			}
 			var one *Element
 			for _, reply := range replies {

@@ -208,15 +208,52 @@ func (r Rule) deletion() (mdl.Message, error) {
 	})
 }
 
-// Deletions lists what deletes the rules of p that match.
-func (t *Handle) Deletions(p Place, match func(Rule) bool) ([]mdl.Message, error) {
-	list, err := t.Rules(p)
+// Removal names what is to be deleted of tables of other programs.
+type Removal struct {
+	Chains []Jump
+	Rules  []Match
+}
+
+// Jump is a chain, and the chain of the same table whose rules jump to it.
+type Jump struct {
+	Parent Place
+	Chain  string
+}
+
+// Match selects rules of a chain or of a table.
+type Match struct {
+	In   Place
+	Want func(Rule) bool
+}
+
+// list returns the messages that delete what is there.
+func (r Removal) list(t *Handle) ([]mdl.Message, error) {
+	var out []mdl.Message
+	for _, jump := range r.Chains {
+		more, err := t.unlink(jump)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, more...)
+	}
+	for _, match := range r.Rules {
+		more, err := t.deletions(match)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, more...)
+	}
+	return out, nil
+}
+
+func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
+	list, err := t.Rules(m.In)
 	if err != nil {
 		return nil, err
 	}
 	var out []mdl.Message
 	for _, r := range list {
-		if !match(r) {
+		if !m.Want(r) {
 			continue
 		}
 		msg, err := r.deletion()
@@ -228,15 +265,14 @@ func (t *Handle) Deletions(p Place, match func(Rule) bool) ([]mdl.Message, error
 	return out, nil
 }
 
-// Unlink lists what deletes a chain with its rules, and the rules of parent that jump to it. When the chain is not there, which one
-// question tells, nothing is listed.
-func (t *Handle) Unlink(parent Place, chain string) ([]mdl.Message, error) {
-	of := Place{parent.Family, parent.Table, chain}
+// unlink lists what deletes a chain with its rules, and the rules that jump to it. One question reports whether the chain exists.
+func (t *Handle) unlink(j Jump) ([]mdl.Message, error) {
+	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
 	if err != nil || !ok {
 		return nil, err
 	}
-	out, err := t.Deletions(parent, func(r Rule) bool { return r.Jump == chain })
+	out, err := t.deletions(Match{j.Parent, func(r Rule) bool { return r.Jump == j.Chain }})
 	if err != nil {
 		return nil, err
 	}
@@ -247,8 +283,9 @@ func (t *Handle) Unlink(parent Place, chain string) ([]mdl.Message, error) {
 // maxRaces bounds how often a removal begins anew.
 const maxRaces = 30
 
-// Remove deletes in one transaction what list names, and begins anew when somebody else was faster with a part of it.
-func Remove(op string, list func(*Handle) ([]mdl.Message, error)) error {
+// Remove deletes what a removal names in one transaction, and begins anew if another program was faster with a part of it. It is a no-op if
+// nothing is there.
+func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {
 		return IgnoreUnsupported(err)
@@ -256,7 +293,7 @@ func Remove(op string, list func(*Handle) ([]mdl.Message, error)) error {
 	defer t.Close()
 	for range maxRaces {
 		var messages []mdl.Message
-		if messages, err = list(t); err != nil || len(messages) == 0 {
+		if messages, err = removal.list(t); err != nil || len(messages) == 0 {
 			return err
 		}
 		batch := append([]mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)

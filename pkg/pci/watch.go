@@ -23,17 +23,20 @@ const (
 // before, the first at once, until ctx ends. Then nothing listens any more, and the channel is closed. Only a first scan that fails is an
 // error; later ones are logged. Without a poll (0) it depends on events, which a user namespace does not have for all devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
 	if err != nil {
 		slog.Warn("changes of devices are seen by polling alone", "error", err)
 	}
 	first, err := Scan(sysfs)
 	if err != nil {
+		cancel()
 		return nil, err
 	}
 	snapshots := make(chan *Snapshot, 1)
 	snapshots <- first
 	go func() {
+		defer cancel()
 		defer close(snapshots)
 		watch(ctx, first, func() (*Snapshot, error) { return Scan(sysfs) }, events, poll, snapshots)
 		for more := events != nil; more; {

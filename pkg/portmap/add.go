@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -200,29 +201,51 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	return former, att.Save(*st)
 }
 
-// take takes the ports, all or none. A range of which another attachment has a part is taken apart.
-func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (plan, error) {
-	if err := ensureRules(host, r.Log); err != nil {
-		return plan{}, err
-	}
-	want := claim{st.hostPorts(owner(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
-	want.Netns = st.netns(r.NetnsPath)
-	p, err := planFor(host, want)
-	if err == nil && p.singles {
-		want.Ports = ports.Singles(st.Ports)
-		if err := cfg.checkCount(want.Ports); err != nil {
+// maxRaces bounds how often a plan is made anew.
+const maxRaces = 3
+
+// take takes the ports, all or none. It plans again if an element came or went meanwhile: the lock keeps out other pods, and nothing else.
+func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
+	var taken []takeover
+	for races := 0; ; races++ {
+		if err := ensureRules(host, r.Log); err != nil {
 			return plan{}, err
 		}
-		st.Ports = want.Ports
-		if err := att.Save(*st); err != nil {
-			return plan{}, err
-		}
+		want := claim{st.hostPorts(owner(att.Key, r.Pod.String())), r.ContainerID, r.Pod.String()}
+		want.Netns = st.netns(r.NetnsPath)
 		p, err = planFor(host, want)
+		if err == nil && p.singles {
+			p, err = takeApart(cfg, att, host, st, &want)
+		}
+		if err != nil {
+			return plan{}, err
+		}
+		p.taken = merge(taken, p.taken)
+		taken = p.taken
+		err = apply(host, want, p)
+		if err == nil {
+			p.tell(want, r.Log)
+		}
+		if races == maxRaces || !isRace(err) {
+			return p, err
+		}
 	}
-	if err != nil {
+}
+
+// isRace reports whether an element came or went after the plan was made.
+func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
+
+// takeApart plans for single ports: another attachment of the container has a part of a range.
+func takeApart(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
+	want.Ports = ports.Singles(st.Ports)
+	if err := cfg.checkCount(want.Ports); err != nil {
 		return plan{}, err
 	}
-	return settle(host, want, p, r.Log)
+	st.Ports = want.Ports
+	if err := att.Save(*st); err != nil {
+		return plan{}, err
+	}
+	return planFor(host, *want)
 }
 
 // ensureRules restores the rules and the ports of all pods if a flush removed them.

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elements returns the elements that forward the port; owner is their comment.
+// elementsOf returns the elements that forward a port; owner is their comment.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
@@ -48,7 +48,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	return out
 }
 
-// taken is the nft.Element that tells other pods of a port that the iptables backend forwards.
+// taken returns the element that tells other pods of a port that the iptables backend forwards.
 func taken(p ports.Port, owner string) nft.Element {
 	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
@@ -113,13 +113,13 @@ func once(elements []nft.Element) []nft.Element {
 	})
 }
 
-// forwards tells whether the nft.Element is of a set in which each port has one owner.
+// isForward reports whether an element is of a set in which each port has one owner.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// port reads the port of the node from the key of an nft.Element that forwards: address, protocol, first port. Of where it leads the
+// portOf reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads the
 // address is told, or at least its family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
@@ -155,7 +155,7 @@ type portOwner struct {
 	Netns string // see owned.Netns
 }
 
-// owner reads an nft.Element that stands for an attachment.
+// ownerOf reads the element that stands for an attachment.
 func ownerOf(e nft.Element) portOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {

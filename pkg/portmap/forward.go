@@ -129,7 +129,7 @@ func (c chainName) String() string { return c.Family + " " + c.Table + " " + c.N
 // IPTables tells the chains that iptables and ip6tables show.
 func (c chainName) IPTables() bool { return c.Family != "inet" }
 
-// Covers tells whether packets of a family pass the chain.
+// Covers reports whether packets of a family pass the chain.
 func (c chainName) Covers(is4 bool) bool { return c.Family == "inet" || is4 == (c.Family == "ip") }
 
 // filterChain is a chain of the filter table of iptables or ip6tables.

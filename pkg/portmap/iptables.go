@@ -67,7 +67,7 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 		return nil, table.Apply(own)
 	}
 	if lost, err = allRecorded(); err != nil {
-		return nil, err
+		log.Warn(notRestored, "error", err)
 	}
 	others, skipped := missingLines(table.NAT(), lost, pod.Addr().Is4())
 	if skipped != nil {
@@ -111,13 +111,13 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
 }
 
-// leadsHere tells whether packets come to the chain of all hostPorts.
+// leadsHere reports whether packets come to the chain of all hostPorts.
 func leadsHere(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables tells whether an attachment has ports of a family that iptables forwards.
+// byIPTables reports whether an attachment has ports of a family that iptables forwards.
 func (rec recorded) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }

@@ -23,7 +23,7 @@ func iptablesIntact() bool {
 		return true
 	}
 	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) || iptables.LegacyUsed(is4) {
+		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) || iptables.IsLegacy(is4) {
 			continue
 		}
 		for _, hook := range []string{"PREROUTING", "OUTPUT"} {

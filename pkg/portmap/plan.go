@@ -4,11 +4,8 @@ package portmap
 
 import (
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -167,31 +164,29 @@ func observeHolder(t *nft.Handle, hash string, want claim) (h holder, err error)
 	return h, err
 }
 
-// maxRaces bounds how often a plan is made anew.
-const maxRaces = 3
+// merge adds attachments that give way to those of an earlier plan.
+func merge(earlier, more []takeover) []takeover {
+	for _, m := range more {
+		if !slices.ContainsFunc(earlier, func(t takeover) bool { return t.Key == m.Key }) {
+			earlier = append(earlier, m)
+		}
+	}
+	return earlier
+}
 
-// settle applies a plan, and a new one if an element came or went meanwhile: the lock keeps out other pods, and nothing else.
-func settle(host *kernel.Node, want claim, p plan, log *slog.Logger) (plan, error) {
-	for races := 0; ; races++ {
-		err := apply(host, want, p, log)
-		if races == maxRaces || !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
-			return p, err
-		}
-		if p, err = planFor(host, want); err != nil {
-			return plan{}, err
-		}
+// tell logs the attachments that gave way.
+func (p plan) tell(want claim, log *slog.Logger) {
+	for _, h := range p.taken {
+		log.Warn("a hostPort is taken over", "port", h.port.String(), "from", ownerName(h.owner), "container", h.ContainerID,
+			"samePod", h.Pod != "" && h.Pod == want.pod)
 	}
 }
 
 // apply makes a plan in one transaction.
-func apply(host *kernel.Node, want claim, p plan, log *slog.Logger) error {
+func apply(host *kernel.Node, want claim, p plan) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
-	}
-	for _, h := range p.taken {
-		log.Warn("a hostPort is taken over", "port", h.port.String(), "from", ownerName(h.owner), "container", h.ContainerID,
-			"samePod", h.Pod != "" && h.Pod == want.pod)
 	}
 	if p.shared {
 		if err := attachment.NoteNode(sharedPorts, someShared); err != nil {

@@ -44,7 +44,7 @@ func (c Config) rules(pod []netip.Prefix) *rules {
 // portsLock names the lock around what the pods of all networks share.
 const portsLock = "hostports"
 
-// hostPorts is the state in the kernel's words.
+// hostPorts returns what the attachment has in the table of hostPorts; owner is the comment of its elements.
 func (st state) hostPorts(owner string) owned {
 	return owned{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }

@@ -92,8 +92,8 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 }
 
 // passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
-// and ports that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the lock of
-// addHostPorts.
+// and ports that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the
+// lock portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)

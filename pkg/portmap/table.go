@@ -212,7 +212,7 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// rulesIntact tells whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
+// rulesIntact reports whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
 func rulesIntact(host *kernel.Node) (bool, error) {
 	if ok, err := marked(host, nft.HostportTable, schema); !ok || err != nil {
 		return false, err
@@ -291,7 +291,7 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lost returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
+// lostPorts returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
 func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
 	if len(missing) == 0 {
 		return nil

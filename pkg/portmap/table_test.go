@@ -62,7 +62,7 @@ func addAll(h *kernel.Node, own owned) error {
 	if err != nil {
 		return err
 	}
-	return apply(h, want, p, log)
+	return apply(h, want, p)
 }
 
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {

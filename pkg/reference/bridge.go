@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/iptables"
@@ -52,20 +51,10 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 
 // Remove removes the rules. It is a no-op if there are none, which costs some questions; rules that are there are listed.
 func (b Bridge) Remove() error {
-	err := nft.Remove("nft delete rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
-		out, err := b.chains().Unlink(t)
-		if err != nil {
-			return nil, err
-		}
-		for _, chain := range []string{b.spoofChain(), b.spoofChain() + "-mac"} {
-			more, err := t.Unlink(spoofJumps(), chain)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, more...)
-		}
-		more, err := t.Deletions(masqueradeRules(), b.isMasquerade)
-		return append(out, more...), err
+	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
+		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},
+			nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain() + "-mac"}),
+		Rules: []nft.Match{{In: masqueradeRules(), Want: b.isMasquerade}},
 	})
 	return errors.Join(err, b.chains().RemoveLegacy())
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/iptables"
@@ -37,19 +36,9 @@ func portRules(is4 bool) nft.Place {
 
 // Remove removes the rules. It is a no-op if there are none.
 func (p Portmap) Remove() error {
-	err := nft.Remove("nft delete hostPort rules that the reference plugins left", func(t *nft.Handle) ([]mdl.Message, error) {
-		out, err := p.chains().Unlink(t)
-		if err != nil {
-			return nil, err
-		}
-		for _, is4 := range []bool{true, false} {
-			more, err := t.Deletions(portRules(is4), p.isRule)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, more...)
-		}
-		return out, nil
+	err := nft.Remove("nft delete hostPort rules that the reference plugins left", nft.Removal{
+		Chains: p.chains().Jumps(),
+		Rules:  []nft.Match{{In: portRules(true), Want: p.isRule}, {In: portRules(false), Want: p.isRule}},
 	})
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
@@ -83,8 +72,13 @@ func (p Portmap) HasChain() (bool, error) {
 		return false, err
 	}
 	defer t.Close()
-	list, err := iptables.Chains{HostportChain: p.chains()[HostportChain]}.Unlink(t)
-	return len(list) > 0, err
+	for _, jump := range (iptables.Chains{HostportChain: p.chains()[HostportChain]}).Jumps() {
+		has, err := t.HasChain(nft.Place{Family: jump.Parent.Family, Table: jump.Parent.Table, Chain: jump.Chain})
+		if has || err != nil {
+			return has, err
+		}
+	}
+	return false, nil
 }
 
 // Write forwards ports by rules as the reference (1.9) writes them to nftables, unless they are there.

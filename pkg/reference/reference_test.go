@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
