@@ -14,11 +14,10 @@ func watchPauses() (stop func() time.Duration) {
 		tick := time.NewTicker(pauseTick)
 		defer tick.Stop()
 		var paused time.Duration
-		for last := time.Now(); ; {
+		for last, more := time.Now(), true; more; {
 			select {
 			case <-ended:
-				sum <- paused
-				return
+				more = false // the pause may have been the last thing that happened
 			case <-tick.C:
 			}
 			now := time.Now()
@@ -27,6 +26,7 @@ func watchPauses() (stop func() time.Duration) {
 			}
 			last = now
 		}
+		sum <- paused
 	}()
 	return func() time.Duration {
 		close(ended)
