@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # failures.awk: reads the log of "go test -v" and prints, for each test that failed and has no failed part of its own: its name, what its comment
-# promises, the last thing that it said, and the command that runs it alone.
-/^=== (RUN|NAME|CONT) / { name = $3 }
+# promises, the last thing that it said, and the command that runs it alone. A package that does not build, or ends early, has its first error.
+/^=== (RUN|NAME|CONT) / { name = $3; early = "" }
 /^ +[^ ]+\.go:[0-9]+: / { said[name] = $0 }
-/^panic: / { said[name] = $0 }
+/^panic: / { said[name] = early = $0 }
+/^\t*running tests:/ { running = 1; next }
+running && /^\t+Test/ { failed[++n] = $1; said[$1] = early; next }
+{ running = 0 }
 /^ *--- FAIL: / { failed[++n] = $3 }
+/^[^ ]+\.go:[0-9]+:[0-9]+: / && early == "" { early = $0 }
 /^FAIL\t/ {
   for (i = 1; i <= n; i++) {
     leaf = 1
     for (j = 1; j <= n; j++) if (index(failed[j], failed[i] "/") == 1) leaf = 0
     if (leaf) tell($2, failed[i])
   }
-  if (n == 0) print "\n" $2 ": does not build, or ended early"
+  if (n == 0) print "\n" $2 "\n  " (/build failed|setup failed/ ? "does not build" : "ended early, after " name) (early == "" ? "" : "\n  " early) "\n  go test " folder($2) " -count=1"
   n = 0
+  name = early = ""
   delete said
 }
+function folder(pkg) {
+  sub(/^github.com\/podlace\/podlace/, ".", pkg)
+  return pkg
+}
 function tell(pkg, test,    dir, top, cause, promise, cmd, run) {
-  dir = pkg
-  sub(/^github.com\/podlace\/podlace/, ".", dir)
+  dir = folder(pkg)
   top = test
   sub(/\/.*/, "", top)
   cmd = "grep -hs -A3 '^// " top "[ :]' " dir "/*_test.go | sed -n '/^\\/\\/ /{s/^\\/\\/ //;p}' | tr '\\n' ' '"
@@ -27,6 +35,8 @@ function tell(pkg, test,    dir, top, cause, promise, cmd, run) {
   cause = test in said ? said[test] : said[top]
   sub(/^ +/, "", cause)
   run = test
+  gsub(/[][().*+?^$|{}\\]/, "\\\\&", run)
+  gsub(/'/, "'\\''", run)
   gsub(/\//, "$/^", run)
   print "\n" test "\n  " (promise == "" ? "(no comment)" : promise) "\n  " (cause == "" ? "(it said nothing)" : cause) "\n  go test " dir " -count=1 -run '^" run "$'"
 }

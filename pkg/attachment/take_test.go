@@ -101,6 +101,17 @@ func TestForgetWithLink(t *testing.T) {
 		}
 		a.Close()
 	}
+	with, _, _, err := Take[testState](requests["bandwidth"])
+	if err != nil || !with.WithLink {
+		t.Fatalf("the record with the link lost that: %v", err)
+	}
+	with.Resave(testState{"y"})
+	with.Close()
+	again, rec, _, err := Waiting.Reopen(KeyOf(requests["bandwidth"]), "bandwidth")
+	if err != nil || !rec.WithLink || !again.WithLink {
+		t.Fatalf("saved again, the record lost that: %+v, %v", rec, err)
+	}
+	again.Close()
 	att, _, _, err := Take[testState](requests["bridge"])
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +205,9 @@ func TestGC(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, id := range []string{"a", "c"} {
+		if !r.Valid[plugin.Attachment{ContainerID: id, IfName: "eth0"}] {
+			t.Errorf("the IPAM plugin may take the addresses of %s, which is not removed", id)
+		}
 		if want := "pod shop/web-0, container " + id + " eth0: cannot"; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}

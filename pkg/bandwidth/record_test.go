@@ -126,3 +126,14 @@ func TestRecordRead(t *testing.T) {
 		t.Errorf("left %s", got)
 	}
 }
+
+// TestRecordGoesWithLink: the record of ADD says that the limits go with the link, for the plugin that deletes the link.
+func TestRecordGoesWithLink(t *testing.T) {
+	l := newLab(t)
+	l.OK(l.Call("ADD", "a"))
+	records, err := attachment.RecordsOf(l.key("a"), "bandwidth")
+	if err != nil || !records["bandwidth"].WithLink {
+		t.Errorf("%+v, %v", records, err)
+	}
+	l.OK(l.Call("DEL", "a"))
+}

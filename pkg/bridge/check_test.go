@@ -238,9 +238,10 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestDelForgetsLimits: the limits of a pod go with its link, and so does their record when bridge's own is lost or damaged.
+// TestDelForgetsLimits: the limits of a pod go with its link, and so does their record, also when bridge's own is lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
+		"there":   func(string) error { return nil },
 		"lost":    os.Remove,
 		"damaged": func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
 	} {

@@ -8,11 +8,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
@@ -164,5 +166,31 @@ func TestMissingProgram(t *testing.T) {
 	var missing *MissingProgram
 	if !errors.As(err, &missing) || err.Error() != "iptables-none is not installed" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestOpenBusy: without wait, Open fails as busy at once while another Edit has the lock.
+func TestOpenBusy(t *testing.T) {
+	needIPTables(t)
+	flush(t)
+	holder, err := Open(true, true)
+	mustDo(t, err)
+	defer holder.Close()
+	failed := make(chan error, 1)
+	go func() {
+		e, err := Open(true, false)
+		if err == nil {
+			e.Close()
+		}
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		var busy interface{ Busy() bool }
+		if !errors.As(err, &busy) || !busy.Busy() {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(store.NodeLockTimeout / 2):
+		t.Error("it waits for the lock")
 	}
 }
