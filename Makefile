@@ -43,15 +43,15 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 	@scripts/test.sh
 
 # Packages whose tests take a second or some: no traffic is measured, and nothing waits.
-QUICK := allocation attachment cli ipam loopback plugin podresources pool reconcile rollback store validate
+QUICK := allocation attachment cli fault ipam iptables loopback nft plugin podresources pool ports reconcile reference rollback store validate
 
 .PHONY: quick
 quick: build ## run the quick tests, in less than a minute, without root
 	@PACKAGES='./integration/deps $(addprefix ./pkg/,$(QUICK))' scripts/test.sh $(ARGS)
 
 .PHONY: race
-race: build ## run the tests of the device plugin with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin pci podresources pool)' scripts/test.sh -race $(ARGS)
+race: build ## run the tests of packages with goroutines with Go's race detector (needs gcc)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter pci plugin podresources pool store)' scripts/test.sh -race $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

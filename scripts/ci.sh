@@ -35,7 +35,7 @@ make install DESTDIR="$folder" >/dev/null
 ls "$folder/opt/cni/bin" "$folder/usr/local/bin"
 rm -rf "$folder"
 
-step race detector on the device plugin
+step race detector
 if command -v gcc >/dev/null; then
   make race
 else
@@ -43,9 +43,10 @@ else
 fi
 
 if root; then
-  # integration calls the plugins as the runtime does, which is root.
-  step test of packages and documents, and demo, as an ordinary user
-  scripts/as-user.sh 'PACKAGES="./pkg/... ./integration/docs" make test && make demo'
+  # The other packages do the same for every user, and integration calls the plugins as the runtime does, which is root.
+  step test of packages that depend on the user, and demo, as an ordinary user
+  packages=(attachment bandwidth bridge demo hostlocal ipam iptables kernel/... loopback portmap reconcile reference rollback sandbox sriov)
+  scripts/as-user.sh "PACKAGES='${packages[*]/#/./pkg/}' make test && make demo"
 
   step real containerd
   (cd integration/e2e/containerd && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)

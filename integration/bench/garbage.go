@@ -198,7 +198,7 @@ func (l *ledger) exact() error {
 	return nil
 }
 
-// linked tells whether the real attachment still has its interface.
+// linked reports whether the real attachment still has its interface.
 func (l *ledger) linked() (found bool, err error) {
 	err = l.chain.pod.Do(func() error {
 		data, err := os.ReadFile("/proc/thread-self/net/dev")

@@ -41,7 +41,7 @@ func groupNames() []string {
 	return names
 }
 
-// wants tells whether a group was asked for, by its name or by one that stands for several.
+// wants reports whether a group was asked for, by its name or by one that stands for several.
 func (o options) wants(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath

@@ -199,7 +199,7 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// within tells whether a package is another or below it.
+// within reports whether a package is another or below it.
 func within(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {

@@ -216,7 +216,7 @@ func needTools(t testing.TB, config string) {
 	}
 }
 
-// usesIPTables tells whether a configuration names the backend, or has a key that only this backend has.
+// usesIPTables reports whether a configuration names the backend, or has a key that only this backend has.
 func usesIPTables(config string) bool {
 	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"},
 		func(s string) bool { return strings.Contains(config, s) })

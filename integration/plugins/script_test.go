@@ -88,7 +88,7 @@ func (s *script) close() {
 // without DEL, so that the next script does not see them go.
 func awaitQuiet() { awaitVeths(0) }
 
-// awaitVeths waits until the host has n veth interfaces, and tells whether it has.
+// awaitVeths waits until the host has n veth interfaces, and reports whether it has.
 func awaitVeths(n int) bool {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		links, err := net.Interfaces()

@@ -106,7 +106,7 @@ func (r row) against(other row, i int) interval {
 	return confidence(runs)
 }
 
-// same tells whether another row is of the same choice.
+// same reports whether another row is of the same choice.
 func (r row) same(other row) bool {
 	return r.topology == other.topology && r.policy == other.policy && r.allocator == other.allocator
 }

@@ -133,7 +133,7 @@ func claimedDevice(name string) (bool, error) {
 	return claimed(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe tells whether the link that is redirected to a device can be the host side of the pod's interface, under whatever name the pod
+// mayServe reports whether the link that is redirected to a device can be the host side of the pod's interface, under whatever name the pod
 // has it by now. A device that is named by eth0 can be that of the reference for another interface, or eth0's own. Without a namespace
 // the name has to do; a pod that lives all the same keeps its traffic, as the redirect goes first.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {

@@ -297,7 +297,7 @@ func (n *sriovNode) nodeOf(cpu int) int {
 	return pci.Unknown
 }
 
-// hasCPU tells whether a list such as 0-3,8 has a CPU.
+// hasCPU reports whether a list such as 0-3,8 has a CPU.
 func hasCPU(list string, cpu int) bool {
 	for part := range strings.SplitSeq(list, ",") {
 		from, to, isRange := strings.Cut(part, "-")

@@ -66,7 +66,7 @@ func (n *sriovNode) unserved(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
-// means tells whether a word on the command line is a device: its address, its interface, that of its PF, or its resource.
+// means reports whether a word on the command line is a device: its address, its interface, that of its PF, or its resource.
 func (n *sriovNode) means(e pool.Explanation, what string) bool {
 	d, _ := n.snapshot.Device(e.Device)
 	pf, _ := n.snapshot.Device(d.PF)
@@ -96,7 +96,7 @@ func (n *sriovNode) tellAll(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// possible tells whether a container could have so many devices of a resource.
+// possible reports whether a container could have so many devices of a resource.
 func (f *sriovFlags) possible(n *sriovNode, stdout io.Writer, resource string) error {
 	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
 	if i < 0 {

@@ -51,7 +51,7 @@ func sudoCommand(sudo string) ([]string, error) {
 	return append([]string{sudo, exe}, os.Args[1:]...), nil
 }
 
-// mayAsk tells whether sudo works without a password or there is somebody to
+// mayAsk reports whether sudo works without a password or there is somebody to
 // type one.
 func mayAsk(ctx context.Context, sudo string) bool {
 	if exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil {

@@ -51,7 +51,7 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed tells whether anything missed.
+// Failed reports whether anything missed.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
 // Row returns the row of a step.

@@ -246,7 +246,7 @@ func (d *daemon) forgetDevices() {
 	}
 }
 
-// reload reads the configuration again if it is another, or if somebody asks for it, and tells whether there is a new one. One with errors
+// reload reads the configuration again if it is another, or if somebody asks for it, and reports whether there is a new one. One with errors
 // is refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
@@ -339,7 +339,7 @@ func (d *daemon) resources() []string {
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// has tells whether an ID is a device of this node, which another device plugin may have handed out.
+// has reports whether an ID is a device of this node, which another device plugin may have handed out.
 func (d *daemon) has(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -360,7 +360,7 @@ func (d *daemon) faults() map[string]string {
 	return all
 }
 
-// ready tells whether pods can get every resource.
+// ready reports whether pods can get every resource.
 func (d *daemon) ready() (missing []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

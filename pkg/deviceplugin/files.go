@@ -208,7 +208,7 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI tells whether the node has CDI specifications of others, whose runtime then reads ours.
+// hasCDI reports whether the node has CDI specifications of others, whose runtime then reads ours.
 func (f files) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

@@ -73,7 +73,7 @@ func (o *offer) healthy() (n int) {
 	return n
 }
 
-// same tells whether the kubelet would see no difference.
+// same reports whether the kubelet would see no difference.
 func (o *offer) same(other *offer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }

@@ -186,7 +186,7 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// lost tells whether the kubelet cannot, or does not, use the socket: it removes all when it starts.
+// lost reports whether the kubelet cannot, or does not, use the socket: it removes all when it starts.
 func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true
@@ -284,7 +284,7 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// ready tells whether pods can get devices of the resource.
+// ready reports whether pods can get devices of the resource.
 func (r *registrar) ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -62,7 +62,7 @@ type socketID struct {
 	made       int64 // nanoseconds since 1970: numbers of inodes come again
 }
 
-// same tells whether it is one socket, for who has it open: its number is not given to another.
+// same reports whether it is one socket, for who has it open: its number is not given to another.
 func (id socketID) same(other socketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
 // idOf returns the socket at a path; ok is false when there is none.
@@ -143,7 +143,7 @@ func (d *daemon) awaitLost(ctx context.Context, path string, own socketID) (*net
 	}
 }
 
-// answered tells whether somebody listens.
+// answered reports whether somebody listens.
 func answered(path string) bool {
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {

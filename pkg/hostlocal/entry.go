@@ -25,14 +25,14 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// knows tells whether a lease is the one that the entry is about. Another program may have ended that and made the same one for a new pod
+// knows reports whether a lease is the one that the entry is about. Another program may have ended that and made the same one for a new pod
 // that has the container's ID, in another boot or namespace.
 func (e entry) knows(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
 }
 
-// after tells whether a lease of the entry was made after a time.
+// after reports whether a lease of the entry was made after a time.
 func (e entry) after(at time.Time) bool {
 	for _, written := range e.Written {
 		if written > at.UnixNano() {
@@ -65,7 +65,7 @@ func (e entry) String() string {
 	return text
 }
 
-// within tells whether an address of the entry is of the set.
+// within reports whether an address of the entry is of the set.
 func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
@@ -88,7 +88,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard tells whether the name is a shard's: others have the bit of one.
+// isShard reports whether the name is a shard's: others have the bit of one.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

@@ -82,7 +82,7 @@ func gc(r *plugin.Request) error {
 	})
 }
 
-// valid tells whether a lease is in the list of GC; one of the old format has no interface name and is kept while its container
+// valid reports whether a lease is in the list of GC; one of the old format has no interface name and is kept while its container
 // has any valid attachment.
 func valid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {

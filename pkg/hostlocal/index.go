@@ -97,7 +97,7 @@ func (x *index) goWithout(memory map[string]shard, err error) {
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// trusted tells whether nobody else changed the lease folder since settle, in this boot.
+// trusted reports whether nobody else changed the lease folder since settle, in this boot.
 func (x *index) trusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -169,7 +169,7 @@ func bit(name string) (at int, mask byte) {
 	return int(number/8) % (shards / 8), 1 << (number % 8)
 }
 
-// has tells whether a shard should exist; one that does not has no leases.
+// has reports whether a shard should exist; one that does not has no leases.
 func (x *index) has(name string) bool {
 	at, mask := bit(name)
 	return x.shards[at]&mask != 0
@@ -337,5 +337,5 @@ func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard
 	return byName
 }
 
-// dead tells whether the pod of an entry is certainly gone: the node was booted since, or its namespace no longer exists.
+// dead reports whether the pod of an entry is certainly gone: the node was booted since, or its namespace no longer exists.
 func (x *index) dead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

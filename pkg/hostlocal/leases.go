@@ -211,7 +211,7 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// holds tells whether the lease of addr is a's.
+// holds reports whether the lease of addr is a's.
 func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) {

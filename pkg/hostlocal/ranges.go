@@ -100,7 +100,7 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// pointToPoint tells whether a subnet has no room for a network address, a broadcast address and a gateway of its own: all of its one or
+// pointToPoint reports whether a subnet has no room for a network address, a broadcast address and a gateway of its own: all of its one or
 // two addresses are for pods (RFC 3021 for IPv4, RFC 6164 for IPv6).
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
@@ -111,7 +111,7 @@ func lastUsable(p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// Contains tells whether addr is between the ends of the range.
+// Contains reports whether addr is between the ends of the range.
 func (r Range) Contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.Start.BitLen() && !addr.Less(r.Start) && !r.End.Less(addr)
 }

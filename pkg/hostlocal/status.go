@@ -80,7 +80,7 @@ func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 	return full, nil
 }
 
-// collectable tells whether an ADD would find an address of a pod that is gone.
+// collectable reports whether an ADD would find an address of a pod that is gone.
 func (l *leases) collectable(set RangeSet) bool {
 	dir, err := store.Open(indexPath(l.dir.Path()))
 	if err != nil {

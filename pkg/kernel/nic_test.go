@@ -197,7 +197,7 @@ func (c card) give(t *testing.T, vf int, ip string) end {
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// reaches tells whether one of many packets came within a time.
+// reaches reports whether one of many packets came within a time.
 func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn

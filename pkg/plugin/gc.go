@@ -60,10 +60,10 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate tells whether GC has to look at an attachment.
+// Candidate reports whether GC has to look at an attachment.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale tells whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is when
+// Stale reports whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is when
 // it was last recorded. One that is spared counts as valid from then on.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
@@ -124,7 +124,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone tells whether a namespace is certainly gone, by its path; "" is none that one could know of.
+// NetnsGone reports whether a namespace is certainly gone, by its path; "" is none that one could know of.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -133,7 +133,7 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsExists tells whether a path leads to a network namespace.
+// NetnsExists reports whether a path leads to a network namespace.
 func NetnsExists(path string) bool {
 	f, err := openNetns(path)
 	if err == nil {

@@ -129,7 +129,7 @@ func (n *node) only() int {
 	return 0
 }
 
-// mixed tells whether devices must be kept apart because the node of some is unknown. Names that have no room for an ending stay as they
+// mixed reports whether devices must be kept apart because the node of some is unknown. Names that have no room for an ending stay as they
 // are.
 func (r *Resource) mixed(n *node, devices []Device) bool {
 	if !r.splits(noNUMA) || !n.several() || len(r.Name)+len(noNUMA) > maxName {

@@ -78,7 +78,7 @@ func hostPattern(s string) (string, error) {
 	return s, nil
 }
 
-// onHost tells whether an entry counts on a host: without patterns it does on all.
+// onHost reports whether an entry counts on a host: without patterns it does on all.
 func onHost(patterns []string, host string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		ok, _ := path.Match(p, host)
@@ -91,7 +91,7 @@ func (r *Resource) variable() string {
 	return strings.ToUpper(strings.ReplaceAll(r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// splits tells whether devices of the resource may be offered under its name with an ending.
+// splits reports whether devices of the resource may be offered under its name with an ending.
 func (r *Resource) splits(ending string) bool {
 	if ending == noNUMA {
 		return r.UnknownNUMA == unlocatedOmit && !r.ExcludeTopology || r.SplitByNUMA && r.UnknownNUMA != unlocatedExclude

@@ -78,16 +78,16 @@ func (n *node) pfs(names func(subject) []string) (out []string) {
 	return out
 }
 
-// online tells whether the machine has a NUMA node.
+// online reports whether the machine has a NUMA node.
 func (n *node) online(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// several tells whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does not
+// several reports whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does not
 // say.
 func (n *node) several() bool { return len(n.Nodes) > 1 }
 
-// located tells whether the NUMA node of a device is known and one that the kubelet knows, too.
+// located reports whether the NUMA node of a device is known and one that the kubelet knows, too.
 func (n *node) located(d *pci.Device) bool { return n.online(d.NUMANode) }
 
 // busy returns why a device can be in no resource, "" if it can.
@@ -136,7 +136,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// is tells whether a device is the PF that is meant.
+// is reports whether a device is the PF that is meant.
 func (pf *pfEntry) is(d subject) bool {
 	if d.IsVF() {
 		return false

@@ -110,7 +110,7 @@ func find(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-// is tells whether a value has a kind; if not, that is a problem.
+// is reports whether a value has a kind; if not, that is a problem.
 func (r *reader) is(v value, want kind) bool {
 	if v.kind == want {
 		return true

@@ -159,7 +159,7 @@ func parseSpan(s string) (span [2]int, err error) {
 	return span, nil
 }
 
-// has tells whether a device is in a range of its PF; what is no VF has no index.
+// has reports whether a device is in a range of its PF; what is no VF has no index.
 func (p pfRange) has(d subject) bool {
 	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
 }

@@ -90,7 +90,7 @@ func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
 	return pod
 }
 
-// connects tells whether a machine reaches a pod on port 80, where somebody listens. The first packet may have to wait for one resend.
+// connects reports whether a machine reaches a pod on port 80, where somebody listens. The first packet may have to wait for one resend.
 func connects(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
 	err := from.Do(func() error {

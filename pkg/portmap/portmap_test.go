@@ -37,7 +37,7 @@ func backends(t *testing.T, test func(lab)) {
 	}
 }
 
-// mapped tells whether anything of a container is there, in either backend.
+// mapped reports whether anything of a container is there, in either backend.
 func (l lab) mapped(id string) bool {
 	l.Helper()
 	for _, line := range elements(l.T) {

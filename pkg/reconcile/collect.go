@@ -78,7 +78,7 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// knows tells whether a plugin runs, by itself or for another, or stands in the configuration.
+// knows reports whether a plugin runs, by itself or for another, or stands in the configuration.
 func (p *Plan) knows(name string) bool {
 	same := func(pl Plugin) bool { return pl.Type == name || pl.IPAM == name }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)

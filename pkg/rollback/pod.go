@@ -93,7 +93,7 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// alive tells whether the interface of an attachment still exists. Where another main plugin made it, the pod's namespace tells: the
+// alive reports whether the interface of an attachment still exists. Where another main plugin made it, the pod's namespace tells: the
 // interface must have an address that ports lead to.
 func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {

@@ -84,7 +84,7 @@ func (j *job) settle(h *held) error {
 	return j.restore(h, left)
 }
 
-// has tells whether the owner of a journal has the VF.
+// has reports whether the owner of a journal has the VF.
 func (n *node) has(left journal) (bool, error) {
 	pod, link, alive, err := inPod(left)
 	if err != nil || !alive {

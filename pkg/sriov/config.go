@@ -98,7 +98,7 @@ const (
 	defaultKubelet = "/var/lib/kubelet"
 )
 
-// chained tells whether other plugins came before this one and made the pod's interface.
+// chained reports whether other plugins came before this one and made the pod's interface.
 func chained(r *plugin.Request) bool { return r.Prev != nil }
 
 // parseConfig reads the configuration of an ADD, CHECK, STATUS or GC.
@@ -334,7 +334,7 @@ func (s pfSettings) apply(now kernel.VF) kernel.VF {
 	return now
 }
 
-// any tells whether the PF has to be told anything, and names it.
+// any reports whether the PF has to be told anything, and names it.
 func (s pfSettings) any() (key string, ok bool) {
 	for _, k := range []struct {
 		key string

@@ -64,7 +64,7 @@ func (l igb) killed(at int, verb, id string, keys ...any) (where string, done bo
 	return moments[at-1], false
 }
 
-// clean tells whether the VFs are as before, nothing is recorded, and so many leases are left.
+// clean reports whether the VFs are as before, nothing is recorded, and so many leases are left.
 func (l igb) clean(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.home())

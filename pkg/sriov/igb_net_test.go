@@ -42,7 +42,7 @@ func (a attached) endOf(name string) (e end) {
 	return e
 }
 
-// reaches tells whether one of many packets came within a time.
+// reaches reports whether one of many packets came within a time.
 func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn

@@ -43,7 +43,7 @@ type card struct {
 	pfLink kernel.Link // Index is 0 without one
 }
 
-// Userspace tells whether a driver leaves a VF to a program, so that it has no interface.
+// Userspace reports whether a driver leaves a VF to a program, so that it has no interface.
 func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
@@ -88,7 +88,7 @@ func (n *node) asPF(c card) (vf kernel.VF, ok bool, err error) {
 }
 
 // inPod finds the interface of the VF of a journal in the namespace of its owner: by the device, or by name and MAC where the kernel,
-// before Linux 5.14, does not tell of it. alive tells whether there is a namespace, which the caller closes then.
+// before Linux 5.14, does not tell of it. alive reports whether there is a namespace, which the caller closes then.
 func inPod(j journal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -370,7 +370,7 @@ func (x *restoring) restoreAltNames(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// same tells whether a PF is set for a VF as it was.
+// same reports whether a PF is set for a VF as it was.
 func same(a, b kernel.VF) bool {
 	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
 	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&

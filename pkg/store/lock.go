@@ -153,7 +153,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost tells whether the lock file was removed or replaced since, so that another process may hold "the" lock too.
+// Lost reports whether the lock file was removed or replaced since, so that another process may hold "the" lock too.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, 0) != nil {

@@ -73,7 +73,7 @@ func holder(t *testing.T, dir, which string, files ...*os.File) (release func())
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// waits tells whether a lock has to be waited for, and takes it after release.
+// waits reports whether a lock has to be waited for, and takes it after release.
 func waits(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable tells whether files can be made in dir, or dir itself where it is missing. The error names dir, or the folder above that is in
+// Writable reports whether files can be made in dir, or dir itself where it is missing. The error names dir, or the folder above that is in
 // the way.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)

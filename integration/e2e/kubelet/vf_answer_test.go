@@ -219,7 +219,7 @@ func (l *vfLab) signal(s syscall.Signal) {
 	}
 }
 
-// refusedAtStart tells whether the kubelet refuses a pod that it had before it was killed: it wants the device plugin registered first.
+// refusedAtStart reports whether the kubelet refuses a pod that it had before it was killed: it wants the device plugin registered first.
 func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	l.t.Helper()
 	within(l.t, 60*time.Second, "pod "+pod+" starts or is refused", func() error {
