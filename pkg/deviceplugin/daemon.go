@@ -246,8 +246,8 @@ func (d *daemon) forgetDevices() {
 	}
 }
 
-// reload reads the configuration again if it is another, or if somebody asks for it, and reports whether there is a new one. One with errors
-// is refused, and the present one stays.
+// reload reads the configuration again if it is another, or if somebody asks for it, and reports whether there is a new one. One with
+// errors is refused, and the present one stays.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.text) {

@@ -63,8 +63,8 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 // Candidate reports whether GC has to look at an attachment.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is when
-// it was last recorded. One that is spared counts as valid from then on.
+// Stale reports whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is
+// when it was last recorded. One that is spared counts as valid from then on.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false

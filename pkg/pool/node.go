@@ -83,8 +83,8 @@ func (n *node) online(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// several reports whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does not
-// say.
+// several reports whether the machine has more than one NUMA node. With one it does not matter where devices are, and firmware often does
+// not say.
 func (n *node) several() bool { return len(n.Nodes) > 1 }
 
 // located reports whether the NUMA node of a device is known and one that the kubelet knows, too.
