@@ -43,6 +43,17 @@ func TestStatusNeverWaits(t *testing.T) {
 		}
 		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
 		unlock()
+		if strings.HasSuffix(l.Name(), "/iptables") {
+			table, err := iptables.Open(true, true)
+			if err != nil {
+				l.Fatal(err)
+			}
+			began = time.Now()
+			if status(); time.Since(began) >= store.NodeLockTimeout {
+				l.Errorf("it waited %v for the lock of iptables", time.Since(began))
+			}
+			table.Close()
+		}
 		if says := status(); !strings.Contains(says, "restored from the records") {
 			l.Errorf("it does not log what it restores: %s", says)
 		}
