@@ -110,6 +110,32 @@ func TestStatusNeverWaits(t *testing.T) {
 	l.OK(a.check())
 }
 
+// TestStatusNeverWaitsForIPTables: STATUS does not wait for the lock of iptables. The next one restores.
+func TestStatusNeverWaitsForIPTables(t *testing.T) {
+	if !iptables.Installed(true) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := bareLab(t, "name", "busy", "bridge", "btsi", "ipam", hostLocal("10.74.1.0/24"), "isGateway", true, "ipMasq", true,
+		"ipMasqBackend", "iptables")
+	t.Cleanup(func() { _ = onHost("btsi", netlink.LinkDel) })
+	a := l.add("a")
+	if err := flushNFT(); err != nil {
+		t.Fatal(err)
+	}
+	table, err := iptables.Open(true, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if o := l.OK(l.Call("STATUS", "")); o.Log != "" || time.Since(began) >= store.NodeLockTimeout {
+		t.Errorf("it waited %v for a lock, or restored without one: %s", time.Since(began), o.Log)
+	}
+	table.Close()
+	l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
+	l.OK(l.Call("STATUS", ""))
+	l.OK(a.check())
+}
+
 // TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
 func TestStatusWithoutPods(t *testing.T) {
 	l := bareLab(t, "antiSpoof", true)
