@@ -41,7 +41,7 @@ func only() map[string][]string {
 	return map[string][]string{
 		// The doors to the kernel. The sandbox has one of its own, to look at the state with other eyes than the code that made it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
-		"github.com/google/nftables":     {"pkg/nft", "pkg/reference", "pkg/bridge", "pkg/portmap"},
+		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
 		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
 		// blocking, bridge, portmap and reference write rules of nf_tables.

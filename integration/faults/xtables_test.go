@@ -142,8 +142,8 @@ func onlyPortmap(t *testing.T) *sweep {
 	return s
 }
 
-// testXTablesLock: whoever holds the lock for long stops one ADD or DEL for a while, which says that it is to be tried again. An ADD has
-// then left nothing, so that its DEL waits for nobody.
+// testXTablesLock: while another program holds the lock of xtables, ADD and DEL wait for a bounded time and then return code 11 (try again
+// later). The failed ADD leaves nothing, so its DEL needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
 	choose := alternatives(t)
 	choose("legacy")

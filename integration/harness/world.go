@@ -39,8 +39,8 @@ type Oracle struct {
 // StateDirs returns the folders of records and of leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
-// Harmless are files that remember no attachment: locks, and where the search for
-// the next address begins, also when half written, since the next ADD writes it anew.
+// Harmless matches files that belong to no attachment: locks, marks of the node or a network, and the address at which the next search
+// begins. A partly written file of the last kind is harmless, too: the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/\.podlace/[^/]+/(\.tmp-)?(mark|released)$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|no-fq_codel|shared-hostports)$|/\.(bridge|made|found)-[^/]+$`
 
 // Watch returns an oracle of the state as it is now.
@@ -81,8 +81,7 @@ func (o *Oracle) Diff() ([]string, error) {
 	return sandbox.Diff(o.before, now), nil
 }
 
-// Clean fails the test if anything differs, and then goes on from there, so that
-// one leak is told once.
+// Clean fails the test if the state differs. Later calls compare with the state of this call, so each leak is reported once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()

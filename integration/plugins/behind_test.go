@@ -56,7 +56,8 @@ func readBehind(t *testing.T, file string) string {
 	return string(conflist)
 }
 
-// openBehind finds Podlace's plugins before those of others, and skips the test when one is missing.
+// openBehind opens a network. It searches Podlace's folder first, then the folders of other plugins, and skips the test if a plugin is
+// missing.
 func openBehind(t *testing.T, conflist string) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork([]byte(conflist), t.TempDir(), nil)
@@ -82,7 +83,7 @@ type view struct {
 	title   string
 	from    *sandbox.Pod
 	address string
-	seen    string // the address by which the pod sees the client, if it is told
+	seen    string // the client as the pod sees it without masqAll; empty if it is not compared
 }
 
 func (b *behind) views(v6 bool) []view {

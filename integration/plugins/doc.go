@@ -6,8 +6,8 @@
 //   - testdata/script holds testscript scripts, one per promise; -update rewrites
 //     their golden output.
 //   - TestChain* drive whole conflists through libcni in every version.
-//   - TestBehind* chain portmap and bandwidth after main plugins of others, and
-//     between plugins of others; calico stands in for the plugin of that name.
+//   - TestBehind* chain portmap and bandwidth after third-party main plugins, and
+//     between third-party plugins; harness/calico stands in for Calico's plugin.
 //   - TestBad* hold tables of input that must be refused, TestGood* and TestRuntime* of
 //     input that must not.
 package plugins

@@ -75,9 +75,10 @@ func breakages() map[string]struct {
 		"isolated":             {host(func(l netlink.Link) error { return netlink.LinkSetIsolated(l, true) }), "isolated true", nil},
 		"IPv4 gateway":         {bridge(delAddress("10.60.0.1/24")), "gateway address 10.60.0.1/24 is missing on bt0", nil},
 		"IPv6 gateway":         {bridge(delAddress("fd00:60::1/64")), "gateway address fd00:60::1/64 is missing on bt0", nil},
-		"rules flushed":        {func(attached) error { return flushNFT() }, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing", nil},
+		"rules flushed": {func(attached) error { return kerneltest.FlushNFT() }, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing",
+			nil},
 		"one family flushed": {func(attached) error { return flushSet("pods6-") }, "masquerade of [fd00:60::/64] is missing",
-			func(attached) error { return flushNFT() }},
+			func(attached) error { return kerneltest.FlushNFT() }},
 		"lease deleted": {func(a attached) error { return os.Remove(a.leaseFile(0)) }, "lease of", nil},
 		"lease of another": {func(a attached) error { return os.WriteFile(a.leaseFile(1), []byte("other\r\neth0"), 0o600) },
 			"belongs to container",
@@ -228,7 +229,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
-	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), flushNFT()); err != nil {
+	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), kerneltest.FlushNFT()); err != nil {
 		t.Fatal(err)
 	}
 	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of a pod without a record of Podlace is missing") {

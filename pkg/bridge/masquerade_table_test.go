@@ -56,20 +56,10 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-func mustDo(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // emptyNode is a node whose nftables are empty, before the test and after it.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
-	mustDo(t, flushNFT())
-	t.Cleanup(func() { mustDo(t, flushNFT()) })
+	kerneltest.EmptyNFT(t)
 	return lab{kerneltest.Lab{T: t}}.host()
 }
 
@@ -78,7 +68,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // TestRules compares chains and rules, as the kernel tells them, with golden files; -update rewrites them.
 func TestRules(t *testing.T) {
 	emptyNode(t)
-	mustDo(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
+	kerneltest.Must(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
 	kerneltest.Golden(t, nft.MasqueradeTable, *update)
 }
 
@@ -93,10 +83,10 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
 	missing, err := missingMasquerade(h, m)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	if compareMasquerade(h, MasqueradeSets{Network: m.Network, Local: multicast()}) == nil {
 		if err := addMasquerade(h, missing); !isExist(err) {
-			mustDo(t, err)
+			kerneltest.Must(t, err)
 			return
 		}
 	}
@@ -104,7 +94,7 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	for _, a := range all {
 		sum.Sources, sum.Local = append(sum.Sources, a.Sources...), append(sum.Local, a.Local...)
 	}
-	mustDo(t, SetMasquerade(sum))
+	kerneltest.Must(t, SetMasquerade(sum))
 }
 
 // mustCover wants all sources to be masqueraded.
@@ -121,7 +111,7 @@ func TestMasquerade(t *testing.T) {
 	if missing, err := missingMasquerade(h, m); len(missing.Sources) != 2 || err != nil {
 		t.Errorf("before: %v, %v", missing, err)
 	}
-	mustDo(t, delMasquerade(h, m), endMasquerade(m)) // there is no table yet
+	kerneltest.Must(t, delMasquerade(h, m), endMasquerade(m)) // there is no table yet
 	ensure(t, h, m)
 	mustCover(t, h, m)
 	for what, c := range map[string][2]string{
@@ -139,7 +129,7 @@ func TestMasquerade(t *testing.T) {
 	if diff := cmp.Diff(before, kerneltest.Records(t, "nft ")); diff != "" {
 		t.Errorf("a second pod changed:\n%s", diff)
 	}
-	mustDo(t, endMasquerade(m))
+	kerneltest.Must(t, endMasquerade(m))
 	if lines := kerneltest.Records(t, "nft ", m.name()); len(lines) > 0 {
 		t.Errorf("left %q", lines)
 	}
@@ -198,7 +188,7 @@ func TestMasqueradeAddresses(t *testing.T) {
 		mustCover(t, h, m)
 	}
 	for range 2 {
-		mustDo(t, delMasquerade(h, b), delMasquerade(h, MasqueradeSets{Network: "net"}))
+		kerneltest.Must(t, delMasquerade(h, b), delMasquerade(h, MasqueradeSets{Network: "net"}))
 	}
 	if got, want := inSet(t, "pods", "net", true), "10.9.0.2-10.9.0.3 10.9.0.255-10.9.1.0 10.9.3.2-10.9.3.3"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -215,12 +205,12 @@ func TestMasqueradeNetworks(t *testing.T) {
 	two.Network = strings.Repeat("long-name.", 25)
 	ensure(t, h, one)
 	ensure(t, h, two)
-	mustDo(t, endMasquerade(one))
+	kerneltest.Must(t, endMasquerade(one))
 	mustCover(t, h, two)
 	if missing, err := missingMasquerade(h, one); len(missing.Sources) != 1 || err != nil {
 		t.Errorf("%v, %v", missing, err)
 	}
-	mustDo(t, endMasquerade(one)) // nothing of it is there
+	kerneltest.Must(t, endMasquerade(one)) // nothing of it is there
 	mustCover(t, h, two)
 }
 
@@ -244,7 +234,7 @@ func TestMasqueradeAfterFlush(t *testing.T) {
 	m := subnets("10.1.0.0/24")
 	ensure(t, h, m)
 	before := kerneltest.Records(t, "nft ")
-	mustDo(t, flushNFT())
+	kerneltest.Must(t, kerneltest.FlushNFT())
 	ensure(t, h, m)
 	if diff := cmp.Diff(before, kerneltest.Records(t, "nft ")); diff != "" || len(before) < 10 {
 		t.Errorf("%d lines before:\n%s", len(before), diff)

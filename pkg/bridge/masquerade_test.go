@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -100,7 +101,7 @@ func TestMasqueradeFlushed(t *testing.T) {
 	if l.masquerades("10.61.0.7/32", "") == nil {
 		t.Error("an address that no pod has is masqueraded")
 	}
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	l.other().add("7")

@@ -38,7 +38,7 @@ func dualStack() object {
 // bareLab is a node without the network.
 func bareLab(t *testing.T, keys ...any) lab {
 	t.Helper()
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	return lab{kerneltest.Lab{T: t, Plugin: Plugin(hostlocal.Plugin()).Run, Pod: kerneltest.NewPod(t),
@@ -120,15 +120,6 @@ func onHost(name string, change func(netlink.Link) error) error {
 
 func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
-}
-
-func flushNFT() error {
-	c, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	c.FlushRuleset()
-	return c.Flush()
 }
 
 // flushSet empties the masquerade sets whose names begin with a prefix.

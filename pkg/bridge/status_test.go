@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -88,7 +89,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
 	a := l.add("a")
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	unlock, err := attachment.Waiting.Node(guards)
@@ -119,7 +120,7 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 		"ipMasqBackend", "iptables")
 	t.Cleanup(func() { _ = onHost("btsi", netlink.LinkDel) })
 	a := l.add("a")
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	table, err := iptables.Open(true, true)
@@ -139,7 +140,7 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 // TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
 func TestStatusWithoutPods(t *testing.T) {
 	l := bareLab(t, "antiSpoof", true)
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	l.OK(l.Call("STATUS", ""))

@@ -315,7 +315,7 @@ func vlanBreakages(a attached) map[string]func() error {
 		},
 		"or its port is down":                  func() error { return onHost(gateway, netlink.LinkSetDown) },
 		"btv.100, the gateway of VLAN 100, or": func() error { return onHost("btv.100", netlink.LinkSetDown) },
-		"the gateway btv.100 misses an entry in nftables table inet podlace_vlan": flushNFT,
+		"the gateway btv.100 misses an entry in nftables table inet podlace_vlan": kerneltest.FlushNFT,
 		"gateway address 10.78.0.1/24 is missing on btv.100": func() error {
 			return onHost("btv.100",
 				delAddress("10.78.0.1/24"))

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/store"
@@ -73,28 +72,6 @@ func needIPTables(t *testing.T) {
 	}
 }
 
-// flush empties nf_tables, and again at the end of the test.
-func flush(t *testing.T) {
-	t.Helper()
-	now := func() {
-		c, err := nftables.New()
-		mustDo(t, err)
-		c.FlushRuleset()
-		mustDo(t, c.Flush())
-	}
-	now()
-	t.Cleanup(now)
-}
-
-func mustDo(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // apply edits the nat table.
 func apply(is4 bool, lines func(NAT) []string) error {
 	e, err := Open(is4, true)
@@ -107,37 +84,37 @@ func apply(is4 bool, lines func(NAT) []string) error {
 
 func TestEdit(t *testing.T) {
 	needIPTables(t)
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	for _, is4 := range []bool{true, false} {
 		edit := func(lines ...string) error {
 			return apply(is4, func(NAT) []string { return lines })
 		}
-		mustDo(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
-		mustDo(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
+		kerneltest.Must(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
+		kerneltest.Must(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
 			"-A POSTROUTING -p udp -j KT-B"))
 		// A line that is wrong undoes those before it.
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)
 		}
 		nat, err := Read(is4)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
 			t.Errorf("got %q", nat)
 		}
-		mustDo(t, RemoveChain("POSTROUTING", "KT-A"))
+		kerneltest.Must(t, RemoveChain("POSTROUTING", "KT-A"))
 		nat, err = Read(is4)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
 			t.Errorf("left %q", nat)
 		}
-		mustDo(t, RemoveChain("POSTROUTING", "KT-B"))
+		kerneltest.Must(t, RemoveChain("POSTROUTING", "KT-B"))
 	}
 }
 
 // TestEditParallel: what one reads still holds when it writes, so that nobody's chain is lost.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	var group sync.WaitGroup
 	for i := range 6 {
 		group.Go(func() {
@@ -155,7 +132,7 @@ func TestEditParallel(t *testing.T) {
 	}
 	group.Wait()
 	nat, err := Read(true)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	if n := len(nat.Rules("KT-SHARED")); n != 6 {
 		t.Errorf("%d of 6 rules are there: %q", n, nat)
 	}
@@ -172,9 +149,9 @@ func TestMissingProgram(t *testing.T) {
 // TestOpenBusy: without wait, Open fails as busy at once while another Edit has the lock.
 func TestOpenBusy(t *testing.T) {
 	needIPTables(t)
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	holder, err := Open(true, true)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer holder.Close()
 	failed := make(chan error, 1)
 	go func() {

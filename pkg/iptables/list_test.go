@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // TestList compares what List reads, chain by chain, with the whole table, and changes nothing.
 func TestList(t *testing.T) {
 	needIPTables(t)
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	t.Setenv("XTABLES_LIBDIR", t.TempDir()) // without modules no rule can be shown
 	for _, is4 := range []bool{true, false} {
 		empty, err := List(is4, "POSTROUTING", "KT-A")
@@ -28,12 +30,12 @@ func TestList(t *testing.T) {
 		t.Errorf("List made %s, %v", out, err)
 	}
 	for _, is4 := range []bool{true, false} {
-		mustDo(t, apply(is4, func(NAT) []string {
+		kerneltest.Must(t, apply(is4, func(NAT) []string {
 			return []string{":KT-A - [0:0]", ":KT-B - [0:0]", `-A KT-A -p tcp -m comment --comment "name: \"n\"" -m tcp --dport 80 -j KT-B`,
 				"-A POSTROUTING -j KT-A"}
 		}))
 		want, err := Read(is4)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		for chain := range want {
 			if !strings.HasPrefix(chain, "KT-") && chain != "POSTROUTING" {
 				delete(want, chain)
@@ -43,7 +45,7 @@ func TestList(t *testing.T) {
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%v\n%s", err, diff)
 		}
-		mustDo(t, RemoveChain("POSTROUTING", "KT-A"), RemoveChain("POSTROUTING", "KT-B"))
+		kerneltest.Must(t, RemoveChain("POSTROUTING", "KT-A"), RemoveChain("POSTROUTING", "KT-B"))
 	}
 }
 
@@ -55,7 +57,7 @@ func TestListBusy(t *testing.T) {
 		"lock held":            `test "$1" = --version && echo "iptables v1.8.9 (legacy)" || exit 4`,
 	} {
 		path := filepath.Join(t.TempDir(), "iptables")
-		mustDo(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+		kerneltest.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 		if nat, err := listWithin(time.Second/2, path, []string{"POSTROUTING"}); !isBusy(err) || nat != nil {
 			t.Errorf("%s: %v, %v", what, nat, err)
 		}

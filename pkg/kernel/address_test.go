@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 func TestPrefix(t *testing.T) {
@@ -42,7 +44,7 @@ func TestAddresses(t *testing.T) {
 	w := newWire(t)
 	list := prefixes("10.1.0.5/24", "10.1.0.6/24", "10.2.0.5/32", "fd00::5/64")
 	for _, p := range list {
-		mustDo(t, w.pod.AddAddress(w.podSide, p, false))
+		kerneltest.Must(t, w.pod.AddAddress(w.podSide, p, false))
 		if err := w.pod.AddAddress(w.podSide, p, false); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("%s again: %v", p, err)
 		}
@@ -55,7 +57,7 @@ func TestAddresses(t *testing.T) {
 	}
 	for range 2 {
 		for _, p := range list[1:] {
-			mustDo(t, w.pod.DelAddress(w.podSide, p))
+			kerneltest.Must(t, w.pod.DelAddress(w.podSide, p))
 		}
 	}
 	if got, err = w.pod.Addresses(w.podSide); len(got) != 1 || err != nil {
@@ -66,7 +68,7 @@ func TestAddresses(t *testing.T) {
 func TestHasAddress(t *testing.T) {
 	w := newWire(t)
 	for _, p := range prefixes("10.1.0.1/24", "10.1.0.9/32", "fd00::1/64") {
-		mustDo(t, w.host.AddAddress(w.bridge, p, false), w.host.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
+		kerneltest.Must(t, w.host.AddAddress(w.bridge, p, false), w.host.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
 	}
 	for s, want := range map[string]bool{"10.1.0.1": true, "10.1.0.9": true, "10.1.0.5": false, "fd00::1": true, "fd00::5": false,
 		"127.0.0.1": false} {
@@ -84,22 +86,22 @@ func TestHasAddress(t *testing.T) {
 // TestDAD: without detection an address is usable at once; with it one has to wait.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
-	mustDo(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
-	mustDo(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}, Sysctl{"ipv6/conf/eth0/dad_transmits", "1"}))
-	mustDo(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::5/64"), false), w.pod.WaitForDAD(w.podSide, 0))
-	mustDo(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::6/64"), true))
+	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
+	kerneltest.Must(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}, Sysctl{"ipv6/conf/eth0/dad_transmits", "1"}))
+	kerneltest.Must(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::5/64"), false), w.pod.WaitForDAD(w.podSide, 0))
+	kerneltest.Must(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::6/64"), true))
 	if err := w.pod.WaitForDAD(w.podSide, 0); err == nil || !strings.Contains(err.Error(), "not done after 0s") {
 		t.Errorf("the address was usable at once: %v", err)
 	}
-	mustDo(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
+	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
 }
 
 // TestDADFailed: an address that a neighbour has is refused.
 func TestDADFailed(t *testing.T) {
 	w := newWire(t)
 	taken := netip.MustParsePrefix("fd00::5/64")
-	mustDo(t, w.host.AddAddress(w.bridge, taken, false), w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}))
-	mustDo(t, w.pod.AddAddress(w.podSide, taken, true))
+	kerneltest.Must(t, w.host.AddAddress(w.bridge, taken, false), w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}))
+	kerneltest.Must(t, w.pod.AddAddress(w.podSide, taken, true))
 	if err := w.pod.WaitForDAD(w.podSide, 5*time.Second); err == nil ||
 		!strings.Contains(err.Error(), "fd00::5 on eth0 is used by another node") {
 		t.Errorf("got %v", err)
@@ -111,7 +113,7 @@ func ptr(n int) *int { return &n }
 func TestRoutes(t *testing.T) {
 	w := newWire(t)
 	for _, p := range prefixes("10.1.0.5/24", "fd00::5/64") {
-		mustDo(t, w.pod.AddAddress(w.podSide, p, false))
+		kerneltest.Must(t, w.pod.AddAddress(w.podSide, p, false))
 	}
 	gw4, gw6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")
 	p := netip.MustParsePrefix
@@ -128,7 +130,7 @@ func TestRoutes(t *testing.T) {
 		if ok, err := w.pod.HasRoute(w.podSide, route); ok || err != nil {
 			t.Errorf("%+v is there before: %v", route, err)
 		}
-		mustDo(t, w.pod.AddRoute(w.podSide, route))
+		kerneltest.Must(t, w.pod.AddRoute(w.podSide, route))
 		if ok, err := w.pod.HasRoute(w.podSide, route); !ok || err != nil {
 			t.Errorf("%+v is missing: %v", route, err)
 		}
@@ -164,11 +166,11 @@ func TestECMP(t *testing.T) {
 		"192.0.2.0/24":  {"10.1.0.5/24", "10.1.0.1", "10.1.0.2", "10.1.0.3"},
 		"2001:db8::/48": {"fd00::5/64", "fd00::1", "fd00::2", "fd00::3"},
 	} {
-		mustDo(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix(c.address), false))
+		kerneltest.Must(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix(c.address), false))
 		route := func(gw string) Route {
 			return Route{Dst: netip.MustParsePrefix(dst), Gateway: netip.MustParseAddr(gw)}
 		}
-		mustDo(t, w.pod.AddRoute(w.podSide, route(c.one)), w.pod.AddRoute(w.podSide, route(c.two)))
+		kerneltest.Must(t, w.pod.AddRoute(w.podSide, route(c.one)), w.pod.AddRoute(w.podSide, route(c.two)))
 		for gw, want := range map[string]bool{c.one: true, c.two: true, c.none: false} {
 			if ok, err := w.pod.HasRoute(w.podSide, route(gw)); ok != want || err != nil {
 				t.Errorf("%s through %s: %t, %v", dst, gw, ok, err)
@@ -180,7 +182,7 @@ func TestECMP(t *testing.T) {
 func TestRouteTo(t *testing.T) {
 	w := newWire(t)
 	for _, p := range prefixes("10.1.0.1/24", "fd00::1/64") {
-		mustDo(t, w.host.AddAddress(w.bridge, p, false))
+		kerneltest.Must(t, w.host.AddAddress(w.bridge, p, false))
 	}
 	for _, s := range []string{"10.1.0.5", "fd00::5"} {
 		if index, err := w.host.RouteTo(netip.MustParseAddr(s)); index != w.bridge.Index || err != nil {

@@ -19,11 +19,11 @@ func TestAwaitAddress(t *testing.T) {
 	late := 0
 	for _, p := range prefixes("fd00::11:1/64", "fd00::11:2/64", "fd00::11:3/64", "fd00::11:4/64", "fd00::11:5/64") {
 		fill()
-		mustDo(t, w.pod.AddAddress(w.podSide, p, false))
+		kerneltest.Must(t, w.pod.AddAddress(w.podSide, p, false))
 		if !solicited(t, w.pod, p.Addr()) {
 			late++
 		}
-		mustDo(t, w.pod.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
+		kerneltest.Must(t, w.pod.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)))
 		if !solicited(t, w.pod, p.Addr()) {
 			t.Errorf("%s: not in its solicited-node group", p.Addr())
 		}
@@ -39,7 +39,7 @@ func solicited(t *testing.T, n *NS, addr netip.Addr) (is bool) {
 	t.Helper()
 	ip := addr.As16()
 	group := "ff0200000000000000000001ff" + strings.ReplaceAll(netip.AddrFrom16(ip).StringExpanded()[32:], ":", "")
-	mustDo(t, n.within(func() error {
+	kerneltest.Must(t, n.within(func() error {
 		groups, err := os.ReadFile("/proc/thread-self/net/igmp6")
 		is = strings.Contains(string(groups), group)
 		return err

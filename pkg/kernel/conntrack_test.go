@@ -25,13 +25,13 @@ func TestDelFlowsAnswered(t *testing.T) {
 		{udp, "203.0.113.1:1001", "10.1.0.1:53", "10.1.0.5:5353"}}
 	kerneltest.Track(t, old)
 	table, err := OpenConntrack()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer table.Close()
 	var stale []UDPFlow
-	mustDo(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
+	kerneltest.Must(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
 		netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	kerneltest.Track(t, now)
-	mustDo(t, table.DelUDP(table.turned(stale)))
+	kerneltest.Must(t, table.DelUDP(table.turned(stale)))
 	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, kerneltest.Tracked(t)); diff != "" || len(stale) != len(old) {
 		t.Errorf("of %d:\n%s", len(stale), diff)
 	}
@@ -53,7 +53,7 @@ func TestFlowFilter(t *testing.T) {
 	defer table.Close()
 	for want, ports := range map[int][]uint16{1: {50}, 4: {50, 51}} {
 		got := 0
-		mustDo(t, table.walk(ports, []bool{true}, func(UDPFlow) { got++ }))
+		kerneltest.Must(t, table.walk(ports, []bool{true}, func(UDPFlow) { got++ }))
 		if got != want {
 			t.Errorf("%d: %d entries, want %d", ports, got, want)
 		}

@@ -56,18 +56,18 @@ func TestEvents(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var got heard
 	events, err := Events(ctx)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	ended := make(chan struct{})
 	go func() { got.take(events); close(ended) }()
 	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
-	mustDo(t, err)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth1")) })
+	kerneltest.Must(t, err)
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth1")) })
 	got.await(t, "a veth", func(e Event) bool { return e.Link == "kth0" && e.Kind == "veth" })
 	veth, err := h.h.LinkByIndex(index)
-	mustDo(t, err, h.h.LinkSetName(veth, "kth1"))
+	kerneltest.Must(t, err, h.h.LinkSetName(veth, "kth1"))
 	got.await(t, "its other name", func(e Event) bool { return e.Link == "kth1" && e.Kind == "veth" })
 	lo, err := h.h.LinkByName("lo")
-	mustDo(t, err, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
+	kerneltest.Must(t, err, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
 	got.await(t, "lo", func(e Event) bool { return e == Event{Link: "lo"} })
 	stop()
 	<-ended
@@ -78,12 +78,12 @@ func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
 	events, err := Events(ctx)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	addBridge(t, h, "kt0")
 	lo, err := h.h.LinkByName("lo")
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	for i := range 50 {
-		mustDo(t, h.h.LinkSetMTU(lo, 65535+i%2))
+		kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535+i%2))
 	}
 	if first := <-events; first.Link != "kt0" && first.Device == "" {
 		t.Errorf("at first %+v", first)
@@ -97,15 +97,15 @@ func TestEventsUntaken(t *testing.T) {
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer socket.Close()
 	raw, err := socket.SyscallConn()
-	mustDo(t, err)
-	mustDo(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }), err)
+	kerneltest.Must(t, err)
+	kerneltest.Must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }), err)
 	lo, err := h.h.LinkByName("lo")
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	for i := range 50 {
-		mustDo(t, h.h.LinkSetMTU(lo, 65535+i%2))
+		kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535+i%2))
 	}
 	var got heard
 	ended := make(chan bool)
@@ -120,7 +120,7 @@ func TestEventsOverflow(t *testing.T) {
 	got.mu.Lock()
 	got.events = nil
 	got.mu.Unlock()
-	mustDo(t, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
+	kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535), h.h.LinkSetMTU(lo, 65536))
 	got.await(t, "lo after the overflow", func(e Event) bool { return e.Link == "lo" })
 	socket.Close()
 	<-ended
@@ -129,7 +129,7 @@ func TestEventsOverflow(t *testing.T) {
 // TestEventsEnd: a socket that nothing can be read from ends what hears, with an event.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer dir.Close()
 	events := make(chan Event, 9)
 	hear(t.Context(), dir, linkEvents, events)

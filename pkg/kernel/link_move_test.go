@@ -21,7 +21,7 @@ import (
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
-	mustDo(t, w.host.AddAltName(w.hostSide, "kt-a-name-that-is-longer-than-15"), w.host.AddAltName(w.hostSide, "kt-b"))
+	kerneltest.Must(t, w.host.AddAltName(w.hostSide, "kt-a-name-that-is-longer-than-15"), w.host.AddAltName(w.hostSide, "kt-b"))
 	if diff := cmp.Diff([]string{"kt-a-name-that-is-longer-than-15", "kt-b"}, names()); diff != "" {
 		t.Error(diff)
 	}
@@ -34,7 +34,7 @@ func TestAltNames(t *testing.T) {
 		t.Errorf("another link's: %v", err)
 	}
 	for range 2 {
-		mustDo(t, w.host.DelAltName(w.hostSide, "kt-b"))
+		kerneltest.Must(t, w.host.DelAltName(w.hostSide, "kt-b"))
 	}
 	if got := names(); !slices.Equal(got, []string{"kt-a-name-that-is-longer-than-15"}) {
 		t.Error(got)
@@ -45,12 +45,12 @@ func TestAltNames(t *testing.T) {
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {
-		mustDo(t, w.pod.SetPromisc(w.podSide, on), w.pod.SetAllMulti(w.podSide, !on))
+		kerneltest.Must(t, w.pod.SetPromisc(w.podSide, on), w.pod.SetAllMulti(w.podSide, !on))
 		if got := mustLink(t, w.pod, "eth0"); got.Promis != on || got.AllMulti == on {
 			t.Errorf("%t: %+v", on, got)
 		}
 	}
-	mustDo(t, w.pod.SetMTU(w.podSide, 1300), w.pod.SetDown(w.podSide), w.pod.Rename(w.podSide, "net1"))
+	kerneltest.Must(t, w.pod.SetMTU(w.podSide, 1300), w.pod.SetDown(w.podSide), w.pod.Rename(w.podSide, "net1"))
 	if got := mustLink(t, w.pod, "net1"); got.Index != w.podSide.Index || got.MTU != 1300 {
 		t.Errorf("%+v", got)
 	}
@@ -74,7 +74,7 @@ func TestLinkOf(t *testing.T) {
 func TestMoveLinkBadNamespace(t *testing.T) {
 	w := newWire(t)
 	f, err := os.Open(os.DevNull)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer f.Close()
 	if err := w.host.MoveLink(w.hostSide, f, "x"); err == nil || err.Error() != "link set kth0 netns /dev/null name x: invalid argument" {
 		t.Error(err)
@@ -90,12 +90,12 @@ func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
 	own, err := h.File()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer own.Close()
 	pod, netns := podNS(t)
 	addBridge(t, pod, "taken")
-	mustDo(t, pod.AddAltName(mustLink(t, pod, "taken"), "kt-alias"))
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	kerneltest.Must(t, pod.AddAltName(mustLink(t, pod, "taken"), "kt-alias"))
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "kth1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestMoveLinkTaken(t *testing.T) {
 	} {
 		link := mustLink(t, h, "kth1")
 		if c.alias != "" {
-			mustDo(t, h.AddAltName(link, c.alias))
+			kerneltest.Must(t, h.AddAltName(link, c.alias))
 		}
 		if err := h.MoveLink(link, netns, c.name); !errors.Is(err, unix.EEXIST) ||
 			!strings.HasPrefix(err.Error(), "link set kth1 netns "+netns.Name()+" name "+c.name+": file exists") {
@@ -115,13 +115,13 @@ func TestMoveLinkTaken(t *testing.T) {
 			t.Errorf("%s: it is in the pod", what)
 		}
 		if c.alias != "" {
-			mustDo(t, h.DelAltName(link, c.alias))
+			kerneltest.Must(t, h.DelAltName(link, c.alias))
 		}
 	}
 	// Both names are taken there, so that the kernel finds out before it moves.
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
-	mustDo(t, h.SetUp(link))
+	kerneltest.Must(t, h.SetUp(link))
 	if err := h.MoveLink(link, netns, "taken"); err == nil || err.Error() != "link set kth1 netns "+netns.Name()+" name taken: file exists" {
 		t.Error(err)
 	}
@@ -129,9 +129,9 @@ func TestMoveLinkTaken(t *testing.T) {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
 	// The old name is taken there, the new one is not; and back again.
-	mustDo(t, h.MoveLink(link, netns, "net1"))
+	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
-	mustDo(t, pod.MoveLink(moved, own, "kth1"))
+	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))
 	mustLink(t, h, "kth1")
 }
 
@@ -162,12 +162,12 @@ func loadXDP(t *testing.T) int32 {
 func TestNICDelXDP(t *testing.T) {
 	w, program := newWire(t), loadXDP(t)
 	for _, mode := range []uint32{unix.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_DRV_MODE} {
-		mustDo(t, w.pod.setXDP(w.podSide, program, mode))
+		kerneltest.Must(t, w.pod.setXDP(w.podSide, program, mode))
 		link := mustLink(t, w.pod, "eth0")
 		if link.XDP == 0 {
 			t.Fatalf("flags %d: nothing is attached", mode)
 		}
-		mustDo(t, w.pod.DelXDP(link))
+		kerneltest.Must(t, w.pod.DelXDP(link))
 		if link = mustLink(t, w.pod, "eth0"); link.XDP != 0 {
 			t.Errorf("flags %d: %d is still attached", mode, link.XDP)
 		}

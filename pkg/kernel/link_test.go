@@ -32,7 +32,7 @@ func TestAddVeth(t *testing.T) {
 	bridge := addBridge(t, h, "kt0")
 	v := Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), PodMAC: mac("02:00:00:00:00:02"), MTU: 1400, Netns: netns,
 		Master: bridge.Index}
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	index, err := h.AddVeth(v)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestAddVethDefaults(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
 	pod, netns := podNS(t)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns}); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestAddVethDefaults(t *testing.T) {
 func TestAddVethExists(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns, PodMAC: mac("02:00:00:00:00:02")})
 	if err != nil {
 		t.Fatal(err)
@@ -101,8 +101,8 @@ func TestBridge(t *testing.T) {
 	h := host(t)
 	_, netns := podNS(t)
 	address := mac("06:00:00:00:00:09")
-	mustDo(t, h.AddBridge("kt0", address, 1400, false))
-	t.Cleanup(func() { mustDo(t, h.DelLink("kt0")) })
+	kerneltest.Must(t, h.AddBridge("kt0", address, 1400, false))
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0")) })
 	if err := h.AddBridge("kt0", address, 0, false); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("again: %v", err)
 	}
@@ -113,13 +113,13 @@ func TestBridge(t *testing.T) {
 	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), Netns: netns, Master: link.Index}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0")) })
-	mustDo(t, h.SetUp(link), h.SetPromisc(link, true))
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
+	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
 	// A bridge whose address nobody set would now have the lower one of its port.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}
-	mustDo(t, h.SetDown(link))
+	kerneltest.Must(t, h.SetDown(link))
 	if got := mustLink(t, h, "kt0"); got.Up {
 		t.Errorf("still up: %+v", got)
 	}
@@ -128,7 +128,7 @@ func TestBridge(t *testing.T) {
 func TestBridgePort(t *testing.T) {
 	w := newWire(t)
 	for _, want := range []BridgePort{{}, {Hairpin: true}, {Hairpin: true, Isolated: true}, {Isolated: true}, {}} {
-		mustDo(t, w.host.SetHairpin(w.hostSide, want.Hairpin), w.host.SetIsolated(w.hostSide, want.Isolated))
+		kerneltest.Must(t, w.host.SetHairpin(w.hostSide, want.Hairpin), w.host.SetIsolated(w.hostSide, want.Isolated))
 		if got := mustLink(t, w.host, w.hostSide.Name).Port; got != want {
 			t.Errorf("got %+v; want %+v", got, want)
 		}
@@ -141,7 +141,7 @@ func TestLacks(t *testing.T) {
 	for name := range conf6 {
 		path := "ipv6/conf/eth0/" + name
 		for _, value := range []string{"1", "0"} {
-			mustDo(t, w.pod.Set(Sysctl{path, value}))
+			kerneltest.Must(t, w.pod.Set(Sysctl{path, value}))
 			link, _, err := w.pod.Link("eth0")
 			other := map[string]string{"0": "1", "1": "0"}[value]
 			if lacks := link.Lacks(Sysctl{path, value}, Sysctl{path, other}); err != nil || len(lacks) != 1 || lacks[0].Value != other {
@@ -159,7 +159,7 @@ func TestLacks(t *testing.T) {
 func TestSetMACAndARPNotify(t *testing.T) {
 	w := newWire(t)
 	want := mac("02:00:00:00:00:77")
-	mustDo(t, w.pod.SetMAC(w.podSide, want), w.pod.SetARPNotify(w.podSide))
+	kerneltest.Must(t, w.pod.SetMAC(w.podSide, want), w.pod.SetARPNotify(w.podSide))
 	link, _, err := w.pod.Link("eth0")
 	if err != nil || link.MAC.String() != want.String() {
 		t.Errorf("got %+v, %v", link, err)
@@ -180,7 +180,7 @@ func TestMissingLinks(t *testing.T) {
 			t.Errorf("%s: %+v, %t, %v", what, link, ok, err)
 		}
 	}
-	mustDo(t, h.DelLink("none"), h.DelGroup("none", 0), h.DelGroup("none", 1<<20))
+	kerneltest.Must(t, h.DelLink("none"), h.DelGroup("none", 0), h.DelGroup("none", 1<<20))
 	gone := Link{Index: 1 << 20, Name: "gone"}
 	for _, err := range []error{h.SetUp(gone), h.SetHairpin(gone, true), h.SetPromisc(gone, true)} {
 		if !errors.Is(err, unix.ENODEV) {
@@ -192,19 +192,19 @@ func TestMissingLinks(t *testing.T) {
 // TestDelGroup: the link and what serves it go together, and nothing else.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
-	mustDo(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
+	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
 	leader := mustLink(t, w.host, "kth0")
 	if !leader.LeadsGroup() || w.hostSide.LeadsGroup() || w.bridge.LeadsGroup() {
 		t.Errorf("leads: %+v", leader)
 	}
 	for name, of := range map[string]Link{"ktifb0": leader, "ktifb1": w.bridge} {
-		t.Cleanup(func() { mustDo(t, w.host.DelLink(name)) })
+		t.Cleanup(func() { kerneltest.Must(t, w.host.DelLink(name)) })
 		if _, err := w.host.EnsureIFB(name, of); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 2 {
-		mustDo(t, w.host.DelGroup("kth0", leader.Index))
+		kerneltest.Must(t, w.host.DelGroup("kth0", leader.Index))
 	}
 	for name, want := range map[string]bool{"kth0": false, "ktifb0": false, "ktifb1": true, "kt0": true} {
 		if _, ok, err := w.host.Link(name); ok != want || err != nil {
@@ -216,18 +216,18 @@ func TestDelGroup(t *testing.T) {
 // TestDelGroupAlone: without a group, or without its number, the link goes all the same; a group outlives a link that was deleted alone.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
-	mustDo(t, w.host.DelGroup("kth0", 0))
+	kerneltest.Must(t, w.host.DelGroup("kth0", 0))
 	if _, ok, _ := w.host.Link("kth0"); ok {
 		t.Error("a link that leads no group is left")
 	}
 	leader := addBridge(t, w.host, "kt1")
-	mustDo(t, w.host.SetUpLeader(leader, "x"))
+	kerneltest.Must(t, w.host.SetUpLeader(leader, "x"))
 	leader = mustLink(t, w.host, "kt1")
-	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	t.Cleanup(func() { kerneltest.Must(t, w.host.DelLink("ktifb0")) })
 	if _, err := w.host.EnsureIFB("ktifb0", leader); err != nil {
 		t.Fatal(err)
 	}
-	mustDo(t, w.host.DelLink("kt1"), w.host.DelGroup("kt1", leader.Index))
+	kerneltest.Must(t, w.host.DelLink("kt1"), w.host.DelGroup("kt1", leader.Index))
 	if _, ok, _ := w.host.Link("ktifb0"); ok {
 		t.Error("the device of a link that is gone is left")
 	}
@@ -248,8 +248,8 @@ func TestOpenRefused(t *testing.T) {
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)
-	mustDo(t, pod.AddBridge("kt0", nil, 0, false), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
-	mustDo(t, pod.SetUp(mustLink(t, pod, "kt0")))
+	kerneltest.Must(t, pod.AddBridge("kt0", nil, 0, false), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	kerneltest.Must(t, pod.SetUp(mustLink(t, pod, "kt0")))
 	if value, err := pod.Get("ipv4/ip_forward"); value != "1" || err != nil {
 		t.Errorf("in the pod: %q, %v", value, err)
 	}

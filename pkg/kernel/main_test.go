@@ -60,23 +60,23 @@ func newWire(t testing.TB) wire {
 	var netns *os.File
 	w.pod, netns = podNS(t)
 	w.bridge = addBridge(t, w.host, "kt0")
-	t.Cleanup(func() { mustDo(t, w.host.DelLink("kth0")) })
+	t.Cleanup(func() { kerneltest.Must(t, w.host.DelLink("kth0")) })
 	index, err := w.host.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns, Master: w.bridge.Index})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.hostSide, w.podSide = Link{Index: index, Name: "kth0"}, mustLink(t, w.pod, "eth0")
-	mustDo(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), w.pod.SetUp(w.podSide), w.host.SetUp(w.hostSide))
+	kerneltest.Must(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), w.pod.SetUp(w.podSide), w.host.SetUp(w.hostSide))
 	w.hostSide, w.podSide = mustLink(t, w.host, "kth0"), mustLink(t, w.pod, "eth0")
 	return w
 }
 
 func addBridge(t testing.TB, n namespace, name string) Link {
 	t.Helper()
-	mustDo(t, n.AddBridge(name, nil, 0, false))
-	t.Cleanup(func() { mustDo(t, n.DelLink(name)) })
+	kerneltest.Must(t, n.AddBridge(name, nil, 0, false))
+	t.Cleanup(func() { kerneltest.Must(t, n.DelLink(name)) })
 	link := mustLink(t, n, name)
-	mustDo(t, n.SetUp(link))
+	kerneltest.Must(t, n.SetUp(link))
 	return link
 }
 
@@ -87,15 +87,6 @@ func mustLink(t testing.TB, n namespace, name string) Link {
 		t.Fatalf("link %s: %t, %v", name, ok, err)
 	}
 	return link
-}
-
-func mustDo(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func prefixes(list ...string) (out []netip.Prefix) {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // TestForgetNeighbour: an entry with another MAC goes, unless an admin made it.
@@ -31,9 +33,9 @@ func TestForgetNeighbour(t *testing.T) {
 			entry.HardwareAddr = old
 		}
 		if c.knows != "" {
-			mustDo(t, netlink.NeighSet(entry))
+			kerneltest.Must(t, netlink.NeighSet(entry))
 		}
-		mustDo(t, w.host.ForgetNeighbour(w.bridge, addr, now))
+		kerneltest.Must(t, w.host.ForgetNeighbour(w.bridge, addr, now))
 		list, err := netlink.NeighList(w.bridge.Index, 0)
 		stays := false
 		for _, e := range list {

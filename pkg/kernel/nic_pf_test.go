@@ -27,7 +27,7 @@ func (c card) pf(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
 	before := mustVF(t, c.host, pf, 0)
-	t.Cleanup(func() { mustDo(t, c.host.SetVF(pf, 0, mustVF(t, c.host, pf, 0), before)) })
+	t.Cleanup(func() { kerneltest.Must(t, c.host.SetVF(pf, 0, mustVF(t, c.host, pf, 0), before)) })
 	return pf, before
 }
 
@@ -54,13 +54,13 @@ func vfSettings(t *testing.T, c card) {
 		if cmp.Equal(now, want) {
 			t.Errorf("%d: it is so already", i)
 		}
-		mustDo(t, c.host.SetVF(pf, 0, now, want))
+		kerneltest.Must(t, c.host.SetVF(pf, 0, now, want))
 		now = mustVF(t, c.host, pf, 0)
 		if diff := cmp.Diff(want, now); diff != "" {
 			t.Errorf("%d: %s", i, diff)
 		}
 	}
-	mustDo(t, c.host.SetVF(pf, 0, now, before))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 	if diff := cmp.Diff([]VF{before, other}, []VF{mustVF(t, c.host, pf, 0), mustVF(t, c.host, pf, 1)}); diff != "" {
 		t.Error(diff)
 	}
@@ -122,7 +122,7 @@ func vfJoined(t *testing.T, c card) {
 	if want.LinkState, want.MinRate = before.LinkState, 0; !cmp.Equal(want, now) {
 		t.Error(cmp.Diff(want, now))
 	}
-	mustDo(t, c.host.SetVF(pf, 0, now, before))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
 // vfDevice: an interface tells which device it is of, and is found by that.
@@ -134,7 +134,7 @@ func vfDevice(t *testing.T, c card) {
 			t.Errorf("%+v, %t, %v", found, ok, err)
 		}
 	}
-	mustDo(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[1].Name), pod.netns, "net1"))
+	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[1].Name), pod.netns, "net1"))
 	if found, ok, err := pod.LinkOf(c.VFs[1].Device); err != nil || !ok || found.Name != "net1" {
 		t.Errorf("%+v, %t, %v", found, ok, err)
 	}
@@ -150,16 +150,16 @@ func vfReturns(t *testing.T, c card) {
 	want := before
 	want.VLAN = 100
 	vf := mustLink(t, c.host, c.VFs[0].Name)
-	mustDo(t, c.host.SetVF(pf, 0, before, want), c.host.AddAltName(vf, "kt-slot-1"), c.host.MoveLink(vf, pod.netns, "net1"))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, before, want), c.host.AddAltName(vf, "kt-slot-1"), c.host.MoveLink(vf, pod.netns, "net1"))
 	vf = mustLink(t, pod, "net1")
-	mustDo(t, pod.SetUp(vf), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true))
+	kerneltest.Must(t, pod.SetUp(vf), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true))
 	if diff := cmp.Diff(want, mustVF(t, c.host, pf, 0)); diff != "" { // it is elsewhere, and told of all the same
 		t.Error(diff)
 	}
 	pod.end()
 	kerneltest.Await(t, "the VF is back", func() bool {
 		link, ok, err := c.host.LinkOf(c.VFs[0].Device)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		vf = link
 		return ok
 	})
@@ -169,7 +169,8 @@ func vfReturns(t *testing.T, c card) {
 	if diff := cmp.Diff(want, mustVF(t, c.host, pf, 0)); diff != "" {
 		t.Error(diff)
 	}
-	mustDo(t, c.host.Rename(vf, c.VFs[0].Name), c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500), c.host.SetPromisc(vf, false))
+	kerneltest.Must(t, c.host.Rename(vf, c.VFs[0].Name), c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500),
+		c.host.SetPromisc(vf, false))
 }
 
 // vfVLAN: a VF in a VLAN and one outside do not reach one another; in one VLAN they do.
@@ -181,18 +182,18 @@ func vfVLAN(t *testing.T, c card) {
 	if !a.reaches(t, b, 20*time.Second) {
 		t.Fatal("they do not reach one another to begin with")
 	}
-	mustDo(t, c.host.SetVF(pf, 0, before, tagged))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, before, tagged))
 	if a.reaches(t, b, time.Second) || b.reaches(t, a, time.Second) {
 		t.Error("they reach one another from VLAN to VLAN")
 	}
 	other := mustVF(t, c.host, pf, 1)
 	tagged = other
 	tagged.VLAN = 100
-	mustDo(t, c.host.SetVF(pf, 1, other, tagged))
+	kerneltest.Must(t, c.host.SetVF(pf, 1, other, tagged))
 	if !a.reaches(t, b, 20*time.Second) {
 		t.Error("they do not reach one another in one VLAN")
 	}
-	mustDo(t, c.host.SetVF(pf, 1, tagged, other))
+	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
 // vfMAC: a MAC that the PF set comes when the driver is bound the next time; from then on the VF cannot change it, until the PF takes it
@@ -202,7 +203,7 @@ func vfMAC(t *testing.T, c card) {
 	admin, device := before, c.VFs[0].Device
 	admin.MAC = mac("02:00:00:00:00:10")
 	first := mustLink(t, c.host, c.VFs[0].Name)
-	mustDo(t, c.host.SetVF(pf, 0, before, admin))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, before, admin))
 	if got := mustLink(t, c.host, first.Name); got.MAC.String() != first.MAC.String() {
 		t.Errorf("it came at once: %+v", got)
 	}
@@ -218,7 +219,7 @@ func vfMAC(t *testing.T, c card) {
 	// Zeros take it back; the former one would be one more that the PF set.
 	none := before
 	none.MAC = make(net.HardwareAddr, 6)
-	mustDo(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
+	kerneltest.Must(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
 	if got := mustVF(t, c.host, pf, 0); got.MAC.String() != "02:00:00:00:00:11" {
 		t.Errorf("after the VF's own change: %+v", got)
 	}
@@ -228,8 +229,8 @@ func vfMAC(t *testing.T, c card) {
 func vfToPF(t *testing.T, c card) {
 	pf := mustLink(t, c.host, c.PF)
 	address := netip.MustParsePrefix("10.9.0.9/24")
-	mustDo(t, c.host.AddAddress(pf, address, false))
-	t.Cleanup(func() { mustDo(t, c.host.DelAddress(pf, address)) })
+	kerneltest.Must(t, c.host.AddAddress(pf, address, false))
+	t.Cleanup(func() { kerneltest.Must(t, c.host.DelAddress(pf, address)) })
 	a, b := c.give(t, 0, "10.9.0.1"), end{func(f func() error) error { return f() }, address.Addr()}
 	if !a.reaches(t, b, 20*time.Second) || !b.reaches(t, a, 20*time.Second) {
 		t.Error("they do not reach one another")

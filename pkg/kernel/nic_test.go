@@ -58,7 +58,7 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	c := card{NIC: nic(t, 2), host: host(t)}
 	var err error
 	c.netns, err = c.host.File()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	t.Cleanup(func() { c.netns.Close() })
 	return c
 }
@@ -76,10 +76,10 @@ func newInside(t *testing.T) inside {
 	p := inside{pod: kerneltest.NewPod(t)}
 	var err error
 	p.netns, err = os.Open(p.pod.Path)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	p.NS, err = Open(p.netns)
-	mustDo(t, err)
-	p.end = sync.OnceFunc(func() { p.Close(); p.netns.Close(); mustDo(t, p.pod.Close()) })
+	kerneltest.Must(t, err)
+	p.end = sync.OnceFunc(func() { p.Close(); p.netns.Close(); kerneltest.Must(t, p.pod.Close()) })
 	t.Cleanup(p.end)
 	return p
 }
@@ -88,10 +88,10 @@ func newInside(t *testing.T) inside {
 func moveVF(t *testing.T, c card) {
 	pod := newInside(t)
 	vf := mustLink(t, c.host, c.VFs[0].Name)
-	mustDo(t, c.host.AddAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1400))
+	kerneltest.Must(t, c.host.AddAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1400))
 	want := mustLink(t, c.host, vf.Name)
 	for _, name := range []string{"net1", vf.Name} {
-		mustDo(t, c.host.SetUp(vf), c.host.MoveLink(vf, pod.netns, name))
+		kerneltest.Must(t, c.host.SetUp(vf), c.host.MoveLink(vf, pod.netns, name))
 		if _, ok, err := c.host.Link(vf.Name); ok || err != nil {
 			t.Errorf("it is still here, %v", err)
 		}
@@ -100,13 +100,13 @@ func moveVF(t *testing.T, c card) {
 			got.Device != c.VFs[0].Device {
 			t.Errorf("it was %+v, and is %+v", want, got)
 		}
-		mustDo(t, pod.MoveLink(got, c.netns, vf.Name))
+		kerneltest.Must(t, pod.MoveLink(got, c.netns, vf.Name))
 		vf = mustLink(t, c.host, vf.Name)
 		if vf.MAC.String() != want.MAC.String() || vf.Up || !slices.Equal(vf.AltNames, want.AltNames) {
 			t.Errorf("it was %+v, and is %+v", want, vf)
 		}
 	}
-	mustDo(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
+	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
 // moveVFTaken: where its name is taken, or an alternative one, it stays where it was, under its name, and can be moved afterwards.
@@ -115,7 +115,7 @@ func moveVFTaken(t *testing.T, c card) {
 	addBridge(t, pod, "net1")
 	name := c.VFs[0].Name
 	vf := mustLink(t, c.host, name)
-	mustDo(t, c.host.AddAltName(vf, "net2"))
+	kerneltest.Must(t, c.host.AddAltName(vf, "net2"))
 	for _, taken := range []string{"net1", "lo"} {
 		if err := c.host.MoveLink(mustLink(t, c.host, name), pod.netns, taken); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("%s: %v", taken, err)
@@ -129,7 +129,8 @@ func moveVFTaken(t *testing.T, c card) {
 	if err := c.host.MoveLink(vf, pod.netns, "net3"); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("alternative name: %v", err)
 	}
-	mustDo(t, c.host.DelAltName(vf, "net2"), c.host.MoveLink(vf, pod.netns, "net3"), pod.MoveLink(mustLink(t, pod, "net3"), c.netns, name))
+	kerneltest.Must(t, c.host.DelAltName(vf, "net2"), c.host.MoveLink(vf, pod.netns, "net3"),
+		pod.MoveLink(mustLink(t, pod, "net3"), c.netns, name))
 	mustLink(t, c.host, name)
 }
 
@@ -138,15 +139,15 @@ func moveVFTaken(t *testing.T, c card) {
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
-	mustDo(t, c.host.MoveLink(mustLink(t, c.host, name), pod.netns, "net1"))
-	mustDo(t, c.host.AddBridge(name, nil, 0, false))
+	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, name), pod.netns, "net1"))
+	kerneltest.Must(t, c.host.AddBridge(name, nil, 0, false))
 	if err := pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name); !errors.Is(err, unix.EEXIST) {
 		t.Error(err)
 	}
 	if _, ok, err := c.host.Link("net1"); ok || err != nil {
 		t.Errorf("it came as net1: %v", err)
 	}
-	mustDo(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
+	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
 // setInPod: what can be set of a VF in its pod, and what the next pod must not find.
@@ -154,21 +155,22 @@ func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
 	before := mustLink(t, c.host, name)
-	mustDo(t, c.host.MoveLink(before, pod.netns, "net1"))
+	kerneltest.Must(t, c.host.MoveLink(before, pod.netns, "net1"))
 	vf := mustLink(t, pod, "net1")
-	mustDo(t, pod.SetMAC(vf, mac("02:00:00:00:00:77")), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true), pod.SetAllMulti(vf, true),
+	kerneltest.Must(t, pod.SetMAC(vf, mac("02:00:00:00:00:77")), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true), pod.SetAllMulti(vf, true),
 		pod.SetUp(vf))
 	vf = mustLink(t, pod, "net1")
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
 		t.Errorf("%+v", vf)
 	}
 	// It takes all of that home.
-	mustDo(t, pod.MoveLink(vf, c.netns, name))
+	kerneltest.Must(t, pod.MoveLink(vf, c.netns, name))
 	vf = mustLink(t, c.host, name)
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || vf.Up {
 		t.Errorf("%+v", vf)
 	}
-	mustDo(t, c.host.SetMAC(vf, before.MAC), c.host.SetMTU(vf, before.MTU), c.host.SetPromisc(vf, false), c.host.SetAllMulti(vf, false))
+	kerneltest.Must(t, c.host.SetMAC(vf, before.MAC), c.host.SetMTU(vf, before.MTU), c.host.SetPromisc(vf, false),
+		c.host.SetAllMulti(vf, false))
 	before.Index, vf = 0, mustLink(t, c.host, name)
 	vf.Index = 0
 	if diff := cmp.Diff(before, vf, cmp.FilterPath(func(p cmp.Path) bool {
@@ -188,11 +190,11 @@ type end struct {
 func (c card) give(t *testing.T, vf int, ip string) end {
 	t.Helper()
 	pod := newInside(t)
-	mustDo(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[vf].Name), pod.netns, "net1"))
+	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[vf].Name), pod.netns, "net1"))
 	link := mustLink(t, pod, "net1")
-	mustDo(t, pod.AddAddress(link, netip.MustParsePrefix(ip+"/24"), false), pod.SetUp(link))
+	kerneltest.Must(t, pod.AddAddress(link, netip.MustParsePrefix(ip+"/24"), false), pod.SetUp(link))
 	if c.PF == "" { // a veth does not survive its pod
-		t.Cleanup(func() { mustDo(t, pod.MoveLink(mustLink(t, pod, "net1"), c.netns, c.VFs[vf].Name)) })
+		t.Cleanup(func() { kerneltest.Must(t, pod.MoveLink(mustLink(t, pod, "net1"), c.netns, c.VFs[vf].Name)) })
 	}
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
@@ -202,19 +204,19 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
 	var out net.Conn
-	mustDo(t, to.do(func() (err error) {
+	kerneltest.Must(t, to.do(func() (err error) {
 		in, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.ip, 0)))
 		return err
 	}))
 	defer in.Close()
-	mustDo(t, e.do(func() (err error) {
+	kerneltest.Must(t, e.do(func() (err error) {
 		out, err = net.Dial("udp", in.LocalAddr().String())
 		return err
 	}))
 	defer out.Close()
 	for until := time.Now().Add(within); time.Now().Before(until); {
 		_, _ = out.Write([]byte("x")) // unreachable is what this is about
-		mustDo(t, in.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		kerneltest.Must(t, in.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 		if n, _ := in.Read(make([]byte, 1)); n == 1 {
 			return true
 		}

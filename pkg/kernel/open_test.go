@@ -17,19 +17,19 @@ func TestOpenLeaves(t *testing.T) {
 	for range 50 {
 		pod := kerneltest.NewPod(t)
 		f, err := os.Open(pod.Path)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		_, err = h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: f})
 		n, openErr := Open(f)
-		mustDo(t, err, openErr)
+		kerneltest.Must(t, err, openErr)
 		n.Close()
-		mustDo(t, f.Close(), pod.Close())
+		kerneltest.Must(t, f.Close(), pod.Close())
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 			if _, ok, err := h.Link("kth0"); !ok {
-				mustDo(t, err)
+				kerneltest.Must(t, err)
 				break
 			}
 			if time.Now().After(end) {
-				mustDo(t, h.DelLink("kth0"))
+				kerneltest.Must(t, h.DelLink("kth0"))
 				t.Fatal("the namespace is still there, with its end of the veth")
 			}
 		}

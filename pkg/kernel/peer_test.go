@@ -13,20 +13,20 @@ import (
 func TestPeerOf(t *testing.T) {
 	w := newWire(t)
 	pod, err := w.pod.File()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer pod.Close()
 	other := kerneltest.NewPod(t)
 	elsewhere, err := os.Open(other.Path)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer elsewhere.Close()
 	// Both ends in the other namespace, with the indexes of the pair between host and pod.
-	mustDo(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
+	kerneltest.Must(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
 	inOther, err := Open(elsewhere)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer inOther.Close()
 	forged := mustLink(t, inOther, "eth0")
-	mustDo(t, kerneltest.ForgePair("veth", "ktlocal0", 0, "ktlocal1", 0))
-	defer func() { mustDo(t, w.host.DelLink("ktlocal0")) }()
+	kerneltest.Must(t, kerneltest.ForgePair("veth", "ktlocal0", 0, "ktlocal1", 0))
+	defer func() { kerneltest.Must(t, w.host.DelLink("ktlocal0")) }()
 	for what, c := range map[string]struct {
 		end   Link
 		netns Namespace

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // advertise sends router advertisements (RFC 4861 section 4.2) from a link until the test ends.
@@ -22,7 +24,7 @@ func advertise(t *testing.T, n *NS, link Link) {
 		}
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255)
 	})
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	allNodes := unix.SockaddrInet6{ZoneId: uint32(link.Index)}
 	copy(allNodes.Addr[:], net.IPv6linklocalallnodes)
 	done := make(chan bool)
@@ -45,7 +47,7 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	t.Helper()
 	routes, err := h.h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{LinkIndex: link.Index, Protocol: unix.RTPROT_RA},
 		netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	return len(routes) > 0
 }
 
@@ -53,13 +55,14 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
-	mustDo(t, h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"}), router.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	kerneltest.Must(t, h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"}), router.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
 	index, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", Netns: netns})
-	mustDo(t, err)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kth0"), h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"})) })
+	kerneltest.Must(t, err)
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0"), h.Set(Sysctl{"ipv6/conf/all/forwarding", "0"})) })
 	uplink := Link{Index: index, Name: "kth0"}
 	far := mustLink(t, router, "eth0")
-	mustDo(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}), router.SetUp(far),
+	kerneltest.Must(t, h.Set(Sysctl{"ipv6/conf/kth0/accept_dad", "0"}), router.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "0"}),
+		router.SetUp(far),
 		h.SetUp(uplink))
 	advertise(t, router, far)
 	for deadline := time.Now().Add(10 * time.Second); !advertised(t, h, uplink); time.Sleep(20 * time.Millisecond) {
@@ -67,7 +70,7 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 			t.Fatal("no default route was learned")
 		}
 	}
-	mustDo(t, h.KeepRouterAdvertisements(), h.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	kerneltest.Must(t, h.KeepRouterAdvertisements(), h.Set(Sysctl{"ipv6/conf/all/forwarding", "1"}))
 	if !advertised(t, h, uplink) {
 		t.Error("the default route is gone")
 	}
@@ -81,7 +84,7 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 // TestKeepRouterAdvertisementsFails: when nobody could look, there may be a route to keep. Only a kernel without IPv6 has none.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	h.Close()
 	if err := h.KeepRouterAdvertisements(); err == nil || IsNoFamily(err) {
 		t.Errorf("without a socket: %v", err)

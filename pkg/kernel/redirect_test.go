@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // asReference redirects a link as the reference does.
@@ -18,7 +20,7 @@ func asReference(t *testing.T, w wire, to Link) {
 	if err := w.host.h.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		t.Fatal(err)
 	}
-	mustDo(t, w.host.h.FilterAdd(&netlink.U32{
+	kerneltest.Must(t, w.host.h.FilterAdd(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: clsact, Priority: 1, Protocol: unix.ETH_P_ALL},
 		ClassId:     netlink.MakeHandle(1, 1), RedirIndex: to.Index,
 		Actions: []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: to.Index}},
@@ -36,17 +38,17 @@ func TestDelRedirectOfReference(t *testing.T) {
 			filtersOfOthers(t, w)
 		}
 		if c.gone {
-			mustDo(t, w.host.DelLink(ifb.Name))
+			kerneltest.Must(t, w.host.DelLink(ifb.Name))
 			ifb = Link{}
 		} else if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsLong || err != nil {
 			t.Errorf("%+v: the redirect is not seen: %d, %v", c, have, err)
 		}
-		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+		kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, false))
 		left := filterPriorities(t, w)
 		if c.others != (len(left) == 3) || !c.others && (len(left) != 0 || w.qdiscKinds(t) != kinds) {
 			t.Errorf("%+v: left filters %v, qdiscs %s", c, left, w.qdiscKinds(t))
 		}
-		mustDo(t, w.host.DelLink("ktifb0"), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
+		kerneltest.Must(t, w.host.DelLink("ktifb0"), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
 	}
 }
 
@@ -55,9 +57,9 @@ func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
 	asReference(t, w, ifb)
-	mustDo(t, w.host.DelLink(ifb.Name))
+	kerneltest.Must(t, w.host.DelLink(ifb.Name))
 	ifb = newIFB(t, w)
-	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 	if diff := cmp.Diff([]uint16{redirectPriority}, filterPriorities(t, w)); diff != "" {
 		t.Errorf("filters:\n%s", diff)
 	}
@@ -67,7 +69,7 @@ func TestRedirectAfterReference(t *testing.T) {
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
-	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
+	kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
 		Parent: netlink.HANDLE_CLSACT}}),
 		w.host.h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 5, Protocol: unix.ETH_P_ALL},
@@ -78,7 +80,7 @@ func TestRedirectedMirror(t *testing.T) {
 	if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
 		t.Errorf("redirected: %v", err)
 	}
-	mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+	kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, false))
 	if got := filterPriorities(t, w); len(got) != 1 {
 		t.Errorf("left %v", got)
 	}
@@ -96,21 +98,21 @@ func TestRedirectedSome(t *testing.T) {
 			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{Mask: mask, Val: 1 & mask}}},
 		}
 	}
-	mustDo(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
+	kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact,
 		Parent: netlink.HANDLE_CLSACT}}))
 	for _, f := range []*netlink.U32{some(unix.ETH_P_IP, 0), some(unix.ETH_P_ALL, 0xff)} {
-		mustDo(t, w.host.h.FilterAdd(f))
+		kerneltest.Must(t, w.host.h.FilterAdd(f))
 		if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsNone || err != nil {
 			t.Errorf("protocol %d: redirected: %v", f.Protocol, err)
 		}
 		if from, ok, err := w.host.RedirectedFrom(ifb); !ok || from.Index != w.hostSide.Index || err != nil {
 			t.Errorf("protocol %d: it is used: %+v, %v", f.Protocol, from, err)
 		}
-		mustDo(t, w.host.Redirect(w.hostSide, ifb))
+		kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 		if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsAll || err != nil || len(filterPriorities(t, w)) != 1 {
 			t.Errorf("protocol %d: %d, %v, filters %v", f.Protocol, have, err, filterPriorities(t, w))
 		}
-		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, false))
+		kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, false))
 	}
 }
 
@@ -118,10 +120,10 @@ func TestRedirectedSome(t *testing.T) {
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
 	newIFB(t, w)
-	mustDo(t, w.host.SetUpLeader(w.hostSide, "x"))
+	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "x"))
 	w.hostSide = mustLink(t, w.host, w.hostSide.Name)
 	newIFB(t, w)
-	mustDo(t, w.host.DelGroup(w.hostSide.Name, w.hostSide.Index))
+	kerneltest.Must(t, w.host.DelGroup(w.hostSide.Name, w.hostSide.Index))
 	if _, ok, err := w.host.Link("ktifb0"); ok || err != nil {
 		t.Errorf("the device is left: %v", err)
 	}
@@ -131,9 +133,9 @@ func TestEnsureIFBJoins(t *testing.T) {
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
 	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
-	mustDo(t, w.host.Shape(w.hostSide, s))
+	kerneltest.Must(t, w.host.Shape(w.hostSide, s))
 	list, err := w.host.qdiscs()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	queue := func(link int) qdisc {
 		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
 			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}

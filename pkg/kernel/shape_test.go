@@ -32,7 +32,7 @@ func TestShape(t *testing.T) {
 			if seconds := float64(burst) * 8 / float64(rate); seconds > 270 {
 				continue // longer than the kernel can count
 			}
-			mustDo(t, w.host.Shape(w.hostSide, want))
+			kerneltest.Must(t, w.host.Shape(w.hostSide, want))
 			got, ok, err := w.host.Shaped(w.hostSide)
 			if !ok || err != nil || got.Rate != rate/8*8 || got.Limit != want.Limit || !about(got.Burst, burst, rate) {
 				t.Errorf("%+v: got %+v, %t, %v", want, got, ok, err)
@@ -40,7 +40,7 @@ func TestShape(t *testing.T) {
 		}
 	}
 	for range 2 {
-		mustDo(t, w.host.Unshape(w.hostSide))
+		kerneltest.Must(t, w.host.Unshape(w.hostSide))
 	}
 	if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
 		t.Errorf("after Unshape: %+v, %v", got, err)
@@ -78,15 +78,15 @@ func TestShapeOther(t *testing.T) {
 		w := newWire(t)
 		other := &netlink.GenericQdisc{QdiscType: "pfifo",
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: netlink.MakeHandle(major, 0), Parent: netlink.HANDLE_ROOT}}
-		mustDo(t, w.host.h.QdiscReplace(other))
+		kerneltest.Must(t, w.host.h.QdiscReplace(other))
 		if got, ok, err := w.host.Shaped(w.hostSide); ok || err != nil {
 			t.Errorf("got %+v, %v", got, err)
 		}
-		mustDo(t, w.host.Shape(w.hostSide, Bucket{Rate: 1e6, Burst: 20000, Limit: 20000}))
+		kerneltest.Must(t, w.host.Shape(w.hostSide, Bucket{Rate: 1e6, Burst: 20000, Limit: 20000}))
 		if _, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil {
 			t.Errorf("it was not replaced: %v", err)
 		}
-		mustDo(t, w.host.Unshape(w.hostSide), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
+		kerneltest.Must(t, w.host.Unshape(w.hostSide), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
 	}
 }
 
@@ -99,7 +99,7 @@ func TestBuckets(t *testing.T) {
 		ifb.Index:        {Rate: 16_000_000, Burst: 40_000, Limit: 50_000},
 	}
 	for _, link := range []Link{w.hostSide, ifb} {
-		mustDo(t, w.host.Shape(link, want[link.Index]))
+		kerneltest.Must(t, w.host.Shape(link, want[link.Index]))
 	}
 	got, err := w.host.Buckets()
 	for index, b := range got { // the node says this and that on its own
@@ -111,7 +111,7 @@ func TestBuckets(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	mustDo(t, w.host.Unshape(w.hostSide))
+	kerneltest.Must(t, w.host.Unshape(w.hostSide))
 	if got, err := w.host.Buckets(); len(got) != 1 || got[ifb.Index].Rate == 0 || err != nil {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -121,9 +121,9 @@ func TestBuckets(t *testing.T) {
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	has, err := w.host.HasFairQueue()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	after, err := w.host.qdiscs()
 	if diff := cmp.Diff(before, after, cmp.AllowUnexported(qdisc{}), cmpopts.IgnoreFields(qdisc{}, "Sent")); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
@@ -134,23 +134,23 @@ func TestFairQueue(t *testing.T) {
 		if err := w.host.Shape(w.hostSide, s); !errors.Is(err, unix.ENOENT) {
 			t.Errorf("got %v", err)
 		}
-		mustDo(t, w.host.Unshape(w.hostSide))
+		kerneltest.Must(t, w.host.Unshape(w.hostSide))
 		return
 	}
 	for _, s.Fair.Packets = range []uint32{64, 4} {
-		mustDo(t, w.host.Shape(w.hostSide, s))
+		kerneltest.Must(t, w.host.Shape(w.hostSide, s))
 		got, ok, err := w.host.Shaped(w.hostSide)
 		if off := s.Fair.Target - got.Fair.Target; !ok || err != nil || off.Abs() > 2*time.Microsecond || got.Fair.Packets != s.Fair.Packets {
 			t.Errorf("got %+v, %t, %v", got, ok, err)
 		}
 	}
-	mustDo(t, kerneltest.Flood(w.hostSide.Name, 100))
+	kerneltest.Must(t, kerneltest.Flood(w.hostSide.Name, 100))
 	all, err := w.host.Buckets()
 	if b := all[w.hostSide.Index]; err != nil || b.Rate != s.Rate || b.Fair.Packets != 4 || b.Dropped == 0 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	s.Fair = FairQueue{}
-	mustDo(t, w.host.Unshape(w.hostSide), w.host.Shape(w.hostSide, s))
+	kerneltest.Must(t, w.host.Unshape(w.hostSide), w.host.Shape(w.hostSide, s))
 	if got, ok, err := w.host.Shaped(w.hostSide); !ok || err != nil || got.Fair != s.Fair {
 		t.Errorf("got %+v, %t, %v", got, ok, err)
 	}
@@ -169,23 +169,23 @@ func TestRedirectedFrom(t *testing.T) {
 			}
 			return from.Name
 		}
-		mustDo(t, w.host.Redirect(w.bridge, w.hostSide))
+		kerneltest.Must(t, w.host.Redirect(w.bridge, w.hostSide))
 		if got := find(); got != "" {
 			t.Errorf("nobody is redirected to it: %s", got)
 		}
-		mustDo(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: kind,
+		kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: kind,
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
-		mustDo(t, w.host.Redirect(w.hostSide, ifb))
+		kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 		if got := find(); got != w.hostSide.Name {
 			t.Errorf("%s: got %q", kind, got)
 		}
-		mustDo(t, w.host.DelLink(ifb.Name), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
+		kerneltest.Must(t, w.host.DelLink(ifb.Name), w.host.DelLink(w.hostSide.Name), w.host.DelLink(w.bridge.Name))
 	}
 }
 
 func TestEnsureIFB(t *testing.T) {
 	w := newWire(t)
-	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	t.Cleanup(func() { kerneltest.Must(t, w.host.DelLink("ktifb0")) })
 	var first Link
 	for i := range 2 {
 		link, err := w.host.EnsureIFB("ktifb0", Link{MTU: 1400})
@@ -194,7 +194,7 @@ func TestEnsureIFB(t *testing.T) {
 		}
 		if i == 0 {
 			first = link
-			mustDo(t, w.host.SetDown(link)) // it comes up again
+			kerneltest.Must(t, w.host.SetDown(link)) // it comes up again
 		} else if link.Index != first.Index {
 			t.Error("it was made anew")
 		}
@@ -206,7 +206,7 @@ func TestEnsureIFB(t *testing.T) {
 
 func newIFB(t *testing.T, w wire) Link {
 	t.Helper()
-	t.Cleanup(func() { mustDo(t, w.host.DelLink("ktifb0")) })
+	t.Cleanup(func() { kerneltest.Must(t, w.host.DelLink("ktifb0")) })
 	ifb, err := w.host.EnsureIFB("ktifb0", w.hostSide)
 	if err != nil {
 		t.Fatal(err)
@@ -240,13 +240,13 @@ func TestRedirect(t *testing.T) {
 		}
 	}
 	mustRedirect(RedirectsNone)
-	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 	mustRedirect(RedirectsAll)
 	if have, err := w.host.Redirected(w.hostSide, w.bridge); have != RedirectsNone || err != nil {
 		t.Errorf("redirected to another device: %v", err)
 	}
 	for range 2 {
-		mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
+		kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, true))
 		mustRedirect(RedirectsNone)
 	}
 	if got := w.qdiscKinds(t); got != before {
@@ -258,7 +258,7 @@ func TestRedirect(t *testing.T) {
 func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
-		mustDo(t, w.host.h.FilterAdd(&netlink.U32{
+		kerneltest.Must(t, w.host.h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: w.hostSide.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: priority,
 				Protocol: unix.ETH_P_ALL},
 			ClassId: netlink.MakeHandle(1, 7),
@@ -286,17 +286,17 @@ func TestRedirectBesideOthers(t *testing.T) {
 			ifb := newIFB(t, w)
 			theirs := &netlink.GenericQdisc{QdiscType: kind,
 				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}
-			mustDo(t, w.host.h.QdiscAdd(theirs))
+			kerneltest.Must(t, w.host.h.QdiscAdd(theirs))
 			filtersOfOthers(t, w)
 			before := filterPriorities(t, w)
-			mustDo(t, w.host.Redirect(w.hostSide, ifb))
+			kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 			if got := filterPriorities(t, w); got[len(got)-1] != redirectPriority {
 				t.Errorf("the redirect is not the last: %v", got)
 			}
 			if have, err := w.host.Redirected(w.hostSide, ifb); have != RedirectsAll || err != nil {
 				t.Errorf("not redirected: %d, %v", have, err)
 			}
-			mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
+			kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, true))
 			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {
 				t.Errorf("filters of others:\n%s", diff)
 			}
@@ -311,9 +311,9 @@ func TestRedirectBesideOthers(t *testing.T) {
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
-	mustDo(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact",
+	kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact",
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
-	mustDo(t, w.host.Redirect(w.hostSide, ifb), w.host.DelRedirect(w.hostSide, ifb, false))
+	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb), w.host.DelRedirect(w.hostSide, ifb, false))
 	if !strings.Contains(w.qdiscKinds(t), "clsact") {
 		t.Errorf("left %q", w.qdiscKinds(t))
 	}
@@ -323,19 +323,19 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 func TestRedirectTwice(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
-	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 	once := filterPriorities(t, w)
-	mustDo(t, w.host.Redirect(w.hostSide, ifb))
+	kerneltest.Must(t, w.host.Redirect(w.hostSide, ifb))
 	if got := filterPriorities(t, w); len(got) != len(once) {
 		t.Errorf("filters %v, were %v", got, once)
 	}
-	mustDo(t, w.host.DelRedirect(w.hostSide, ifb, true))
+	kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, true))
 }
 
 func TestShapeGone(t *testing.T) {
 	h := host(t)
 	gone := Link{Index: 1 << 20, Name: "gone"}
-	mustDo(t, h.Unshape(gone), h.DelRedirect(gone, gone, true))
+	kerneltest.Must(t, h.Unshape(gone), h.DelRedirect(gone, gone, true))
 	if err := h.Shape(gone, Bucket{Rate: 1e6, Burst: 20000, Limit: 20000}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("got %v", err)
 	}

@@ -14,9 +14,9 @@ func TestSysctl(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
 	const path = "ipv4/conf/lo/arp_notify"
-	t.Cleanup(func() { mustDo(t, h.Set(Sysctl{path, "0"})) })
+	t.Cleanup(func() { kerneltest.Must(t, h.Set(Sysctl{path, "0"})) })
 	for _, want := range []string{"1", "1", "0", "1"} {
-		mustDo(t, h.Set(Sysctl{path, want}))
+		kerneltest.Must(t, h.Set(Sysctl{path, want}))
 		if got, err := h.Get(path); got != want || err != nil {
 			t.Errorf("got %q, %v, want %s", got, err, want)
 		}
@@ -27,7 +27,7 @@ func TestSysctl(t *testing.T) {
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
-	mustDo(t, h.Set(Sysctl{"ipv6/conf/none/accept_ra", "0"}))
+	kerneltest.Must(t, h.Set(Sysctl{"ipv6/conf/none/accept_ra", "0"}))
 	if _, err := h.Get("ipv6/conf/none/accept_ra"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
@@ -54,9 +54,9 @@ func TestForwards(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { mustDo(t, h.Set(Sysctl{path, before})) })
+		t.Cleanup(func() { kerneltest.Must(t, h.Set(Sysctl{path, before})) })
 		for _, value := range []string{"0", "1", "0"} {
-			mustDo(t, h.Set(Sysctl{path, value}))
+			kerneltest.Must(t, h.Set(Sysctl{path, value}))
 			if on, err := h.Forwards(is4); err != nil || on != (value == "1") {
 				t.Errorf("%s is %s: %t, %v", path, value, on, err)
 			}

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // told is a message about a PF with VFs 0 and 2, as a kernel sends it whose driver fails to tell of VF 1.
@@ -61,11 +63,11 @@ func TestParseVF(t *testing.T) {
 		got, stats := map[int]VF{}, map[int]VFStats{}
 		for i, attributes := range vfsIn(told(want, mute)) {
 			vf, err := parseVF(attributes, 6)
-			mustDo(t, err)
+			kerneltest.Must(t, err)
 			text, err := json.Marshal(vf)
-			mustDo(t, err)
+			kerneltest.Must(t, err)
 			var read VF
-			mustDo(t, json.Unmarshal(text, &read))
+			kerneltest.Must(t, json.Unmarshal(text, &read))
 			got[i], stats[i] = read, parseVFStats(attribute(attributes, unix.IFLA_VF_STATS))
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -45,11 +45,11 @@ func TestHasVLANFiltering(t *testing.T) {
 	h := host(t)
 	has := filtering(t, h)
 	err := h.AddVLANBridge("kt0", nil, 0, false)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kt0")) })
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0")) })
 	if link, _, _ := h.Link("kt0"); has != (err == nil && link.FiltersVLANs && link.DefaultVLAN == 1) {
 		t.Errorf("the probe says %t; making a bridge: %v, %+v", has, err, link)
 	}
-	mustDo(t, h.DelLink("kt0"), h.AddBridge("kt0", nil, 0, false))
+	kerneltest.Must(t, h.DelLink("kt0"), h.AddBridge("kt0", nil, 0, false))
 	err = h.SetVLANFiltering(mustLink(t, h, "kt0"))
 	if link := mustLink(t, h, "kt0"); has != (err == nil && link.FiltersVLANs) {
 		t.Errorf("the probe says %t; setting it: %v, %+v", has, err, link)
@@ -79,7 +79,7 @@ func TestChangeVLANs(t *testing.T) {
 	for _, want := range []VLANs{has, {{100, true, true}},
 		{{1, false, true}, {5, true, true}, {7, false, false}, {8, false, false}, {9, false, false}},
 		{{5, false, false}, {8, true, false}}, all, odd, {{1, true, true}}, nil} {
-		mustDo(t, w.host.ChangeVLANs(w.hostSide, has, want))
+		kerneltest.Must(t, w.host.ChangeVLANs(w.hostSide, has, want))
 		got, err := w.host.PortVLANs(w.hostSide)
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s, %v, want %s", got, err, want)
@@ -116,13 +116,13 @@ func TestVethOnNode(t *testing.T) {
 	h := host(t)
 	bridge := addBridge(t, h, "kt0")
 	index, err := h.AddVeth(Veth{Host: "kth1", Pod: "kt0.7"})
-	mustDo(t, err)
-	t.Cleanup(func() { mustDo(t, h.DelLink("kt0.7")) })
+	kerneltest.Must(t, err)
+	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0.7")) })
 	port := mustLink(t, h, "kth1")
 	if end := mustLink(t, h, "kt0.7"); port.Index != index || port.Peer != end.Index || end.Peer != index || port.Master != 0 {
 		t.Errorf("%+v, %+v", port, end)
 	}
-	mustDo(t, h.SetMaster(port, bridge))
+	kerneltest.Must(t, h.SetMaster(port, bridge))
 	if port = mustLink(t, h, "kth1"); port.Master != bridge.Index {
 		t.Errorf("%+v is no port of %d", port, bridge.Index)
 	}

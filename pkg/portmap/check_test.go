@@ -8,6 +8,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
 )
@@ -36,7 +37,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		change func() error
 		says   string
 	}{
-		"flushed": {flushNFT, "the rules of nftables tables inet podlace_hostport"},
+		"flushed": {kerneltest.FlushNFT, "the rules of nftables tables inet podlace_hostport"},
 		"deleted": {func() error { return del(own) }, "hostPort tcp 8080: its entry"},
 		"of another": {func() error {
 			if err := del(own); err != nil {
@@ -46,7 +47,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		}, "hostPort tcp 8080: now belongs to shop/b"},
 		"to another pod": {func() error { return add(own, true) }, "hostPort tcp 8080: leads elsewhere"},
 	} {
-		if err := flushNFT(); err != nil {
+		if err := kerneltest.FlushNFT(); err != nil {
 			t.Fatal(err)
 		}
 		l.OK(l.Call("ADD", "a"))

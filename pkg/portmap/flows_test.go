@@ -65,7 +65,7 @@ func TestDelFlows(t *testing.T) {
 	}
 	kerneltest.Track(t, append(slices.Clone(goes), stays...))
 	before, walked := kerneltest.Tracked(t), walks(t)
-	mustDo(t, delFlows(h, portList("tcp 53 10.1.0.5:5353", "sctp 53 10.1.0.5:5353")), delFlows(h, nil))
+	kerneltest.Must(t, delFlows(h, portList("tcp 53 10.1.0.5:5353", "sctp 53 10.1.0.5:5353")), delFlows(h, nil))
 	if diff := cmp.Diff(before, kerneltest.Tracked(t)); diff != "" || len(walked()) > 0 {
 		t.Errorf("without UDP ports:\n%s", diff)
 	}
@@ -75,7 +75,7 @@ func TestDelFlows(t *testing.T) {
 		list = append(list, ports.Port{Protocol: "udp", Port: 10000 + i, To: netip.MustParseAddrPort("10.1.0.5:80")})
 	}
 	for range 2 {
-		mustDo(t, delFlows(h, list))
+		kerneltest.Must(t, delFlows(h, list))
 		if got := walked(); len(got) != 1 {
 			t.Errorf("%d walks for both families: %q", len(got), got)
 		}
@@ -112,7 +112,7 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 		{portList("udp 50 [fd00::5]:80"), unix.AF_INET6, 1},
 		{portList("udp 51 [fd00::5]:80", "udp 52 [fd00::5]:80"), unix.AF_INET6, 2},
 	} {
-		mustDo(t, delFlows(h, x.ports))
+		kerneltest.Must(t, delFlows(h, x.ports))
 		left -= x.gone
 		if got := kerneltest.Tracked(t); len(got) != left {
 			t.Errorf("%v left %q", x.ports, got)
@@ -136,7 +136,7 @@ func TestDelFlowsOfMany(t *testing.T) {
 	}
 	kerneltest.Track(t, append(flows, kerneltest.Flow{"17", "203.0.113.1:1000", "10.1.0.1:53", "10.1.0.1:53"}))
 	walked := walks(t)
-	mustDo(t, delFlows(h, portList("udp 53 10.1.0.5:5353", "udp 53 [fd00::5]:5353")))
+	kerneltest.Must(t, delFlows(h, portList("udp 53 10.1.0.5:5353", "udp 53 [fd00::5]:5353")))
 	list := walked()
 	slices.Sort(list)
 	if diff := cmp.Diff([]string{"family=10 filtered=true error=<nil>", "family=2 filtered=true error=<nil>"}, list); diff != "" {

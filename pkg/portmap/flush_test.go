@@ -10,22 +10,23 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
 func TestFlushed(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 80 10.1.0.5:80")
 	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without their mark
-		mustDo(t, build())
+		kerneltest.Must(t, build())
 		if ok, err := rulesIntact(h); ok || err != nil {
 			t.Errorf("got %t, %v", ok, err)
 		}
 	}
-	mustDo(t, addPorts(h, ownerA, "", a), checkPorts(h, ownerA, a))
+	kerneltest.Must(t, addPorts(h, ownerA, "", a), checkPorts(h, ownerA, a))
 	if ok, err := rulesIntact(h); !ok || err != nil {
 		t.Errorf("got %t, %v", ok, err)
 	}
@@ -33,28 +34,28 @@ func TestFlushed(t *testing.T) {
 
 // TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
 func TestRestoreHostPorts(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a, b := portList("tcp 80 10.1.0.5:80", "tcp 81 10.1.0.5:81"), portList("tcp 90 10.1.0.6:80")
-	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
 	whole := portElements(t)
 	all := []owned{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
 	c, err := nftables.New()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	c.FlushTable(&nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet})
-	mustDo(t, c.Flush())
+	kerneltest.Must(t, c.Flush())
 	if ok, err := rulesIntact(h); ok || err != nil {
 		t.Error("the flush of the rules is not seen", err)
 	}
 	if err := checkPorts(h, ownerA, a); !isDifferent(err) || !strings.Contains(err.Error(), "are missing") {
 		t.Error(err)
 	}
-	mustDo(t, delPorts(h, ownerB, b), restored(h, all), restored(h, all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	kerneltest.Must(t, delPorts(h, ownerB, b), restored(h, all), restored(h, all), checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
 		t.Error(diff)
 	}
 	all = append(all, owned{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
-	mustDo(t, restored(h, all), checkPorts(h, ownerA, a))
+	kerneltest.Must(t, restored(h, all), checkPorts(h, ownerA, a))
 }
 
 func restored(h *kernel.Node, all []owned) error {
@@ -64,23 +65,23 @@ func restored(h *kernel.Node, all []owned) error {
 
 // TestCheckHints: what 'podlace reload' brings back says so; a port that may be another pod's by now does not.
 func TestCheckHints(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	own := owned{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
 	check := func() error { return checkHostPorts(h, own, others{"", map[string]other{}}) }
 	if err := check(); !isDifferent(err) || plugin.Hint(err) != "somebody flushed them; 'podlace reload' brings back those of all pods" {
 		t.Errorf("%v, hint %q", err, plugin.Hint(err))
 	}
-	mustDo(t, addAll(h, own), check())
+	kerneltest.Must(t, addAll(h, own), check())
 	table, err := nft.Open(nft.HostportTable)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer table.Close()
 	for hint, e := range map[string]nft.Element{reloadHint: hairpin("kt0"), reloadHint + " ": ownerElement(ownerHash(ownerA)),
 		"": own.elements()[1]} {
-		mustDo(t, table.Delete([]nft.Element{e}))
+		kerneltest.Must(t, table.Delete([]nft.Element{e}))
 		if err := check(); !isDifferent(err) || plugin.Hint(err) != strings.TrimSpace(hint) {
 			t.Errorf("%s: %v, hint %q", e.Set, err, plugin.Hint(err))
 		}
-		mustDo(t, restored(h, []owned{own}), check())
+		kerneltest.Must(t, restored(h, []owned{own}), check())
 	}
 }

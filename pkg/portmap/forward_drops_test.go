@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
 // addChain makes a chain with rules that count. Without a hook it has no policy.
@@ -27,7 +29,7 @@ func addChain(t *testing.T, family nftables.TableFamily, name string, hook *nfta
 	for range rules {
 		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
 	}
-	mustDo(t, c.Flush())
+	kerneltest.Must(t, c.Flush())
 }
 
 // TestForwardDrops: of the chains that forwarded packets pass only those count whose policy is drop.
@@ -54,8 +56,8 @@ func TestForwardDrops(t *testing.T) {
 		"ip6tables -P FORWARD": {func(t *testing.T) { policyByTool(t, "ip6tables") }, []chainName{{"ip6", "filter", "FORWARD"}}},
 	} {
 		t.Run(title, func(t *testing.T) {
-			flush(t)
-			t.Cleanup(func() { flush(t) })
+			kerneltest.EmptyNFT(t)
+			t.Cleanup(func() { kerneltest.EmptyNFT(t) })
 			c.make(t)
 			got, err := forwardDrops(h)
 			if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
@@ -92,8 +94,8 @@ func TestChainCovers(t *testing.T) {
 }
 
 func TestHasChain(t *testing.T) {
-	flush(t)
-	t.Cleanup(func() { flush(t) })
+	kerneltest.EmptyNFT(t)
+	t.Cleanup(func() { kerneltest.EmptyNFT(t) })
 	h := openHost(t)
 	addChain(t, nftables.TableFamilyIPv4, "DOCKER-USER", nil, 0, 0)
 	for c, want := range map[chainName]bool{filterChain(true, "DOCKER-USER"): true, filterChain(false, "DOCKER-USER"): false,

@@ -141,7 +141,7 @@ func TestForwardPolicy(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Cleanup(func() {
-				if err := flushNFT(); err != nil {
+				if err := kerneltest.FlushNFT(); err != nil {
 					t.Error(err)
 				}
 			})
@@ -200,7 +200,7 @@ func TestForwardKeeper(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Cleanup(func() {
-				if err := flushNFT(); err != nil {
+				if err := kerneltest.FlushNFT(); err != nil {
 					t.Error(err)
 				}
 			})

@@ -10,68 +10,77 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/ports"
 )
 
 // TestProtectLoopback makes a table of its own.
 func TestProtectLoopback(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	for range 2 {
-		mustDo(t, ProtectLoopback(h))
+		kerneltest.Must(t, ProtectLoopback(h))
 		if lines := records(t, "nft rule inet "+nft.LoopbackTable+" prerouting", "immediate"); len(lines) != 2 {
 			t.Errorf("got %q", lines)
 		}
 	}
 }
 
+// loopbackState compares route_localnet of the bridges kt0 and kt1, and how many rules protect 127.0.0.0/8.
+func loopbackState(t *testing.T, h *kernel.Node, want string) {
+	t.Helper()
+	zero, err := h.Get("ipv4/conf/kt0/route_localnet")
+	one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
+	rules := len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))
+	if got := fmt.Sprintf("%s %s %d", zero, one, rules); got != want || err != nil || err1 != nil {
+		t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
+	}
+}
+
 // TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else
 // switched on stays.
 func TestLoopbackUsers(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(loopbackUsers)) })
 	for _, link := range []string{"kt0", "kt1"} {
 		addBridge(t, link)
 	}
 	state := func(want string) {
 		t.Helper()
-		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
-		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want ||
-			err != nil || err1 != nil {
-			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
-		}
+		loopbackState(t, h, want)
 	}
+
 	a, b := strings.Fields(ownerA)[0], strings.Fields(ownerB)[0]
 	state("0 0 0")
-	mustDo(t, OpenLoopback(h, a, "kt0"), OpenLoopback(h, a, "kt0"), OpenLoopback(h, b, "kt0"), OpenLoopback(h, b, "kt1"))
+	kerneltest.Must(t, OpenLoopback(h, a, "kt0"), OpenLoopback(h, a, "kt0"), OpenLoopback(h, b, "kt0"), OpenLoopback(h, b, "kt1"))
 	state("2 2 2")
 	closeFor := func(owner, link string) error { return delHostPorts(h, owned{Owner: owner, Localhost: link}) }
-	mustDo(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
+	kerneltest.Must(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("2 2 2")
 	_, err := delOwnedHostPorts(h, ownerHash(ownerB))
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	state("2 0 2")
-	mustDo(t, closeFor(ownerB, "kt0"))
+	kerneltest.Must(t, closeFor(ownerB, "kt0"))
 	state("2 0 2")
-	mustDo(t, closeFor(ownerA, "kt0"))
+	kerneltest.Must(t, closeFor(ownerA, "kt0"))
 	state("0 0 0")
 	if _, err := os.Stat(loopbackUsers); err == nil {
 		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 			t.Errorf("left %q", left)
 		}
 	}
-	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}), OpenLoopback(h, a, "kt1"), OpenLoopback(h, b, "kt1"),
+	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}), OpenLoopback(h, a, "kt1"),
+		OpenLoopback(h, b, "kt1"),
 		closeFor(ownerA, "kt1"))
 	state("0 1 2")
-	mustDo(t, closeFor(ownerB, "kt1"))
+	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
 	// A lost record may have told that an earlier version, which wrote 1, opened the link.
-	mustDo(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
+	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
-	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
+	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
 	state("0 0 0")
 	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
@@ -81,52 +90,52 @@ func TestLoopbackUsers(t *testing.T) {
 // TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment
 // has hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
 func TestLoopbackUsersLost(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	t.Cleanup(func() { mustDo(t, os.RemoveAll(loopbackUsers)) })
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(loopbackUsers)) })
 	for _, link := range []string{"kt0", "kt1"} {
 		addBridge(t, link)
 	}
 	state := func(want string) {
 		t.Helper()
-		zero, err := h.Get("ipv4/conf/kt0/route_localnet")
-		one, err1 := h.Get("ipv4/conf/kt1/route_localnet")
-		if got := fmt.Sprintf("%s %s %d", zero, one, len(records(t, "nft rule inet "+nft.LoopbackTable, "immediate"))); got != want ||
-			err != nil || err1 != nil {
-			t.Errorf("got %s, want %s; %v %v", got, want, err, err1)
-		}
+		loopbackState(t, h, want)
 	}
+
 	open := func(owner, link string, port uint16) {
 		t.Helper()
-		mustDo(t, restored(h, nil), OpenLoopback(h, ownerHash(owner), link),
+		kerneltest.Must(t, restored(h, nil), OpenLoopback(h, ownerHash(owner), link),
 			addAll(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
 	}
-	lose := func() { t.Helper(); mustDo(t, os.RemoveAll(loopbackUsers)) }
-	del := func(owner string) { t.Helper(); _, err := delOwnedHostPorts(h, ownerHash(owner)); mustDo(t, err) }
+	lose := func() { t.Helper(); kerneltest.Must(t, os.RemoveAll(loopbackUsers)) }
+	del := func(owner string) {
+		t.Helper()
+		_, err := delOwnedHostPorts(h, ownerHash(owner))
+		kerneltest.Must(t, err)
+	}
 
 	open(ownerA, "kt0", 1)
 	open(ownerB, "kt1", 2)
 	lose()
-	mustDo(t, mendLoopback(h, nil))
+	kerneltest.Must(t, mendLoopback(h, nil))
 	state("2 2 2")
 	del(ownerA)
 	state("2 2 2")
 	del(ownerB)
 	state("0 0 0")
 
-	mustDo(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}))
+	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "1"}))
 	open(ownerA, "kt0", 1)
 	open(ownerB, "kt1", 2)
 	lose()
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	state("2 1 0")
-	mustDo(t, mendLoopback(h, []string{ownerHash(ownerA), ownerHash(ownerB)}))
+	kerneltest.Must(t, mendLoopback(h, []string{ownerHash(ownerA), ownerHash(ownerB)}))
 	state("0 1 2") // an earlier version may have written the 1
 
 	open(ownerA, "kt0", 1)
-	flush(t)
-	mustDo(t, mendLoopback(h, []string{ownerHash(ownerA)}))
+	kerneltest.EmptyNFT(t)
+	kerneltest.Must(t, mendLoopback(h, []string{ownerHash(ownerA)}))
 	state("2 1 2")
-	mustDo(t, lendLoopback(h, "kt0"), mendLoopback(h, nil))
+	kerneltest.Must(t, lendLoopback(h, "kt0"), mendLoopback(h, nil))
 	state("1 1 0")
 }

@@ -9,26 +9,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-func mustDo(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// flush empties the whole of nftables now and at the end of the test, as an admin's "nft flush ruleset" does.
-func flush(t testing.TB) {
-	t.Helper()
-	mustDo(t, flushNFT())
-	t.Cleanup(func() { mustDo(t, flushNFT()) })
-}
-
 func addBridge(t testing.TB, name string, addresses ...string) {
 	t.Helper()
-	mustDo(t, addLink(name, addresses...))
-	t.Cleanup(func() { mustDo(t, delLink(name)) })
+	kerneltest.Must(t, addLink(name, addresses...))
+	t.Cleanup(func() { kerneltest.Must(t, delLink(name)) })
 }
 
 // newNode is a node with the addresses on a bridge.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
@@ -110,19 +111,19 @@ func TestMakePlanOnce(t *testing.T) {
 
 // TestStalePlan: an element that came or went after the plan was made refuses the plan as a race, and a new plan holds.
 func TestStalePlan(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	log := slog.New(slog.DiscardHandler)
 	want := claim{owned{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
-	mustDo(t, ensureRules(h, log))
+	kerneltest.Must(t, ensureRules(h, log))
 	for _, change := range []func() error{func() error { return addAll(h, want.owned) }, func() error { return delHostPorts(h, want.owned) }} {
 		p, err := planFor(h, want)
-		mustDo(t, err, change())
+		kerneltest.Must(t, err, change())
 		if err := apply(h, want, p); !isRace(err) {
 			t.Errorf("the stale plan: %v", err)
 		}
 		p, err = planFor(h, want)
-		mustDo(t, err, apply(h, want, p), checkPorts(h, ownerA, want.Ports))
+		kerneltest.Must(t, err, apply(h, want, p), checkPorts(h, ownerA, want.Ports))
 	}
 }
 

@@ -258,7 +258,7 @@ func TestStaleFlows(t *testing.T) {
 		}
 		_ = os.Remove(c.lost)
 		if c.verb == "GC" { // restores the port after a flush: a client came to the node meanwhile
-			if err := flushNFT(); err != nil {
+			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
 			l.OK(l.Call("GC", "", valid...))

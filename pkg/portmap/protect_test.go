@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
@@ -59,7 +60,7 @@ func TestProtectedThroughout(t *testing.T) {
 			"STATUS": func() { l.OK(l.Call("STATUS", "")) },
 			"ADD":    func() { l.OK(second.Call("ADD", "b", asking("10.71.0.6/24", port(9090, 90, "tcp"))...)) },
 		} {
-			if err := flushNFT(); err != nil {
+			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
 			after = "flushed, " + what + ": "
@@ -161,7 +162,7 @@ func TestProtectedAfterLossAndFlush(t *testing.T) {
 			for _, e := range entries {
 				err = errors.Join(err, os.RemoveAll(filepath.Join(store.Root, e.Name())))
 			}
-			if err := errors.Join(err, flushNFT()); err != nil {
+			if err := errors.Join(err, kerneltest.FlushNFT()); err != nil {
 				t.Fatal(err)
 			}
 			if !loopbackOpenedOn("pt0") {

@@ -165,7 +165,7 @@ func TestLostOwner(t *testing.T) {
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
-			if err := flushNFT(); err != nil {
+			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -223,7 +223,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad.OK(bad.Call("ADD", "bad"))
 	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as the name of a machine that is not known any more
 	for _, backend := range []string{"nftables", "iptables"} {
-		if err := flushNFT(); err != nil {
+		if err := kerneltest.FlushNFT(); err != nil {
 			t.Fatal(err)
 		}
 		next, _ := l.named("next")
@@ -312,7 +312,7 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 				next.Conf = next.Conf.With("backend", other)
 				now := asking("10.71.0.7/24", sequence(8090, 20)...)
 				next.OK(next.Call("ADD", "next", append(now, "CNI_ARGS", args)...))
-				for _, flush := range []func() error{func() error { return nil }, flushNFT} {
+				for _, flush := range []func() error{func() error { return nil }, kerneltest.FlushNFT} {
 					if err := errors.Join(flush(), Restore(openHost(l.T), slog.Default())); err != nil {
 						l.Errorf("%s, %s: %v", what, other, err)
 					}

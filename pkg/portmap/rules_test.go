@@ -12,9 +12,9 @@ import (
 // TestRules compares chains and rules, as the kernel tells them, with golden files; -update rewrites them. A change of the rules of
 // hostPorts needs another schema number.
 func TestRules(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	mustDo(t, ProtectLoopback(h), restored(h, nil))
+	kerneltest.Must(t, ProtectLoopback(h), restored(h, nil))
 	for _, table := range []string{nft.HostportTable, nft.LoopbackTable} {
 		kerneltest.Golden(t, table, *update)
 	}

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -40,11 +39,11 @@ func newLab(t *testing.T) lab {
 		Conf: object{"cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": prevResult("10.71.0.5/24", "fd00:71::5/64"),
 			"runtimeConfig": object{"portMappings": []any{port(8080, 80, "tcp"), port(5353, 53, "udp")}}}}}
 	t.Cleanup(func() {
-		if err := errors.Join(flushNFT(), delLink("pt0")); err != nil {
+		if err := errors.Join(kerneltest.FlushNFT(), delLink("pt0")); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(flushNFT(), addLink("pt0", "10.71.0.1/24", "fd00:71::1/64")); err != nil {
+	if err := errors.Join(kerneltest.FlushNFT(), addLink("pt0", "10.71.0.1/24", "fd00:71::1/64")); err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -73,15 +72,6 @@ func addLink(name string, addresses ...string) error {
 
 func delLink(name string) error {
 	return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
-}
-
-func flushNFT() error {
-	c, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	c.FlushRuleset()
-	return c.Flush()
 }
 
 func openHost(t testing.TB) *kernel.Node {

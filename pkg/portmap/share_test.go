@@ -88,7 +88,7 @@ func TestSharedAfterFlush(t *testing.T) {
 			first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther(other, port(8080, 80, "tcp"))
 			l.OK(l.Call("ADD", "a", first...))
 			l.OK(l.Call("ADD", "a", second...))
-			if err := errors.Join(flushNFT(), Restore(openHost(l.T), slog.Default())); err != nil {
+			if err := errors.Join(kerneltest.FlushNFT(), Restore(openHost(l.T), slog.Default())); err != nil {
 				l.Error(err)
 			}
 			l.OK(l.Call("CHECK", "a", first...))
@@ -144,7 +144,7 @@ func TestTakeOverOfShared(t *testing.T) {
 	l := newLab(t)
 	for _, backend := range []string{"nftables", "iptables"} {
 		for _, gone := range []bool{false, true} {
-			if err := flushNFT(); err != nil {
+			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
 			old, args := l.named("web-0")

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/ports"
 )
 
@@ -24,7 +25,7 @@ func listen(t testing.TB, network, address string, options ...int) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			for _, option := range options {
-				mustDo(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, 1))
+				kerneltest.Must(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, 1))
 			}
 		})
 	}}

@@ -5,22 +5,23 @@ package portmap
 import (
 	"testing"
 
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
 // TestSpoiltSocket: answers that were left in the socket after an error are not taken for those of the next question.
 func TestSpoiltSocket(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a, b := portList("tcp 8080 10.1.0.5:80"), portList("tcp 8081 10.1.0.6:80")
-	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
 	n, err := h.NFT.Open(nft.HostportTable)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	first := owned{Ports: a, Owner: ownerA}.elements()[0]
 	if _, err := n.Find([]nft.Element{{Set: first.Set, Key: []byte("too long for a key")}, first}); err == nil || nft.Unsupported(err) {
 		t.Fatalf("error %v", err)
 	}
-	mustDo(t, checkPorts(h, ownerB, b), delPorts(h, ownerB, b))
+	kerneltest.Must(t, checkPorts(h, ownerB, b), delPorts(h, ownerB, b))
 	if lines := records(t, "nft element inet "+nft.HostportTable+" ports4"); len(lines) != 1 {
 		t.Errorf("got %q", lines)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -22,7 +23,7 @@ import (
 func TestStatusNeverWaits(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
-		if err := flushNFT(); err != nil {
+		if err := kerneltest.FlushNFT(); err != nil {
 			l.Fatal(err)
 		}
 		var log bytes.Buffer
@@ -111,7 +112,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	}
 	l.Conf = l.Conf.With("backend", "iptables", "externalSetMarkChain", "KUBE-MARK-MASQ")
 	l.OK(l.Call("ADD", "a"))
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
@@ -155,7 +156,7 @@ func TestStatusStartsNothing(t *testing.T) {
 	if after := faults(); after != before {
 		t.Errorf("STATUS started a program: %d page faults", after-before)
 	}
-	if err := flushNFT(); err != nil {
+	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
 	l.OK(l.Call("STATUS", ""))

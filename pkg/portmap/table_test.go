@@ -16,6 +16,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
@@ -89,7 +90,7 @@ func portElements(t *testing.T) (lines []string) {
 }
 
 func TestTablePorts(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81",
 		"sctp 9 10.1.0.5:9")
@@ -103,33 +104,33 @@ func TestTablePorts(t *testing.T) {
 	if err := checkPorts(h, ownerA, a); !isDifferent(err) {
 		t.Errorf("before ADD: %v", err)
 	}
-	mustDo(t, delPorts(h, ownerA, a)) // there is no table yet
-	mustDo(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
-	mustDo(t, checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	kerneltest.Must(t, delPorts(h, ownerA, a)) // there is no table yet
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
+	kerneltest.Must(t, checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	if err := checkPorts(h, ownerB, a); !isDifferent(err) || !strings.Contains(err.Error(), "now belongs to shop/web-0") {
 		t.Errorf("as another: %v", err)
 	}
-	mustDo(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's
-	mustDo(t, addPorts(h, ownerB, "kt0", b))                    // DEL ends an owner, whatever ports it names
-	mustDo(t, delPorts(h, ownerA, a), checkPorts(h, ownerB, b))
-	mustDo(t, delPorts(h, ownerB, b))
+	kerneltest.Must(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's
+	kerneltest.Must(t, addPorts(h, ownerB, "kt0", b))                    // DEL ends an owner, whatever ports it names
+	kerneltest.Must(t, delPorts(h, ownerA, a), checkPorts(h, ownerB, b))
+	kerneltest.Must(t, delPorts(h, ownerB, b))
 	empty()
-	mustDo(t, delPorts(h, ownerB, b), delPorts(h, ownerB, nil))
+	kerneltest.Must(t, delPorts(h, ownerB, b), delPorts(h, ownerB, nil))
 	empty()
 }
 
 func TestCheckHostPorts(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80")))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80")))
 	elsewhere, noSNAT := portFrom("tcp 8080 10.1.0.5:81"), portFrom("tcp 8080 10.1.0.5:80")
 	noSNAT.SNAT = false
-	mustDo(t, checkPorts(h, ownerA, []ports.Port{noSNAT}))
+	kerneltest.Must(t, checkPorts(h, ownerA, []ports.Port{noSNAT}))
 	if err := checkPorts(h, ownerA, []ports.Port{elsewhere}); !isDifferent(err) || !strings.Contains(err.Error(), "leads elsewhere") {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, delPorts(h, ownerA, []ports.Port{noSNAT}))
-	mustDo(t, addPorts(h, ownerA, "kt0", []ports.Port{noSNAT}))
+	kerneltest.Must(t, delPorts(h, ownerA, []ports.Port{noSNAT}))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", []ports.Port{noSNAT}))
 	masqAll := noSNAT
 	masqAll.SNAT, masqAll.MasqAll = true, true
 	if err := checkPorts(h, ownerA, []ports.Port{masqAll}); !isDifferent(err) || !strings.Contains(err.Error(), "masqall4") {
@@ -139,9 +140,9 @@ func TestCheckHostPorts(t *testing.T) {
 
 // TestHostPortClash: the first owner keeps its port, and the second gets none of its own.
 func TestHostPortClash(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "udp 192.0.2.1:53 10.1.0.5:53", "tcp 443 [fd00::5]:443")))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "udp 192.0.2.1:53 10.1.0.5:53", "tcp 443 [fd00::5]:443")))
 	before := portElements(t)
 	for text, says := range map[string]string{
 		"tcp 8080 10.1.0.6:80":         "hostPort tcp 8080 is in use by shop/web-0",
@@ -158,19 +159,19 @@ func TestHostPortClash(t *testing.T) {
 		t.Errorf("what changed:\n%s", diff)
 	}
 	// Other protocols, addresses and families are no clash.
-	mustDo(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
+	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
 		"tcp 8080 [fd00::6]:80")))
 }
 
 // TestReplaceOwn: the ports of one attachment converge, whatever was there of it.
 func TestReplaceOwn(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	mustDo(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "tcp 8081 10.1.0.5:81")))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", portList("tcp 8080 10.1.0.5:80", "tcp 8081 10.1.0.5:81")))
 	next := portList("tcp 8080 10.1.0.9:80", "tcp 8082 10.1.0.9:82")
 	renamed := strings.Fields(ownerA)[0] + " shop/renamed"
 	for range 2 {
-		mustDo(t, addPorts(h, renamed, "kt0", next), checkPorts(h, renamed, next))
+		kerneltest.Must(t, addPorts(h, renamed, "kt0", next), checkPorts(h, renamed, next))
 	}
 	if lines := records(t, "nft element", " ports4 ", "1f90"); len(lines) != 1 || !strings.Contains(lines[0], "0a010009") {
 		t.Errorf("got %q", lines)
@@ -179,14 +180,14 @@ func TestReplaceOwn(t *testing.T) {
 
 // TestAfterFlush: whoever flushes the ruleset takes the static rules away as well; the next pod makes all of it again.
 func TestAfterFlush(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	ports := portList("tcp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80")
 	staticLines := func() []string {
 		return append(records(t, "nft chain inet "+nft.HostportTable),
 			append(records(t, "nft rule inet "+nft.HostportTable), records(t, "nft set inet "+nft.HostportTable)...)...)
 	}
-	mustDo(t, addPorts(h, ownerA, "kt0", ports))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", ports))
 	whole := staticLines()
 	if len(whole) < 20 {
 		t.Errorf("the static rules have %d lines", len(whole))
@@ -196,12 +197,12 @@ func TestAfterFlush(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.FlushRuleset()
-	mustDo(t, c.Flush())
-	mustDo(t, delPorts(h, ownerA, ports))
+	kerneltest.Must(t, c.Flush())
+	kerneltest.Must(t, delPorts(h, ownerA, ports))
 	if err := checkPorts(h, ownerA, ports); !isDifferent(err) {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, addPorts(h, ownerA, "kt0", ports), checkPorts(h, ownerA, ports))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", ports), checkPorts(h, ownerA, ports))
 	if diff := cmp.Diff(whole, staticLines()); diff != "" {
 		t.Errorf("the static rules differ:\n%s", diff)
 	}
@@ -209,9 +210,9 @@ func TestAfterFlush(t *testing.T) {
 
 // TestTableTwice: two first pods that start at once make the static rules once.
 func TestTableTwice(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	for range 3 {
-		mustDo(t, nft.Build("test", buildHostports))
+		kerneltest.Must(t, nft.Build("test", buildHostports))
 	}
 	if lines := records(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)
@@ -220,20 +221,20 @@ func TestTableTwice(t *testing.T) {
 
 // TestSchema: rules of another version are written anew, and the ports that are there stay.
 func TestSchema(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 8080 10.1.0.5:80")
-	mustDo(t, addPorts(h, ownerA, "kt0", a))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a))
 	rules := records(t, "nft rule inet "+nft.HostportTable)
 	n, err := nft.Open(nft.HostportTable)
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	defer n.Close()
 	mark := []nft.Element{{Set: "schema", Key: nft.BigEndian(schema)}}
 	c, err := nftables.New()
-	mustDo(t, err)
+	kerneltest.Must(t, err)
 	c.FlushChain(&nftables.Chain{Table: &nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet}, Name: "prerouting"})
-	mustDo(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(schema + 1)}}))
-	mustDo(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
+	kerneltest.Must(t, c.Flush(), n.Delete(mark), n.Add([]nft.Element{{Set: "schema", Key: nft.BigEndian(schema + 1)}}))
+	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("tcp 8081 10.1.0.6:80")), checkPorts(h, ownerA, a))
 	if diff := cmp.Diff(rules, records(t, "nft rule inet "+nft.HostportTable)); diff != "" {
 		t.Error(diff)
 	}
@@ -244,14 +245,14 @@ func TestSchema(t *testing.T) {
 
 // TestRange: ports in sequence are one entry, which clashes with single ports and other ranges.
 func TestRange(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	long := func(first, last uint16, to string) ports.Port {
 		return ports.Port{Protocol: "udp", Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(to), first), SNAT: true,
 			MasqAll: true}
 	}
 	a := []ports.Port{long(1000, 1999, "10.1.0.5"), long(1000, 1999, "fd00::5")}
-	mustDo(t, addPorts(h, ownerA, "kt0", a), checkPorts(h, ownerA, a), addPorts(h, ownerA, "kt0", a))
+	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), checkPorts(h, ownerA, a), addPorts(h, ownerA, "kt0", a))
 	for _, c := range []struct {
 		port  ports.Port
 		clash bool
@@ -267,14 +268,14 @@ func TestRange(t *testing.T) {
 		if isTaken(err) != c.clash || !c.clash && err != nil {
 			t.Errorf("%s: %v", c.port, err)
 		}
-		mustDo(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []ports.Port{c.port}))
+		kerneltest.Must(t, checkPorts(h, ownerA, a), delPorts(h, ownerB, []ports.Port{c.port}))
 	}
-	mustDo(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
+	kerneltest.Must(t, addPorts(h, ownerB, "", portList("udp 3050 10.1.0.6:80")))
 	if err := addPorts(h, ownerA, "", []ports.Port{long(3000, 3100, "10.1.0.5")}); !isTaken(err) ||
 		!strings.Contains(err.Error(), "udp 3050 is in use by shop/web-1") {
 		t.Errorf("range over a port: %v", err)
 	}
-	mustDo(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
+	kerneltest.Must(t, delPorts(h, ownerB, portList("udp 3050 10.1.0.6:80")), delPorts(h, ownerA, a))
 	if left := portElements(t); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
@@ -282,12 +283,12 @@ func TestRange(t *testing.T) {
 
 // TestTaken: ports that another backend forwards clash with those of this one, both ways.
 func TestTaken(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	add := func(owner string, taken bool, texts ...string) error {
 		return addAll(h, owned{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
-	mustDo(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
+	kerneltest.Must(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
 		add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
 	for text, taken := range map[string]bool{"tcp 80 10.1.0.6:80": false, "tcp 192.0.2.1:81 10.1.0.6:80": false, "tcp 90 10.1.0.5:1": true,
 		"tcp 192.0.2.1:91 10.1.0.5:1": true} {
@@ -298,25 +299,26 @@ func TestTaken(t *testing.T) {
 	}
 	// A port of one address is no clash, but who comes first gets its connections.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
-	mustDo(t, add(ownerB, false, one))
+	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {
 		t.Errorf("got %v", err)
 	}
-	mustDo(t, delPorts(h, ownerB, portList(one)))
-	mustDo(t, delHostPorts(h, owned{Owner: ownerA, Taken: true, Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
+	kerneltest.Must(t, delPorts(h, ownerB, portList(one)))
+	kerneltest.Must(t, delHostPorts(h, owned{Owner: ownerA, Taken: true,
+		Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
 // TestDelOwned: without knowing the ports, all of one owner go, and nothing of another.
 func TestDelOwned(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := append(portList("tcp 80 10.1.0.5:80", "udp 192.0.2.1:81 10.1.0.5:80", "tcp 80 [fd00::5]:80"),
 		ports.Port{Protocol: "tcp", Port: 1000, Last: 1100, To: netip.MustParseAddrPort("10.1.0.5:1000"), SNAT: true, MasqAll: true})
 	b := portList("tcp 90 10.1.0.6:80")
-	mustDo(t, addPorts(h, ownerB, "", b))
+	kerneltest.Must(t, addPorts(h, ownerB, "", b))
 	before := portElements(t)
-	mustDo(t, addPorts(h, ownerA, "", a))
+	kerneltest.Must(t, addPorts(h, ownerA, "", a))
 	hash := ownerHash(ownerA)
 	if o, ok, err := findOwner(h, hash); !ok || err != nil || o != (portOwner{Hash: hash}) {
 		t.Error(o, ok, err)
@@ -346,7 +348,7 @@ func TestTableManyPorts(t *testing.T) {
 			t.Skipf("SKIPPED: a user namespace may not exceed net.core.wmem_max, which is %d here", limit)
 		}
 	}
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	var list []ports.Port
 	for i := range 700 {
@@ -355,22 +357,22 @@ func TestTableManyPorts(t *testing.T) {
 	}
 	owner := ownerA + strings.Repeat("x", 300) // comments are cut
 	for range 2 {
-		mustDo(t, addPorts(h, owner, "kt0", list), checkPorts(h, owner, list))
+		kerneltest.Must(t, addPorts(h, owner, "kt0", list), checkPorts(h, owner, list))
 	}
 	if n := len(portElements(t)); n != 1400 {
 		t.Errorf("%d elements, want 1400", n)
 	}
-	mustDo(t, delPorts(h, owner, list))
+	kerneltest.Must(t, delPorts(h, owner, list))
 	if n := len(portElements(t)); n != 0 {
 		t.Errorf("%d elements are left", n)
 	}
 }
 
 func TestHairpinLinks(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	for _, link := range []string{"kt0", "kt0", "fifteen-bytes-x", ""} {
-		mustDo(t, addPorts(h, ownerA, link, portList("tcp 8080 10.1.0.5:80")))
+		kerneltest.Must(t, addPorts(h, ownerA, link, portList("tcp 8080 10.1.0.5:80")))
 	}
 	if lines := records(t, "nft element", " hairpin "); len(lines) != 2 {
 		t.Errorf("got %q", lines)

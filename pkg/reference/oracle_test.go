@@ -25,7 +25,7 @@ func TestMasqueradeOfTheReference(t *testing.T) {
 	for _, text := range []string{"10.9.0.2/24", "10.8.0.2/20", "fd00::2/64"} {
 		addresses = append(addresses, netip.MustParsePrefix(text))
 		address, of, err := net.ParseCIDR(text)
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		nets = append(nets, &net.IPNet{IP: address, Mask: of.Mask})
 	}
 	for _, id := range []string{"a", strings.Repeat("0123456789abcdef", 15)} {
@@ -54,8 +54,8 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 func written(t *testing.T, write func() error) (records []string) {
 	t.Helper()
 	pipe(t, "flush ruleset", "nft", "-f", "-")
-	t.Cleanup(func() { flush(t) })
-	mustDo(t, write())
+	t.Cleanup(func() { kerneltest.EmptyNFT(t) })
+	kerneltest.Must(t, write())
 	comment := regexp.MustCompile(`^(nft (?:table|chain) .*) userdata=.*`)
 	for _, line := range kerneltest.Records(t, "nft ") {
 		records = append(records, comment.ReplaceAllString(line, "$1"))

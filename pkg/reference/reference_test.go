@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/nftables"
-
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -21,28 +19,6 @@ import (
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
-
-// flush empties nf_tables, and again at the end of the test.
-func flush(t *testing.T) {
-	t.Helper()
-	now := func() {
-		c, err := nftables.New()
-		mustDo(t, err)
-		c.FlushRuleset()
-		mustDo(t, c.Flush())
-	}
-	now()
-	t.Cleanup(now)
-}
-
-func mustDo(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 // pipe runs a program of the node with text on its standard input.
 func pipe(t *testing.T, text string, command ...string) {
@@ -98,7 +74,7 @@ COMMIT
 
 // TestDelReference (F-44): whatever any version of the reference left of an attachment goes, and what another has stays.
 func TestDelReference(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
 	gone := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{hash("a")}}
 	kept := Attachment{Key: attachment.Key{Network: "n", ContainerID: "kept", IfName: "eth0"}, Hashes: []string{hash("b")}}
@@ -116,7 +92,7 @@ func TestDelReference(t *testing.T) {
 		t.Fatalf("%d and %d rules and chains to begin with:\n%s", len(keptBefore), len(goneBefore), strings.Join(goneBefore, "\n"))
 	}
 	for range 2 {
-		mustDo(t, Bridge(gone).Remove(), Portmap(gone).Remove())
+		kerneltest.Must(t, Bridge(gone).Remove(), Portmap(gone).Remove())
 	}
 	if left := mentioning("gone", hash("a"))(t); len(left) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -144,7 +120,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 		t.Helper()
 		now, err := iptables.ListLegacy(true, "POSTROUTING", HostportChain, "CNI-HOSTPORT-SNAT", Bridge(ref).Chain(), Portmap(ref).Chain(),
 			Portmap(ref).chains()["CNI-HOSTPORT-SNAT"][0])
-		mustDo(t, err)
+		kerneltest.Must(t, err)
 		var lines []string
 		for chain, own := range now {
 			lines = append(append(lines, chain), own...)
@@ -159,7 +135,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 		t.Errorf("masqueraded: %t, %v", ok, err)
 	}
 	for range 2 {
-		mustDo(t, Bridge(ref).Remove(), Portmap(ref).Remove())
+		kerneltest.Must(t, Bridge(ref).Remove(), Portmap(ref).Remove())
 	}
 	if left := nat(); len(left) > 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -180,18 +156,18 @@ func mentioning(id, hash string) func(*testing.T) []string {
 
 // TestTwoNetworksOfOneContainer: the reference marks hostPort rules by the container alone; DEL of one network leaves the other's.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
-	flush(t)
+	kerneltest.EmptyNFT(t)
 	pipe(t, `table ip cni_hostport { chain hostports {
 		tcp dport 8080 dnat to 10.9.0.2:80 comment "c"; tcp dport 8081 dnat to 10.8.0.2:80 comment "c"; }; }`, "nft", "-f", "-")
 	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "c", IfName: "eth0"},
 		Addresses: []netip.Addr{netip.MustParseAddr("10.8.0.2")}}
-	mustDo(t, Portmap(ref).Remove())
+	kerneltest.Must(t, Portmap(ref).Remove())
 	left, err := mustNFT(t).Rules(portRules(true))
 	if err != nil || len(left) != 1 || !left[0].Has([]byte{10, 9, 0, 2}) {
 		t.Errorf("left %v, %v", left, err)
 	}
 	ref.Addresses = nil
-	mustDo(t, Portmap(ref).Remove())
+	kerneltest.Must(t, Portmap(ref).Remove())
 	if left, err = mustNFT(t).Rules(portRules(true)); err != nil || len(left) != 0 {
 		t.Errorf("without addresses: left %v, %v", left, err)
 	}

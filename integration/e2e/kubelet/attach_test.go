@@ -48,8 +48,8 @@ func TestAttach(t *testing.T) {
 	l.allHome()
 }
 
-// TestInitContainers: a VF that goes from an init container to another is there from the beginning. One that only an init container has is
-// not told by the kubelet: the pod is refused, whoever is asked.
+// TestInitContainers: a VF that an init container shares with a later container is in the pod from the beginning. The kubelet does not
+// report a VF that only an init container has, so ADD refuses the pod, whether the daemon or the kubelet answers.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.put("both", container{"prepare", vfs(1), true}, container{name: "app", limits: vfs(1)})

@@ -266,8 +266,8 @@ func (l *vfLab) anew(pod string, former sandbox) {
 	})
 }
 
-// again waits until other containers of a pod run in another sandbox than the former. Their restarts say nothing: the kubelet counts anew
-// when it has removed the container before.
+// again waits until the pod's containers run in a new sandbox. It does not look at restart counts: the kubelet starts at 0 again after it
+// has removed the old container.
 func (l *vfLab) again(pod string, former sandbox) {
 	l.t.Helper()
 	l.anew(pod, former)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command calico stands in for the main plugin of that name in tests: it connects a pod as Calico does, by a veth pair without a bridge.
-// The pod has addresses without a subnet and a gateway that nobody has, for which the node answers; the node has a route to each pod. The
-// result names no interface of the pod. Addresses come from the IPAM plugin that the configuration names, with the node's pod CIDRs in the
-// places of usePodCidr and usePodCidrIPv6.
+// The pod has addresses without a subnet. No host has the IPv4 address of its gateway; the node answers ARP for it (proxy_arp). The IPv6
+// gateway is the node's link-local address. The node has a route to each pod. The result names no interface of the pod. Addresses come from
+// the IPAM plugin that the configuration names, with the node's pod CIDRs in the places of usePodCidr and usePodCidrIPv6.
 package main
 
 import (

@@ -159,8 +159,9 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell lets sysfs tell under which names interfaces of VFs are on the node, as the kernel's does by itself: after calls, and before others.
-// That of a VF is told of under its own name all the time, so that it is there as soon as a plugin brings it back.
+// Tell updates the stand-in for sysfs with the names that the interfaces of VFs have on the node; the kernel updates the real sysfs by
+// itself. Tests call it between plugin calls. sysfs also keeps each VF's original name, so the interface is found as soon as a plugin
+// returns it.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)

@@ -9,9 +9,37 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 
 	"github.com/podlace/podlace/pkg/sandbox"
 )
+
+// Must ends the test at the first error.
+func Must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// FlushNFT removes everything from nf_tables, as an admin's "nft flush ruleset" does.
+func FlushNFT() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	c.FlushRuleset()
+	return c.Flush()
+}
+
+// EmptyNFT is FlushNFT now and at the end of the test.
+func EmptyNFT(t testing.TB) {
+	t.Helper()
+	Must(t, FlushNFT())
+	t.Cleanup(func() { Must(t, FlushNFT()) })
+}
 
 // Records returns the lines of a snapshot of the host that hold all parts, without "host: ".
 func Records(t testing.TB, parts ...string) (lines []string) {
