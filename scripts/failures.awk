@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # failures.awk: reads the log of "go test -v" and prints, for each test that failed and has no failed part of its own: its name, what its comment
-# promises, the last thing that it said, and the command that runs it alone. A package that does not build, or ends early, has its first error.
-/^=== (RUN|NAME|CONT) / { name = $3; early = "" }
-/^ +[^ ]+\.go:[0-9]+: / { said[name] = $0 }
-/^panic: / { said[name] = early = $0 }
+# promises, the last lines that it said, and the command that runs it alone. A package that does not build, or ends early, has its last lines.
+/^=== (RUN|NAME|CONT) / { name = $3; next }
+/^=== / { next }
+/^panic: / { early = $0 }
 /^\t*running tests:/ { running = 1; next }
-running && /^\t+Test/ { failed[++n] = $1; said[$1] = early; next }
+running && /^\t+Test/ { failed[++n] = $1; say($1, early); next }
 { running = 0 }
 /^ *--- FAIL: / { failed[++n] = $3 }
+/^ *--- / { next }
 /^[^ ]+\.go:[0-9]+:[0-9]+: / && early == "" { early = $0 }
 /^FAIL\t/ {
   for (i = 1; i <= n; i++) {
@@ -16,15 +17,24 @@ running && /^\t+Test/ { failed[++n] = $1; said[$1] = early; next }
     if (leaf) tell($2, failed[i])
   }
   if (n == 0) print "\n" $2 "\n  " (/build failed|setup failed/ ? "does not build" : "ended early, after " name) (early == "" ? "" : "\n  " early) "\n  go test " folder($2) " -count=1"
+}
+/^(FAIL|ok  )\t/ {
   n = 0
   name = early = ""
   delete said
+  delete lines
+  next
+}
+!/^(PASS|FAIL)$/ { say(name, $0) }
+# say keeps the last 30 lines of a test; the first of them are dropped.
+function say(test, line) {
+  said[test, lines[test]++ % 30] = line
 }
 function folder(pkg) {
   sub(/^github.com\/podlace\/podlace/, ".", pkg)
   return pkg
 }
-function tell(pkg, test,    dir, top, cause, promise, cmd, run) {
+function tell(pkg, test,    dir, top, speaker, k, promise, cmd, run) {
   dir = folder(pkg)
   top = test
   sub(/\/.*/, "", top)
@@ -32,11 +42,14 @@ function tell(pkg, test,    dir, top, cause, promise, cmd, run) {
   cmd | getline promise
   close(cmd)
   sub(/\. .*/, ".", promise)
-  cause = test in said ? said[test] : said[top]
-  sub(/^ +/, "", cause)
+  print "\n" test "\n  " (promise == "" ? "(no comment)" : promise)
+  speaker = lines[test] ? test : top
+  if (!lines[speaker]) print "  (it said nothing)"
+  if (lines[speaker] > 30) print "  (" lines[speaker] - 30 " lines before)"
+  for (k = lines[speaker] > 30 ? lines[speaker] - 30 : 0; k < lines[speaker]; k++) print "  " said[speaker, k % 30]
   run = test
   gsub(/[][().*+?^$|{}\\]/, "\\\\&", run)
   gsub(/'/, "'\\''", run)
   gsub(/\//, "$/^", run)
-  print "\n" test "\n  " (promise == "" ? "(no comment)" : promise) "\n  " (cause == "" ? "(it said nothing)" : cause) "\n  go test " dir " -count=1 -run '^" run "$'"
+  print "  go test " dir " -count=1 -run '^" run "$'"
 }

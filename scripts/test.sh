@@ -5,17 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+trap '[ "$status" -ne 0 ] || rm -f "$log"' EXIT
+status=0
 # Programs in bin/ that were built from other sources are not tested: without PODLACE_BIN the tests build their own.
 if [ -z "${PODLACE_BIN:-}" ] && [ "$(cat bin/.source 2>/dev/null)" = "$(scripts/source-hash.sh)" ]; then
   export PODLACE_BIN=$PWD/bin
 fi
-status=0
 # -p 1: the packages measure traffic and must not disturb one another.
 go test -buildvcs=false -p 1 -v -timeout 20m "$@" ${PACKAGES:-./...} 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
-if [ "$status" -ne 0 ]; then
-  grep -vE '^(=== (RUN|PAUSE|CONT|NAME)|    *--- PASS|--- PASS|PASS$)' "$log" || true
-fi
 passed=$(grep -cE '^ *--- PASS' "$log" || true)
 failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
@@ -28,6 +25,9 @@ if [ "$skipped" -gt 0 ]; then
   awk '/^=== / {name = $3} /^ +[^ ]+\.go:[0-9]+: / {said[name] = $0}
     /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi
-[ "$status" -eq 0 ] || awk -f scripts/failures.awk "$log"
+if [ "$status" -ne 0 ]; then
+  awk -f scripts/failures.awk "$log"
+  printf '\nthe whole log: %s\n' "$log"
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 exit "$status"
