@@ -201,8 +201,9 @@ func (j *job) configure(w wiring, l layer3) error {
 	return j.awaitAddresses(j.pod, w.pod, l.Addresses...)
 }
 
-// carrierTimeout bounds the wait for the kernel to see a carrier. None in time is no error: it will come, or somebody took a link down.
-const carrierTimeout = 200 * time.Millisecond
+// carrierTimeout bounds the wait for the kernel to see a carrier: with many links that come and go it looks once a second
+// (net/core/link_watch.c). None in time is no error: it will come, or somebody took a link down.
+const carrierTimeout = 3 * time.Second
 
 // awaitCarrier waits until frames pass between the pod, the port of the bridge and the gateway.
 func (j *job) awaitCarrier(w wiring) error {
