@@ -13,10 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
+// MaxLearned bounds the MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7): four for each of the 1,024 ports that a
+// bridge can have, in half a MiB of kernel memory. Without the bound a pod fills the memory with made-up MACs. The bridge sends frames for a
+// MAC that it has no room for to all ports.
+const MaxLearned = 4096
+
+// brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
+const brFDBMaxLearned = 49
+
 // AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
 // change it. filtered lets iptables and nftables rules of the IP families see what the bridge forwards (nf_call_iptables and
-// nf_call_ip6tables in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there. All of it comes in one
-// request, so that nobody who is killed leaves a part. An existing interface of that name gives unix.EEXIST.
+// nf_call_ip6tables in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there. The bridge learns at most
+// MaxLearned MACs. All of it comes in one request, so that nobody who is killed leaves a part. An existing interface of that name gives
+// unix.EEXIST.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
 }
@@ -38,9 +47,9 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 		}
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
-		if len(on) > 0 {
-			info.AddChild(switchedOn(on...))
-		}
+		data := switchedOn(on...)
+		data.AddRtAttr(brFDBMaxLearned, nl.Uint32Attr(MaxLearned)) // kernels before 6.7 ignore it
+		info.AddChild(data)
 		req.AddData(info)
 		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 		return err
