@@ -94,14 +94,32 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return nil
 }
 
-func (j *job) checkGuard(g *Guard) error {
-	if g == nil {
+// checkGuard compares the guard that ADD recorded with the kernel's. A pod keeps the protection that it was added with: where the
+// configuration asks for more by now, or nothing is known of the pod, as of one of the reference, that is a line in the log and no error,
+// which might make a runtime replace the pod.
+func (j *job) checkGuard(wanted *Guard) error {
+	var st state
+	recorded, err := j.att.Load(&st)
+	if err != nil {
+		return err
+	}
+	if st.Guard != nil {
+		err = compareGuards(j.host, *st.Guard)
+		if err != nil || wanted == nil || len(st.Guard.Addresses) >= len(wanted.Addresses) {
+			return err
+		}
+	}
+	if wanted == nil {
 		return nil
 	}
-	if !attachment.Recorded(j.r) && !j.cfg.AntiSpoof {
+	if !recorded && !j.cfg.AntiSpoof {
 		if ok, err := asReference(j.att.Key).HasSpoofCheck(); ok || err != nil {
 			return err
 		}
 	}
-	return compareGuards(j.host, *g)
+	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
+		return err
+	}
+	j.r.Log.Warn("the pod was added without the spoof protection that the configuration asks for; it gets the protection when it is made again")
+	return nil
 }
