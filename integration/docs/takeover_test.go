@@ -242,7 +242,7 @@ func warm(t *testing.T, networks ...network) {
 
 // TestTakeOver (F-44): pods that the reference made are deleted by Podlace and nothing is left, whatever the backend and whether the
 // namespace is there, is not named, or is gone. Until then their traffic goes on while the plugins change (F-43) and while pods come and
-// go, and CHECK finds them well.
+// go, and CHECK finds them well, also with antiSpoof in the new configuration.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -254,8 +254,11 @@ func TestTakeOver(t *testing.T) {
 			theirs := mixed(t, c.backends, reference, 7200+i, edits...)
 			ours := theirs.by(harness.BinDir())
 			t.Cleanup(func() { theirs.forget(t) })
+			guarded := mixed(t, c.backends, harness.BinDir(), 7200+i, antiSpoof()...)
+			guarded.cache = theirs.cache
+			guarded = guarded.by(harness.BinDir())
 			peer := newPeer(t)
-			warm(t, theirs, ours)
+			warm(t, theirs, ours, guarded)
 			before := take(t)
 
 			old := newPod(t, "old")
@@ -267,7 +270,8 @@ func TestTakeOver(t *testing.T) {
 			for _, id := range []string{"new1", "new2"} {
 				fresh := newPod(t, id)
 				other.add(t, id, fresh)
-				if err := errors.Join(ours.check(t, "old", old), other.check(t, id, fresh), once(peer, hostPort, peerAddresses[0])); err != nil {
+				if err := errors.Join(ours.check(t, "old", old), guarded.check(t, "old", old), other.check(t, id, fresh),
+					once(peer, hostPort, peerAddresses[0])); err != nil {
 					t.Error(err)
 				}
 				traffic.goesOn()
@@ -294,6 +298,7 @@ func TestTakeOverVariants(t *testing.T) {
 	}{
 		"macspoofchk/live":  {"live", spoof},
 		"macspoofchk/empty": {"empty", spoof},
+		"antiSpoof":         {"live", antiSpoof()},
 		"0.3.1":             {"live", []string{`"1.0.0"`, `"0.3.1"`}}, // no prevResult at DEL
 		"edited":            {"live", []string{`"ipMasq": true, `, ``}},
 	} {
@@ -339,6 +344,8 @@ func withSpoofCheck(on bool) []string {
 	}
 	return []string{`"ipMasq"`, `"macspoofchk": true, "ipMasq"`}
 }
+
+func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
 // endAs deletes an attachment twice as a runtime does that has lost the namespace or its name.
 func endAs(t *testing.T, n network, netns, id string, pod *sandbox.Pod) {

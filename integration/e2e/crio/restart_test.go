@@ -167,6 +167,40 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
+// TestRestartWithAntiSpoof: the configuration gets antiSpoof while pods live that were added without it. After a restart CHECK of these pods
+// passes, with the new configuration and with the one that CRI-O cached at ADD, beside new pods that have the protection. Each kind of pod is
+// deleted by both configurations.
+func TestRestartWithAntiSpoof(t *testing.T) {
+	open := harness.ChainOf(t, "1.1.0", "nftables")
+	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))
+	n := &crioNode{conflist: open, cache: t.TempDir(), lan: harness.NewLAN(t), pods: map[*sandbox.Pod]*libcni.RuntimeConf{}}
+	server, err := harness.TellClients(n.lan, 7000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	pods := map[string]*sandbox.Pod{}
+	for _, name := range []string{"old1", "old2", "new1", "new2"} {
+		if name == "new1" {
+			n.conflist = guarded
+		}
+		n.start(t)
+		pods[name] = harness.NewPod(t, harness.Plain(t)+"-"+name)
+		n.run(t, pods[name], nil)
+	}
+	for _, conflist := range [][]byte{guarded, open} {
+		n.conflist = conflist
+		n.start(t)
+		n.works(t)
+	}
+	for name, conflist := range map[string][]byte{"old1": open, "new1": open, "old2": guarded, "new2": guarded} {
+		if n.Network, err = harness.OpenNetwork(conflist, n.cache, nil); err != nil {
+			t.Fatal(err)
+		}
+		n.Must(t, "DEL", n.pods[pods[name]])
+	}
+}
+
 // deleteQdiscs removes the token buckets of all pods, and the redirect of each other one.
 func deleteQdiscs(t *testing.T) {
 	t.Helper()
