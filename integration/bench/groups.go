@@ -16,6 +16,7 @@ func measurements() []measurement {
 		{groupChains, "chains", (*report).measureChains},
 		{groupDatapath, "throughput", (*report).measureDatapath},
 		{groupDatapath, "first second of a limited pod", (*report).measureFirstSecond},
+		{"guard", "antiSpoof", (*report).measureGuard},
 		{"leases", "host-local beside many leases", (*report).measureLeases},
 		{"stacks", "dual stack, CHECK", (*report).measureStacks},
 		{"gc", "GC", (*report).measureGC},

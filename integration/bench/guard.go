@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/podlace/podlace/pkg/meter"
+)
+
+const (
+	guardDatagrams = 100_000 // of which the row tells the time
+	guardPayload   = 64
+)
+
+// measureGuard compares pods that have antiSpoof with pods that have not: verbs, and traffic between two pods of the node.
+func (r *report) measureGuard(o options, n nodes) {
+	var entries []*entry
+	var streams, datagrams []*track
+	for _, guarded := range []bool{false, true} {
+		name := map[bool]string{false: "guard-off", true: "guard-on"}[guarded]
+		c, err := n.chainOf(name, "node-"+name, side{sideOurs, o.plugins}, masqueraded("10.99.0.0/16", "fd00:99::/64").with("antiSpoof", guarded))
+		var pods []*chain
+		if err == nil {
+			pods, err = n.fillPods(c, 2)
+		}
+		if err != nil {
+			r.fail(name, err)
+			return
+		}
+		entries = append(entries, newEntry(name, c))
+		to, _, err := pods[1].address()
+		if err != nil {
+			r.fail(name, err)
+			return
+		}
+		stream, datagram := newTrack(name, pathPod, pods[0].pod, pods[1].pod, to), newTrack(name, pathPod, pods[0].pod, pods[1].pod, to)
+		datagram.flow.Protocol, datagram.flow.Size = meter.UDP, guardPayload
+		streams, datagrams = append(streams, stream), append(datagrams, datagram)
+	}
+	race(entries, o.rounds)
+	if err := errors.Join(entries[0].err, entries[1].err); err != nil {
+		r.fail("antiSpoof", err)
+		return
+	}
+	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
+		r.addGrowth("bridge "+verb+", with antiSpoof", 0, map[string]figure{
+			sideOurs: {Base: p50(entries[0].samples[verb].chain), Value: p50(entries[1].samples[verb].chain)}})
+	}
+	each := time.Duration(o.seconds / datapathRepeats * float64(time.Second))
+	r.addGuarded("a gigabit from pod to pod by TCP, with antiSpoof", streams, each, 1)
+	r.addGuarded("100,000 datagrams of 64 bytes from pod to pod, with antiSpoof", datagrams, each, guardDatagrams*guardPayload*8/1e9)
+}
+
+// addGuarded adds rows of the time and of the processor time that so many gigabits take without and with antiSpoof.
+func (r *report) addGuarded(what string, tracks []*track, each time.Duration, gigabits float64) {
+	for range datapathRepeats {
+		for _, t := range tracks {
+			t.measure(each)
+		}
+	}
+	off, on := tracks[0].medians(), tracks[1].medians()
+	if err := errors.Join(tracks[0].err, tracks[1].err); err != nil {
+		r.fail("antiSpoof, traffic", err)
+		return
+	}
+	r.addGrowth(what, 0, map[string]figure{sideOurs: {Base: 1000 * gigabits / off.gigabits, Value: 1000 * gigabits / on.gigabits}})
+	r.addGrowth("CPU for "+what, 0, map[string]figure{
+		sideOurs: {Base: 1000 * gigabits * off.cpuPerGbit, Value: 1000 * gigabits * on.cpuPerGbit}})
+}
