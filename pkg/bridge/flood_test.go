@@ -97,8 +97,8 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	}
 }
 
-// TestMACFlood: a pod that sends from ever new MACs fills no more memory than a bridge of ours gives them, and with antiSpoof or macspoofchk
-// none. Pods that were known, pods that the bridge forgot, and pods that come later are reached all the same.
+// TestMACFlood: a pod that sends from ever new MACs fills no more memory than a bridge of ours gives them, and with antiSpoof or
+// macspoofchk none. Pods that were known, pods that the bridge forgot, and pods that come later are reached all the same.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {

@@ -120,6 +120,6 @@ func (j *job) checkGuard(wanted *Guard) error {
 	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
 		return err
 	}
-	j.r.Log.Warn("the pod was added without the spoof protection that the configuration asks for; it gets the protection when it is made again")
+	j.r.Log.Warn("the pod was added without the spoof protection that the configuration asks for; make it again to protect others from it")
 	return nil
 }

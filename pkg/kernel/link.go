@@ -14,8 +14,8 @@ import (
 )
 
 // MaxLearned bounds the MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7): four for each of the 1,024 ports that a
-// bridge can have, in half a MiB of kernel memory. Without the bound a pod fills the memory with made-up MACs. The bridge sends frames for a
-// MAC that it has no room for to all ports.
+// bridge can have, in half a MiB of kernel memory. Without the bound a pod fills the memory with made-up MACs. The bridge sends frames for
+// a MAC that it has no room for to all ports.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.

@@ -167,9 +167,9 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof: the configuration gets antiSpoof while pods live that were added without it. After a restart CHECK of these pods
-// passes, with the new configuration and with the one that CRI-O cached at ADD, beside new pods that have the protection. Each kind of pod is
-// deleted by both configurations.
+// TestRestartWithAntiSpoof: the configuration gets antiSpoof while pods live that were added without it. After a restart CHECK of these
+// pods passes, with the new configuration and with the one that CRI-O cached at ADD, beside new pods that have the protection. Each kind of
+// pod is deleted by both configurations.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))
