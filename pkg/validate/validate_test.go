@@ -3,6 +3,8 @@
 package validate
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -77,6 +79,26 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 		}
 		if keys, all := text(string(data), Node{}); len(keys) > 0 {
 			t.Errorf("%s: %s", name, all)
+		}
+	}
+}
+
+// TestShippedConfigurationsStopSpoofing: pods with an address on a bridge of ours send from their own MAC and addresses alone.
+func TestShippedConfigurationsStopSpoofing(t *testing.T) {
+	for _, name := range shipped(t) {
+		data, err := conf.Conflist(name)
+		var list struct {
+			Plugins []struct {
+				Type      string
+				IPAM      map[string]any
+				AntiSpoof bool
+			}
+		}
+		if err := errors.Join(err, json.Unmarshal(data, &list)); err != nil {
+			t.Fatal(name, err)
+		}
+		if first := list.Plugins[0]; first.AntiSpoof != (first.Type == "bridge" && first.IPAM != nil) {
+			t.Errorf("%s: antiSpoof %t of %s", name, first.AntiSpoof, first.Type)
 		}
 	}
 }
