@@ -195,7 +195,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, false, nil
 	}
-	if err != nil && !errors.Is(err, store.ErrTooLarge) {
+	if err != nil && !errors.Is(err, store.ErrTooLarge) && !errors.Is(err, store.ErrIrregular) {
 		return rec, false, fmt.Errorf("read record: %w", err)
 	}
 	if err == nil {
@@ -253,7 +253,7 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 
 // Recorded reports whether the plugin of r has a record of the attachment.
 func Recorded(r *plugin.Request) bool {
-	_, err := os.Stat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
+	_, err := os.Lstat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
 	return err == nil
 }
 
@@ -354,7 +354,7 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	if k == eth0 {
 		return []string{k.ReferenceHash()}
 	}
-	if _, err := os.Stat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil {
+	if _, err := os.Lstat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil {
 		return []string{k.ReferenceHash()}
 	}
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}

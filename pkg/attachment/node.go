@@ -60,12 +60,7 @@ func AnyIn(network, plugin string) (rec Record, ok bool) {
 
 // recordFiles returns the names of the files of a plugin's records in a network.
 func recordFiles(network, plugin string) []string {
-	f, err := os.Open(folder(network))
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	names, _ := f.Readdirnames(-1)
+	names, _ := store.Names(folder(network), 0)
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, plugin+"-") })
 }
 

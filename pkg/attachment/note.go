@@ -41,7 +41,7 @@ func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark)
 
 // NotedIn returns the text of a network's mark without its lock; ok is false when it has none.
 func NotedIn(network, mark string) (text string, ok bool) {
-	data, err := os.ReadFile(filepath.Join(folder(network), "."+mark))
+	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
@@ -60,7 +60,7 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 func NotedAs(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
-		data, err := os.ReadFile(filepath.Join(folder(network), "."+mark))
+		data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 		return err == nil && string(data) == text
 	}), err
 }
@@ -86,7 +86,7 @@ func NoteNode(mark, text string) error {
 
 // NodeNoted returns the text of the node's mark; ok is false when it has none.
 func NodeNoted(mark string) (text string, ok bool) {
-	data, err := os.ReadFile(filepath.Join(store.Root, "."+mark))
+	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
 }
 

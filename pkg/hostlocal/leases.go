@@ -214,7 +214,7 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 // holds reports whether the lease of addr is a's.
 func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
 		return false, nil
 	}
 	if err != nil {

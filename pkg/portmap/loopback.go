@@ -4,7 +4,6 @@ package portmap
 
 import (
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -332,11 +331,6 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 
 // names returns at most so many names of a folder, which may be missing; all if less than 1 are wanted.
 func names(folder string, most int) ([]string, error) {
-	f, err := os.Open(folder)
-	if err != nil {
-		return nil, fault.Ignore(err, fs.ErrNotExist)
-	}
-	defer f.Close()
-	list, err := f.Readdirnames(most)
-	return list, fault.Ignore(err, io.EOF)
+	list, err := store.Names(folder, most)
+	return list, fault.Ignore(err, fs.ErrNotExist)
 }

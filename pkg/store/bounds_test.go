@@ -128,18 +128,3 @@ func TestCreateRefusesPaths(t *testing.T) {
 		}
 	}
 }
-
-// TestOverwriteDoesNotBlock: a FIFO that nobody reads, in the place of a file, is an error.
-func TestOverwriteDoesNotBlock(t *testing.T) {
-	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	if err := unix.Mkfifo(filepath.Join(d.Path(), "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Overwrite("fifo", []byte("x"), 0o600); !errors.Is(err, unix.ENXIO) {
-		t.Errorf("got %v, want ENXIO", err)
-	}
-}

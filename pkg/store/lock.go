@@ -67,9 +67,9 @@ const (
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how action) error) (*Lock, error) {
 	deadline := time.Now().Add(most)
 	for {
-		f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE, mode)
+		f, err := d.openFile(name, os.O_RDWR|os.O_CREATE, mode)
 		if err != nil {
-			return nil, d.hint(name, d.named(err))
+			return nil, err
 		}
 		if most > 0 {
 			err = await(f, deadline, set)
@@ -156,7 +156,7 @@ type Lock struct {
 // Lost reports whether the lock file was removed or replaced since, so that another process may hold "the" lock too.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
-	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, 0) != nil {
+	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return true
 	}
 	return own.Dev != there.Dev || own.Ino != there.Ino

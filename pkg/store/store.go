@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
-	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // tempPrefix begins the names of files that are being written; List leaves them out.
@@ -70,14 +69,6 @@ func (d *Dir) named(err error) error {
 		return &os.LinkError{Op: two.Op, Old: filepath.Join(d.path, two.Old), New: filepath.Join(d.path, two.New), Err: two.Err}
 	}
 	return err
-}
-
-// hint tells what to do about a folder in the place of the file name.
-func (d *Dir) hint(name string, err error) error {
-	if !errors.Is(err, unix.EISDIR) {
-		return err
-	}
-	return plugin.WithHint(err, "a folder is where a file should be; remove it: rm -r '%s'", filepath.Join(d.path, name))
 }
 
 // Make opens the folder path and makes it with all its parents when it is missing.
@@ -158,7 +149,7 @@ func (d *Dir) Move(name string, to *Dir) error {
 
 // Read returns the content of the file name, of at most maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
-	f, err := d.open(name)
+	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -166,31 +157,9 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return d.content(f, name)
 }
 
-// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an
-// error: a pipe would keep the caller waiting.
-func ReadFile(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("open %s: it is no regular file", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("read %s: %w", path, ErrTooLarge)
-	}
-	return data, err
-}
-
 // ReadWritten is Read and Written of the same file.
 func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
-	f, err := d.open(name)
+	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
@@ -203,21 +172,13 @@ func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	return data, info.ModTime(), err
 }
 
-func (d *Dir) open(name string) (*os.File, error) {
-	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, d.named(err)
-	}
-	return f, nil
-}
-
 func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("read %s: %w", filepath.Join(d.path, name), ErrTooLarge)
 	}
 	if err != nil {
-		return nil, d.hint(name, err)
+		return nil, err
 	}
 	return data, nil
 }
@@ -252,16 +213,16 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 		return err
 	}
 	temp := tempPrefix + name
-	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	f, err := d.create(temp, mode)
 	if err != nil {
-		return d.named(err)
+		return err
 	}
 	if _, err = f.Write(data); err == nil {
 		err = sync(f)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		fault.Step("rename", temp)
-		err = d.named(d.root.Rename(temp, name))
+		err = d.hint(name, d.named(d.root.Rename(temp, name)))
 	}
 	if err != nil {
 		_ = d.root.Remove(temp)
@@ -269,7 +230,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	return err
 }
 
-// Overwrite writes data over the file name. Whoever is killed meanwhile leaves an empty file, or a part.
+// Overwrite writes data over the file name, and replaces a FIFO or the like. A process that is killed meanwhile leaves an empty file, or a
+// part.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.fits(name, data); err != nil {
 		return err
@@ -277,9 +239,12 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := fault.Point("overwrite " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, mode) // a FIFO in its place must not block
+	f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if errors.Is(err, ErrIrregular) {
+		f, err = d.create(name, mode)
+	}
 	if err != nil {
-		return d.named(err)
+		return err
 	}
 	fault.Step("fill", name)
 	_, err = f.Write(data)
@@ -322,9 +287,9 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])
 	temp := tempPrefix + hex.EncodeToString(random[:])
-	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	f, err := d.openFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
-		return d.named(err)
+		return err
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Close()); err == nil {

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// irregular are the things that may stand in the place of a file.
+var irregular = map[string]func(path string) error{
+	"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
+	"folder":        func(path string) error { return os.MkdirAll(filepath.Join(path, "more"), 0o700) },
+	"link":          func(path string) error { return os.Symlink("/run/podlace-elsewhere/file", path) },
+	"dangling link": func(path string) error { return os.Symlink("/run/podlace-elsewhere/none", path) },
+	"link to FIFO":  func(path string) error { return os.Symlink("/run/podlace-elsewhere/fifo", path) },
+	"device":        func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))) },
+	"socket": func(path string) error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Bind(fd, &unix.SockaddrUnix{Name: path})
+	},
+}
+
+// elsewhere makes what the links lead to, and returns a check that nothing was written there.
+func elsewhere(t *testing.T) (untouched func() error) {
+	t.Helper()
+	const dir = "/run/podlace-elsewhere"
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(dir+"/file", []byte("precious"), 0o600),
+		unix.Mkfifo(dir+"/fifo", 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return func() error {
+		data, err := os.ReadFile(dir + "/file")
+		if err != nil || string(data) != "precious" {
+			err = errors.Join(err, fmt.Errorf("a link led to a file that now holds %q", data))
+		}
+		if _, e := os.Lstat(dir + "/none"); e == nil {
+			err = errors.Join(err, errors.New("a dangling link led to a new file"), os.Remove(dir+"/none"))
+		}
+		return err
+	}
+}
+
+// places are the files that the victim of a sweep has, and those that pods share; all with the names that writers use before.
+func places(t *testing.T, s *sweep) (own, shared []string) {
+	t.Helper()
+	pod := harness.NewPod(t, victim)
+	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	s.Must(t, "ADD", rt)
+	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	for _, dir := range []string{"/run/podlace", "/var/lib/cni/networks"} {
+		if err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			switch of := string(data); {
+			case strings.HasSuffix(path, hash), strings.HasPrefix(of, victim+"\r\n"):
+				own = append(own, path)
+			case strings.Contains(path, "/torn/"), strings.HasPrefix(of, "stays\r\n"), strings.Contains(of, `"containerID":"stays"`):
+			default:
+				shared = append(shared, path)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shared = append(shared, "/run/podlace/.found-bridge-chain", "/run/podlace/.unrepaired-portmap-chain", "/run/podlace/.mtu-chain0",
+		"/run/podlace/.iptables", "/run/podlace/.guards.lock")
+	s.Must(t, "DEL", rt)
+	if err := pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return append(withTemporary(own), "/run/podlace/.localhost/chain0"), withTemporary(shared)
+}
+
+func withTemporary(paths []string) []string {
+	for _, path := range slices.Clone(paths) {
+		paths = append(paths, filepath.Join(filepath.Dir(path), ".tmp-"+filepath.Base(path)))
+	}
+	return paths
+}
+
+// TestFaultIrregular (S-12): a FIFO, a folder, a link, a socket or a device in the place of any file of ours stops no verb for ever. Each
+// verb and command answers; what is refused works when the thing is gone, and nothing is left.
+func TestFaultIrregular(t *testing.T) {
+	s := newSweep(t, "nftables")
+	untouched := elsewhere(t)
+	own, shared := places(t, s)
+	if len(own) < 10 || len(shared) < 20 {
+		t.Fatalf("found only %d files of a pod and %d of all pods: %q %q", len(own), len(shared), own, shared)
+	}
+	stride := harness.Some(23, 1)
+	n := kerneltest.Random(t).IntN(stride)
+	for _, path := range slices.Concat(own, shared) {
+		for kind, place := range harness.InOrder(irregular) {
+			if kind == "device" && !devices() {
+				continue // only the root of the machine makes them
+			}
+			// A FIFO at the temporary name of a record once blocked for ever: it is tried in each run.
+			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
+				continue
+			}
+			c := irregularCase{s, path, place, slices.Contains(own, path)}
+			s.try(t, fmt.Sprintf("a %s at %s", kind, path), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				return errors.Join(c.run(rt), untouched())
+			})
+		}
+	}
+	s.Report(t)
+}
+
+// devices reports whether this test may make device files.
+func devices() bool {
+	path := "/run/podlace-elsewhere/device"
+	defer os.Remove(path)
+	return irregular["device"](path) == nil
+}
+
+// irregularCase is one thing at one place.
+type irregularCase struct {
+	s     *sweep
+	path  string
+	place func(path string) error
+	own   bool // the file is of the pod alone
+}
+
+// run has a pod live with the thing in the place of a file, then has one come while it is there.
+func (c irregularCase) run(rt *libcni.RuntimeConf) error {
+	if _, err := c.s.Do("ADD", rt, nil); err != nil {
+		return err
+	}
+	restore, err := c.put()
+	errs := []error{err}
+	if err == nil {
+		errs = append(errs, c.look(rt), c.end(rt, restore))
+	}
+	if restore, err = c.put(); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	_, err = c.s.Do("ADD", rt, nil)
+	if err = harness.Coded(err); err != nil {
+		err = fmt.Errorf("ADD: %w", err)
+	}
+	return errors.Join(append(errs, err, c.end(rt, restore))...)
+}
+
+// put puts the thing in the place of the file. restore takes it away; a file that pods share comes back.
+func (c irregularCase) put() (restore func() error, err error) {
+	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
+		return nil, err
+	}
+	former, unread := os.ReadFile(c.path)
+	restore = func() error {
+		if info, err := os.Lstat(c.path); err == nil && info.Mode().IsRegular() {
+			return nil // a verb replaced the thing
+		}
+		if err := os.RemoveAll(c.path); err != nil || c.own || unread != nil {
+			return err
+		}
+		return os.WriteFile(c.path, former, 0o600)
+	}
+	return restore, errors.Join(os.RemoveAll(c.path), c.place(c.path))
+}
+
+// look runs all that only looks, or restores.
+func (c irregularCase) look(rt *libcni.RuntimeConf) error {
+	var errs []error
+	valid := []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}, {ContainerID: rt.ContainerID, IfName: rt.IfName}}
+	for _, verb := range []string{"CHECK", "STATUS", "GC"} {
+		_, err := c.s.Do(verb, rt, valid)
+		if err = harness.Coded(err); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", verb, err))
+		}
+	}
+	for _, args := range [][]string{{"ls", "-o", "json"}, {"reload"}, {"limits"}} {
+		ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
+		cmd := exec.CommandContext(ctx, filepath.Join(harness.BinDir(), "podlace"), args...)
+		out, _ := cmd.CombinedOutput()
+		cancel()
+		if status := cmd.ProcessState.ExitCode(); status < 0 || status > 2 {
+			errs = append(errs, fmt.Errorf("podlace %s: status %d: %s", args[0], status, out))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// end deletes the attachment. A DEL that is refused works when the thing is gone.
+func (c irregularCase) end(rt *libcni.RuntimeConf, restore func() error) error {
+	_, err := c.s.Do("DEL", rt, nil)
+	if err = harness.Coded(err); err != nil {
+		err = fmt.Errorf("DEL: %w", err)
+	}
+	err = errors.Join(err, restore())
+	for _, verb := range []string{"DEL", "STATUS"} {
+		if _, again := c.s.Do(verb, rt, nil); again != nil {
+			err = errors.Join(err, fmt.Errorf("%s when the thing is gone: %w", verb, again))
+		}
+	}
+	return err
+}

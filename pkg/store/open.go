@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// ErrIrregular is the error for a FIFO, a socket, a device or a symbolic link in the place of a file. A folder is unix.EISDIR.
+var ErrIrregular = errors.New("not a regular file")
+
+// hint says what to do about a folder, a FIFO or the like in the place of the file name.
+func (d *Dir) hint(name string, err error) error {
+	switch path := filepath.Join(d.path, name); {
+	case errors.Is(err, unix.EISDIR):
+		return plugin.WithHint(err, "a folder is where a file should be; remove it: rm -r '%s'", path)
+	case errors.Is(err, ErrIrregular):
+		return plugin.WithHint(err, "a FIFO, a socket, a device or a symbolic link is where a file should be; remove it: rm '%s'", path)
+	}
+	return err
+}
+
+// openFile opens the file name of this folder. It never blocks and never follows a symbolic link; what is not a regular file is an error.
+func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
+	path := filepath.Join(d.path, name)
+	if !fs.ValidPath(name) || strings.Contains(name, "/") {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrInvalid}
+	}
+	fd, err := -1, error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		fd, err = unix.Openat(int(d.self.Fd()), name, flag|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, uint32(mode))
+	}
+	var info unix.Stat_t
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV): // a symbolic link; a FIFO or a socket; a device
+		err = ErrIrregular
+	case err == nil:
+		if err = unix.Fstat(fd, &info); err != nil {
+			break
+		}
+		if kind := info.Mode & unix.S_IFMT; kind == unix.S_IFDIR {
+			err = unix.EISDIR
+		} else if kind != unix.S_IFREG {
+			err = ErrIrregular
+		}
+	}
+	if err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return nil, d.hint(name, &fs.PathError{Op: "open", Path: path, Err: err})
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// create opens the file name anew, in the place of what is there.
+func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
+	for again := 0; ; again++ {
+		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+		if !errors.Is(err, fs.ErrExist) || again == 10 {
+			return f, err
+		}
+		if err := d.root.RemoveAll(name); err != nil {
+			return nil, d.named(err)
+		}
+	}
+}
+
+// Names returns at most so many names of the folder path; all if less than 1 are wanted.
+func Names(path string, most int) ([]string, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in its place would block
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(most)
+	return names, fault.Ignore(err, io.EOF)
+}
+
+// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an
+// error: a pipe would keep the caller waiting.
+func ReadFile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("open %s: it is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("read %s: %w", path, ErrTooLarge)
+	}
+	return data, err
+}
