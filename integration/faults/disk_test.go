@@ -135,7 +135,7 @@ func testReadOnly(t *testing.T, dir string) {
 			if err != nil {
 				return err
 			}
-			remove := s.collect
+			remove := func() error { return s.collect() }
 			if verb == "DEL" {
 				remove = func() error { _, err := s.Do("DEL", rt, nil); return err }
 			}

@@ -41,6 +41,7 @@ type sweep struct {
 	failures         int
 	// Files cannot be read at times.
 	unreadable bool
+	collected  string // the log of the last GC
 
 	harness.Tally
 }
@@ -267,10 +268,15 @@ func (s *sweep) follow(k kill, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 }
 
 // collect runs GC with a cache that knows nobody: libcni itself would send DEL for what it knows.
-func (s *sweep) collect() error {
+func (s *sweep) collect(alive ...string) error {
 	n, err := harness.OpenNetwork(s.conflist, s.dir+"/none", nil)
 	if err == nil {
-		_, err = n.Do("GC", nil, []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}})
+		valid := []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}}
+		for _, id := range alive {
+			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: "eth0"})
+		}
+		_, err = n.Do("GC", nil, valid)
+		s.collected = n.Stderr.String()
 	}
 	return err
 }

@@ -203,7 +203,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 		rec.Written = written
 	}
 	if err == nil && rec.Key != a.Key {
-		err = errors.New("it is of another attachment")
+		err = errOther
 	}
 	if err == nil {
 		err = json.Unmarshal(rec.State, state)
@@ -269,26 +269,42 @@ func All() ([]Record, error) {
 	return records, err
 }
 
-// Unreadable returns the paths of files of the node that stand for attachments and are no records of this format: which, nobody can tell.
-func Unreadable() (paths []string, err error) {
-	_, paths, err = readAll()
-	return paths, err
+// Damaged is a file that stands for an attachment and is not a record of this format.
+type Damaged struct {
+	Network string
+	Name    string // of the file
+	Reason  error
 }
 
-func readAll() (records []Record, unreadable []string, err error) {
+// Path returns the file.
+func (d Damaged) Path() string { return filepath.Join(folder(d.Network), d.Name) }
+
+// Plugin returns the plugin whose record it should be.
+func (d Damaged) Plugin() string {
+	plugin, _, _ := strings.Cut(d.Name, "-")
+	return plugin
+}
+
+// Of reports whether the file stands for the attachment with the key.
+func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
+
+// Unreadable returns the files of the node that stand for attachments and are not records of this format.
+func Unreadable() (damaged []Damaged, err error) {
+	_, damaged, err = readAll()
+	return damaged, err
+}
+
+func readAll() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		found, names, e := read(network, "")
-		records, err = append(records, found...), errors.Join(err, e)
-		for _, name := range names {
-			unreadable = append(unreadable, filepath.Join(folder(network), name))
-		}
+		found, bad, e := read(network, "")
+		records, damaged, err = append(records, found...), append(damaged, bad...), errors.Join(err, e)
 	}
-	return records, unreadable, err
+	return records, damaged, err
 }
 
-// read returns the records of a network whose names begin with the prefix, and the names of files that are no records of this format.
-func read(network, prefix string) (records []Record, unreadable []string, err error) {
+// read returns the records of a network whose names begin with the prefix, and the files that are not records of this format.
+func read(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
 		return nil, nil, ignoreMissing(err)
@@ -303,13 +319,19 @@ func read(network, prefix string) (records []Record, unreadable []string, err er
 		if errors.Is(e, fs.ErrNotExist) {
 			continue // its DEL was faster
 		}
-		if e != nil || rec.Network != network {
-			unreadable = append(unreadable, name)
+		if e == nil && (rec.Network != network || name != rec.Plugin+"-"+rec.Hash()) {
+			e = errOther
+		}
+		if path := new(fs.PathError); errors.As(e, &path) {
+			e = path.Err // the path is told beside it
+		}
+		if e != nil {
+			damaged = append(damaged, Damaged{network, name, e})
 			continue
 		}
 		records = append(records, rec)
 	}
-	return records, unreadable, err
+	return records, damaged, err
 }
 
 // readRecord reads a file that should be a record. The error is fs.ErrNotExist where there is none.
@@ -323,13 +345,19 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
+// errOther is the error for the record of another attachment than that of the file's name.
+var errOther = errors.New("it is of another attachment")
+
 func parse(data []byte) (Record, error) {
+	if len(data) == 0 {
+		return Record{}, errors.New("it is empty")
+	}
 	var rec Record
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return Record{}, err
 	}
 	if rec.Format != format {
-		return Record{}, fmt.Errorf("record format %d: want %d", rec.Format, format)
+		return Record{}, fmt.Errorf("its format is %d: this version of Podlace reads %d", rec.Format, format)
 	}
 	return rec, nil
 }

@@ -66,23 +66,28 @@ func (g *GC[T]) fail(rec Record, err error) {
 }
 
 // Unreadable yields the hashes of keys whose record cannot be read, such as one of a newer version, and that are of no attachment to keep.
-// The caller removes what can be found by the hash and calls ReportUnreadable.
+// It logs each. The caller removes what can be found by the hash and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		records, unreadable, err := read(g.r.Network, g.r.Plugin+"-")
+		records, damaged, err := read(g.r.Network, g.r.Plugin+"-")
 		g.errs = append(g.errs, err)
 		for _, rec := range records {
-			if json.Unmarshal(rec.State, new(T)) != nil {
-				unreadable = append(unreadable, rec.Plugin+"-"+rec.Hash())
+			if err := json.Unmarshal(rec.State, new(T)); err != nil {
+				damaged = append(damaged, Damaged{g.r.Network, rec.Plugin + "-" + rec.Hash(), err})
 			}
 		}
 		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
-		for _, name := range unreadable {
-			hash, own := strings.CutPrefix(name, g.r.Plugin+"-")
+		for _, d := range damaged {
+			hash, own := strings.CutPrefix(d.Name, g.r.Plugin+"-")
 			if !own || !isHash(hash) { // such as the copy of a record beside it
 				continue
 			}
-			if !valid[hash] && (g.r.Dead == nil || dead[hash]) && !yield(hash) {
+			if valid[hash] || g.r.Dead != nil && !dead[hash] {
+				continue
+			}
+			g.r.Log.Warn("removing a record that cannot be read, and what is found by the hash in its name: its attachment is no longer valid",
+				"record", d.Path(), "reason", d.Reason)
+			if !yield(hash) {
 				return
 			}
 		}

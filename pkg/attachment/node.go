@@ -74,9 +74,9 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and the names of files that are no records of this format.
-func Attachments(network string) (found map[Key]map[string]Record, unreadable []string, err error) {
-	records, unreadable, err := read(network, "")
+// Attachments returns the records of a network by attachment and plugin, and the files that are not records of this format.
+func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
+	records, damaged, err := read(network, "")
 	found = map[Key]map[string]Record{}
 	for _, rec := range records {
 		if found[rec.Key] == nil {
@@ -84,7 +84,7 @@ func Attachments(network string) (found map[Key]map[string]Record, unreadable []
 		}
 		found[rec.Key][rec.Plugin] = rec
 	}
-	return found, unreadable, err
+	return found, damaged, err
 }
 
 // StateOf returns what a plugin recorded of one attachment, without its lock. A record that cannot be read counts as none.

@@ -292,6 +292,9 @@ func gc(r *plugin.Request) error {
 	for att, st := range gc.Stale() {
 		gc.Report(att, remove(host, att, st))
 	}
+	for hash := range gc.Unreadable() {
+		gc.ReportUnreadable(hash, nil) // the limits went with the link, or go with it
+	}
 	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log))
 	return gc.Err()
 }

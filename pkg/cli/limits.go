@@ -109,7 +109,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return err
 	}
-	return errors.Join(err, unreadable())
+	return errors.Join(tellUnreadable(cmd.ErrOrStderr()), err)
 }
 
 // rate reads a flag; nil is for one that is not given.

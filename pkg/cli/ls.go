@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/reconcile"
 	"github.com/podlace/podlace/pkg/validate"
@@ -78,15 +79,19 @@ func (f confFlags) list(stdout, stderr io.Writer) error {
 	if err := f.checkNetwork(networks, list); err != nil {
 		return err
 	}
-	if err := unreadable(); err != nil {
-		tell(stderr, err.Error())
+	damaged, err := attachment.Unreadable()
+	if err != nil {
+		return err
 	}
-	list = f.only(list)
+	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
+	list = f.only(reconcile.AddDamaged(list, damaged))
 	if f.output == outputJSON {
-		return printJSON(stdout, list)
+		err = printJSON(stdout, list)
+	} else {
+		err = table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
+			func(a *reconcile.Attachment) string { return a.State })
 	}
-	return table(stdout, "NETWORK\tPOD\tCONTAINER\tIFNAME\tADDRESSES\tNAMESPACE", list,
-		func(a *reconcile.Attachment) string { return a.State })
+	return errors.Join(tellDamaged(stderr, damaged), err)
 }
 
 func (f confFlags) check() error {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -66,14 +65,22 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	return unreadable()
+	return tellUnreadable(stderr)
 }
 
-// unreadable is an error that names the records that cannot be read: what they stand for is not looked at.
-func unreadable() error {
-	paths, err := attachment.Unreadable()
-	if err == nil && len(paths) > 0 {
-		err = fmt.Errorf("cannot be read, and so is left out: %s; DEL of its pod takes away what it stands for", strings.Join(paths, ", "))
+// tellUnreadable names the records that cannot be read.
+func tellUnreadable(stderr io.Writer) error {
+	damaged, err := attachment.Unreadable()
+	return errors.Join(tellDamaged(stderr, damaged), err)
+}
+
+// tellDamaged names records that cannot be read, with the reason. What they stand for is not looked at, so the command ends with exitFailed.
+func tellDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
+	for _, d := range damaged {
+		tell(stderr, fmt.Sprintf("%s cannot be read and is left out: %v; DEL of its pod removes what it stands for", d.Path(), d.Reason))
 	}
-	return err
+	if len(damaged) > 0 {
+		return exitError(exitFailed)
+	}
+	return nil
 }

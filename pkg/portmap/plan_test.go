@@ -59,7 +59,7 @@ func TestMakePlan(t *testing.T) {
 		"another pod": {held: []ports.Port{single}, by: holder{Record: of("old", "shop/web-1"), found: true}, asks: single,
 			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by shop/web-1, container old, since "},
 		"pods without names": {held: []ports.Port{single}, by: holder{Record: of("old", ""), found: true}, asks: single,
-			code: plugin.CodePortConflict, says: "container old"},
+			code: plugin.CodePortConflict, says: "hostPort tcp 80 is in use by container old, since "},
 		"record lost": {held: []ports.Port{single}, by: holder{}, asks: single, code: plugin.CodePortConflict,
 			says: "hostPort tcp 80 is in use by shop/web-1"},
 		"record lost and dead": {held: []ports.Port{single}, by: holder{gone: true}, asks: single, remove: "ports4 80", add: "owners ports4 80"},

@@ -4,7 +4,6 @@ package portmap
 
 import (
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -50,7 +49,11 @@ func (o others) of(owner string) other {
 
 // who names an owner with what distinguishes it from an earlier pod of the same name.
 func who(rec attachment.Record, owner string) string {
-	return fmt.Sprintf("%s, container %s, since %s", ownerName(owner), rec.ContainerID, rec.Written.UTC().Format(time.RFC3339))
+	name := "container " + rec.ContainerID
+	if rec.Pod != "" {
+		name = ownerName(owner) + ", " + name
+	}
+	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
 // passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other

@@ -45,10 +45,17 @@ type Attachment struct {
 	Holders     []string     `json:"plugins"`        // who has something of it
 	Dead        string       `json:"dead,omitempty"` // why; "" for one that stays
 	Removed     *bool        `json:"removed,omitempty"`
+	Damaged     []Damaged    `json:"damaged,omitempty"`
 
 	earlier bool // it is of an earlier boot
 	cached  bool // libcni knows it
 	written time.Time
+}
+
+// Damaged is a record of an attachment that cannot be read.
+type Damaged struct {
+	Record string `json:"record"` // its path
+	Reason string `json:"reason"`
 }
 
 func (a *Attachment) of() plugin.Attachment {

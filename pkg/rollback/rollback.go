@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -93,7 +92,7 @@ func only() (unlock func(), err error) {
 type records struct {
 	network    string
 	found      map[attachment.Key]map[string]attachment.Record
-	unreadable []string
+	unreadable []attachment.Damaged
 }
 
 func readAll() (all []records, err error) {
@@ -135,9 +134,8 @@ func (j *job) configuration(network string) reconcile.Network {
 const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r records) {
-	for _, name := range r.unreadable {
-		j.say("network %s: record %s cannot be read by this version, and its pod is not rewritten: "+remedy,
-			r.network, filepath.Join(store.Root, r.network, name))
+	for _, d := range r.unreadable {
+		j.say("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
 	conf := j.configuration(r.network)

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// damage is one way in which a record becomes unreadable, and a part of the reason that is told.
+type damage struct {
+	of     func(path string, data []byte) error
+	reason string
+}
+
+// overwritten is a damage of the content.
+func overwritten(f func(data []byte) []byte) func(path string, data []byte) error {
+	return func(path string, data []byte) error { return os.WriteFile(path, f(data), 0o600) }
+}
+
+var unreadable = map[string]damage{
+	"torn":           {overwritten(func(data []byte) []byte { return data[:len(data)/2] }), "unexpected end of JSON input"},
+	"empty":          {overwritten(func([]byte) []byte { return nil }), "it is empty"},
+	"zeroed":         {overwritten(func(data []byte) []byte { return make([]byte, len(data)) }), "invalid character"},
+	"of a newer one": {overwritten(func(data []byte) []byte { return bytes.Replace(data, []byte(`"format":1`), []byte(`"format":2`), 1) }), "its format is 2"},
+	"of another pod": {overwritten(func(data []byte) []byte {
+		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victim), []byte(`"containerID":"ghost`))
+	}), "it is of another attachment"},
+	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
+}
+
+// listed is what podlace ls -o json prints of an attachment.
+type listed struct {
+	ContainerID string
+	State       string
+	Damaged     []struct{ Record, Reason string }
+}
+
+// podlace runs a command of the command line.
+func podlace(args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	_ = cmd.Run() // the status tells
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func ls() (status int, list []listed, stderr string, err error) {
+	status, stdout, stderr := podlace("ls", "-o", "json")
+	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
+}
+
+// TestFaultUnreadable (F-05): whichever record of a pod cannot be read, ls, limits and reload name it with the reason. DEL, and GC of a pod
+// that is gone, leave no record of any plugin, and ls no longer shows the pod.
+func TestFaultUnreadable(t *testing.T) {
+	s := newSweep(t, "nftables")
+	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	stride := harness.Some(5, 1)
+	n := kerneltest.Random(t).IntN(stride)
+	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		path := "/run/podlace/chain/" + plugin + "-" + hash
+		for what, d := range harness.InOrder(unreadable) {
+			for _, then := range []string{thenDel, thenEmptied, thenCollect} {
+				if n++; n%stride != 0 {
+					continue
+				}
+				s.try(t, fmt.Sprintf("record of %s %s, then %s", plugin, what, then), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+					if _, err := s.Do("ADD", rt, nil); err != nil {
+						return err
+					}
+					data, err := os.ReadFile(path)
+					if err != nil {
+						return err
+					}
+					return errors.Join(d.of(path, data), toldUnreadable(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt), s.toldByGC(then, path, d.reason), nothingOf(hash))
+				})
+			}
+		}
+	}
+	s.Report(t)
+}
+
+// toldUnreadable demands that each command that reads records names the one that it cannot read.
+func toldUnreadable(path, reason string) error {
+	status, list, stderr, err := ls()
+	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
+		err = errors.Join(err, fmt.Errorf("ls: status %d, %q", status, stderr))
+	}
+	if i := slices.IndexFunc(list, func(l listed) bool { return len(l.Damaged) > 0 }); i < 0 || list[i].ContainerID != victim ||
+		list[i].Damaged[0].Record != path || !strings.Contains(list[i].Damaged[0].Reason, reason) {
+		err = errors.Join(err, fmt.Errorf("ls -o json: %+v", list))
+	}
+	for _, command := range []string{"reload", "limits"} {
+		if status, _, stderr := podlace(command); status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
+			err = errors.Join(err, fmt.Errorf("%s: status %d, %q", command, status, stderr))
+		}
+	}
+	return err
+}
+
+// toldByGC demands that GC logs what it removes without knowing what it was.
+func (s *sweep) toldByGC(then, path, reason string) error {
+	if log := s.collected; then == thenCollect && (!strings.Contains(log, "level=WARN") || !strings.Contains(log, path) ||
+		!strings.Contains(log, reason)) {
+		return fmt.Errorf("GC does not name %s: %s", path, log)
+	}
+	return nil
+}
+
+// nothingOf demands that no record is left and that ls does not show the pod.
+func nothingOf(hash string) error {
+	left, err := filepath.Glob("/run/podlace/chain/*" + hash + "*")
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("records %q are left", left))
+	}
+	status, list, stderr, lsErr := ls()
+	for _, l := range list {
+		if l.ContainerID != "stays" {
+			lsErr = errors.Join(lsErr, fmt.Errorf("ls shows %+v", l))
+		}
+	}
+	if status != 0 {
+		lsErr = errors.Join(lsErr, fmt.Errorf("ls: status %d, %q", status, stderr))
+	}
+	return errors.Join(err, lsErr)
+}
+
+// TestFaultNewer: GC keeps the record of a newer version while the runtime lists its pod. After a downgrade and an upgrade nothing is lost.
+func TestFaultNewer(t *testing.T) {
+	s := newSweep(t, "nftables")
+	pod := harness.NewPod(t, victim)
+	rt := harness.Attachment(pod, victim, harness.Capabilities())
+	s.Must(t, "ADD", rt)
+	former := map[string][]byte{}
+	for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+		path := "/run/podlace/chain/" + plugin + "-" + attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		former[path] = data
+		if err := unreadable["of a newer one"].of(path, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+		t.Fatal(err)
+	}
+	before := harness.Watch(t, pod)
+	if err := s.collect(victim); err != nil {
+		t.Fatal(err)
+	}
+	s.Must(t, "STATUS", nil)
+	before.Clean(t, "GC and STATUS with records of a newer version")
+	for path, data := range former {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Must(t, "CHECK", rt)
+	s.Must(t, "DEL", rt)
+}
