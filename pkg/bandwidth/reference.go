@@ -50,6 +50,7 @@ func delUnrecorded(r *plugin.Request) error {
 // main plugin is left to that one's DEL.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
+	ok = ok && link.LeadsGroup() // any other link of that name is another program's
 	if r.Netns != nil {
 		link, err = hostSide(r, host)
 		if ok = err == nil; !ok {

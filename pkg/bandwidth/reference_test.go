@@ -97,18 +97,24 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace.
+// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace. Our bridge made it the
+// leader of a device group. The token bucket of any other link of that name stays.
 func TestLostRecordOurBridge(t *testing.T) {
-	l := connected(t)
-	l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}},
-		l.key("a").HostVeth()))
-	link := l.link(l.key("a").HostVeth())
-	defer func() { l.must(l.host.DelLink(link.Name)) }()
-	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
-	l.lose(l.key("a"))
-	l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
-	if s, ok, err := l.host.Shaped(link); ok || err != nil {
-		t.Errorf("left %+v, %v", s, err)
+	for _, ours := range []bool{true, false} {
+		l := connected(t)
+		l.must(l.host.SetDown(l.hostSide), netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}},
+			l.key("a").HostVeth()))
+		if ours {
+			l.must(l.host.SetUpLeader(l.hostSide, "shop/a"))
+		}
+		link := l.link(l.key("a").HostVeth())
+		l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
+		l.lose(l.key("a"))
+		l.OK(l.Call("DEL", "a", "runtimeConfig", limits(20e6, 0), "CNI_NETNS", ""))
+		if s, ok, err := l.host.Shaped(link); ok == ours || err != nil {
+			t.Errorf("ours %t: %+v %t, %v", ours, s, ok, err)
+		}
+		l.must(l.host.DelLink(link.Name))
 	}
 }
 

@@ -190,8 +190,13 @@ func (b bridge) clearResidue(j *job) error {
 		}
 		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "interface %s already exists in the pod", j.r.IfName), "%s", hint)
 	}
-	if _, exists, err = j.host.Link(j.att.HostVeth()); err != nil {
+	side, exists, err := j.host.Link(j.att.HostVeth())
+	if err != nil {
 		return err
+	}
+	if exists && !isHostSide(side, j.att.Key, st.Index) {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken,
+			"another program made %s on the node, which is the name of the host side", side.Name), "rename or delete %s", side.Name)
 	}
 	if exists {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken,
@@ -237,7 +242,7 @@ func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kern
 }
 
 func takeAway(host *kernel.Node, att *attachment.Attachment, st *state) error {
-	return errors.Join(host.DelGroup(att.HostVeth(), st.Index), unmasquerade(host, att, st), unguard(host, att, st))
+	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
 // removed is the end of remove: err is what could not be taken from the node.

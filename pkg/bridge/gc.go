@@ -26,7 +26,7 @@ func (b bridge) gc(r *plugin.Request) error {
 	}
 	for hash := range gc.Unreadable() {
 		// The addresses go back with the other leases that are nobody's.
-		gc.ReportUnreadable(hash, errors.Join(host.DelGroup(attachment.HostVeth(hash), 0), delGuardOf(host, attachment.HostVeth(hash))))
+		gc.ReportUnreadable(hash, delByHash(host, attachment.HostVeth(hash)))
 	}
 	err = gc.Err()
 	if t := ipam.Type(ipam.Object(r.Config)); t != "" {
@@ -34,6 +34,15 @@ func (b bridge) gc(r *plugin.Request) error {
 	}
 	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log, attachment.Waiting))
 	return err
+}
+
+// delByHash removes what is named by the hash of a record that cannot be read. The record proves that ADD made the veth pair.
+func delByHash(host *kernel.Node, name string) error {
+	link, ok, err := host.Link(name)
+	if ok && link.Kind == "veth" {
+		err = host.DelGroup(link)
+	}
+	return errors.Join(err, delGuardOf(host, name))
 }
 
 // delOf returns DEL of another attachment than the one that r is about.

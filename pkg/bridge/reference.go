@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -20,8 +22,7 @@ import (
 // such name, the veth pair, is deleted only when it is proven to be this attachment's.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	err := errors.Join(deleteProven(r, host), host.DelGroup(key.HostVeth(), 0), asReference(key).Remove(),
-		delGuardOf(host, key.HostVeth()))
+	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
 		err = b.giveBack(r, object)
@@ -60,7 +61,11 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if err != nil || !ok {
 		return err
 	}
-	if ok, err = proven(r, host, link); ok {
+	side, ok, err := proven(r, host, link)
+	switch {
+	case ok && side.LeadsGroup(): // ours, under another name
+		return host.DelGroup(side)
+	case ok:
 		return pod.DelLink(r.IfName)
 	}
 	return err
@@ -81,29 +86,27 @@ func isAnothers(r *plugin.Request, name string) bool {
 }
 
 // proven reports whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
-// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration.
-func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (bool, error) {
-	side, ok, err := host.PeerOf(link, r.Netns)
+// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration. side is
+// the host side, if there is one.
+func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
+	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
-		return false, err
+		return side, false, err
 	}
 	ok = ok && link.Kind == "veth"
 	if ok && isAnothers(r, side.Name) {
-		return false, nil
+		return side, false, nil
 	}
 	if r.Prev != nil {
-		for _, i := range r.Prev.Interfaces {
-			if i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String() {
-				return true, nil
-			}
-		}
-		return false, nil
+		return side, slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
+			return i.Name == r.IfName && i.Sandbox != "" && i.Mac == link.MAC.String()
+		}), nil
 	}
 	if !ok || !isReferenceVeth(side.Name) || side.LeadsGroup() {
-		return false, nil
+		return side, false, nil
 	}
 	bridge, ok, err := host.LinkByIndex(side.Master)
-	return ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
+	return side, ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
 }
 
 // bridgeName returns the bridge of a configuration that may be wrong elsewhere.

@@ -285,30 +285,20 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 	})
 }
 
-// DelGroup deletes the interface name and the device group that the interface with the ifindex leads or led. What is not there is no
-// error. index is 0 when it is not known.
-func (n *Node) DelGroup(name string, index int) error {
-	return fault.Change("link del "+name+" and its group", func() error {
-		link, ok, err := n.Link(name)
-		if err != nil {
+// DelGroup deletes an interface and the device group that it leads. Of an interface that is gone, which has a Name and an Index and nothing
+// else, it deletes the group. It is a no-op if the Index is 0. What is not there is no error.
+func (n *Node) DelGroup(link Link) error {
+	return fault.Change("link del "+link.Name+" and its group", func() error {
+		if link.Index == 0 {
+			return nil
+		}
+		if err := fault.Ignore(n.delByGroup(groupOf(link.Index)), unix.ENODEV); err != nil {
 			return err
 		}
-		if ok {
-			index = link.Index
-		} else if index != 0 {
-			if _, live, err := n.LinkByIndex(index); err != nil || live {
-				return err // the index is another link's by now
-			}
+		if link.Kind == "" || link.LeadsGroup() {
+			return nil
 		}
-		if index != 0 {
-			if err := fault.Ignore(n.delByGroup(groupOf(index)), unix.ENODEV); err != nil {
-				return err
-			}
-		}
-		if ok && !link.LeadsGroup() {
-			return fault.Ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
-		}
-		return nil
+		return fault.Ignore(n.h.LinkDel(byIndex(link.Index)), unix.ENODEV)
 	})
 }
 

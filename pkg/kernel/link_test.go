@@ -180,7 +180,7 @@ func TestMissingLinks(t *testing.T) {
 			t.Errorf("%s: %+v, %t, %v", what, link, ok, err)
 		}
 	}
-	kerneltest.Must(t, h.DelLink("none"), h.DelGroup("none", 0), h.DelGroup("none", 1<<20))
+	kerneltest.Must(t, h.DelLink("none"), h.DelGroup(Link{Name: "none"}), h.DelGroup(Link{Name: "none", Index: 1 << 20}))
 	gone := Link{Index: 1 << 20, Name: "gone"}
 	for _, err := range []error{h.SetUp(gone), h.SetHairpin(gone, true), h.SetPromisc(gone, true)} {
 		if !errors.Is(err, unix.ENODEV) {
@@ -204,7 +204,7 @@ func TestDelGroup(t *testing.T) {
 		}
 	}
 	for range 2 {
-		kerneltest.Must(t, w.host.DelGroup("kth0", leader.Index))
+		kerneltest.Must(t, w.host.DelGroup(leader))
 	}
 	for name, want := range map[string]bool{"kth0": false, "ktifb0": false, "ktifb1": true, "kt0": true} {
 		if _, ok, err := w.host.Link(name); ok != want || err != nil {
@@ -216,7 +216,7 @@ func TestDelGroup(t *testing.T) {
 // TestDelGroupAlone: without a group, or without its number, the link goes all the same; a group outlives a link that was deleted alone.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
-	kerneltest.Must(t, w.host.DelGroup("kth0", 0))
+	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))
 	if _, ok, _ := w.host.Link("kth0"); ok {
 		t.Error("a link that leads no group is left")
 	}
@@ -227,7 +227,7 @@ func TestDelGroupAlone(t *testing.T) {
 	if _, err := w.host.EnsureIFB("ktifb0", leader); err != nil {
 		t.Fatal(err)
 	}
-	kerneltest.Must(t, w.host.DelLink("kt1"), w.host.DelGroup("kt1", leader.Index))
+	kerneltest.Must(t, w.host.DelLink("kt1"), w.host.DelGroup(Link{Name: "kt1", Index: leader.Index}))
 	if _, ok, _ := w.host.Link("ktifb0"); ok {
 		t.Error("the device of a link that is gone is left")
 	}

@@ -123,7 +123,7 @@ func TestEnsureIFBJoins(t *testing.T) {
 	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "x"))
 	w.hostSide = mustLink(t, w.host, w.hostSide.Name)
 	newIFB(t, w)
-	kerneltest.Must(t, w.host.DelGroup(w.hostSide.Name, w.hostSide.Index))
+	kerneltest.Must(t, w.host.DelGroup(w.hostSide))
 	if _, ok, err := w.host.Link("ktifb0"); ok || err != nil {
 		t.Errorf("the device is left: %v", err)
 	}

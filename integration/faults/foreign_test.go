@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// foreignLinks are commands that make a link with a name, as another program would.
+var foreignLinks = map[string]string{
+	"veth":   "ip link add %s type veth peer name foreign1",
+	"bridge": "ip link add %s type bridge",
+	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
+}
+
+// foreignNames returns the names that Podlace computes for the links of the victim.
+func foreignNames() map[string]string {
+	key := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}
+	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
+}
+
+// ip runs a command line.
+func ip(line string, args ...any) error {
+	line = fmt.Sprintf(line, args...)
+	if out, err := exec.Command("/bin/sh", "-ec", line).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", line, err, out)
+	}
+	return nil
+}
+
+// TestFaultForeignLink (F-18): a link with a name of ours that another program made makes ADD fail, and neither that ADD nor the DEL or GC
+// after it touches the link.
+func TestFaultForeignLink(t *testing.T) {
+	harness.Program(t, "ip")
+	s := newSweep(t, "nftables")
+	for of, name := range harness.InOrder(foreignNames()) {
+		for kind, command := range harness.InOrder(foreignLinks) {
+			for _, then := range []string{thenDel, thenEmptied, thenCollect} {
+				s.try(t, fmt.Sprintf("a %s with the name of the %s, then %s", kind, of, then), func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
+					if err := ip(command, name); err != nil {
+						return err
+					}
+					made, err := net.InterfaceByName(name)
+					if err != nil {
+						return err
+					}
+					_, add := s.Do("ADD", rt, nil)
+					if add == nil {
+						err = errors.New("ADD succeeded")
+					}
+					err = errors.Join(err, harness.Coded(add), s.follow(kill{then: then, at: 2}, pod, rt))
+					if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
+						return errors.Join(err, fmt.Errorf("the link of another program is gone, after %w", add))
+					}
+					return errors.Join(err, ip("ip link del %s", name))
+				})
+			}
+		}
+	}
+	s.Report(t)
+}
+
+// TestFaultLinkExchanged: another program renames or deletes the host side of a pod that lives, and gives its name to a link of its own. DEL
+// removes what is the pod's and nothing else, also without records.
+func TestFaultLinkExchanged(t *testing.T) {
+	harness.Program(t, "ip")
+	s := newSweep(t, "nftables")
+	name := foreignNames()["host side"]
+	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+	for what, command := range harness.InOrder(map[string]string{
+		"renamed":               "ip link set %[1]s down; ip link set %[1]s name moved1; ip link set moved1 up",
+		"renamed and replaced":  "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type bridge",
+		"replaced by a bridge":  "ip link del %[1]s; ip link add %[1]s type bridge",
+		"replaced by a veth":    "ip link del %[1]s; ip link add %[1]s type veth peer name foreign1",
+		"deleted":               "ip link del %[1]s",
+		"renamed, MAC replaced": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s address 02:00:00:00:00:01 type veth peer name foreign1",
+	}) {
+		for _, lost := range []bool{false, true} {
+			s.try(t, fmt.Sprintf("host side %s, records lost %t", what, lost), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {
+				if _, err := s.Do("ADD", rt, nil); err != nil {
+					return err
+				}
+				if err := ip(command, name); err != nil {
+					return err
+				}
+				made, none := net.InterfaceByName(name)
+				if lost {
+					files, err := filepath.Glob("/run/podlace/chain/*-" + hash)
+					for _, f := range files {
+						err = errors.Join(err, os.Remove(f))
+					}
+					if err != nil {
+						return err
+					}
+				}
+				_, err := s.Do("DEL", rt, nil)
+				if _, left := net.InterfaceByName("moved1"); left == nil {
+					err = errors.Join(err, errors.New("the host side is left under its new name"), ip("ip link del moved1"))
+				}
+				if none != nil {
+					return err
+				}
+				if now, gone := net.InterfaceByName(name); gone != nil || now.Index != made.Index {
+					return errors.Join(err, errors.New("the link of another program is gone"))
+				}
+				return errors.Join(err, ip("ip link del %s", name))
+			})
+		}
+	}
+	s.Report(t)
+}
