@@ -33,8 +33,9 @@ type exitError int
 // Error gives the status.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// Run runs the command line and returns the exit status.
+// Run runs the command line and returns the exit status. Whatever names pods and files have, nothing that a terminal obeys gets out.
 func Run(args []string, stdout, stderr io.Writer) int {
+	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := newRoot()

@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/pool"
 )
 
@@ -232,11 +233,4 @@ func within(devices []wished, near map[int]uint64, mask uint64) (all, free int) 
 }
 
 // plainText is plain for what may be a sentence.
-func plainText(s string) string { return strings.Map(printable, s) }
-
-func printable(r rune) rune {
-	if strconv.IsPrint(r) {
-		return r
-	}
-	return '?'
-}
+func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }

@@ -99,7 +99,9 @@ func checkOutput(output string) error {
 }
 
 func printJSON(w io.Writer, v any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(v)
+	document, err := json.MarshalIndent(v, "", "  ")
+	if err == nil {
+		_, err = w.Write(append(plugin.PlainJSON(document), '\n'))
+	}
+	return err
 }

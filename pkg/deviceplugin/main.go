@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	cni "github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -45,7 +46,7 @@ func Main(args []string, stderr io.Writer) int {
 	} else if err != nil {
 		return 2
 	}
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(cni.PlainWriter(stderr), &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(log)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -158,7 +158,7 @@ func (r *Request) logger() *slog.Logger {
 	if id := r.identity(); id != "" {
 		who = append(who, "attachment", id)
 	}
-	return slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level})).With(who...)
+	return slog.New(slog.NewTextHandler(PlainWriter(r.log), &slog.HandlerOptions{Level: r.level})).With(who...)
 }
 
 func join(versions []string) string { return strings.Join(versions, ", ") }
