@@ -43,7 +43,7 @@ func unitKeys() map[string][]string {
 			"NoNewPrivileges",
 			"ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectClock", "ProtectControlGroups", "ProtectKernelLogs", "ProtectKernelModules",
 			"RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
-			"SystemCallArchitectures"},
+			"SystemCallArchitectures", "ProtectHostname", "KeyringMode", "Environment", "MemoryMax", "TasksMax", "LimitNOFILE"},
 		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
 		"Install": {"WantedBy"},
 	}

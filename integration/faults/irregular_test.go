@@ -104,7 +104,7 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular (S-12): a FIFO, a folder, a link, a socket or a device in the place of any file of ours stops no verb for ever. Each
+// TestFaultIrregular: a FIFO, a folder, a link, a socket or a device in the place of any file of ours stops no verb for ever. Each
 // verb and command answers; what is refused works when the thing is gone, and nothing is left.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")

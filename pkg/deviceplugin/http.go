@@ -33,7 +33,9 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 		fmt.Fprintln(w, "ok")
 	})
 	serve := func(ctx context.Context, l net.Listener) {
-		server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10}
+		conns := openConns{busy: map[net.Conn]bool{}}
+		server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+			IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ConnState: conns.track}
 		context.AfterFunc(ctx, func() { server.Close() })
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error("probes and metrics are not answered any more", "error", err)

@@ -69,10 +69,16 @@ type registrar struct {
 }
 
 func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registrar {
-	r := &registrar{endpoint: e, kubelet: k, changed: changed, server: grpc.NewServer(grpc.MaxRecvMsgSize(1 << 20))}
+	r := &registrar{endpoint: e, kubelet: k, changed: changed, server: grpc.NewServer(serverBounds()...)}
 	pluginapi.RegisterDevicePluginServer(r.server, r)
 	registerapi.RegisterRegistrationServer(r.server, r)
 	return r
+}
+
+// serverBounds bound what a client takes: the kubelet asks for one thing at a time, and in some hundred bytes for each device.
+func serverBounds() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.MaxRecvMsgSize(1 << 20), grpc.MaxConcurrentStreams(64), grpc.MaxHeaderListSize(16 << 10),
+		grpc.ConnectionTimeout(10 * time.Second)}
 }
 
 // folder is where the endpoint's socket is.
@@ -293,7 +299,8 @@ func (r *registrar) ready() bool {
 
 // dial connects to a socket of the kubelet, which never asks for credentials: its sockets are guarded by their folders.
 func dial(path string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}

@@ -55,7 +55,7 @@ func promptly(t *testing.T, what string, f func() error) error {
 	}
 }
 
-// TestIrregular (S-12): what is no regular file blocks nobody. Reading and locking refuse it with a hint; writing replaces all but a folder
+// TestIrregular: what is no regular file blocks nobody. Reading and locking refuse it with a hint; writing replaces all but a folder
 // at the name itself, and never writes through a link.
 func TestIrregular(t *testing.T) {
 	for kind, place := range irregular(t) {

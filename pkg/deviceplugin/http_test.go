@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// daemonEnv makes the test program run as the daemon.
+const daemonEnv = "PODLACE_TEST_DAEMON"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(daemonEnv) != "" {
+		os.Exit(Main(os.Args[1:], os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// process runs the daemon of a lab in a process of its own until the test ends.
+func (l *lab) process() (pid int) {
+	l.Helper()
+	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host, "--sysfs", l.Sysfs,
+		"--dev", l.Dev, "--device-plugin-dir", l.Kubelet.Plugins, "--kubelet-dir", filepath.Dir(l.Pods), "--registration", "classic",
+		"--device-info-dir", l.InfoDir, "--cdi-dir", l.CDIDir, "--socket", l.Socket, "--http", l.HTTP, "--poll", "1s")
+	cmd.Env, cmd.Stderr = append(os.Environ(), daemonEnv+"=1"), l.log
+	if err := cmd.Start(); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() {
+		if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+			l.Errorf("%v\n%s", err, l.log)
+		}
+	})
+	return cmd.Process.Pid
+}
+
+// peak returns the most memory in KiB that a process has had, since it was reset.
+func peak(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib
+		}
+	}
+	t.Fatalf("no VmHWM in %s", text)
+	return 0
+}
+
+// probe asks /healthz once, by a connection of its own.
+func probe(socket string) error {
+	conn, err := net.DialTimeout("unix", socket, patience)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
+		return err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return errors.New(answer.Status)
+	}
+	return nil
+}
+
+// TestHalfOpen: 10,000 connections that never come to a request take no more than some MiB. Meanwhile and afterwards /healthz answers, and the
+// kubelet's calls are served.
+func TestHalfOpen(t *testing.T) {
+	const most = 10_000
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Max < most+1000 {
+		t.Skipf("SKIPPED: this user may open %d files, %v", limit.Max, err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit.Max, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	pid := l.process()
+	kubelet := l.ids("example.com/one", vf00, vf01)
+	socket := strings.TrimPrefix(l.HTTP, unixPrefix)
+	served := func(when string) {
+		t.Helper()
+		if err := probe(socket); err != nil {
+			t.Errorf("/healthz %s: %v", when, err)
+		}
+		if _, err := kubelet.client.Allocate(t.Context(), allocating(vf00)); err != nil {
+			t.Errorf("Allocate %s: %v", when, err)
+		}
+		if _, err := kubelet.client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{}); err != nil {
+			t.Errorf("options %s: %v", when, err)
+		}
+	}
+	served("before")
+	before := peak(t, pid)
+	var open []net.Conn
+	defer func() {
+		for _, conn := range open {
+			conn.Close()
+		}
+	}()
+	for i := range most {
+		conn, err := net.DialTimeout("unix", socket, patience)
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		open = append(open, conn)
+		if i%2 == 0 {
+			_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nX: y") // it may be closed already
+		}
+		if i%2500 == 0 {
+			served(fmt.Sprintf("with %d connections", i))
+		}
+	}
+	served("with all connections")
+	grown := peak(t, pid) - before
+	if grown > 24<<10 {
+		t.Errorf("%d connections took %d KiB", most, grown)
+	}
+	t.Logf("%d connections took %d KiB more than %d", most, grown, before)
+}
+
+// TestOpenConns: a connection too many closes the oldest that waits for a request, and one with a request only if all have one.
+func TestOpenConns(t *testing.T) {
+	o := openConns{busy: map[net.Conn]bool{}}
+	var ends []net.Conn
+	add := func(state http.ConnState) net.Conn {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { ours.Close(); theirs.Close() })
+		ends = append(ends, theirs)
+		o.track(ours, http.StateNew)
+		if state != http.StateNew {
+			o.track(ours, state)
+		}
+		return ours
+	}
+	closed := func(i int) bool {
+		_ = ends[i].SetReadDeadline(time.Unix(1, 0))
+		_, err := ends[i].Read(make([]byte, 1))
+		return errors.Is(err, io.EOF)
+	}
+	first := add(http.StateActive)
+	for range maxConns - 1 {
+		add(http.StateIdle)
+	}
+	add(http.StateNew)
+	if closed(0) || !closed(1) || closed(2) || len(o.all) != maxConns {
+		t.Errorf("closed %t %t %t, %d open: want the second closed", closed(0), closed(1), closed(2), len(o.all))
+	}
+	for _, conn := range o.all {
+		o.track(conn, http.StateActive)
+	}
+	add(http.StateNew)
+	if !closed(0) || closed(2) {
+		t.Error("want the first closed: all are busy")
+	}
+	o.track(first, http.StateClosed) // again, by the server
+	for len(o.all) > 0 {
+		o.track(o.all[0], http.StateClosed)
+	}
+	if len(o.busy) > 0 {
+		t.Errorf("%d are remembered", len(o.busy))
+	}
+}
