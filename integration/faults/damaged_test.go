@@ -35,10 +35,12 @@ func overwritten(f func(data []byte) []byte) func(path string, data []byte) erro
 }
 
 var unreadable = map[string]damage{
-	"torn":           {overwritten(func(data []byte) []byte { return data[:len(data)/2] }), "unexpected end of JSON input"},
-	"empty":          {overwritten(func([]byte) []byte { return nil }), "it is empty"},
-	"zeroed":         {overwritten(func(data []byte) []byte { return make([]byte, len(data)) }), "invalid character"},
-	"of a newer one": {overwritten(func(data []byte) []byte { return bytes.Replace(data, []byte(`"format":1`), []byte(`"format":2`), 1) }), "its format is 2"},
+	"torn":   {overwritten(func(data []byte) []byte { return data[:len(data)/2] }), "unexpected end of JSON input"},
+	"empty":  {overwritten(func([]byte) []byte { return nil }), "it is empty"},
+	"zeroed": {overwritten(func(data []byte) []byte { return make([]byte, len(data)) }), "invalid character"},
+	"of a newer one": {overwritten(func(data []byte) []byte {
+		return bytes.Replace(data, []byte(`"format":1`), []byte(`"format":2`), 1)
+	}), "its format is 2"},
 	"of another pod": {overwritten(func(data []byte) []byte {
 		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victim), []byte(`"containerID":"ghost`))
 	}), "it is of another attachment"},
@@ -88,7 +90,8 @@ func TestFaultUnreadable(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(d.of(path, data), toldUnreadable(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt), s.toldByGC(then, path, d.reason), nothingOf(hash))
+					return errors.Join(d.of(path, data), toldUnreadable(path, d.reason), s.follow(kill{then: then, at: 2}, pod, rt),
+						s.toldByGC(then, path, d.reason), nothingOf(hash))
 				})
 			}
 		}

@@ -72,20 +72,20 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host side of a pod that lives, and gives its name to a link of its own. DEL
-// removes what is the pod's and nothing else, also without records.
+// TestFaultLinkExchanged: another program renames or deletes the host side of a pod that lives, and gives its name to a link of its own.
+// DEL removes what is the pod's and nothing else, also without records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
 	name := foreignNames()["host side"]
 	hash := attachment.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
 	for what, command := range harness.InOrder(map[string]string{
-		"renamed":               "ip link set %[1]s down; ip link set %[1]s name moved1; ip link set moved1 up",
-		"renamed and replaced":  "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type bridge",
-		"replaced by a bridge":  "ip link del %[1]s; ip link add %[1]s type bridge",
-		"replaced by a veth":    "ip link del %[1]s; ip link add %[1]s type veth peer name foreign1",
-		"deleted":               "ip link del %[1]s",
-		"renamed, MAC replaced": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s address 02:00:00:00:00:01 type veth peer name foreign1",
+		"renamed":              "ip link set %[1]s down; ip link set %[1]s name moved1; ip link set moved1 up",
+		"renamed and replaced": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type bridge",
+		"replaced by a bridge": "ip link del %[1]s; ip link add %[1]s type bridge",
+		"replaced by a veth":   "ip link del %[1]s; ip link add %[1]s type veth peer name foreign1",
+		"deleted":              "ip link del %[1]s",
+		"renamed, then a veth": "ip link set %[1]s down; ip link set %[1]s name moved1; ip link add %[1]s type veth peer name foreign1",
 	}) {
 		for _, lost := range []bool{false, true} {
 			s.try(t, fmt.Sprintf("host side %s, records lost %t", what, lost), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

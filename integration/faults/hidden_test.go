@@ -32,8 +32,8 @@ func TestHiddenCharacters(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	for _, line := range []string{"ls", "ls -o json", "ls --network " + hidden, "limits", "limits -o json", "reload", "gc", "gc -o json", "rollback",
-		hidden, "ls --" + hidden, "sriov reset " + hidden} {
+	for _, line := range []string{"ls", "ls -o json", "ls --network " + hidden, "limits", "limits -o json", "reload", "gc",
+		"gc -o json", "rollback", hidden, "ls --" + hidden, "sriov reset " + hidden} {
 		_, stdout, stderr := podlace(strings.Split(strings.ReplaceAll(line, "\x00", ""), " ")...)
 		for _, text := range []string{stdout, stderr} {
 			if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {

@@ -97,8 +97,8 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace. Our bridge made it the
-// leader of a device group. The token bucket of any other link of that name stays.
+// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace. Our bridge made it
+// the leader of a device group. The token bucket of any other link of that name stays.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)

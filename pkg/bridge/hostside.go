@@ -10,9 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// isHostSide reports whether a link with the name of an attachment's host side is that host side: it is a veth that has the recorded ifindex,
-// leads a device group, or has the MAC that ADD computes from the key. Any other link of that name is another program's. index is 0 if it is
-// not recorded.
+// isHostSide reports whether a link with the name of an attachment's host side is that host side: it is a veth that has the recorded
+// ifindex, leads a device group, or has the MAC that ADD computes from the key. Any other link of that name is another program's. index is
+// 0 if it is not recorded.
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }

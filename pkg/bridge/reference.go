@@ -86,8 +86,8 @@ func isAnothers(r *plugin.Request, name string) bool {
 }
 
 // proven reports whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
-// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration. side is
-// the host side, if there is one.
+// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration. side
+// is the host side, if there is one.
 func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {

@@ -74,7 +74,8 @@ func tellUnreadable(stderr io.Writer) error {
 	return errors.Join(tellDamaged(stderr, damaged), err)
 }
 
-// tellDamaged names records that cannot be read, with the reason. What they stand for is not looked at, so the command ends with exitFailed.
+// tellDamaged names records that cannot be read, with the reason. What they stand for is not looked at, so the command ends with
+// exitFailed.
 func tellDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {
 		tell(stderr, fmt.Sprintf("%s cannot be read and is left out: %v; DEL of its pod removes what it stands for", d.Path(), d.Reason))

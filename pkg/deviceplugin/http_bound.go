@@ -12,8 +12,8 @@ import (
 // maxConns is how many connections for probes and metrics are open at a time. Each takes some 13 KiB.
 const maxConns = 64
 
-// openConns bounds the connections of a server: one too many closes the oldest one that waits for a request, or else the oldest one. A client
-// that opens many and asks nothing neither takes memory nor keeps a probe from its answer.
+// openConns bounds the connections of a server: one too many closes the oldest one that waits for a request, or else the oldest one. A
+// client that opens many and asks nothing neither takes memory nor keeps a probe from its answer.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // the oldest first

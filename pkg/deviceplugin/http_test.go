@@ -34,8 +34,9 @@ func TestMain(m *testing.M) {
 // process runs the daemon of a lab in a process of its own until the test ends.
 func (l *lab) process() (pid int) {
 	l.Helper()
-	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host, "--sysfs", l.Sysfs,
-		"--dev", l.Dev, "--device-plugin-dir", l.Kubelet.Plugins, "--kubelet-dir", filepath.Dir(l.Pods), "--registration", "classic",
+	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host,
+		"--sysfs", l.Sysfs, "--dev", l.Dev, "--device-plugin-dir", l.Kubelet.Plugins, "--kubelet-dir", filepath.Dir(l.Pods),
+		"--registration", "classic",
 		"--device-info-dir", l.InfoDir, "--cdi-dir", l.CDIDir, "--socket", l.Socket, "--http", l.HTTP, "--poll", "1s")
 	cmd.Env, cmd.Stderr = append(os.Environ(), daemonEnv+"=1"), l.log
 	if err := cmd.Start(); err != nil {
@@ -93,8 +94,8 @@ func probe(socket string) error {
 	return nil
 }
 
-// TestHalfOpen: 10,000 connections that never come to a request take no more than some MiB. Meanwhile and afterwards /healthz answers, and the
-// kubelet's calls are served.
+// TestHalfOpen: 10,000 connections that never come to a request take no more than some MiB. Meanwhile and afterwards /healthz answers, and
+// the kubelet's calls are served.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit

@@ -27,8 +27,8 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal obeys or hides: a control or format character, such as one that turns the direction of
-// the text, a surrogate, a private or an unassigned one.
+// PlainRune returns '?' for a character that a terminal obeys or hides: a control or format character, such as one that turns the
+// direction of the text, a surrogate, a private or an unassigned one.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
 		return r

@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// AddDamaged adds the records that cannot be read to the attachments of a list. Of an attachment that nothing else names only the network is
-// known.
+// AddDamaged adds the records that cannot be read to the attachments of a list. Of an attachment that nothing else names only the network
+// is known.
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {
