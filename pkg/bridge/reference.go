@@ -22,6 +22,7 @@ import (
 // such name, the veth pair, is deleted only when it is proven to be this attachment's.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
+	// Our pair goes first: with it goes its group, which nobody finds after the pair is gone.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.

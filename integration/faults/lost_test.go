@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"os"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+	attachments "github.com/podlace/podlace/pkg/attachment"
+)
+
+// TestLostRecord (F-05): each record of a pod with ports and limits is lost or torn, and then DEL leaves nothing of the pod.
+func TestLostRecord(t *testing.T) {
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			harness.NeedBackend(t, backend)
+			s := newSweep(t, backend)
+			before := harness.Watch(t, s.stays)
+			for _, plugin := range []string{"bridge", "portmap", "bandwidth"} {
+				for title, lose := range harness.InOrder(map[string]func(path string) error{
+					"lost": os.Remove, "torn": func(path string) error { return os.Truncate(path, 20) },
+					"empty": func(path string) error { return os.Truncate(path, 0) },
+				}) {
+					s.Points++
+					pod := harness.NewPod(t, victim)
+					rt := harness.Attachment(pod, victim, harness.Capabilities())
+					s.Must(t, "ADD", rt)
+					hash := attachments.Key{Network: "chain", ContainerID: victim, IfName: "eth0"}.Hash()
+					if err := lose("/run/podlace/chain/" + plugin + "-" + hash); err != nil {
+						t.Fatal(err)
+					}
+					s.Must(t, "DEL", rt)
+					if err := pod.Close(); err != nil {
+						t.Fatal(err)
+					}
+					before.Clean(t, "the record of "+plugin+" was "+title+", and DEL")
+				}
+			}
+			s.Report(t)
+		})
+	}
+}
