@@ -8,4 +8,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, harness.Faulty) }
+func TestMain(m *testing.M) {
+	soakFlags()
+	harness.Main(m, harness.Faulty)
+}

@@ -82,19 +82,25 @@ func (c Call) Do() error {
 	return err
 }
 
-// InEffect returns the limits that the kernel applies: the token bucket of the link, and that of the device to which all that the link
-// receives is redirected.
-func (a *Alone) InEffect() (r Rates, err error) {
-	link, err := netlink.LinkByName(a.link)
+// InEffect returns the limits that the kernel applies to the link.
+func (a *Alone) InEffect() (Rates, error) {
+	r, _, err := LimitsOf(a.link)
+	return r, err
+}
+
+// LimitsOf returns the limits that the kernel applies: the token bucket of the link, and that of the device, which it names, to which all
+// that the link receives is redirected.
+func LimitsOf(name string) (r Rates, device string, err error) {
+	link, err := netlink.LinkByName(name)
 	if err != nil {
-		return r, err
+		return r, "", err
 	}
 	if r.Ingress, err = bucketOf(link); err != nil {
-		return r, err
+		return r, "", err
 	}
 	filters, err := netlink.FilterList(link, netlink.HANDLE_MIN_INGRESS)
 	if err != nil {
-		return r, err
+		return r, "", err
 	}
 	for _, f := range filters {
 		u32, ok := f.(*netlink.U32)
@@ -104,14 +110,15 @@ func (a *Alone) InEffect() (r Rates, err error) {
 		if m, ok := u32.Actions[0].(*netlink.MirredAction); ok && m.MirredAction == netlink.TCA_EGRESS_REDIR {
 			to, err := netlink.LinkByIndex(m.Ifindex)
 			if err != nil {
-				return r, fmt.Errorf("the device of a redirect: %w", err)
+				return r, "", fmt.Errorf("the device of a redirect: %w", err)
 			}
+			device = to.Attrs().Name
 			if r.Egress, err = bucketOf(to); err != nil {
-				return r, err
+				return r, device, err
 			}
 		}
 	}
-	return r, nil
+	return r, device, nil
 }
 
 // bucketOf returns the rate of the token bucket of a link in Mbit/s, 0 without one.

@@ -3,11 +3,14 @@
 package harness
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,17 +74,87 @@ func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen in %s: %w", pod.Name, err)
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(c, pod.Name)
-			_ = c.Close()
-		}
-	}()
+	go speakTCP(l, pod.Name)
 	return l, nil
+}
+
+// A Speaker answers connections and datagrams to one address until it is closed.
+type Speaker struct {
+	tcp net.Listener
+	udp net.PacketConn
+}
+
+// Speak answers connections and questions of Ask to an address of a machine, nil for the node, with the machine's name.
+func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
+	s := &Speaker{}
+	err := Networked(on, func() (err error) {
+		if s.tcp, err = net.Listen("tcp", address); err == nil {
+			s.udp, err = net.ListenPacket("udp", address)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", NameOf(on), err), s.Close())
+	}
+	go speakTCP(s.tcp, NameOf(on))
+	go speakUDP(s.udp, NameOf(on))
+	return s, nil
+}
+
+// Close ends the answers.
+func (s *Speaker) Close() (err error) {
+	if s.tcp != nil {
+		err = s.tcp.Close()
+	}
+	if s.udp != nil {
+		err = errors.Join(err, s.udp.Close())
+	}
+	return err
+}
+
+func speakTCP(l net.Listener, as string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, as)
+		_ = c.Close()
+	}
+}
+
+// speakUDP repeats questions, behind the name. What asks nothing gets no answer.
+func speakUDP(c net.PacketConn, as string) {
+	b := make([]byte, 1500)
+	for {
+		n, client, err := c.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		if bytes.HasSuffix(b[:n], []byte("?")) {
+			_, _ = c.WriteTo(append([]byte(as+" "), b[:n]...), client)
+		}
+	}
+}
+
+// Ask returns the name of the machine that answers at an address, by TCP or by one datagram.
+func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
+	if protocol == "tcp" {
+		return Dial(from, address, limit)
+	}
+	var c net.Conn
+	err := Networked(from, func() (err error) { c, err = net.Dial("udp", address); return err })
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(limit))
+	if _, err := c.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	b := make([]byte, 1500)
+	n, err := c.Read(b)
+	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
 // Dial connects from a pod, or from the host, and returns what the server says.

@@ -3,13 +3,11 @@
 package plugins
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/sandbox"
@@ -78,66 +76,12 @@ func at(hostIP string, m map[string]any) map[string]any {
 func speak(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
-		var tcp net.Listener
-		var udp net.PacketConn
-		err := harness.Networked(on, func() (err error) {
-			if tcp, err = net.Listen("tcp", address); err == nil {
-				udp, err = net.ListenPacket("udp", address)
-			}
-			return err
-		})
+		speaker, err := harness.Speak(on, address)
 		if err != nil {
-			t.Fatalf("%s: %v", harness.NameOf(on), err)
+			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = tcp.Close(); _ = udp.Close() })
-		go speakTCP(tcp, harness.NameOf(on))
-		go speakUDP(udp, harness.NameOf(on))
+		t.Cleanup(func() { _ = speaker.Close() })
 	}
-}
-
-func speakTCP(l net.Listener, as string) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		_, _ = c.Write([]byte(as))
-		_ = c.Close()
-	}
-}
-
-// speakUDP repeats questions, behind the name. What asks nothing gets no answer.
-func speakUDP(c net.PacketConn, as string) {
-	b := make([]byte, 1500)
-	for {
-		n, client, err := c.ReadFrom(b)
-		if err != nil {
-			return
-		}
-		if bytes.HasSuffix(b[:n], []byte("?")) {
-			_, _ = c.WriteTo(append([]byte(as+" "), b[:n]...), client)
-		}
-	}
-}
-
-// ask returns the name of who answers at an address, by TCP or by one datagram.
-func ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
-	if protocol == "tcp" {
-		return harness.Dial(from, address, limit)
-	}
-	var c net.Conn
-	err := harness.Networked(from, func() (err error) { c, err = net.Dial("udp", address); return err })
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(limit))
-	if _, err := c.Write([]byte("?")); err != nil {
-		return "", err
-	}
-	b := make([]byte, 1500)
-	n, err := c.Read(b)
-	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
 // question is who shall answer at an address; nobody if that is "".
@@ -155,7 +99,7 @@ func answers(t *testing.T, ports string, questions ...question) {
 		for _, q := range questions {
 			for _, protocol := range []string{"tcp", "udp"} {
 				wait.Go(func() {
-					got, err := ask(q.from, protocol, net.JoinHostPort(q.address, port), harness.Patience(q.want == ""))
+					got, err := harness.Ask(q.from, protocol, net.JoinHostPort(q.address, port), harness.Patience(q.want == ""))
 					if got != q.want || (err == nil) != (q.want != "") {
 						t.Errorf("%s %s -> %s port %s: %q answers, want %q (%v)", protocol, harness.NameOf(q.from), q.address, port, got, q.want, err)
 					}

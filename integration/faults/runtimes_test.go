@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// TestRuntimes: forty pods, with FAULTS=all a thousand, live under an emulated containerd and as many under an emulated CRI-O, on the node
+// of TestSoak. Each runtime does in an order that the seed decides what it does on a bad day. Nothing is left of any pod that ended.
+func TestRuntimes(t *testing.T) {
+	for name, kinds := range harness.InOrder(map[string][]kind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
+		t.Run(name, func(t *testing.T) {
+			s := newSoak(t, flagOf[uint64]("seed"), 10)
+			s.audits = 200
+			t.Logf("seed %d", s.seed)
+			before := harness.Watch(t)
+			for round := 0; s.lives < harness.Some(40, 1000); round++ {
+				s.round(round, kinds, 0)
+				if t.Failed() {
+					return
+				}
+			}
+			s.audit()
+			s.end(before)
+			s.report(kinds, true)
+			fmt.Fprintf(t.Output(), "figures: points=%d leaks=0 duplicates=0 next=%d failed=0\n", s.killed, s.lives)
+		})
+	}
+}
+
+// containerdHabits: containerd sends one DEL after an ADD that failed, and the kubelet comes with another sandbox. A DEL comes until one
+// succeeds, and then once more. STATUS comes every five seconds; CHECK and GC never do.
+func containerdHabits() []kind {
+	return []kind{
+		{"RunPodSandbox", 2, (*soak).stepAdd},
+		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
+		{"RunPodSandbox twice at once", 1, (*soak).stepAddsAtOnce},
+		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"StopPodSandbox", 1, (*soak).stepDel},
+		{"StopPodSandbox and RemovePodSandbox", 3, (*soak).stepDelTwice},
+		{"StopPodSandbox twice at once", 1, (*soak).stepDelsAtOnce},
+		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
+		{"StopPodSandbox killed at its deadline", 2, func(s *soak) bool { return s.stoppedAgain(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 1, func(s *soak) bool { return s.stoppedAgain(s.someFailure()) }},
+		{"RemovePodSandbox without a namespace", 2, (*soak).stepDelGone},
+		{"StopPodSandbox without libcni's cache", 1, (*soak).stepDelUncached},
+		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
+		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
+		{"restart", 1, (*soak).stepRestartContainerd},
+	}
+}
+
+// crioHabits: CRI-O sends CHECK right after ADD, and one DEL, also when that fails; it deletes namespace and libcni's result then. At its
+// start come STATUS twice, GC with all pods, and CHECK of each.
+func crioHabits() []kind {
+	return []kind{
+		{"RunPodSandbox", 3, (*soak).stepAddAndCheck},
+		{"storm of RunPodSandbox", 1, func(s *soak) bool { return s.storm(6) }},
+		{"RunPodSandbox killed at its deadline", 3, func(s *soak) bool { return s.retried(s.atPoint("ADD")) }},
+		{"RunPodSandbox killed some time", 2, func(s *soak) bool { return s.retried(s.someTime()) }},
+		{"RunPodSandbox that fails", 1, func(s *soak) bool { return s.retried(s.someFailure()) }},
+		{"StopPodSandbox", 4, (*soak).stepDel},
+		{"StopPodSandbox before the end of RunPodSandbox", 2, (*soak).stepDelBeforeEnd},
+		{"StopPodSandbox killed", 2, func(s *soak) bool { return s.forgotten(s.atPoint("DEL")) }},
+		{"StopPodSandbox that fails", 2, func(s *soak) bool { return s.forgotten(s.someFailure()) }},
+		{"StopPodSandbox without records", 1, (*soak).stepDelUnrecorded},
+		{"Status", 3, func(s *soak) bool { return s.stepRestore("STATUS", s.status) }},
+		{"restart", 2, (*soak).stepRestartCRIO},
+		{"restart without state", 1, (*soak).stepRestartWithoutState},
+	}
+}
+
+// storm starts pods at once, of which the first ADD of every second one is killed, as the kubelet does after a restart of the node.
+func (s *soak) storm(n int) bool {
+	var list []*actor
+	kills := map[*actor]murder{}
+	for range n {
+		a := s.free()
+		if a == nil {
+			break
+		}
+		if list = append(list, a); len(list)%2 == 0 {
+			kills[a] = s.someTime()
+		}
+	}
+	killed := make([]bool, len(s.actors))
+	s.each(list, func(a *actor) {
+		if m, ok := kills[a]; ok {
+			_, _ = a.network.do("ADD", a.rt, m.exec)
+			killed[a.slot] = m.killed()
+			s.mustDel(a)
+		}
+		s.add(a)
+	})
+	for _, hit := range killed {
+		if hit {
+			s.killed++
+		}
+	}
+	return len(list) > 2
+}
+
+// retried is an ADD that the runtime kills: a DEL, and the next sandbox of the pod, which has its ports.
+func (s *soak) retried(m murder) bool {
+	a := s.free()
+	if a == nil {
+		return false
+	}
+	s.commit(m, "ADD", a)
+	s.del(a)
+	s.begin(a)
+	s.add(a)
+	return true
+}
+
+// stoppedAgain is a DEL that the runtime kills, and sends again until it succeeds.
+func (s *soak) stoppedAgain(m murder) bool {
+	a := s.some(nil)
+	if a == nil {
+		return false
+	}
+	s.commit(m, "DEL", a)
+	s.mustDel(a)
+	s.del(a)
+	return true
+}
+
+// forgotten is a DEL that is killed, and does not come again.
+func (s *soak) forgotten(m murder) bool {
+	a := s.some(nil)
+	if a == nil {
+		return false
+	}
+	s.commit(m, "DEL", a)
+	s.uncache(a)
+	s.abandon(a)
+	return true
+}
+
+// failing lets one change of one plugin of a chain fail.
+type failing struct {
+	invoke.DefaultExec
+	plugin, at int // of the chain, from 0; the number of the change
+	started    int
+	failed     bool
+}
+
+// ExecPlugin starts one plugin for libcni.
+func (f *failing) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	if f.started++; f.started-1 == f.plugin {
+		environ = append(environ, fmt.Sprint("PODLACE_FAIL_AT=", f.at))
+	}
+	raw := invoke.RawExec{Stderr: io.Discard}
+	stdout, err := raw.ExecPlugin(ctx, filepath.Join(harness.FaultDir(), filepath.Base(path)), stdin, environ)
+	f.failed = f.failed || err != nil && strings.Contains(err.Error(), "injected fault")
+	return stdout, err
+}
+
+// someFailure draws a change.
+func (s *soak) someFailure() murder {
+	f := &failing{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
+	s.says("change %d of plugin %d", f.at, f.plugin)
+	return murder{f, func() bool { return f.failed }}
+}
+
+// stepDelUnrecorded is a DEL after somebody deleted the records of the pod.
+func (s *soak) stepDelUnrecorded() bool {
+	a := s.some(nil)
+	if a == nil {
+		return false
+	}
+	for _, plugin := range a.plugins() {
+		harness.Shell(s, "rm "+a.record(plugin))
+	}
+	if s.random.IntN(2) == 0 {
+		s.uncache(a)
+	}
+	s.del(a)
+	return true
+}
+
+func (s *soak) stepAddAndCheck() bool {
+	a := s.free()
+	if a != nil {
+		s.add(a)
+		s.check(a)
+	}
+	return a != nil
+}
+
+// stepRestartContainerd: of a pod whose ADD the restart cut off, containerd knows that it has to go.
+func (s *soak) stepRestartContainerd() bool {
+	a := s.free()
+	if a == nil {
+		return false
+	}
+	s.commit(s.someTime(), "ADD", a)
+	s.del(a)
+	return s.stepRestore("STATUS", s.status)
+}
+
+// stepRestartCRIO is what CRI-O calls at its start: STATUS twice, GC, and CHECK of each pod.
+func (s *soak) stepRestartCRIO() bool {
+	if s.random.IntN(2) == 0 {
+		s.says("after a flush")
+		s.flush()
+	}
+	for _, do := range []func() error{s.status, s.status, s.collect} {
+		if err := do(); err != nil {
+			s.Error(err)
+		}
+	}
+	s.flushed, s.parts = false, false
+	s.each(s.live(), func(a *actor) { s.check(a) })
+	return true
+}
+
+// stepRestartWithoutState is a start of CRI-O that has lost its store, while its pods run: GC has no valid attachment.
+func (s *soak) stepRestartWithoutState() bool {
+	live := s.live()
+	if len(live) == 0 {
+		return false
+	}
+	for _, a := range live {
+		s.uncache(a)
+		_ = a.speaker.Close()
+		a.speaker = nil
+	}
+	s.settle()
+	s.owned(nil)
+	for _, a := range live {
+		s.close(a)
+	}
+	s.fill()
+	return true
+}

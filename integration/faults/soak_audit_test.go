@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// audit is a look at the whole node, after what documents say restores it.
+func (s *soak) audit() {
+	s.Helper()
+	if s.Failed() {
+		return
+	}
+	s.owned(s.orphans)
+	s.settle()
+	s.remake()
+	s.owned(nil)
+	s.elements()
+	s.limitsAsAsked()
+	s.each(s.live(), s.reachable)
+	s.neighbours()
+	s.measured()
+	if s.Failed() {
+		s.Logf("at the look at the whole node after step %d", s.step)
+	}
+}
+
+// settle restores what was flushed, and collects pods that got no DEL.
+func (s *soak) settle() {
+	s.Helper()
+	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
+		s.Fatal(err)
+	}
+	if err := s.collect(); err != nil {
+		s.Errorf("GC: %v", err)
+	}
+	if err := s.reload(); err != nil {
+		s.Error(err)
+	}
+	s.flushed, s.parts = false, false
+	clear(s.orphans)
+}
+
+// remake is CHECK of all pods. One that has lost a record may have lost by a flush what only the record names: its CHECK fails then, as
+// CRI-O's does at a restart, and the kubelet makes the pod anew.
+func (s *soak) remake() {
+	s.Helper()
+	live := s.live()
+	whole := make([]bool, len(s.actors))
+	s.each(live, func(a *actor) { whole[a.slot] = s.check(a) })
+	for _, a := range live {
+		if whole[a.slot] {
+			continue
+		}
+		s.remade++
+		s.del(a)
+		s.begin(a)
+		s.add(a)
+	}
+}
+
+// owned wants every name, address and key on the node to be of a live pod, or one of the orphans: GC, which comes later, collects those.
+func (s *soak) owned(orphans map[string]bool) {
+	s.Helper()
+	known := s.identities()
+	maps.Copy(known, orphans)
+	for _, path := range s.paths() { // nobody was told the addresses of an ADD that was killed
+		lease, err := os.ReadFile(path)
+		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
+			known[filepath.Base(path)] = true
+		}
+	}
+	for line := range strings.Lines(s.inventory()) {
+		for _, group := range identity().FindAllStringSubmatch(line, -1) {
+			word := group[slices.IndexFunc(group[1:], func(part string) bool { return part != "" })+1]
+			if !known[word] {
+				s.Errorf("%s %s is of no live pod: %s", word, s.past[word], strings.TrimSpace(line))
+			}
+		}
+	}
+	s.files(known)
+	s.processes()
+}
+
+// identity matches what names a pod: veth pairs and their ifb devices, hashes of keys in comments of elements and in names of records and
+// of users of 127.0.0.1, chains of the iptables backend, containers, and addresses.
+func identity() *regexp.Regexp {
+	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
+		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.7[12]\.0\.\d+|fd7[12]::[0-9a-f]*)(?:\b|$)`)
+}
+
+// identities are the words that identity may find.
+func (s *soak) identities() map[string]bool {
+	s.Helper()
+	known := map[string]bool{"soak-lan": true}
+	for _, n := range s.networks {
+		for _, word := range []string{n.gateway4, n.gateway6, n.pods4 + "0", n.pods4 + "255", n.pods6} {
+			known[word] = true
+		}
+	}
+	for _, a := range s.live() {
+		for _, word := range append(a.names(), a.ips...) {
+			known[word] = true
+		}
+	}
+	return known
+}
+
+// inventory lists the links, routes and rules of the node, and its files below the state folders with their contents. Addresses that were
+// released are noted on purpose.
+func (s *soak) inventory() string {
+	s.Helper()
+	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
+	for _, path := range s.paths() {
+		out += path + "\n"
+		if name := filepath.Base(path); name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadable(), path) {
+			continue
+		}
+		if content, err := os.ReadFile(path); err == nil {
+			out += strings.Map(printable, string(content)) + "\n"
+		}
+	}
+	return out
+}
+
+func printable(r rune) rune {
+	if r < ' ' {
+		return ' '
+	}
+	return r
+}
+
+// paths are the files below the state folders.
+func (s *soak) paths() (list []string) {
+	for _, dir := range harness.StateDirs() {
+		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				list = append(list, path)
+			}
+			return nil
+		})
+	}
+	return list
+}
+
+// files wants every file to be one that docs/STATE.md names, and the records and leases to be those of the live pods, no more and no less.
+func (s *soak) files(known map[string]bool) {
+	s.Helper()
+	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$`)
+	found := map[string]bool{}
+	for _, path := range s.paths() {
+		name := filepath.Base(path)
+		hash := name[strings.LastIndex(name, "-")+1:]
+		switch {
+		case strings.Contains(path, "/networks/soak") && known[name], strings.HasPrefix(path, "/run/podlace/soak") && known[hash],
+			strings.Contains(path, "/.localhost/") && known[name]:
+			found[path] = true
+		case strings.Contains(name, ".tmp-") || !harmless.MatchString(path):
+			s.Errorf("no live pod, no network and no lock has the file %s", path)
+		}
+	}
+	for _, a := range s.live() {
+		for _, ip := range a.ips {
+			if path := "/var/lib/cni/networks/" + a.network.name + "/" + ip; !found[path] {
+				s.Errorf("%s has no lease %s", a, path)
+			}
+		}
+		for _, plugin := range a.plugins() {
+			if path := a.record(plugin); !found[path] && !slices.Contains(a.lost, plugin) {
+				s.Errorf("%s has no record %s", a, path)
+			}
+		}
+	}
+}
+
+// processes wants no plugin to be running.
+func (s *soak) processes() {
+	s.Helper()
+	harness.Await(s, "the end of all plugins", func() bool {
+		links, err := filepath.Glob("/proc/[0-9]*/exe")
+		return err == nil && !slices.ContainsFunc(links, func(link string) bool {
+			target, _ := os.Readlink(link)
+			return strings.HasPrefix(target, harness.FaultDir()+"/") || strings.HasPrefix(target, s.dir)
+		})
+	})
+}
+
+// limitsAsAsked compares the qdiscs of each pod with what it asked for.
+func (s *soak) limitsAsAsked() {
+	s.Helper()
+	for _, a := range s.live() {
+		if got, device, err := harness.LimitsOf(a.key().HostVeth()); err != nil || got != a.limits || (device != "") != (got.Egress > 0) {
+			s.Errorf("%s has the limits %+v by %q, %v; want %+v", a, got, device, err, a.limits)
+		}
+	}
+	if devices := strings.Count(harness.Shell(s, "ip -o link show type ifb"), "bwp"); devices != s.count(func(a *actor) bool { return a.limits.Egress > 0 }) {
+		s.Errorf("%d ifb devices, want one for each pod with a limit of egress", devices)
+	}
+}
+
+func (s *soak) count(fits func(*actor) bool) int {
+	return len(slices.DeleteFunc(s.live(), func(a *actor) bool { return !fits(a) }))
+}
+
+// elements wants one element for each port and pod in the maps of hostPorts.
+func (s *soak) elements() {
+	s.Helper()
+	want := 2 * s.count(func(a *actor) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP
+	for _, set := range []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4",
+		"set inet podlace_hostport snat6"} {
+		if got := strings.Count(harness.Shell(s, "nft list "+set), "comment"); got != want {
+			s.Errorf("%s has %d elements, want %d", set, got, want)
+		}
+	}
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// tail is how many of the last steps a failed soak prints.
+const tail = 15
+
+// soakFlags declares the flags of TestSoak.
+func soakFlags() {
+	flag.Uint64("seed", 1, "TestSoak: the seed of all that is drawn")
+	flag.Int("steps", 0, "TestSoak: end after this many steps")
+	flag.Duration("for", 0, "TestSoak: begin rounds for this long; without -steps and -for there is one round")
+	flag.Int("pods", 24, "TestSoak: how many pods live at the begin of a round")
+	flag.Int("audit", 200, "TestSoak: look at the whole node every so many steps")
+}
+
+func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
+
+// kind is one kind of step. A round has each kind so many times. do returns false where there was nothing to do it to.
+type kind struct {
+	name  string
+	times int
+	do    func(*soak) bool
+}
+
+// soak is a node with pods of two networks, to which steps happen in an order that the seed decides. What a step draws depends on the seed
+// and on the number of the step, and what the steps know of the node depends on the steps alone, never on the time that they took.
+type soak struct {
+	*testing.T
+	seed     uint64
+	random   *rand.Rand // of the step, or of the round
+	networks []*soakNetwork
+	lan      *sandbox.Pod
+	actors   []*actor
+	pods     int // that live at the begin of a round
+	audits   int // steps between two looks at the whole node
+	dir      string
+	title    string // of the step
+
+	flushed bool // rules or limits are gone, and no verb has restored all of them since
+	parts   bool // so are single elements, which STATUS does not see
+	step    int
+	last    []string
+	done    map[string]int
+	killed  int // plugins
+	lives   int
+	past    map[string]string // names of links and keys of all pods that ever were, and the container
+	orphans map[string]bool   // names and addresses of pods that ended without a DEL since the last look at the whole node
+	remade  int               // pods whose CHECK failed after the loss of a record
+}
+
+// TestSoak: more pods than the steps need live on a node, with antiSpoof, both families, limits, hostPorts and both backends, while verbs, kills,
+// flushes and losses of records come at random. At every look at the whole node it has nothing that no live pod owns, and the
+// traffic, the hostPorts and the limits of every live pod are right; at the end it is as it was before the first pod.
+func TestSoak(t *testing.T) {
+	s := newSoak(t, flagOf[uint64]("seed"), flagOf[int]("pods"))
+	s.audits = flagOf[int]("audit")
+	steps, until := flagOf[int]("steps"), time.Now().Add(flagOf[time.Duration]("for"))
+	t.Logf("%s", s.replay())
+	before := harness.Watch(t)
+	for round := 0; round == 0 || steps == 0 && time.Now().Before(until) || s.step < steps; round++ {
+		s.round(round, soakKinds(), steps)
+		if t.Failed() {
+			return
+		}
+	}
+	s.audit()
+	s.end(before)
+	s.report(soakKinds(), steps == 0)
+	if s.killed < s.step/40 {
+		t.Errorf("%d steps with only %d kills", s.step, s.killed)
+	}
+}
+
+func newSoak(t *testing.T, seed uint64, pods int) *soak {
+	t.Helper()
+	for _, program := range []string{"nft", "tc", "iptables", "ip6tables", "iptables-save"} {
+		harness.Program(t, program)
+	}
+	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth", "podlace")
+	if err := errors.Join(os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
+		t.Fatal(err)
+	}
+	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{}, orphans: map[string]bool{},
+		lan: harness.NewLAN(t)}
+	for i, backend := range []string{"nftables", "iptables"} {
+		s.networks = append(s.networks, newSoakNetwork(t, i, backend))
+	}
+	for slot := range pods + 8 {
+		s.actors = append(s.actors, &actor{slot: slot, network: s.networks[map[bool]int{true: 1}[slot%8 == 7]]})
+	}
+	server, err := harness.TellClients(s.lan, 7000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	node, err := harness.Speak(nil, "[::]:7001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = node.Close() })
+	t.Cleanup(func() {
+		for _, a := range s.actors {
+			s.close(a)
+		}
+	})
+	s.warm()
+	return s
+}
+
+// warm lets one pod of each network come and go: what pods share is there from then on.
+func (s *soak) warm() {
+	s.Helper()
+	for i := range s.networks {
+		a := &actor{slot: len(s.actors) + i, network: s.networks[i], traits: traits{ports: true, limits: limit(100, 100)}}
+		s.begin(a)
+		s.add(a)
+		s.del(a)
+	}
+	s.lives -= len(s.networks)
+}
+
+func (s *soak) replay() string {
+	return fmt.Sprintf("seed %d; the same again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.seed, max(s.step, 1), s.pods,
+		s.audits)
+}
+
+// draw makes a source that depends on the seed and on a number alone.
+func (s *soak) draw(stream, number int) {
+	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
+}
+
+// round fills the node with pods, and does the steps of all kinds in an order that is drawn, or as many as are left of limit; 0 is no limit.
+func (s *soak) round(number int, kinds []kind, limit int) {
+	s.Helper()
+	s.draw(1, number)
+	var deck []kind
+	for _, k := range kinds {
+		deck = append(deck, slices.Repeat([]kind{k}, k.times)...)
+	}
+	s.random.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+	s.fill()
+	for _, k := range deck {
+		if s.Failed() || limit > 0 && s.step == limit {
+			break
+		}
+		s.step++
+		s.draw(2, s.step)
+		s.title = k.name
+		if k.do(s) {
+			s.done[k.name]++
+		} else {
+			s.title += ", to no pod"
+		}
+		s.last = append(s.last[max(0, len(s.last)-tail+1):], fmt.Sprintf("%d %s", s.step, s.title))
+		if !s.Failed() && s.step%s.audits == 0 {
+			s.audit()
+		}
+	}
+	if s.Failed() {
+		s.Logf("the last steps:\n\t%s", strings.Join(s.last, "\n\t"))
+		s.Log(s.replay())
+	}
+}
+
+// says adds to the title of the step.
+func (s *soak) says(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
+
+// end removes all pods: then the node is as it was.
+func (s *soak) end(before *harness.Oracle) {
+	s.Helper()
+	s.draw(3, 0)
+	for _, a := range s.live() {
+		s.del(a)
+	}
+	s.owned(s.orphans)
+	s.settle()
+	s.owned(nil)
+	s.warm()
+	s.settle()
+	before.Clean(s, "the end of all pods")
+}
+
+// report prints how often each kind of step was done. A kind that never was is an error.
+func (s *soak) report(kinds []kind, all bool) {
+	s.Helper()
+	var counts []string
+	for _, k := range kinds {
+		counts = append(counts, fmt.Sprintf("%s %d", k.name, s.done[k.name]))
+		if all && s.done[k.name] == 0 {
+			s.Errorf("no step did this: %s", k.name)
+		}
+	}
+	fmt.Fprintf(s.Output(), "%d steps, %d lives, %d plugins killed, %d pods made anew; %s\n", s.step, s.lives, s.killed, s.remade,
+		strings.Join(counts, ", "))
+	if s.Failed() {
+		s.Log(s.replay())
+	}
+}
+
+// ignoreMissing is the error of the removal of a file that may be gone.
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
