@@ -92,7 +92,11 @@ bench: build reference ## measure side by side with the reference plugins
 
 .PHONY: faults
 faults: ## bring about every fault at every point; ARGS='-run TestFaultNetns'
-	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-run 'Fault|Sweep|Lives') ./integration/faults ./integration/plugins
+	@FAULTS=all go test -v -count=1 -timeout 4h $(or $(ARGS),-run 'Fault|Sweep|Lives|Runtimes') ./integration/faults ./integration/plugins
+
+.PHONY: soak
+soak: build ## random verbs, kills, flushes and losses on a node with 208 pods for 12 minutes; ARGS='-seed 123 -steps 500', ARGS='-for 2h'
+	@PODLACE_BIN=$(CURDIR)/$(BIN) go test -v -count=1 -timeout 0 -run '^TestSoak$$' ./integration/faults -args -pods 208 -seed $$RANDOM$$RANDOM -for 12m $(ARGS)
 
 .PHONY: sim
 sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-seeds 20 -pods 20000'

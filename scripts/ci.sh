@@ -35,6 +35,9 @@ make install DESTDIR="$folder" >/dev/null
 ls "$folder/opt/cni/bin" "$folder/usr/local/bin"
 rm -rf "$folder"
 
+step soak
+make soak ARGS='-seed 1 -for 45s'
+
 step race detector
 if command -v gcc >/dev/null; then
   make race

@@ -10,8 +10,8 @@ import (
 	attachments "github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestLostRecord (F-05): each record of a pod with ports and limits is lost or torn, and then DEL leaves nothing of the pod.
-func TestLostRecord(t *testing.T) {
+// TestFaultLostRecord (F-05): each record of a pod with ports and limits is lost or torn, and then DEL leaves nothing of the pod.
+func TestFaultLostRecord(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
 			harness.NeedBackend(t, backend)

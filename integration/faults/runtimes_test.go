@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,7 +23,9 @@ func TestRuntimes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSoak(t, flagOf[uint64]("seed"), 10)
 			s.audits = 200
-			t.Logf("seed %d", s.seed)
+			s.again = fmt.Sprintf("the same again: FAULTS=%s go test ./integration/faults -count=1 -run '%s' -args -seed %d",
+				os.Getenv("FAULTS"), t.Name(), s.seed)
+			fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 			before := harness.Watch(t)
 			for round := 0; s.lives < harness.Some(40, 1000); round++ {
 				s.round(round, kinds, 0)

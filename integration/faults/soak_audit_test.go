@@ -70,6 +70,7 @@ func (s *soak) remake() {
 }
 
 // owned wants every name, address and key on the node to be of a live pod, or one of the orphans: GC, which comes later, collects those.
+// After GC a rule leads to every chain of the iptables backend.
 func (s *soak) owned(orphans map[string]bool) {
 	s.Helper()
 	known := s.identities()
@@ -80,10 +81,17 @@ func (s *soak) owned(orphans map[string]bool) {
 			known[filepath.Base(path)] = true
 		}
 	}
-	for line := range strings.Lines(s.inventory()) {
+	all := s.inventory()
+	for _, chain := range regexp.MustCompile(`(?m)^:(CNI-(?:DN-|SN-)?[0-9a-f]{8,}) `).FindAllStringSubmatch(all, -1) {
+		if orphans == nil && !strings.Contains(all, " -j "+chain[1]+"\n") {
+			s.Errorf("no rule leads to the chain %s", chain[1])
+		}
+	}
+	for line := range strings.Lines(all) {
 		for _, group := range identity().FindAllStringSubmatch(line, -1) {
 			word := group[slices.IndexFunc(group[1:], func(part string) bool { return part != "" })+1]
 			if !known[word] {
+				known[word] = true // told once
 				s.Errorf("%s %s is of no live pod: %s", word, s.past[word], strings.TrimSpace(line))
 			}
 		}
@@ -93,7 +101,7 @@ func (s *soak) owned(orphans map[string]bool) {
 }
 
 // identity matches what names a pod: veth pairs and their ifb devices, hashes of keys in comments of elements and in names of records and
-// of users of 127.0.0.1, chains of the iptables backend, containers, and addresses.
+// of users of 127.0.0.1, containers, and addresses.
 func identity() *regexp.Regexp {
 	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
 		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.7[12]\.0\.\d+|fd7[12]::[0-9a-f]*)(?:\b|$)`)
@@ -123,7 +131,8 @@ func (s *soak) inventory() string {
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
 	for _, path := range s.paths() {
 		out += path + "\n"
-		if name := filepath.Base(path); name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadable(), path) {
+		name := filepath.Base(path)
+		if name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadable(), path) {
 			continue
 		}
 		if content, err := os.ReadFile(path); err == nil {
@@ -156,7 +165,7 @@ func (s *soak) paths() (list []string) {
 // files wants every file to be one that docs/STATE.md names, and the records and leases to be those of the live pods, no more and no less.
 func (s *soak) files(known map[string]bool) {
 	s.Helper()
-	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$`)
+	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
 	found := map[string]bool{}
 	for _, path := range s.paths() {
 		name := filepath.Base(path)
@@ -183,14 +192,19 @@ func (s *soak) files(known map[string]bool) {
 	}
 }
 
-// processes wants no plugin to be running.
+// processes wants no plugin of this node, whose mounts are those of the test, to be running.
 func (s *soak) processes() {
 	s.Helper()
+	here, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		s.Fatal(err)
+	}
 	harness.Await(s, "the end of all plugins", func() bool {
-		links, err := filepath.Glob("/proc/[0-9]*/exe")
-		return err == nil && !slices.ContainsFunc(links, func(link string) bool {
-			target, _ := os.Readlink(link)
-			return strings.HasPrefix(target, harness.FaultDir()+"/") || strings.HasPrefix(target, s.dir)
+		found, err := filepath.Glob("/proc/[0-9]*")
+		return err == nil && !slices.ContainsFunc(found, func(process string) bool {
+			program, _ := os.Readlink(process + "/exe")
+			mounts, _ := os.Readlink(process + "/ns/mnt")
+			return mounts == here && slices.Contains([]string{harness.BinDir(), harness.FaultDir()}, filepath.Dir(program))
 		})
 	})
 }
@@ -203,8 +217,9 @@ func (s *soak) limitsAsAsked() {
 			s.Errorf("%s has the limits %+v by %q, %v; want %+v", a, got, device, err, a.limits)
 		}
 	}
-	if devices := strings.Count(harness.Shell(s, "ip -o link show type ifb"), "bwp"); devices != s.count(func(a *actor) bool { return a.limits.Egress > 0 }) {
-		s.Errorf("%d ifb devices, want one for each pod with a limit of egress", devices)
+	want := s.count(func(a *actor) bool { return a.limits.Egress > 0 })
+	if got := strings.Count(harness.Shell(s, "ip -o link show type ifb"), "bwp"); got != want {
+		s.Errorf("%d ifb devices, want %d, one for each pod with a limit of egress", got, want)
 	}
 }
 

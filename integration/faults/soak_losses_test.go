@@ -56,7 +56,8 @@ func (s *soak) stepDeleteTable() bool {
 
 // stepFlushSet empties a map or a set, which STATUS does not see.
 func (s *soak) stepFlushSet() bool {
-	set := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}[s.random.IntN(3)]
+	sets := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}
+	set := sets[s.random.IntN(len(sets))]
 	s.says("%s", set)
 	_ = exec.Command("nft", "flush "+set).Run()
 	s.parts = true

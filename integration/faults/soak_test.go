@@ -6,6 +6,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"hash"
+	"hash/fnv"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -53,11 +55,13 @@ type soak struct {
 	audits   int // steps between two looks at the whole node
 	dir      string
 	title    string // of the step
+	again    string // how to run another test than TestSoak again
 
 	flushed bool // rules or limits are gone, and no verb has restored all of them since
 	parts   bool // so are single elements, which STATUS does not see
 	step    int
 	last    []string
+	order   hash.Hash32 // of all steps: equal in a run that is the same
 	done    map[string]int
 	killed  int // plugins
 	lives   int
@@ -66,14 +70,14 @@ type soak struct {
 	remade  int               // pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak: more pods than the steps need live on a node, with antiSpoof, both families, limits, hostPorts and both backends, while verbs, kills,
-// flushes and losses of records come at random. At every look at the whole node it has nothing that no live pod owns, and the
-// traffic, the hostPorts and the limits of every live pod are right; at the end it is as it was before the first pod.
+// TestSoak: pods live on a node with antiSpoof, both families, limits, hostPorts and both backends. Verbs, kills, flushes and losses of
+// records come at random. At every look at the whole node all that it has belongs to a live pod, and the traffic, the hostPorts and the
+// limits of every live pod are right. At the end the node is as it was before the first pod.
 func TestSoak(t *testing.T) {
 	s := newSoak(t, flagOf[uint64]("seed"), flagOf[int]("pods"))
 	s.audits = flagOf[int]("audit")
 	steps, until := flagOf[int]("steps"), time.Now().Add(flagOf[time.Duration]("for"))
-	t.Logf("%s", s.replay())
+	fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 	before := harness.Watch(t)
 	for round := 0; round == 0 || steps == 0 && time.Now().Before(until) || s.step < steps; round++ {
 		s.round(round, soakKinds(), steps)
@@ -98,7 +102,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 	if err := errors.Join(os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
 		t.Fatal(err)
 	}
-	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{}, orphans: map[string]bool{},
+	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{}, orphans: map[string]bool{}, order: fnv.New32a(),
 		lan: harness.NewLAN(t)}
 	for i, backend := range []string{"nftables", "iptables"} {
 		s.networks = append(s.networks, newSoakNetwork(t, i, backend))
@@ -137,9 +141,12 @@ func (s *soak) warm() {
 	s.lives -= len(s.networks)
 }
 
+// replay names the command that does the same steps again.
 func (s *soak) replay() string {
-	return fmt.Sprintf("seed %d; the same again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.seed, max(s.step, 1), s.pods,
-		s.audits)
+	if s.again != "" {
+		return s.again
+	}
+	return fmt.Sprintf("the same again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
 }
 
 // draw makes a source that depends on the seed and on a number alone.
@@ -147,7 +154,8 @@ func (s *soak) draw(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// round fills the node with pods, and does the steps of all kinds in an order that is drawn, or as many as are left of limit; 0 is no limit.
+// round fills the node with pods, and does the steps of all kinds in an order that is drawn. It ends early at the step with the number
+// limit; 0 is no limit.
 func (s *soak) round(number int, kinds []kind, limit int) {
 	s.Helper()
 	s.draw(1, number)
@@ -169,6 +177,7 @@ func (s *soak) round(number int, kinds []kind, limit int) {
 		} else {
 			s.title += ", to no pod"
 		}
+		fmt.Fprintln(s.order, s.title)
 		s.last = append(s.last[max(0, len(s.last)-tail+1):], fmt.Sprintf("%d %s", s.step, s.title))
 		if !s.Failed() && s.step%s.audits == 0 {
 			s.audit()
@@ -208,8 +217,8 @@ func (s *soak) report(kinds []kind, all bool) {
 			s.Errorf("no step did this: %s", k.name)
 		}
 	}
-	fmt.Fprintf(s.Output(), "%d steps, %d lives, %d plugins killed, %d pods made anew; %s\n", s.step, s.lives, s.killed, s.remade,
-		strings.Join(counts, ", "))
+	fmt.Fprintf(s.Output(), "%d steps (order %08x), %d lives, %d plugins killed, %d pods made anew; %s\n", s.step, s.order.Sum32(), s.lives, s.killed,
+		s.remade, strings.Join(counts, ", "))
 	if s.Failed() {
 		s.Log(s.replay())
 	}
