@@ -266,15 +266,7 @@ func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated b
 			return err
 		}
 	}
-	if hairpin {
-		if err := j.host.SetHairpin(port, true); err != nil {
-			return err
-		}
-	}
-	if isolated {
-		return j.host.SetIsolated(port, true)
-	}
-	return nil
+	return j.host.SetPort(port, kernel.BridgePort{Hairpin: hairpin, Isolated: isolated})
 }
 
 // maxAlias is what the kernel stores of an alias (IFALIASZ in include/uapi/linux/if.h, with its end).

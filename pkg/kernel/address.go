@@ -200,20 +200,6 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// HasAddress reports whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
-// each. When several links have the same address, it may say no for those that came later.
-func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
-	var routes []netlink.Route
-	err := retry(func() (err error) {
-		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-		return err
-	})
-	if err := fault.Ignore(err, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL); err != nil {
-		return false, fmt.Errorf("route get %s: %w", addr, err)
-	}
-	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == link.Index, nil
-}
-
 // RouteTo returns the ifindex of the link through which an address is reached. NoRoute reports whether an error of it says that no link is.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)

@@ -244,20 +244,6 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// SetHairpin lets a bridge port send a frame back out of the port that it came from, or not.
-func (n *NS) SetHairpin(link Link, on bool) error {
-	return fault.Change(fmt.Sprintf("bridge link set %s hairpin %t", link.Name, on), func() error {
-		return n.h.LinkSetHairpin(byIndex(link.Index), on)
-	})
-}
-
-// SetIsolated stops traffic between isolated ports of one bridge, or not.
-func (n *NS) SetIsolated(link Link, on bool) error {
-	return fault.Change(fmt.Sprintf("bridge link set %s isolated %t", link.Name, on), func() error {
-		return n.h.LinkSetIsolated(byIndex(link.Index), on)
-	})
-}
-
 // DelLink deletes the interface name; one that is not there is no error. For a veth both ends go.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {

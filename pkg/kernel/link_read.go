@@ -31,6 +31,7 @@ type Link struct {
 	// PeerNetns is the ID of the other end's namespace (ip-netns(8)), or -1 for the link's own.
 	PeerNetns int
 	Port      BridgePort
+	PortState PortState
 	// AllMulti is what an admin set; Promis is on for a bridge port, too.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
@@ -41,12 +42,16 @@ type Link struct {
 	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
 	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
 	conf6    []byte           // the settings of IPv6, of 4 bytes each
+	// Forwards4 and Forwards6 report whether the link forwards packets that it receives. IPv4 has a setting for each link. IPv6 has one for
+	// all links (NS.Forwards), and since Linux 6.17 one for each link, force_forwarding, which Forwards6 is.
+	Forwards4, Forwards6 bool
 
 	// Filtered tells that a bridge shows iptables and nftables what it forwards, if br_netfilter is there (nf_call_iptables in ip-link(8)).
 	Filtered bool
 	// What a bridge says about VLANs.
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // of a new port, or 0
+	STP          bool   // the bridge speaks the spanning tree protocol, which decides the state of its ports
 }
 
 // Traits are settings of a link that follow it into another namespace, and that ip-link(8) changes.
@@ -65,19 +70,17 @@ type Traits struct {
 	GROIPv4MaxSize uint32 `json:"groIPv4MaxSize,omitempty"`
 }
 
-// BridgePort is the state of a link as the port of a bridge.
-type BridgePort struct{ Hairpin, Isolated bool }
-
 // Attributes of rtnetlink(7) that are missing in the packages used here (include/uapi/linux/if_link.h, ip.h).
 const (
-	iflaInetConf  = 1
-	iflaInet6Conf = 2
-	confARPNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY
+	iflaInetConf    = 1
+	iflaInet6Conf   = 2
+	confForwarding4 = 1  // IPV4_DEVCONF_FORWARDING
+	confARPNotify   = 22 // IPV4_DEVCONF_ARP_NOTIFY
 )
 
 // conf6 tells the place of an IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
-	"enhanced_dad": 46}
+	"enhanced_dad": 46, "force_forwarding": 59}
 
 // groupBase keeps the device groups made here apart from those that an admin makes.
 const groupBase = 0x4000_0000
@@ -91,12 +94,21 @@ func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 // Lacks returns those settings below ipv6/conf/<name of the link>/ that the link did not have when it was read, and all that are not known.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
-		at, known := conf6[strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")]
-		if !known || len(l.conf6) < 4*(at+1) || fmt.Sprint(int32(binary.NativeEndian.Uint32(l.conf6[4*at:]))) != s.Value {
+		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
 			lacks = append(lacks, s)
 		}
 	}
 	return lacks
+}
+
+// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read; known is false where the kernel
+// does not tell it.
+func (l Link) Conf6(setting string) (value int32, known bool) {
+	at, known := conf6[setting]
+	if known = known && len(l.conf6) >= 4*(at+1); known {
+		value = int32(binary.NativeEndian.Uint32(l.conf6[4*at:]))
+	}
+	return value, known
 }
 
 // Link returns the interface name; ok is false when there is none.
@@ -210,9 +222,14 @@ func parseLink(message []byte) (Link, error) {
 	on := func(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 	body := message[unix.SizeofIfInfomsg:]
 	link.Filtered = link.Kind == "bridge" && on(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_NF_CALL_IPTABLES))
+	link.STP = link.Kind == "bridge" && on(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_STP_STATE))
 	link.conf6 = nested(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
-	port := nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
-	link.Port = BridgePort{Hairpin: on(nested(port, nl.IFLA_BRPORT_MODE)), Isolated: on(nested(port, nl.IFLA_BRPORT_ISOLATED))}
+	if conf4 := nested(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confForwarding4 {
+		link.Forwards4 = binary.NativeEndian.Uint32(conf4[4*(confForwarding4-1):]) != 0
+	}
+	forced, _ := link.Conf6("force_forwarding")
+	link.Forwards6 = forced != 0
+	link.Port, link.PortState = parsePort(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA))
 	return link, nil
 }
 

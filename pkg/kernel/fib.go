@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// Match is the route that the namespace takes for an address.
+type Match struct {
+	Dst       netip.Prefix // of the route; its length is 0 for a default route
+	Local     bool         // the namespace has the address
+	OnLink    bool         // there is no router on the way
+	Connected bool         // the kernel added the route, with an address of the link
+	links     []int
+}
+
+// Through reports whether the route leads through a link, the route of several next hops through any of them.
+func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
+
+// FirstLink returns the ifindex of the link that the route leads through, of several the first.
+func (m Match) FirstLink() int {
+	if len(m.links) == 0 {
+		return 0
+	}
+	return m.links[0]
+}
+
+// MatchRoute returns the route that the namespace takes for an address, in one request however many routes there are. NoRoute reports
+// whether an error of it says that there is none, or one that refuses packets.
+func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
+	var routes []netlink.Route
+	err = retry(func() (err error) {
+		routes, err = n.h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+		return err
+	})
+	if err == nil && len(routes) == 0 {
+		err = unix.ENETUNREACH
+	}
+	if err != nil {
+		return m, fmt.Errorf("route get %s: %w", addr, err)
+	}
+	route := routes[0]
+	dst, ok := Prefix(route.Dst)
+	if !ok {
+		dst = netip.PrefixFrom(addr, 0)
+	}
+	m = Match{Dst: dst.Masked(), Local: route.Type == unix.RTN_LOCAL, Connected: route.Protocol == unix.RTPROT_KERNEL}
+	if len(route.MultiPath) == 0 {
+		m.OnLink, m.links = !router(route.Gw, route.Via).IsValid(), []int{route.LinkIndex}
+	}
+	for _, hop := range route.MultiPath {
+		m.links = append(m.links, hop.LinkIndex)
+	}
+	return m, nil
+}
+
+// HasAddress reports whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
+// each. When several links have the same address, it may say no for those that came later.
+func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
+	m, err := n.MatchRoute(addr)
+	if NoRoute(err) {
+		return false, nil
+	}
+	return err == nil && m.Local && m.Through(link), err
+}
+
+// AddConnected adds the route to the subnet of an address that a link has, as the kernel does with the address; a route that is there is no
+// error.
+func (n *NS) AddConnected(link Link, address netip.Prefix) error {
+	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
+	if address.Addr().Is4() {
+		route.Scope, route.Src = netlink.SCOPE_LINK, address.Addr().AsSlice()
+	} else {
+		route.Priority = 256 // IP6_RT_PRIO_ADDRCONF in include/net/ip6_route.h of the kernel
+	}
+	return fault.Change(fmt.Sprintf("route add %s dev %s", address.Masked(), link.Name), func() error {
+		return fault.Ignore(n.h.RouteAdd(route), unix.EEXIST)
+	})
+}

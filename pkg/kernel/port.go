@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// BridgePort holds the flags of a link as the port of a bridge. The zero value is what a new port has.
+type BridgePort struct {
+	Hairpin  bool // a frame may leave by the port that it came in by
+	Isolated bool // no frame passes from or to another isolated port
+	Locked   bool // only frames from a MAC that the bridge knows come in
+	// Frames to an unknown MAC, to a group and to all do not leave by the port.
+	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
+}
+
+// PortState is the state of a bridge port (BR_STATE_* in include/uapi/linux/if_bridge.h).
+type PortState uint8
+
+// PortForwarding is the only state in which a port forwards frames.
+const PortForwarding PortState = 3
+
+// String is in the words of bridge-link(8).
+func (s PortState) String() string {
+	if names := []string{"disabled", "listening", "learning", "forwarding", "blocking"}; int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprint(uint8(s))
+}
+
+// portFlag is a flag with the kernel's value, its attribute and its name of bridge-link(8).
+type portFlag struct {
+	name      string
+	attribute int
+	on        bool
+}
+
+func (p BridgePort) flags() []portFlag {
+	return []portFlag{{"hairpin", nl.IFLA_BRPORT_MODE, p.Hairpin}, {"isolated", nl.IFLA_BRPORT_ISOLATED, p.Isolated},
+		{"locked", nl.IFLA_BRPORT_LOCKED, p.Locked}, {"flood", nl.IFLA_BRPORT_UNICAST_FLOOD, !p.NoFlood},
+		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
+}
+
+// Unlike returns the flags whose value differs from another port's, such as "hairpin true"; "" if there are none.
+func (p BridgePort) Unlike(other BridgePort) string {
+	var words []string
+	for i, flag := range p.flags() {
+		if flag.on != other.flags()[i].on {
+			words = append(words, fmt.Sprintf("%s %t", flag.name, flag.on))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// parsePort reads the attributes of a bridge port. A flag that the kernel lacks has its default.
+func parsePort(attributes []byte) (p BridgePort, state PortState) {
+	is := func(attribute, value byte) bool {
+		got := nested(attributes, uint16(attribute))
+		return len(got) > 0 && got[0] == value
+	}
+	if got := nested(attributes, nl.IFLA_BRPORT_STATE); len(got) > 0 {
+		state = PortState(got[0])
+	}
+	return BridgePort{Hairpin: is(nl.IFLA_BRPORT_MODE, 1), Isolated: is(nl.IFLA_BRPORT_ISOLATED, 1), Locked: is(nl.IFLA_BRPORT_LOCKED, 1),
+		NoFlood: is(nl.IFLA_BRPORT_UNICAST_FLOOD, 0), NoMulticastFlood: is(nl.IFLA_BRPORT_MCAST_FLOOD, 0),
+		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
+}
+
+// SetPort gives a bridge port those flags that it did not have when the link was read, in one request; it is a no-op if there are none.
+func (n *NS) SetPort(port Link, want BridgePort) error {
+	change := want.Unlike(port.Port)
+	if change == "" {
+		return nil
+	}
+	return fault.Change("bridge link set "+port.Name+" "+change, func() error {
+		req := n.request(unix.RTM_SETLINK, 0)
+		msg := indexed(port.Index)
+		msg.Family = unix.AF_BRIDGE
+		req.AddData(msg)
+		info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
+		for i, flag := range want.flags() {
+			if flag.on != port.Port.flags()[i].on {
+				info.AddRtAttr(flag.attribute, switched(flag.on))
+			}
+		}
+		req.AddData(info)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+func switched(on bool) []byte {
+	if on {
+		return nl.Uint8Attr(1)
+	}
+	return nl.Uint8Attr(0)
+}
