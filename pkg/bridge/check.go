@@ -54,7 +54,10 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkGuard(j.cfg.guardOf(w.host, w.pod, l, "")); err != nil {
 		return err
 	}
-	return j.checkMasquerade(l)
+	if err := j.checkMasquerade(l); err != nil {
+		return err
+	}
+	return j.checkHabits(w, l)
 }
 
 // own returns the part of prevResult that is about this attachment: its addresses, and all routes.
@@ -121,12 +124,11 @@ func (j *job) checkLinks(w wiring) error {
 		return differs("bridge %s is not promiscuous", w.bridge.Name)
 	case j.cfg.MTU != 0 && w.host.MTU != j.cfg.MTU:
 		return differs("%s has mtu %d, want %d", w.host.Name, w.host.MTU, j.cfg.MTU)
-	case w.pod.MTU > w.host.MTU: // a lower one may be a later plugin's, which do not tell it in the result
+	case w.pod.MTU > w.host.MTU:
 		return differs("%s has mtu %d in the pod, more than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU)
 	}
-	if port := w.host.Port; port.Hairpin != j.cfg.Hairpin || port.Isolated != j.cfg.Isolated {
-		return differs("port %s has hairpin %t, isolated %t; want %t, %t",
-			w.host.Name, port.Hairpin, port.Isolated, j.cfg.Hairpin, j.cfg.Isolated)
+	if err := j.checkPort(w); err != nil {
+		return err
 	}
 	if err := j.checkVLANs(w); err != nil {
 		return err
@@ -134,8 +136,24 @@ func (j *job) checkLinks(w wiring) error {
 	return j.checkTold(w)
 }
 
+// checkPort compares the port of the pod with what ADD made of it. Its state counts only while the port has a carrier, without which the
+// kernel disables it, and without the spanning tree protocol, which has states of its own.
+func (j *job) checkPort(w wiring) error {
+	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
+	if differing := w.host.Port.Unlike(want); differing != "" {
+		return differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
+	}
+	if state := w.host.PortState; state != kernel.PortForwarding && w.host.Runs && !w.bridge.STP {
+		return differs("port %s of %s is %s", w.host.Name, w.bridge.Name, state)
+	}
+	return nil
+}
+
 // checkTold compares the links with what prevResult tells of them.
 func (j *job) checkTold(w wiring) error {
+	if err := j.checkHostName(w); err != nil {
+		return err
+	}
 	for _, i := range j.r.Prev.Interfaces {
 		for _, link := range []kernel.Link{w.host, w.pod} {
 			inPod := link.Name == w.pod.Name
@@ -149,6 +167,24 @@ func (j *job) checkTold(w wiring) error {
 		}
 	}
 	return nil
+}
+
+// checkHostName fails if the host side was renamed: guards know it by its name. A result before version 0.3.0 names no interface.
+func (j *job) checkHostName(w wiring) error {
+	named := ""
+	for _, i := range j.r.Prev.Interfaces {
+		switch {
+		case i.Sandbox != "" || i.Name == w.bridge.Name || i.Name == w.gateway.Name:
+		case i.Name == w.host.Name:
+			return nil
+		default:
+			named = cmp.Or(named, i.Name)
+		}
+	}
+	if named == "" {
+		return nil
+	}
+	return differs("the host side of %s is %s, want %s", j.r.IfName, w.host.Name, named)
 }
 
 func (j *job) checkLayer3(w wiring, l layer3) error {
@@ -176,7 +212,31 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 			return differs("gateway address %s is missing on %s", gw, w.gateway.Name)
 		}
 	}
+	if err := j.checkPaths(w, l); err != nil {
+		return err
+	}
 	return j.checkGatewayMAC(w, l)
+}
+
+// checkPaths fails if the node does not forward packets of the pod, or does not send those for the pod to its bridge.
+func (j *job) checkPaths(w wiring, l layer3) error {
+	families := map[bool]bool{}
+	for i, gw := range l.gateways {
+		if is4 := gw.Addr().Is4(); !families[is4] {
+			families[is4] = true
+			if err := compareForwarding(j.host, w.gateway, is4); err != nil {
+				return err
+			}
+		}
+		overlap, err := path{gateway: gw, pod: l.Addresses[i].Addr()}.compareRoute(j.host, w.gateway)
+		if overlap {
+			err = j.tolerate(err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. Without an entry, or with one that it is about to
@@ -205,15 +265,13 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record, and a
-// runtime may take a failed CHECK as a reason to make the pod again: it is a line in the log, and no error. The reference does not look.
+// checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
-	if !isDifferent(err) || attachment.Recorded(j.r) {
-		return err
+	if !attachment.Recorded(j.r) {
+		return j.tolerate(err)
 	}
-	j.r.Log.Warn("masquerade of a pod without a record of Podlace is missing", "error", err)
-	return nil
+	return err
 }
 
 func (j *job) compareMasquerade(l layer3) error {

@@ -232,7 +232,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), kerneltest.FlushNFT()); err != nil {
 		t.Fatal(err)
 	}
-	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of a pod without a record of Podlace is missing") {
+	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing") {
 		t.Errorf("log: %s", log)
 	}
 	l.other().add("next") // its ADD masquerades both

@@ -37,6 +37,7 @@ type Config struct {
 	MACSpoofCheck  bool
 	AntiSpoof      bool
 	VLANs          VLANs
+	StrictCheck    bool // CHECK fails for what a tenant may change of its own pod
 }
 
 type rawConfig struct {
@@ -57,6 +58,7 @@ type rawConfig struct {
 	AntiSpoof                 bool            `json:"antiSpoof"`
 	DisableContainerInterface bool            `json:"disableContainerInterface"`
 	PortIsolation             bool            `json:"portIsolation"`
+	StrictCheck               bool            `json:"strictCheck"`
 
 	// The sub-objects belong to the IPAM plugin and to the specification.
 	IPAM          json.RawMessage `json:"ipam"`
@@ -80,7 +82,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	c := Config{Bridge: raw.Bridge, Gateway: raw.IsGateway || raw.IsDefaultGateway, DefaultGateway: raw.IsDefaultGateway,
 		ForceAddress: raw.ForceAddress, Hairpin: raw.HairpinMode, Promisc: raw.PromiscMode, Isolated: raw.PortIsolation,
 		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface,
-		MACSpoofCheck: raw.MacSpoofChk, AntiSpoof: raw.AntiSpoof}
+		MACSpoofCheck: raw.MacSpoofChk, AntiSpoof: raw.AntiSpoof, StrictCheck: raw.StrictCheck}
 	if c.Bridge == "" {
 		c.Bridge = defaultBridge
 	}

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -60,6 +61,8 @@ func TestDelForeignVeth(t *testing.T) {
 	if err := onHost(a.hostVeth(), func(link netlink.Link) error { return netlink.LinkSetName(link, "foreign0") }); err != nil {
 		t.Fatal(err)
 	}
+	l.Fails(a.check(), plugin.CodeStateDiffers, "the host side of eth0 is foreign0, want "+a.hostVeth())
+	a.prev = bytes.Replace(a.prev, []byte(a.hostVeth()), []byte("foreign0"), 1)
 	l.OK(a.check())
 	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 	if err := onHost("foreign0", func(netlink.Link) error { return nil }); err == nil {

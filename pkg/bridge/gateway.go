@@ -18,7 +18,7 @@ import (
 func (j *job) gateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		if err := j.forward(bridge, gw.Addr().Is4()); err != nil {
+		if err := forward(j.host, bridge, gw.Addr().Is4()); err != nil {
 			return err
 		}
 		has, err := j.host.HasAddress(bridge, gw.Addr())
@@ -50,27 +50,6 @@ func (j *job) gateway(w wiring, l layer3) error {
 		j.reattach(w.bridge, lost)
 	}
 	return err
-}
-
-func (j *job) forward(bridge kernel.Link, is4 bool) error {
-	var settings []kernel.Sysctl
-	on, err := j.host.Forwards(is4)
-	switch {
-	case err != nil && !kernel.IsNoFamily(err):
-		return err
-	case err == nil && on:
-	case is4:
-		settings = append(settings, kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
-	default:
-		if err := j.host.KeepRouterAdvertisements(); err != nil {
-			return err
-		}
-		settings = append(settings, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"})
-	}
-	if !is4 {
-		settings = append(settings, bridge.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + bridge.Name + "/disable_ipv6", Value: "0"})...)
-	}
-	return j.host.Set(settings...)
 }
 
 // gatewayNote is the mark of the network that it put a gateway address on a bridge.
@@ -130,6 +109,11 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 // removeGateway takes an address of an earlier subnet from the bridge. The masquerade of that subnet ends too: without its text, it is
 // written anew from what the pods have.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
+	unlock, err := j.att.LockNetwork() // a STATUS between the two steps would restore the address
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.UnnoteAll(gatewayNote(bridge, gw))); err != nil {
 		return err
 	}

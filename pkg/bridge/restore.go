@@ -16,7 +16,8 @@ import (
 )
 
 // Restore restores the rules of all attachments of the node from the records, after a flush: guards first, which protect pods from one
-// another, then masquerade and the rules of VLAN gateways. It changes nothing that is in place.
+// another, then masquerade and the rules of VLAN gateways, then forwarding, gateway addresses with their routes, and the flags of ports. It
+// changes nothing that is in place.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -41,7 +42,8 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	defer att.Close()
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
-	errs := []error{err, repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods)}
+	errs := []error{err, repairMasquerade(host, log, att, pods), repairVLANGateways(host, log, pods),
+		repairPaths(host, log, network, finished(pods)), repairPorts(host, log, finished(pods))}
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(repairIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
@@ -66,6 +68,11 @@ func intact(host *kernel.Node, network string) bool {
 	}
 	if _, lost, _ := st.lostGateway(host); lost {
 		return false
+	}
+	for _, p := range st.paths() {
+		if lost, _ := p.lost(host, network); len(lost) > 0 {
+			return false
+		}
 	}
 	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
 		if isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {

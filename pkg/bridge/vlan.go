@@ -151,7 +151,7 @@ func (j *job) setVLANs(bridge, port kernel.Link, v VLANs) error {
 
 func (j *job) checkVLANs(w wiring) error {
 	if !j.cfg.VLANs.used() {
-		return nil
+		return j.checkDefaultVLAN(w)
 	}
 	if !w.bridge.FiltersVLANs {
 		return differs("bridge %s does not keep VLANs apart, vlan_filtering is off", w.bridge.Name)
@@ -164,4 +164,17 @@ func (j *job) checkVLANs(w wiring) error {
 		return differs("port %s has the VLANs %s; want %s", w.host.Name, has, want)
 	}
 	return nil
+}
+
+// checkDefaultVLAN fails if a bridge that keeps VLANs apart drops the frames of a pod without VLANs. A bridge without a default VLAN gives
+// none to its ports: another program does.
+func (j *job) checkDefaultVLAN(w wiring) error {
+	if !w.bridge.FiltersVLANs || w.bridge.DefaultVLAN == 0 {
+		return nil
+	}
+	has, err := j.host.PortVLANs(w.host)
+	if err == nil && !slices.ContainsFunc(has, func(v kernel.VLAN) bool { return v.PVID }) {
+		err = differs("port %s has no VLAN for frames without a tag, while %s keeps VLANs apart", w.host.Name, w.bridge.Name)
+	}
+	return err
 }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// tolerate logs a difference that is no error of CHECK without strictCheck: a tenant may make it in its own pod, or an admin on purpose, or
+// no verb restores it. A runtime may take a failed CHECK as a reason to make the pod again, as CRI-O does at its start.
+func (j *job) tolerate(err error) error {
+	if j.cfg.StrictCheck || !isDifferent(err) {
+		return err
+	}
+	j.r.Log.Warn("the pod differs from what ADD made; CHECK fails for it only with strictCheck", "error", err)
+	return nil
+}
+
+// checkHabits looks at what CHECK tolerates without strictCheck: settings of the pod, its record, settings of the bridge.
+func (j *job) checkHabits(w wiring, l layer3) error {
+	made, noted := j.att.Noted(madeNote(w.bridge.Name))
+	var errs []error
+	ours := w.host.Name == j.att.HostVeth() // a pod of the reference plugin has other names and settings
+	ra, known := w.pod.Conf6("accept_ra")
+	switch {
+	case ours && !attachment.Recorded(j.r):
+		errs = append(errs, differs("the attachment has no record, from which STATUS and GC would restore what it loses"))
+	case ours && known && ra != 0:
+		errs = append(errs, differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))
+	}
+	if w.pod.MTU < w.host.MTU { // a later plugin of the chain may have set it, without a word in the result
+		errs = append(errs, differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
+	}
+	if noted && made == w.bridge.MAC.String() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
+		errs = append(errs, differs("nf_call_iptables of %s is off: a pod may not reach a Service whose backend is on the same bridge",
+			w.bridge.Name))
+	}
+	errs = append(errs, j.compareBridgeMTU(w.bridge), j.compareOnLink(w.pod, l))
+	for i, err := range errs {
+		errs[i] = j.tolerate(err)
+	}
+	return errors.Join(errs...)
+}
+
+// compareBridgeMTU compares the MTU of a bridge that a network of ours made. ADD lowers it to that of the pod.
+func (j *job) compareBridgeMTU(bridge kernel.Link) error {
+	if !j.lowers(bridge) {
+		return nil
+	}
+	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
+	if err == nil && ours {
+		err = differs("%s has mtu %d, more than the %d of the pod", bridge.Name, bridge.MTU, j.cfg.MTU)
+	}
+	return err
+}
+
+// compareOnLink looks for the routes of the pod to its gateways, which the kernel adds with the pod's addresses.
+func (j *job) compareOnLink(pod kernel.Link, l layer3) error {
+	for i, ip := range l.IPs {
+		gw, ok := netip.AddrFromSlice(ip.Gateway)
+		if gw = gw.Unmap(); !ok || !l.Addresses[i].Masked().Contains(gw) || !pod.Up {
+			continue
+		}
+		m, err := j.pod.MatchRoute(gw)
+		if err == nil && m.OnLink && m.Through(pod) {
+			continue
+		}
+		if err != nil && !kernel.NoRoute(err) {
+			return err
+		}
+		return differs("%s has no on-link route to the gateway %s in the pod", j.r.IfName, gw)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// compareForwarding returns an error of isDifferent if the node does not forward packets that come in by a gateway link. An admin may
+// switch IPv4 forwarding on for single links.
+func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) error {
+	if is4 {
+		if !gateway.Forwards4 {
+			return differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
+		}
+		return nil
+	}
+	if gateway.Forwards6 {
+		return nil
+	}
+	on, err := host.Forwards(false)
+	if kernel.IsNoFamily(err) || err == nil && on {
+		return nil
+	}
+	if err == nil {
+		err = differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
+	}
+	return err
+}
+
+// forward lets the node forward packets that come in by a gateway link.
+func forward(host *kernel.Node, gateway kernel.Link, is4 bool) error {
+	var settings []kernel.Sysctl
+	on, err := host.Forwards(is4)
+	switch {
+	case err != nil && !kernel.IsNoFamily(err):
+		return err
+	case err == nil && on:
+		if is4 && !gateway.Forwards4 {
+			settings = append(settings, kernel.Sysctl{Path: "ipv4/conf/" + gateway.Name + "/forwarding", Value: "1"})
+		}
+	case is4:
+		settings = append(settings, kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
+	default:
+		if err := host.KeepRouterAdvertisements(); err != nil {
+			return err
+		}
+		settings = append(settings, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"})
+	}
+	if !is4 {
+		settings = append(settings, gateway.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + gateway.Name + "/disable_ipv6", Value: "0"})...)
+	}
+	return host.Set(settings...)
+}
+
+// path is the way from the node to a pod: the link with the gateway address of the pod, and the pod's address.
+type path struct {
+	link    string
+	gateway netip.Prefix
+	pod     netip.Addr
+}
+
+// paths returns the ways to a pod whose gateways are on the node.
+func (st state) paths() (all []path) {
+	for i := range min(len(st.Gateways), len(st.Addresses)) {
+		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
+	}
+	return all
+}
+
+// connects reports whether the gateway address brings a route to the pod: not to one outside of its subnet, nor in the main table if the
+// bridge is in a VRF.
+func (p path) connects(link kernel.Link) bool {
+	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
+}
+
+// compareRoute returns an error of isDifferent if packets of the node for the pod do not leave through the link. overlap reports whether
+// another link has a subnet with the address: ADD has warned of that.
+func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
+	if !p.connects(link) {
+		return false, nil
+	}
+	m, err := host.MatchRoute(p.pod)
+	switch {
+	case kernel.NoRoute(err):
+		return false, differs("the node has no route to %s, or one that refuses packets", p.pod)
+	case err != nil || m.Through(link):
+		return false, err
+	}
+	other, _, err := host.LinkByIndex(m.FirstLink())
+	if err != nil {
+		return false, err
+	}
+	overlap = m.Connected && m.OnLink && !m.Local && m.Dst.Bits() >= p.gateway.Bits()
+	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
+}
+
+// repair is something that a path lacks, and what makes it again.
+type repair struct {
+	what string
+	do   func() error
+}
+
+// lost returns what the path lacks of what ADD made. It does not miss an address that the network did not put on the link or that another
+// link has, nor the route to the subnet while an admin's route for the pod or the subnet is in its place.
+func (p path) lost(host *kernel.Node, network string) (all []repair, err error) {
+	link, ok, err := host.Link(p.link)
+	if err != nil || !ok {
+		return nil, err
+	}
+	if _, noted := attachment.NotedIn(network, gatewayNote(link, p.gateway)); !noted {
+		return nil, nil
+	}
+	is4 := p.gateway.Addr().Is4()
+	if err := compareForwarding(host, link, is4); isDifferent(err) {
+		all = append(all, repair{"forwarding", func() error { return forward(host, link, is4) }})
+	} else if err != nil {
+		return nil, err
+	}
+	own, err := host.MatchRoute(p.gateway.Addr())
+	switch {
+	case err != nil && !kernel.NoRoute(err):
+		return nil, err
+	case err != nil || !own.Local:
+		return append(all, repair{"gateway address", func() error { return p.place(host, link) }}), nil
+	case !own.Through(link) || !p.connects(link):
+		return all, nil
+	}
+	m, err := host.MatchRoute(p.pod)
+	if errors.Is(err, unix.ENETUNREACH) || err == nil && !m.Through(link) && m.Dst.Bits() < p.gateway.Bits() {
+		all = append(all, repair{"route", func() error { return host.AddConnected(link, p.gateway) }})
+	}
+	return all, nil
+}
+
+// place puts the gateway address on its link again.
+func (p path) place(host *kernel.Node, link kernel.Link) error {
+	if p.gateway.Addr().Is6() {
+		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
+			return err
+		}
+	}
+	if err := host.AddAddress(link, p.gateway, false); err != nil && !isExist(err) {
+		return err
+	}
+	_ = host.AwaitAddress(p.gateway.Addr(), time.Now().Add(carrierTimeout)) // or the next STATUS looks too early
+	return nil
+}
+
+// repairPaths restores forwarding, and gateway addresses with the routes to their subnets, once for each subnet of a network.
+func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
+	var errs []error
+	seen := map[path]bool{}
+	for _, pod := range pods {
+		for _, p := range pod.State.paths() {
+			if of := (path{link: p.link, gateway: p.gateway}); seen[of] {
+				continue
+			} else {
+				seen[of] = true
+			}
+			lost, err := p.lost(host, network)
+			errs = append(errs, err)
+			for _, part := range lost {
+				log.Info("part of the way from the node to its pods is missing and is restored from the records", "part", part.what,
+					"interface", p.link, "gateway", p.gateway)
+				errs = append(errs, part.do())
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// repairPorts gives the ports of pods the flags that ADD gave them. The state of a port stays: an admin cuts a pod off by it.
+func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
+	var errs []error
+	for _, pod := range pods {
+		port, ok, err := host.LinkByIndex(pod.State.Index)
+		errs = append(errs, err)
+		want := pod.State.flags()
+		if !ok || port.Name != pod.HostVeth() || port.Master == 0 || port.Port == want {
+			continue
+		}
+		log.Info("flags of a pod's port differ and are restored from the records", "port", port.Name, "has", port.Port.Unlike(want))
+		errs = append(errs, host.SetPort(port, want))
+	}
+	return errors.Join(errs...)
+}
+
+// flags returns those of the pod's port.
+func (st state) flags() kernel.BridgePort {
+	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
+}
