@@ -73,7 +73,23 @@ func linkBreakages() map[string]breakage {
 		"C-61 MTU of the host side raised":  onNode(held.hostSide, setMTU(9000)),
 		"C-61 bridge deleted":               onNode(bridgeOf, netlink.LinkDel),
 		"C-61 bridge down":                  onNode(bridgeOf, netlink.LinkSetDown),
+		"C-61 port disabled":                byCommand("bridge link set dev HOST state 0"),
+		"C-61 multicast flood off":          byCommand("bridge link set dev HOST mcast_flood off"),
+		"C-61 host side renamed":            byCommand("ip link set HOST down; ip link set HOST name renamed0; ip link set renamed0 up"),
+		"C-62 IPv4 forwarding off":          byCommand("sysctl -qw net.ipv4.ip_forward=0"),
+		"C-62 IPv6 forwarding off":          byCommand("sysctl -qw net.ipv6.conf.all.forwarding=0"),
 	}
+}
+
+// byCommand is a breakage on the node, by a shell command in which HOST stands for the host side.
+func byCommand(command string) breakage {
+	return breakage{0, func(h held) error {
+		out, err := exec.Command("sh", "-ec", strings.ReplaceAll(command, "HOST", h.hostSide())).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return err
+	}}
 }
 
 // address returns one of the pod's.
@@ -224,6 +240,20 @@ func TestCheckAllows(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.check()
+		h.del()
+	})
+	t.Run("C-66 habits of a tenant", func(t *testing.T) {
+		n := n.in(t)
+		h := n.attach("habits")
+		err := h.inPod(func(l netlink.Link) error {
+			return errors.Join(setMTU(1400)(l), os.WriteFile("/proc/sys/net/ipv6/conf/"+l.Attrs().Name+"/accept_ra", []byte("2"), 0))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.check()
+		h.confs[0]["strictCheck"] = true
+		h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
 		h.del()
 	})
 	t.Run("C-61 MAC of the bridge changed", func(t *testing.T) {

@@ -169,19 +169,19 @@ func (j *job) checkTold(w wiring) error {
 	return nil
 }
 
-// checkHostName fails if the host side was renamed: guards know it by its name. A result before version 0.3.0 names no interface.
+// checkHostName fails if the host side was renamed: guards know it by its name. A renamed link keeps its MAC.
 func (j *job) checkHostName(w wiring) error {
-	named := ""
+	named := w.host.Name
 	for _, i := range j.r.Prev.Interfaces {
 		switch {
 		case i.Sandbox != "" || i.Name == w.bridge.Name || i.Name == w.gateway.Name:
 		case i.Name == w.host.Name:
 			return nil
-		default:
-			named = cmp.Or(named, i.Name)
+		case i.Mac == w.host.MAC.String():
+			named = i.Name
 		}
 	}
-	if named == "" {
+	if named == w.host.Name {
 		return nil
 	}
 	return differs("the host side of %s is %s, want %s", j.r.IfName, w.host.Name, named)
@@ -209,7 +209,7 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	}
 	for _, gw := range l.gateways {
 		if !slices.Contains(has, gw) {
-			return differs("gateway address %s is missing on %s", gw, w.gateway.Name)
+			return plugin.WithHint(differs("gateway address %s is missing on %s", gw, w.gateway.Name), reloadHint)
 		}
 	}
 	if err := j.checkPaths(w, l); err != nil {
@@ -218,6 +218,9 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
+// reloadHint says who restores what the pods of a network share.
+const reloadHint = "'podlace reload', STATUS and GC bring it back"
+
 // checkPaths fails if the node does not forward packets of the pod, or does not send those for the pod to its bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
@@ -225,7 +228,7 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 		if is4 := gw.Addr().Is4(); !families[is4] {
 			families[is4] = true
 			if err := compareForwarding(j.host, w.gateway, is4); err != nil {
-				return err
+				return plugin.WithHint(err, reloadHint)
 			}
 		}
 		overlap, err := path{gateway: gw, pod: l.Addresses[i].Addr()}.compareRoute(j.host, w.gateway)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // compareForwarding returns an error of isDifferent if the node does not forward packets that come in by a gateway link. An admin may
@@ -92,7 +93,8 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	m, err := host.MatchRoute(p.pod)
 	switch {
 	case kernel.NoRoute(err):
-		return false, differs("the node has no route to %s, or one that refuses packets", p.pod)
+		return false, plugin.WithHint(differs("the node has no route to %s, or one that refuses packets", p.pod),
+			"'podlace reload', STATUS and GC bring back the route to %s, but leave other routes alone", p.gateway.Masked())
 	case err != nil || m.Through(link):
 		return false, err
 	}

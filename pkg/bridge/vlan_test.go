@@ -349,6 +349,24 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
+// TestCheckDefaultVLAN (C-61): a bridge that keeps VLANs apart drops the frames of a pod whose port has lost the default VLAN.
+func TestCheckDefaultVLAN(t *testing.T) {
+	l, has := vlanLab(t)
+	if !has {
+		return
+	}
+	l.Conf = l.Conf.With("vlan", 0)
+	a := l.add("a")
+	if err := a.run("ip link set btv type bridge vlan_filtering 1"); err != nil {
+		t.Fatal(err)
+	}
+	l.OK(a.check("strictCheck", true))
+	if err := a.run("bridge vlan del vid 1 dev HOST"); err != nil {
+		t.Fatal(err)
+	}
+	l.Fails(a.check(), plugin.CodeStateDiffers, "port "+a.hostVeth()+" has no VLAN for frames without a tag")
+}
+
 // TestNoHalfVLANs: a kernel without the feature refuses each step by itself as well.
 func TestNoHalfVLANs(t *testing.T) {
 	l, has := vlanLab(t)
