@@ -144,6 +144,10 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 	return all, nil
 }
 
+// placeTimeout bounds the wait for a restored IPv6 address, which takes the kernel less than a millisecond. The next STATUS would restore one
+// that it sees too early once more.
+const placeTimeout = 200 * time.Millisecond
+
 // place puts the gateway address on its link again.
 func (p path) place(host *kernel.Node, link kernel.Link) error {
 	if p.gateway.Addr().Is6() {
@@ -154,7 +158,7 @@ func (p path) place(host *kernel.Node, link kernel.Link) error {
 	if err := host.AddAddress(link, p.gateway, false); err != nil && !isExist(err) {
 		return err
 	}
-	_ = host.AwaitAddress(p.gateway.Addr(), time.Now().Add(carrierTimeout)) // or the next STATUS looks too early
+	_ = host.AwaitAddress(p.gateway.Addr(), time.Now().Add(placeTimeout))
 	return nil
 }
 
