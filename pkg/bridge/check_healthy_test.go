@@ -148,6 +148,20 @@ func lived() map[string]healthy {
 			o.OK(o.add("second").check("strictCheck", true))
 			return a
 		}},
+		"pod of the reference": {history: func(a attached) attached {
+			o := attached{lab: a.other(), id: "theirs"}
+			o.Conf = o.Conf.With("hairpinMode", nil)
+			prev := o.attachAsReference(o.id, "10.90.0.77")
+			o.prev, _ = json.Marshal(prev)
+			o.Cleanup(func() { o.OK(o.Call("DEL", o.id, "prevResult", prev)) })
+			for command, run := range map[string]func(string) error{"ip link set veth0a1b2c3d up": o.run,
+				"ip addr add 10.90.0.77/24 dev eth0; ip link set eth0 up": o.runInPod} {
+				if err := run(command); err != nil {
+					a.Fatal(err)
+				}
+			}
+			return o
+		}},
 		"second interface": {history: func(a attached) attached {
 			keys := []any{"CNI_IFNAME", "net1", "name", a.network() + "-2", "isGateway", nil, "ipam", nil, "ipMasq", nil}
 			a.OK(a.Call("ADD", "a", keys...))

@@ -144,8 +144,8 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 	return all, nil
 }
 
-// placeTimeout bounds the wait for a restored IPv6 address, which takes the kernel less than a millisecond. The next STATUS would restore one
-// that it sees too early once more.
+// placeTimeout bounds the wait for a restored IPv6 address, which takes the kernel less than a millisecond. An earlier STATUS would
+// restore the address once more.
 const placeTimeout = 200 * time.Millisecond
 
 // place puts the gateway address on its link again.
