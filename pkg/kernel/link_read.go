@@ -32,6 +32,7 @@ type Link struct {
 	PeerNetns int
 	Port      BridgePort
 	PortState PortState
+	Reserved  bool // the port is as SetReserved makes it, or the kernel does not tell (before 4.15)
 	// AllMulti is what an admin set; Promis is on for a bridge port, too.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
@@ -229,7 +230,10 @@ func parseLink(message []byte) (Link, error) {
 	}
 	forced, _ := link.Conf6("force_forwarding")
 	link.Forwards6 = forced != 0
-	link.Port, link.PortState = parsePort(nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA))
+	port := nested(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_SLAVE_DATA)
+	link.Port, link.PortState = parsePort(port)
+	mask := nested(port, nl.IFLA_BRPORT_GROUP_FWD_MASK)
+	link.Reserved = port != nil && (len(mask) != 2 || binary.NativeEndian.Uint16(mask) == reservedMask)
 	return link, nil
 }
 

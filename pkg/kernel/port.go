@@ -102,3 +102,15 @@ func switched(on bool) []byte {
 	}
 	return nl.Uint8Attr(0)
 }
+
+// reservedMask has a bit for each of the addresses 01:80:c2:00:00:00 to 0f but that of pause frames, which a bridge always drops.
+const reservedMask = 0xfffd
+
+// SetReserved makes a bridge treat frames from a port to reserved group addresses, such as those of LLDP, as it does others
+// (group_fwd_mask in ip-link(8)). Else it hands them to the port itself and learns their sender, and no rule of a bridge sees them.
+// A kernel before 4.15 ignores it.
+func (n *NS) SetReserved(link Link) error {
+	return fault.Change(fmt.Sprintf("bridge link set %s group_fwd_mask %#x", link.Name, reservedMask), func() error {
+		return n.h.LinkSetBRSlaveGroupFwdMask(byIndex(link.Index), reservedMask)
+	})
+}

@@ -20,6 +20,12 @@ func TestBridgePort(t *testing.T) {
 			t.Errorf("got %+v; want %+v", got, want)
 		}
 	}
+	for _, want := range []bool{false, true} {
+		if got := mustLink(t, w.host, w.hostSide.Name).Reserved; got != want {
+			t.Errorf("the port hands reserved addresses to the bridge: %t, want %t", got, want)
+		}
+		kerneltest.Must(t, w.host.SetReserved(w.hostSide))
+	}
 	if got := all.Unlike(BridgePort{Isolated: true}); got != "hairpin true, locked true, flood false, mcast_flood false, bcast_flood false" {
 		t.Error(got)
 	}
