@@ -33,6 +33,8 @@ type state struct {
 	Masquerade string          `json:"masquerade,omitempty"`
 	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
 	Except     []netip.Prefix  `json:"except,omitempty"`    // destinations that are not masqueraded, for the iptables backend
+	NoMasq4    bool            `json:"noMasq4,omitempty"`   // the iptables backend leaves IPv4 out
+	NoMasq6    bool            `json:"noMasq6,omitempty"`   // the same for IPv6
 	Routes     []kernel.Route  `json:"routes,omitempty"`
 	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // of the bridge
 	Hairpin    bool            `json:"hairpin,omitempty"`
@@ -140,7 +142,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
 	if st.Masquerade == "iptables" {
-		st.Except = j.cfg.Masquerade.of(j.cfg.Masquerade.Except)
+		st.Except, st.NoMasq4, st.NoMasq6 = j.cfg.Masquerade.of(j.cfg.Masquerade.Except), !j.cfg.Masquerade.V4, !j.cfg.Masquerade.V6
 	}
 	st.Addresses, st.Routes, st.Gateways = layer3.Addresses, layer3.Routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())

@@ -99,15 +99,20 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	return nil
 }
 
+// byIPTables returns the addresses that the record wants masqueraded by iptables.
+func (st state) byIPTables() []netip.Prefix {
+	if st.Masquerade != "iptables" {
+		return nil
+	}
+	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.of(st.Addresses)
+}
+
 // repairIPTables writes the rules of pods that are masqueraded by iptables and have none. Without wait it fails as busy where it would wait
 // for a lock.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {
-		if pod.State.Masquerade != "iptables" {
-			continue
-		}
-		if lines := masqueradeLines(pod.Key, is4, pod.State.Addresses, pod.State.Except); len(lines) > 0 {
+		if lines := masqueradeLines(pod.Key, is4, pod.State.byIPTables(), pod.State.Except); len(lines) > 0 {
 			byKey[pod.Key] = lines
 		}
 	}

@@ -5,6 +5,7 @@ package bridge
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -120,6 +121,16 @@ func onHost(name string, change func(netlink.Link) error) error {
 
 func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
+}
+
+// run runs a command of the shell on the host.
+func (l lab) run(command string) string {
+	l.Helper()
+	out, err := exec.Command("sh", "-c", command).CombinedOutput()
+	if err != nil {
+		l.Fatalf("%s: %v %s", command, err, out)
+	}
+	return string(out)
 }
 
 // flushSet empties the masquerade sets whose names begin with a prefix.
