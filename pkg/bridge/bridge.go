@@ -149,7 +149,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
-	if err := j.guard(st.Guard); err != nil {
+	if err := j.guard(w.host, st.Guard); err != nil {
 		return nil, err
 	}
 	if err := j.configure(w, layer3); err != nil {

@@ -51,7 +51,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
-	if err := j.checkGuard(j.cfg.guardOf(w.host, w.pod, l, "")); err != nil {
+	if err := j.checkGuard(w.host, j.cfg.guardOf(w.host, w.pod, l, "")); err != nil {
 		return err
 	}
 	if err := j.checkMasquerade(l); err != nil {

@@ -125,8 +125,9 @@ func arrivals(from, to attached, frames [][]byte) []bool {
 		}
 		for i, f := range frames {
 			// The kernel takes a VLAN tag out of the frame.
-			untagged := slices.Concat(f[:12], f[min(16, len(f)):])
-			seen[i] = seen[i] || bytes.Equal(buf[:n], f) || binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_8021Q && bytes.Equal(buf[:n], untagged)
+			kind, untagged := binary.BigEndian.Uint16(f[12:]), slices.Concat(f[:12], f[min(16, len(f)):])
+			tagged := kind == unix.ETH_P_8021Q || kind == unix.ETH_P_8021AD
+			seen[i] = seen[i] || bytes.Equal(buf[:n], f) || tagged && bytes.Equal(buf[:n], untagged)
 		}
 	}
 	return seen

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 
@@ -29,9 +30,12 @@ const guards = "guards"
 
 // guard protects the other pods from this one, before its port is up. When the rules are gone, somebody flushed them: then the pods of all
 // networks get theirs back too.
-func (j *job) guard(g *Guard) error {
+func (j *job) guard(port kernel.Link, g *Guard) error {
 	if g == nil {
 		return nil
+	}
+	if err := j.host.SetReserved(port); err != nil {
+		return err
 	}
 	err := compareGuards(j.host)
 	if isDifferent(err) {
@@ -54,7 +58,7 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if err != nil {
 		return err
 	}
-	written := guardsOf(finished(pods))
+	all, written := append(guardsOf(pods), more...), guardsOf(finished(pods))
 	if len(written)+len(more) == 0 {
 		return nil
 	}
@@ -64,7 +68,20 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	return SetGuards(append(guardsOf(pods), more...))
+	return errors.Join(SetGuards(all), setReserved(host, written))
+}
+
+// setReserved prepares the ports of pods that an older release attached.
+func setReserved(host *kernel.Node, guards []Guard) error {
+	var errs []error
+	for _, g := range guards {
+		port, ok, err := host.Link(g.Link)
+		if err == nil && ok && port.Master != 0 && !port.Reserved {
+			err = host.SetReserved(port)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func guardsOf(pods []attachment.Of[state]) (all []Guard) {
@@ -97,7 +114,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 // checkGuard compares the guard that ADD recorded with the kernel's. A pod keeps the protection that it was added with: where the
 // configuration asks for more by now, or nothing is known of the pod, as of one of the reference, that is a line in the log and no error,
 // which might make a runtime replace the pod.
-func (j *job) checkGuard(wanted *Guard) error {
+func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	var st state
 	recorded, err := j.att.Load(&st)
 	if err != nil {
@@ -105,6 +122,9 @@ func (j *job) checkGuard(wanted *Guard) error {
 	}
 	if st.Guard != nil {
 		err = compareGuards(j.host, *st.Guard)
+		if err == nil && !port.Reserved {
+			err = differs("port %s takes frames to reserved addresses past the guard, group_fwd_mask is missing", port.Name)
+		}
 		if err != nil || wanted == nil || len(st.Guard.Addresses) >= len(wanted.Addresses) {
 			return err
 		}

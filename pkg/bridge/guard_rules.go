@@ -13,10 +13,13 @@ import (
 )
 
 // guardSchema is the version of the table.
-const guardSchema = 2
+const guardSchema = 3
 
 // guardPriority: before the bridge looks at a frame at all, and so before it learns from it which port has a MAC.
 const guardPriority = -300
+
+// guardChain is the base chain of the table.
+const guardChain = "prerouting"
 
 // Registers: an interface name fills the first of 16 bytes, what is looked up with it begins in the second.
 const (
@@ -24,10 +27,11 @@ const (
 	regValue = 2
 )
 
-// Offsets of the addresses in the network header.
+// Offsets of the addresses in the network header, and of the target of neighbour discovery in that of ICMPv6.
 const (
 	source4, destination4 = 12, 16
 	source6, destination6 = 8, 24
+	target6               = 8
 )
 
 type guardRules struct {
@@ -54,9 +58,10 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 			return nil, err
 		}
 	}
-	mac, arp, ip := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, "")
-	ip6, all := g.Chain("ip6", nil, 0, ""), g.Chain("guard", nil, 0, "")
+	mac, arp, ip, igmp := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("igmp", nil, 0, "")
+	ip6, icmp6, all := g.Chain("ip6", nil, 0, ""), g.Chain("icmp6", nil, 0, ""), g.Chain("guard", nil, 0, "")
 	g.Rule(mac, slices.Concat(g.not(etherSource(), "macs"), nft.Drop())...)
+	g.Rule(mac, slices.Concat(toBridge(), nft.Drop())...)
 	for _, to := range []struct {
 		kind  uint16
 		chain *nftables.Chain
@@ -65,9 +70,11 @@ func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
 	}
 	g.Rule(all, nft.Drop()...) // VLAN tags, LLDP, spanning tree and everything else that a pod has no use for
 	g.arp(arp)
-	g.ip(ip)
-	g.ip6(ip6)
-	base := g.Chain("prerouting", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
+	g.ip(ip, igmp)
+	g.igmp(igmp)
+	g.ip6(ip6, icmp6)
+	g.icmp6(icmp6)
+	base := g.Chain(guardChain, nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
 		set   string
 		chain *nftables.Chain
@@ -81,6 +88,14 @@ func inputLink() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register
 
 func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
+}
+
+// toBridge matches frames to 01:80:c2:00:00:01 to 0f, which are for the bridge itself (IEEE 802.1Q, table 8-1), such as LACP and LLDP. The
+// rules see them because the port forwards them (kernel.NS.SetReserved).
+func toBridge() []expr.Any {
+	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
+	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
+		ToData: []byte{1, 0x80, 0xc2, 0, 0, 15}}}
 }
 
 // etherType is that of the frame as it came: the kernel shows a VLAN tag there even when it keeps it apart.
@@ -105,34 +120,91 @@ func (g guardRules) not(value expr.Any, set string) []expr.Any {
 // at loads a part of the network header behind the interface name.
 func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
-// arp lets through what tells the pod's own MAC and address (RFC 826), and probes for an address (RFC 5227), whose sender is 0.0.0.0.
+// arp lets through what tells the pod's own MAC and address (RFC 826), and probes for the pod's own address (RFC 5227), whose sender is
+// 0.0.0.0: a probe for a neighbour's address makes the neighbour give it up.
 func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.not(at(8, 6), "macs"), nft.Drop())...)
 	g.Rule(chain, slices.Concat(g.of(at(14, 4), "addresses4"), nft.Accept())...)
 	probe := []expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}
-	g.Rule(chain, slices.Concat(probe, nft.Accept())...)
+	g.Rule(chain, slices.Concat(probe, g.of(at(24, 4), "addresses4"), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
-func udp(source, destination uint16) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_UDP}),
-		transport(0, 4), nft.Equal(append(nft.BigEndian(source), nft.BigEndian(destination)...))}
+// carries matches packets whose protocol, behind all extension headers, is the given one.
+func carries(protocol byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
+}
+
+// carriesNot matches packets with another protocol. It matches no packet whose headers the kernel cannot follow: lengths that are wrong,
+// another version of IP, or a chain of extension headers that a later fragment continues.
+func carriesNot(protocol byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
+}
+
+// message matches ICMP, IGMP and ICMPv6 of a type. The type of a later fragment is unknown: it matches none.
+func message(protocol, kind byte) []expr.Any {
+	return append(carries(protocol), transport(0, 1), nft.Equal([]byte{kind}))
+}
+
+func udpTo(port uint16) []expr.Any {
+	return append(carries(unix.IPPROTO_UDP), transport(2, 2), nft.Equal(nft.BigEndian(port)))
 }
 
 func transport(offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// ip lets through what comes from the pod's own addresses and is no DHCP server's, and a DHCP client that has no address yet.
-func (g guardRules) ip(chain *nftables.Chain) {
-	g.Rule(chain, slices.Concat(udp(67, 68), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(source4, 4), "addresses4"), nft.Accept())...)
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, udp(68, 67), nft.Accept())...)
+// Ports of DHCP clients. Clients take an answer from any port.
+const (
+	dhcpClient, dhcpServer = 68, 67
+	dhcp6Client            = 546
+)
+
+// Protocols that only routers speak: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
+const (
+	ospf = 89
+	pim  = 103
+	vrrp = 112
+)
+
+// Types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
+const (
+	redirect4 = 5
+	advert4   = 9
+	report4   = 0x12
+	report4v2 = 0x16
+	leave4    = 0x17
+	report4v3 = 0x22
+)
+
+func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
+	for _, matched := range what {
+		g.Rule(chain, slices.Concat(matched, nft.Drop())...)
+	}
+}
+
+// ip lets through what comes from the pod's own addresses and is no router's or DHCP server's, and a DHCP client that has no address yet.
+func (g guardRules) ip(chain, igmp *nftables.Chain) {
+	g.Rule(chain, append(carries(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
+	g.dropAll(chain, message(unix.IPPROTO_ICMP, redirect4), message(unix.IPPROTO_ICMP, advert4))
+	g.dropAll(chain, udpTo(dhcpClient), carries(ospf), carries(vrrp))
+	g.Rule(chain, slices.Concat(g.of(at(source4, 4), "addresses4"), carriesNot(pim), nft.Accept())...)
+	discover := append(udpTo(dhcpServer), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient)))
+	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, discover, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
-// Types of ICMPv6 (RFC 2710, 3810 and 4861).
+// igmp lets members of multicast groups through, but no queries and no advertisements of routers (RFC 4286): by one the bridge sends all
+// multicast to the pod. A fragment is no member's.
+func (g guardRules) igmp(chain *nftables.Chain) {
+	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
+		g.Rule(chain, slices.Concat(message(unix.IPPROTO_IGMP, kind), g.of(at(source4, 4), "addresses4"), nft.Accept())...)
+	}
+	g.Rule(chain, nft.Drop()...)
+}
+
+// Types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
 const (
 	mldQuery      = 130
 	mldReport     = 131
@@ -143,25 +215,38 @@ const (
 	neighAdvert   = 136
 	redirect      = 137
 	mldReport2    = 143
+	mrdAdvert     = 151
+	mrdEnd        = 153
 )
 
-func icmp6(kind byte) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{unix.IPPROTO_ICMPV6}),
-		transport(0, 1), nft.Equal([]byte{kind})}
+func icmp6(kind byte) []expr.Any { return message(unix.IPPROTO_ICMPV6, kind) }
+
+// target loads the address that neighbour discovery is about.
+func target() expr.Any {
+	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: target6, Len: 16}
 }
 
-// ip6 lets through what comes from the pod's own addresses and claims no other: a pod is no router, no DHCP server and no multicast
-// querier, and answers for its own addresses alone. Without an address yet it may only look for one.
-func (g guardRules) ip6(chain *nftables.Chain) {
-	for _, kind := range []byte{routerAdvert, redirect, mldQuery} {
-		g.Rule(chain, slices.Concat(icmp6(kind), nft.Drop())...)
-	}
-	g.Rule(chain, slices.Concat(udp(547, 546), nft.Drop())...)
-	target := &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 16}
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.not(target, "addresses6"), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(source6, 16), "addresses6"), nft.Accept())...)
-	for _, kind := range []byte{neighSolicit, routerSolicit, mldReport, mldDone, mldReport2} {
-		g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}, icmp6(kind), nft.Accept())...)
+// ip6 lets through what comes from the pod's own addresses and is no router's or DHCP server's. The kernel sees no further than an
+// authentication header (AH), but a bridge looks for multicast queries behind it, so IPv6 with AH is dropped.
+func (g guardRules) ip6(chain, icmp6 *nftables.Chain) {
+	g.Rule(chain, append(carries(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
+	g.dropAll(chain, udpTo(dhcp6Client), carries(ospf), carries(pim), carries(vrrp))
+	g.Rule(chain, slices.Concat(g.of(at(source6, 16), "addresses6"), carriesNot(unix.IPPROTO_AH), nft.Accept())...)
+	g.Rule(chain, nft.Drop()...)
+}
+
+// icmp6 lets through what claims no other address: a pod is no router and no multicast querier, and answers for its own addresses alone.
+// Without an address yet it may only look for one of its own.
+func (g guardRules) icmp6(chain *nftables.Chain) {
+	own := g.of(at(source6, 16), "addresses6")
+	nobody := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
+	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.of(target(), "addresses6"), own, nft.Accept())...)
+	g.dropAll(chain, icmp6(neighAdvert)) // also a fragment without the target
+	g.Rule(chain, slices.Concat(own, nft.Accept())...)
+	g.Rule(chain, slices.Concat(nobody, icmp6(neighSolicit), g.of(target(), "addresses6"), nft.Accept())...)
+	for _, kind := range []byte{routerSolicit, mldReport, mldDone, mldReport2} {
+		g.Rule(chain, slices.Concat(nobody, icmp6(kind), nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }
