@@ -286,7 +286,7 @@ func (b bridge) status(r *plugin.Request) error {
 	}
 	defer host.Close()
 	var repaired error
-	if !intact(host, r.Network) {
+	if !intact(host) {
 		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)

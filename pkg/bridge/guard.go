@@ -25,13 +25,17 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// guards names the lock around writing those of all networks.
-const guards = "guards"
+// guards names the lock around writing those of all networks. guarded notes that the node has the table.
+const (
+	guards  = "guards"
+	guarded = "guarded"
+)
 
-// guard protects the other pods from this one, before its port is up. When the rules are gone, somebody flushed them: then the pods of all
-// networks get theirs back too.
+// guard protects the other pods from this one, before its port is up. When rules are gone, somebody flushed them: then the pods of all
+// networks get theirs back too, also when this pod needs none.
 func (j *job) guard(port kernel.Link, g *Guard) error {
 	if g == nil {
+		j.restoreFlushed()
 		return nil
 	}
 	if err := j.host.SetReserved(port); err != nil {
@@ -39,7 +43,10 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	}
 	err := compareGuards(j.host)
 	if isDifferent(err) {
-		return repairGuards(j.host, j.r.Log, attachment.Waiting, *g)
+		if err = repairGuards(j.host, j.r.Log, attachment.Waiting, *g); err == nil {
+			j.logUnrestored(restoreNetworks(j.host, j.r.Log, attachment.Waiting))
+		}
+		return err
 	}
 	if err != nil {
 		return err
@@ -59,6 +66,9 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 		return err
 	}
 	all, written := append(guardsOf(pods), more...), guardsOf(finished(pods))
+	if len(all) == 0 {
+		return forgetFlushedGuards(host)
+	}
 	if len(written)+len(more) == 0 {
 		return nil
 	}
@@ -68,7 +78,18 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
+	if err := attachment.NoteNode(guarded, ""); err != nil {
+		return err
+	}
 	return errors.Join(SetGuards(all), setReserved(host, written))
+}
+
+// forgetFlushedGuards removes the note of a table that is gone and that no attachment needs. The caller holds the lock.
+func forgetFlushedGuards(host *kernel.Node) error {
+	if _, noted := attachment.NodeNoted(guarded); !noted || !isDifferent(compareGuards(host)) {
+		return nil
+	}
+	return attachment.UnnoteNode(guarded)
 }
 
 // setReserved prepares the ports of pods that an older release attached.

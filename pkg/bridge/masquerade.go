@@ -112,22 +112,25 @@ func (j *job) masqueradeByNFT(l layer3) error {
 }
 
 // repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is
-// not missing.
+// not missing. Of a network without such pods it forgets what was flushed.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
 		return nil
 	}
-	written := wantedMasquerade(att.Network, m, finished(pods))
-	if len(written.Sources) == 0 {
-		return nil
-	}
+	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finished(pods))
 	written.Local = append(written.Local, multicast()...)
 	if err := compareMasquerade(host, written); !isDifferent(err) {
 		return err
 	}
+	if len(all.Sources) == 0 {
+		return att.Unnote(masqueraded)
+	}
+	if len(written.Sources) == 0 {
+		return nil
+	}
 	log.Info("masquerade is missing and is restored from the records")
-	return SetMasquerade(wantedMasquerade(att.Network, m, pods))
+	return SetMasquerade(all)
 }
 
 // wantedMasquerade returns what pods of a network need.

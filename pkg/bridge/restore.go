@@ -10,9 +10,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // Restore restores the rules of all attachments of the node from the records, after a flush: guards first, which protect pods from one
@@ -22,15 +25,59 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
 	}
-	errs := []error{repairGuards(host, log, locks)}
+	return errors.Join(repairGuards(host, log, locks), restoreNetworks(host, log, locks))
+}
+
+// restoreNetworks is Restore without the guards.
+func restoreNetworks(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	networks, err := attachment.Networks()
-	errs = append(errs, err)
+	errs := []error{err}
 	for _, network := range networks {
 		if err := repairNetwork(host, log, locks, network); err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", network, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
+}
+
+// restoreFlushed restores the rules of all networks if a chain that the node had is gone or empty. It asks for one chain, and only on a
+// node that has or had rules. A failure is only logged: this ADD is about another pod.
+func (j *job) restoreFlushed() {
+	place, ok := witness()
+	if !ok {
+		return
+	}
+	t, err := j.host.NFT.Open("")
+	if err != nil {
+		return
+	}
+	if chain, ok, err := t.Chain(place); err != nil || ok && chain.Uses > 0 {
+		return
+	}
+	j.logUnrestored(Restore(j.host, j.r.Log, attachment.Waiting))
+}
+
+func (j *job) logUnrestored(err error) {
+	if err != nil {
+		j.r.Log.Warn("what other pods lost could not be restored", "error", err)
+	}
+}
+
+// witness returns a base chain that the node has unless somebody flushed the rules; ok is false if the node needed none yet. Guards come
+// first: nothing but the guards stops a forgery.
+func witness() (place nft.Place, ok bool) {
+	if _, ok := attachment.NodeNoted(guarded); ok {
+		return nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain}, true
+	}
+	networks, _ := attachment.Networks()
+	for _, network := range networks {
+		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
+			chain := MasqueradeSets{Network: network}.chainName()
+			return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain}, true
+		}
+	}
+	_, ok = attachment.NodeNoted(vlanTable)
+	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.VLANTable, Chain: vlanChain}, ok
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
@@ -55,31 +102,48 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// intact reports whether the kernel has what a pod of the network shares with others, or the network has no pod. It reads one record at
-// most. What cannot be read counts as intact.
-func intact(host *kernel.Node, network string) bool {
-	pod, ok := attachment.AnyIn(network, "bridge")
-	var st state
-	if !ok || json.Unmarshal(pod.State, &st) != nil || st.Unfinished {
+// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. It reads one
+// record of each network at most. What cannot be read counts as intact.
+func intact(host *kernel.Node) bool {
+	_, needGuards := attachment.NodeNoted(guarded)
+	networks, _ := attachment.Networks()
+	for _, network := range networks {
+		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
+			if isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
+				return false
+			}
+		}
+		pod, ok := attachment.AnyIn(network, "bridge")
+		var st state
+		if !ok || json.Unmarshal(pod.State, &st) != nil || st.Unfinished {
+			continue
+		}
+		if st.lacks(host, pod.Key) {
+			return false
+		}
+		needGuards = needGuards || st.Guard != nil
+	}
+	if needGuards && isDifferent(compareGuards(host)) {
+		return false
+	}
+	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return true
 	}
-	if st.Guard != nil && isDifferent(compareGuards(host)) {
-		return false
-	}
+	ok, err := hasVLANTable(host)
+	return ok || err != nil
+}
+
+// lacks reports whether the kernel lacks paths or rules of one pod.
+func (st state) lacks(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.lostGateway(host); lost {
-		return false
+		return true
 	}
 	for _, p := range st.paths() {
-		if lost, _ := p.lost(host, network); len(lost) > 0 {
-			return false
+		if lost, _ := p.lost(host, key.Network); len(lost) > 0 {
+			return true
 		}
 	}
-	if text, noted := attachment.NotedIn(network, masqueraded); noted && text != "" {
-		if isDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
-			return false
-		}
-	}
-	return st.Masquerade != "iptables" || !slices.ContainsFunc(st.Addresses, func(a netip.Prefix) bool {
-		return iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(pod.Key))
+	return slices.ContainsFunc(st.byIPTables(), func(a netip.Prefix) bool {
+		return iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(key))
 	})
 }

@@ -10,13 +10,17 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// vlanSchema is the version of the table.
-const vlanSchema = 2
+// vlanSchema is the version of the table, and vlanChain one of its base chains.
+const (
+	vlanSchema = 2
+	vlanChain  = "postrouting"
+)
 
 // VLANGateway is the link that carries the gateway addresses of a VLAN.
 type VLANGateway struct {
@@ -51,7 +55,7 @@ func buildVLANs(c *nftables.Conn) error {
 		r.Rule(bridged, inputLink(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
 			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
 	}
-	back := r.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+	back := r.Chain(vlanChain, nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	r.Rule(back, slices.Concat(nft.Translated(), []expr.Any{inputLink(), &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue},
 		&expr.Lookup{SourceRegister: regLink, SetName: hairpin.Name, SetID: hairpin.ID}, &expr.Masq{}})...)
 	return r.Mark(vlanSchema)
@@ -77,10 +81,43 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	if !rules {
 		err = nft.Build("nft add table inet "+nft.VLANTable, buildVLANs)
 	}
+	if _, noted := attachment.NodeNoted(vlanTable); !noted && err == nil {
+		err = attachment.NoteNode(vlanTable, "")
+	}
 	if err == nil {
 		err = t.Add(missing)
 	}
 	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
+}
+
+// vlanTable notes that the node has the table.
+const vlanTable = "vlan-gateways"
+
+// hasVLANTable reports whether the kernel has the rules.
+func hasVLANTable(host *kernel.Node) (bool, error) {
+	t, err := host.NFT.Open(nft.VLANTable)
+	if err != nil {
+		return false, err
+	}
+	return t.Marked(vlanSchema)
+}
+
+// forgetFlushedVLANs removes the note of a table that is gone and that no gateway needs. An ADD makes the table before it notes it, so that
+// the second look finds what came between the first one and the removal.
+func forgetFlushedVLANs(host *kernel.Node) error {
+	if _, noted := attachment.NodeNoted(vlanTable); !noted {
+		return nil
+	}
+	if ok, err := hasVLANTable(host); ok || err != nil {
+		return err
+	}
+	if err := attachment.UnnoteNode(vlanTable); err != nil {
+		return err
+	}
+	if ok, err := hasVLANTable(host); !ok || err != nil {
+		return err
+	}
+	return attachment.NoteNode(vlanTable, "")
 }
 
 // compareVLANGateway returns nil if the rules are there or cannot be, otherwise an error of plugin.CodeStateDiffers.

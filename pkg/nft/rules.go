@@ -58,10 +58,12 @@ func (t *Handle) HasChain(p Place) (bool, error) {
 	return ok, err
 }
 
-// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP.
+// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP. Uses counts the
+// rules of a base chain; of another chain also the rules that lead to it.
 type Chain struct {
 	Base   bool
 	Policy uint32
+	Uses   uint32
 }
 
 // Chain asks for one chain by its name; ok is false if it does not exist.
@@ -87,8 +89,12 @@ func parseChain(data []byte) (state Chain) {
 		return state
 	}
 	walk(data[4:], func(kind uint16, value []byte) {
-		if kind == unix.NFTA_CHAIN_POLICY && len(value) == 4 {
+		switch {
+		case len(value) != 4:
+		case kind == unix.NFTA_CHAIN_POLICY:
 			state.Base, state.Policy = true, binary.BigEndian.Uint32(value)
+		case kind == unix.NFTA_CHAIN_USE:
+			state.Uses = binary.BigEndian.Uint32(value)
 		}
 	})
 	return state

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// plain is the same node with a pod of another network, which has no rules of its own.
+func (l lab) plain(name, bridge string) lab {
+	l.Helper()
+	next := l.other()
+	next.Conf = object{"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "ipam": hostLocal("10.92.0.0/24")}
+	return next
+}
+
+// TestPlainVerbsRestore (F-21): after a flush each ADD and each STATUS on the node restores what the records of all networks want, also
+// with a configuration that asks for none of it.
+func TestPlainVerbsRestore(t *testing.T) {
+	flush := func(tables ...string) []string {
+		for i, table := range tables {
+			tables[i] = "nft flush table " + table
+		}
+		return append(tables, "nft flush ruleset")
+	}
+	both := []string{"ADD", "STATUS"}
+	for what, c := range map[string]struct {
+		keys    []any
+		verbs   []string
+		flushes []string
+	}{
+		"guards":     {[]any{"antiSpoof", true, "ipMasq", false}, both, flush("bridge podlace_guard")},
+		"MACs":       {[]any{"macspoofchk", true, "ipMasq", false}, both, flush()},
+		"both":       {[]any{"antiSpoof", true}, both, flush()},
+		"masquerade": {nil, both, flush("inet podlace_masquerade")},
+		"VLAN":       {[]any{"vlan", 5, "ipMasq", false}, both, flush("inet podlace_vlan")},
+		"iptables":   {[]any{"ipMasqBackend", "iptables"}, []string{"STATUS"}, flush()},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bridge := "btpl" + what[:2]
+			l := bareLab(t, append([]any{"name", "wants" + what, "bridge", bridge, "ipam", hostLocal("10.91.0.0/24")}, c.keys...)...)
+			switch o := l.Call("STATUS", ""); {
+			case what == "VLAN" && o.Exit != 0:
+				t.Skip("SKIPPED: the kernel has no VLAN filtering")
+			case what == "iptables" && !iptables.Installed(true):
+				t.Skip("SKIPPED: iptables is not installed")
+			}
+			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
+			a := l.add("a")
+			for _, verb := range c.verbs {
+				for _, flush := range c.flushes {
+					l.run(flush)
+					l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
+					next := l.plain("plain"+what, bridge)
+					if verb == "STATUS" {
+						l.OK(next.Call("STATUS", ""))
+					} else {
+						next.OK(next.Call("ADD", "plain"))
+						next.OK(next.Call("DEL", "plain"))
+					}
+					if o := a.check(); o.Exit != 0 {
+						t.Errorf("%s, then %s of a plain network: CHECK: %s", flush, verb, o.Stdout)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPlainNode: a plain ADD makes no table and no note on a node whose pods need none, and forgets tables that no pod needs any more.
+func TestPlainNode(t *testing.T) {
+	l := bareLab(t, "name", "needy", "bridge", "btpn", "antiSpoof", true)
+	t.Cleanup(func() { _ = onHost("btpn", netlink.LinkDel) })
+	l.add("a")
+	l.OK(l.Call("DEL", "a"))
+	for range 2 {
+		l.run("nft flush ruleset")
+		next := l.plain("undemanding", "btpn")
+		next.OK(next.Call("ADD", "plain"))
+		next.OK(next.Call("DEL", "plain"))
+		if got := l.run("nft list tables"); got != "" {
+			t.Errorf("tables: %s", got)
+		}
+		if place, ok := witness(); ok {
+			t.Errorf("the next ADD asks for %v", place)
+		}
+	}
+}
+
+// TestPortOfOlderRelease: STATUS and GC prepare the port of a pod that a release without SetReserved attached.
+func TestPortOfOlderRelease(t *testing.T) {
+	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
+	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })
+	a := l.add("a")
+	for _, verb := range []string{"STATUS", "GC"} {
+		l.run("ip link set dev " + a.hostVeth() + " type bridge_slave group_fwd_mask 0")
+		l.Fails(a.check(), plugin.CodeStateDiffers, "group_fwd_mask is missing")
+		l.run("nft delete element bridge podlace_guard schema '{ 3 }'; nft add element bridge podlace_guard schema '{ 2 }'")
+		l.OK(l.Call(verb, "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+		l.OK(a.check())
+	}
+}
