@@ -201,8 +201,8 @@ func (p pair) llc(body ...[]byte) []byte {
 // as gives a frame another type.
 func as(kind uint16, frame []byte) []byte { return slices.Concat(frame[:12], be(kind), frame[14:]) }
 
-// changed gives a frame another byte.
-func changed(frame []byte, at int, value byte) []byte {
+// withByte returns a frame with another byte.
+func withByte(frame []byte, at int, value byte) []byte {
 	f := slices.Clone(frame)
 	f[at] = value
 	return f
@@ -278,7 +278,7 @@ func (p pair) forgeries() []frame {
 			p.in6(0, hopByHop(60), destinationOptions(43), routing(44), fragment(60, 0), destinationOptions(58), advert)},
 		{"S-03 router advertisement, its options in a later fragment", forgery,
 			p.in6(44, fragment(60, 9), destinationOptions(58), advert)},
-		{"S-03 router advertisement, too long", forgery, changed(p.in6(58, advert), 18, 9)},
+		{"S-03 router advertisement, too long", forgery, withByte(p.in6(58, advert), 18, 9)},
 		{"S-23 redirect behind AH", forgery, p.in6(51, authentication(58), redirected)},
 		{"S-23 redirect, first fragment", forgery, p.in6(44, fragment(58, 1), redirected)},
 		{"S-23 neighbour advertisement behind AH", forgery, p.in6(51, authentication(58), claim)},
@@ -295,7 +295,7 @@ func (p pair) encapsulated() []frame {
 	data, plain4 := datagram(1000, 2000), udp4(p.v.mac, p.m.mac, p.m.v4, p.v.v4, 1000, 2000, "plain")
 	arp := arpFrame(p.v.mac, p.m.mac, 2, p.m.mac, netip.MustParseAddr("10.60.0.1"), p.v.v4)
 	return []frame{
-		{"S-20 ARP with short addresses", forgery, changed(arp, 18, 4)},
+		{"S-20 ARP with short addresses", forgery, withByte(arp, 18, 4)},
 		{"S-20 ARP in 802.3 and SNAP", forgery, p.llc([]byte{0xaa, 0xaa, 3, 0, 0, 0, 8, 6}, arp[14:])},
 		{"S-21 IPv4 in 802.3 and SNAP", forgery, p.llc([]byte{0xaa, 0xaa, 3, 0, 0, 0, 8, 0}, plain4[14:])},
 		{"S-21 IPv4 in the 802.3 SAP of IP", forgery, p.llc([]byte{6, 6, 3}, plain4[14:])},
@@ -304,11 +304,11 @@ func (p pair) encapsulated() []frame {
 		{"S-21 IPv4 in MPLS", forgery, ether(p.v.mac, p.m.mac, 0x8847, []byte{0, 1, 1, 64}, plain4[14:])},
 		{"S-21 IPv4 marked as IPv6", forgery, as(unix.ETH_P_IPV6, plain4)},
 		{"S-21 IPv6 marked as IPv4", forgery, as(unix.ETH_P_IP, udp6(p.v.mac, p.m.mac, p.m.v6, p.v.v6, 1, 2, "x"))},
-		{"S-21 IPv4 of version 6", forgery, changed(plain4, 14, 0x65)},
-		{"S-21 IPv4 with a header of 16 bytes", forgery, changed(plain4, 14, 0x44)},
-		{"S-21 IPv4 longer than its frame", forgery, changed(plain4, 16, 9)},
-		{"S-21 IPv4 shorter than its header", forgery, changed(plain4, 17, 19)},
-		{"S-21 IPv6 of version 4", forgery, changed(p.in6(17, data), 14, 0x40)},
+		{"S-21 IPv4 of version 6", forgery, withByte(plain4, 14, 0x65)},
+		{"S-21 IPv4 with a header of 16 bytes", forgery, withByte(plain4, 14, 0x44)},
+		{"S-21 IPv4 longer than its frame", forgery, withByte(plain4, 16, 9)},
+		{"S-21 IPv4 shorter than its header", forgery, withByte(plain4, 17, 19)},
+		{"S-21 IPv6 of version 4", forgery, withByte(p.in6(17, data), 14, 0x40)},
 		{"S-23 RARP", forgery, as(0x8035, arp)},
 		{"S-23 QinQ", forgery, slices.Concat(plain4[:12], be(unix.ETH_P_8021AD), be(5), be(unix.ETH_P_8021Q), be(6), plain4[12:])},
 		{"S-23 priority tag", forgery, slices.Concat(plain4[:12], be(unix.ETH_P_8021Q), be(7<<13), p.in4(17, 0, nil, data)[12:])},
