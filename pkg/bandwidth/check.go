@@ -39,11 +39,34 @@ func check(r *plugin.Request) error {
 		if err := checkBucket(host, link, *want.Ingress, recorded); err != nil {
 			return err
 		}
+		if err := checkSending(host, link, "ingress"); err != nil {
+			return err
+		}
 	}
 	if want.Egress == nil {
 		return nil
 	}
 	return checkEgress(host, link, want, recorded)
+}
+
+// checkSending finds a filter that takes all frames before they pass the token bucket of a link.
+func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
+	captor, ok, err := host.Captor(link, kernel.Sending)
+	if err != nil || !ok || !captor.Drops && captor.To == 0 {
+		return err
+	}
+	return captured(link, kernel.Sending, limit, captor)
+}
+
+// captured is the error about a filter of another program. Nothing of Podlace removes it: whoever added it may need it.
+func captured(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
+	does := "takes all frames before the limit sees them"
+	if captor.Drops {
+		does = "drops all frames"
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "%s: a filter of another program on %s (%s) %s: %s",
+		limit, link.Name, side, does, captor.Filter),
+		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }
 
 // checkEgress checks the redirect to the device of an egress limit, and its token bucket. Without a record the reference plugin made the
@@ -60,7 +83,17 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 		}
 		return err
 	}
-	return checkBucket(host, ifb, *want.Egress, ours)
+	captor, ok, err := host.Captor(link, kernel.Receiving)
+	if err != nil {
+		return err
+	}
+	if ok && (captor.Drops || captor.To != ifb.Index) {
+		return captured(link, kernel.Receiving, "egress", captor)
+	}
+	if err := checkBucket(host, ifb, *want.Egress, ours); err != nil {
+		return err
+	}
+	return checkSending(host, ifb, "egress")
 }
 
 // redirectedTo returns the device of an egress limit, and which frames of the link are redirected to it.

@@ -41,6 +41,9 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkLinks(w); err != nil {
 		return err
 	}
+	if err := j.checkFilters(w.host); err != nil {
+		return err
+	}
 	l, err := planLayer3(j.cfg, j.own(r.Prev))
 	if err != nil {
 		return err

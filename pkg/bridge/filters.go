@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// checkFilters finds a traffic control filter on the host side that drops all frames of the pod. A filter that redirects them may be a
+// service of another program. A link without classifiers, as of a pod without limits, costs one request.
+func (j *job) checkFilters(link kernel.Link) error {
+	if has, err := j.host.HasClassifiers(link); err != nil || !has {
+		return err
+	}
+	for _, side := range []kernel.Side{kernel.Receiving, kernel.Sending} {
+		captor, ok, err := j.host.Captor(link, side)
+		if err != nil {
+			return err
+		}
+		if ok && captor.Drops {
+			return plugin.WithHint(differs("a filter of another program on %s (%s) drops all frames: %s", link.Name, side, captor.Filter),
+				"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'", link.Name, side)
+		}
+	}
+	return nil
+}
