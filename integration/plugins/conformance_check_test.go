@@ -169,7 +169,7 @@ func otherBreakages() map[string]breakage {
 // TestCheckTells breaks one thing at a time. The next pod repairs what all share, and passes.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
-	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages()} {
+	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages(), filterBreakages()} {
 		for title, b := range harness.InOrder(table) {
 			t.Run(title, func(t *testing.T) {
 				n := n.in(t)

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"slices"
@@ -72,7 +73,7 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if err := compareGuards(host, slices.Concat(written, more)...); !isDifferent(err) {
+	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); !isDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {
@@ -142,7 +143,7 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 		return err
 	}
 	if st.Guard != nil {
-		err = compareGuards(j.host, *st.Guard)
+		err = cmp.Or(guardDrift(j.host), compareGuards(j.host, *st.Guard))
 		if err == nil && !port.Reserved {
 			err = differs("port %s takes frames to reserved addresses past the guard, group_fwd_mask is missing", port.Name)
 		}

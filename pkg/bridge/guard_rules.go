@@ -51,8 +51,8 @@ func guardSets() []guardSet {
 }
 
 // buildGuards writes the rules, which are static, and returns the sets by name: a port is an element of the sets.
-func buildGuards(c *nftables.Conn) (sets map[string]*nftables.Set, err error) {
-	g := guardRules{nft.NewRuleset(c, nft.TableOf(nft.GuardTable).Netlink()), map[string]*nftables.Set{}}
+func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
+	g := guardRules{r, map[string]*nftables.Set{}}
 	for _, s := range guardSets() {
 		if g.sets[s.name], err = g.Set(s.name, nil, append([]nftables.SetDatatype{nftables.TypeIFName}, s.key...)...); err != nil {
 			return nil, err

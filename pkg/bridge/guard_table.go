@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -87,13 +86,26 @@ func SetGuards(guards []Guard) error {
 		}
 		all = append(all, elements...)
 	}
-	return needBridgeFamily(nft.Build("nft set table bridge "+nft.GuardTable, func(c *nftables.Conn) error {
-		sets, err := buildGuards(c)
+	return needBridgeFamily(nft.Install("nft set table bridge "+nft.GuardTable, nft.GuardTable, func(r nft.Ruleset) error {
+		sets, err := buildGuards(r)
 		if err != nil {
 			return err
 		}
-		return addElements(c, maps.Values(sets), all)
+		return addElements(r.C, maps.Values(sets), all)
 	}))
+}
+
+// guardDrift returns an error of plugin.CodeStateDiffers if another program changed the rules, which compareGuards only counts.
+func guardDrift(host *kernel.Node) error {
+	t, err := host.NFT.Open(nft.GuardTable)
+	if err != nil {
+		return err
+	}
+	drift, err := t.DriftOf(guardSchema, func(r nft.Ruleset) error { _, err := buildGuards(r); return err })
+	if err == nil && drift != "" {
+		err = differs("nftables rules of table bridge %s %s", nft.GuardTable, drift)
+	}
+	return needBridgeFamily(err)
 }
 
 func (g Guard) open(host *kernel.Node) (t *nft.Handle, elements []nft.Element, err error) {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
@@ -80,7 +79,7 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 
 // SetMasquerade makes m everything that the network masquerades.
 func SetMasquerade(m MasqueradeSets) error {
-	return nft.Build("nft set masquerade of network "+m.Network, m.build)
+	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
 // compareMasquerade returns nil if the network masquerades m, otherwise an error of plugin.CodeStateDiffers that names a missing part.
@@ -92,10 +91,14 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(missing.Sources) > 0 {
 		return differs("masquerade of %v is missing", missing.Sources)
 	}
-	if ok, err := hasMasqueradeRules(host, m.Network); err != nil {
+	t, err := host.NFT.Open(nft.MasqueradeTable)
+	if err != nil {
 		return err
-	} else if !ok {
-		return differs("the nftables rules that masquerade network %s are missing", m.Network)
+	}
+	if drift, err := t.Drift(MasqueradeSets{Network: m.Network}.build); err != nil {
+		return err
+	} else if drift != "" {
+		return differs("the nftables rules that masquerade network %s %s", m.Network, drift)
 	}
 	if len(missing.Local) > 0 {
 		return differs("the exception from masquerade for %v is missing", missing.Local)
@@ -103,7 +106,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has its rules, one for each family.
+// hasMasqueradeRules reports whether the network's chain has its rules, one for each family. It is the short look of ADD.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -111,7 +114,7 @@ func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	}
 	chain := MasqueradeSets{Network: network}.chainName()
 	rules, err := t.Rules(nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain})
-	return len(rules) >= 2, err
+	return len(rules) == 2, err
 }
 
 // missingMasquerade returns the part of m that the kernel lacks.
@@ -177,17 +180,17 @@ func endMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}
-	return nft.Build("nft delete masquerade of network "+m.Network, func(c *nftables.Conn) error {
-		chain, sets, err := m.empties(c) // what is missing would end the transaction
+	return nft.Install("nft delete masquerade of network "+m.Network, nft.MasqueradeTable, func(r nft.Ruleset) error {
+		chain, sets, err := m.empties(r) // what is missing would end the transaction
 		if err != nil {
 			return err
 		}
-		c.DelChain(chain)
+		r.C.DelChain(chain)
 		for _, set := range sets {
-			c.DelSet(set)
+			r.C.DelSet(set)
 		}
 		return nil
-	})
+	}, m.chainName())
 }
 
 // interval returns the two elements that stand for a prefix in an interval set: its first address, and the first behind it.
@@ -214,12 +217,8 @@ func after(p netip.Prefix) netip.Addr { return last(p).Next() }
 
 // empties makes the table, and the chain and the sets of the network without content: the sources that are masqueraded and the destinations
 // that never are, of IPv4, then of IPv6.
-func (m MasqueradeSets) empties(c *nftables.Conn) (*nftables.Chain, []*nftables.Set, error) {
-	table := c.AddTable(nft.TableOf(nft.MasqueradeTable).Netlink())
-	policy := nftables.ChainPolicyAccept
-	chain := c.AddChain(&nftables.Chain{Table: table, Name: m.chainName(), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
-		Priority: nftables.ChainPriorityNATSource, Policy: &policy})
-	c.FlushChain(chain)
+func (m MasqueradeSets) empties(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
+	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
 	for _, is4 := range []bool{true, false} {
 		key := nftables.TypeIPAddr
@@ -227,11 +226,11 @@ func (m MasqueradeSets) empties(c *nftables.Conn) (*nftables.Chain, []*nftables.
 			key = nftables.TypeIP6Addr
 		}
 		for _, kind := range []string{"pods", "local"} {
-			set := &nftables.Set{Table: table, Name: m.setName(kind, is4), KeyType: key, Interval: true}
-			if err := c.AddSet(set, nil); err != nil {
+			set := &nftables.Set{Table: r.Table, Name: m.setName(kind, is4), KeyType: key, Interval: true}
+			if err := r.C.AddSet(set, nil); err != nil {
 				return nil, nil, err
 			}
-			c.FlushSet(set)
+			r.C.FlushSet(set)
 			sets = append(sets, set)
 		}
 	}
@@ -240,17 +239,16 @@ func (m MasqueradeSets) empties(c *nftables.Conn) (*nftables.Chain, []*nftables.
 
 // build writes the chain and the sets. A packet costs one lookup for each network, however many pods there are. A pod whose network's
 // subnets are in the sets changes nothing.
-func (m MasqueradeSets) build(c *nftables.Conn) error {
-	chain, sets, err := m.empties(c)
+func (m MasqueradeSets) build(r nft.Ruleset) error {
+	chain, sets, err := m.empties(r)
 	if err != nil {
 		return err
 	}
 	for i, is4 := range []bool{true, false} {
-		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: masqueradeRule(is4, sets[2*i], sets[2*i+1]),
-			UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("network %.100s", m.Network))})
+		r.Commented(chain, fmt.Sprintf("network %.100s", m.Network), masqueradeRule(is4, sets[2*i], sets[2*i+1]))
 	}
 	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
-	return addElements(c, slices.Values(sets), m.elements())
+	return addElements(r.C, slices.Values(sets), m.elements())
 }
 
 // addElements adds elements to the sets of a table that is being built, in messages that fit.

@@ -123,7 +123,7 @@ func intact(host *kernel.Node) bool {
 		}
 		needGuards = needGuards || st.Guard != nil
 	}
-	if needGuards && isDifferent(compareGuards(host)) {
+	if needGuards && isDifferent(guardDrift(host)) {
 		return false
 	}
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {

@@ -103,8 +103,10 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 		seen[name] = true
 		rules, lost, err := pod.State.lostGateway(host)
 		if lost {
-			log.Info("the rules of a VLAN's gateway are missing and are restored from the records", "gateway", name)
-			err = EnsureVLANGateway(host, rules)
+			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
+			if err = installVLANs(); err == nil {
+				err = EnsureVLANGateway(host, rules)
+			}
 		}
 		errs = append(errs, err)
 	}

@@ -40,8 +40,7 @@ func (g VLANGateway) elements() []nft.Element {
 // see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
 // carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
 // past it.
-func buildVLANs(c *nftables.Conn) error {
-	r := nft.NewRuleset(c, nft.TableOf(nft.VLANTable).Netlink())
+func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
 		return err
@@ -61,25 +60,22 @@ func buildVLANs(c *nftables.Conn) error {
 	return r.Mark(vlanSchema)
 }
 
-// look returns what the table lacks of the gateway, and whether the rules are there.
-func (g VLANGateway) look(host *kernel.Node) (t *nft.Handle, missing []nft.Element, rules bool, err error) {
-	if t, err = host.NFT.Open(nft.VLANTable); err == nil {
-		missing, err = t.Missing(g.elements())
-	}
-	if err == nil {
-		rules, err = t.Marked(vlanSchema)
-	}
-	return t, missing, rules, err
-}
-
 // EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
-	t, missing, rules, err := g.look(host)
+	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
 		return nft.IgnoreUnsupported(err)
 	}
+	missing, err := t.Missing(g.elements())
+	if err != nil {
+		return nft.IgnoreUnsupported(err)
+	}
+	rules, err := t.Marked(vlanSchema)
+	if err != nil {
+		return err
+	}
 	if !rules {
-		err = nft.Build("nft add table inet "+nft.VLANTable, buildVLANs)
+		err = installVLANs()
 	}
 	if _, noted := attachment.NodeNoted(vlanTable); !noted && err == nil {
 		err = attachment.NoteNode(vlanTable, "")
@@ -120,16 +116,28 @@ func forgetFlushedVLANs(host *kernel.Node) error {
 	return attachment.NoteNode(vlanTable, "")
 }
 
+func installVLANs() error {
+	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
+}
+
 // compareVLANGateway returns nil if the rules are there or cannot be, otherwise an error of plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
-	_, missing, rules, err := g.look(host)
+	t, err := host.NFT.Open(nft.VLANTable)
+	if err != nil {
+		return nft.IgnoreUnsupported(err)
+	}
+	missing, err := t.Missing(g.elements())
+	drift := ""
+	if err == nil {
+		drift, err = t.DriftOf(vlanSchema, buildVLANs)
+	}
 	switch {
 	case err != nil:
 		return nft.IgnoreUnsupported(err)
 	case len(missing) > 0:
 		return differs("the gateway %s misses an entry in nftables table inet %s", g.Link, nft.VLANTable)
-	case !rules:
-		return differs("nftables rules of table inet %s are missing", nft.VLANTable)
+	case drift != "":
+		return differs("nftables rules of table inet %s %s", nft.VLANTable, drift)
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ type Rule struct {
 
 	handle []byte
 	values [][]byte // what it compares with and loads: addresses and ports among others
+	shape  string   // its expressions, as shapeOf writes them
 }
 
 // request encodes a message about chains or rules.
@@ -58,12 +59,15 @@ func (t *Handle) HasChain(p Place) (bool, error) {
 	return ok, err
 }
 
-// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP. Uses counts the
-// rules of a base chain; of another chain also the rules that lead to it.
+// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP, and what follows it.
+// Uses counts the rules of a base chain; of another chain also the rules that lead to it.
 type Chain struct {
-	Base   bool
-	Policy uint32
-	Uses   uint32
+	Base     bool
+	Policy   uint32
+	Hook     uint32
+	Priority int32
+	Type     string
+	Uses     uint32
 }
 
 // Chain asks for one chain by its name; ok is false if it does not exist.
@@ -90,11 +94,21 @@ func parseChain(data []byte) (state Chain) {
 	}
 	walk(data[4:], func(kind uint16, value []byte) {
 		switch {
-		case len(value) != 4:
-		case kind == unix.NFTA_CHAIN_POLICY:
-			state.Base, state.Policy = true, binary.BigEndian.Uint32(value)
-		case kind == unix.NFTA_CHAIN_USE:
+		case kind == unix.NFTA_CHAIN_USE && len(value) == 4:
 			state.Uses = binary.BigEndian.Uint32(value)
+		case kind == unix.NFTA_CHAIN_POLICY && len(value) == 4:
+			state.Base, state.Policy = true, binary.BigEndian.Uint32(value)
+		case kind == unix.NFTA_CHAIN_TYPE:
+			state.Type = text(value)
+		case kind == unix.NFTA_CHAIN_HOOK:
+			walk(value, func(kind uint16, value []byte) {
+				switch {
+				case kind == unix.NFTA_HOOK_HOOKNUM && len(value) == 4:
+					state.Hook = binary.BigEndian.Uint32(value)
+				case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
+					state.Priority = int32(binary.BigEndian.Uint32(value))
+				}
+			})
 		}
 	})
 	return state
@@ -161,7 +175,10 @@ func parseRule(data []byte) (r Rule) {
 		case unix.NFTA_RULE_USERDATA:
 			r.Comment, _ = userdata.GetString(v, userdata.TypeComment)
 		case unix.NFTA_RULE_EXPRESSIONS:
-			walk(v, func(_ uint16, one []byte) { r.parseExpression(one) })
+			walk(v, func(_ uint16, one []byte) {
+				r.parseExpression(one)
+				r.shape += shapeOf(one)
+			})
 		}
 	})
 	return r

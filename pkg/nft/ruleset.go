@@ -16,12 +16,12 @@ import (
 type Ruleset struct {
 	C     *nftables.Conn
 	Table *nftables.Table
-	rules *int // how many were written
+	made  map[string]*layout // chains by name
 }
 
 // NewRuleset makes a table and begins its rules.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
-	return Ruleset{c, c.AddTable(table), new(int)}
+	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }
 
 // schemaSet is a set whose element is the version of the table, so that a newer plugin sees that it has to write the rules anew. The
@@ -34,7 +34,11 @@ func (r Ruleset) Mark(version uint16) error {
 	if err != nil {
 		return err
 	}
-	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(*r.rules)}})
+	rules := 0
+	for _, chain := range r.made {
+		rules += len(chain.rules)
+	}
+	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
 }
 
 // Unmark makes the set of the mark, empty.
@@ -67,10 +71,12 @@ func (t *Handle) Marked(version uint16) (bool, error) {
 // Chain makes a chain, empty; with a hook, a base chain.
 func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
 	chain := &nftables.Chain{Table: r.Table, Name: name}
+	r.made[name] = &layout{}
 	if hook != nil {
 		policy := nftables.ChainPolicyAccept
 		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
 		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
+		r.made[name].chain = Chain{true, uint32(policy), uint32(*hook), int32(priority), string(kind)}
 	}
 	r.C.AddChain(chain)
 	r.C.FlushChain(chain)
@@ -78,16 +84,16 @@ func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind
 }
 
 // Rule appends a rule to a chain.
-func (r Ruleset) Rule(chain *nftables.Chain, exprs ...expr.Any) {
-	*r.rules++
-	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs})
+func (r Ruleset) Rule(chain *nftables.Chain, exprs ...expr.Any) { r.add(chain, nil, exprs) }
+
+func (r Ruleset) add(chain *nftables.Chain, data []byte, exprs []expr.Any) {
+	r.made[chain.Name].append(byte(r.Table.Family), exprs)
+	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs, UserData: data})
 }
 
 // Commented appends a rule with a comment to a chain.
 func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.Any) {
-	*r.rules++
-	r.C.AddRule(&nftables.Rule{Table: r.Table, Chain: chain, Exprs: exprs,
-		UserData: userdata.AppendString(nil, userdata.TypeComment, comment)})
+	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
 // Set makes a set, or with a value type a map.

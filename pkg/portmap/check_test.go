@@ -37,7 +37,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		change func() error
 		says   string
 	}{
-		"flushed": {kerneltest.FlushNFT, "the rules of nftables tables inet podlace_hostport"},
+		"flushed": {kerneltest.FlushNFT, "the rules of nftables table inet podlace_hostport are missing"},
 		"deleted": {func() error { return del(own) }, "hostPort tcp 8080: its entry"},
 		"of another": {func() error {
 			if err := del(own); err != nil {

@@ -69,7 +69,7 @@ func TestCheckHints(t *testing.T) {
 	h := openHost(t)
 	own := owned{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
 	check := func() error { return checkHostPorts(h, own, others{"", map[string]other{}}) }
-	if err := check(); !isDifferent(err) || plugin.Hint(err) != "somebody flushed them; 'podlace reload' brings back those of all pods" {
+	if err := check(); !isDifferent(err) || plugin.Hint(err) != "another program flushed or changed them; 'podlace reload' brings back those of all pods" {
 		t.Errorf("%v, hint %q", err, plugin.Hint(err))
 	}
 	kerneltest.Must(t, addAll(h, own), check())

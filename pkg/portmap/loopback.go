@@ -36,8 +36,7 @@ const foreign = "foreign:"
 // buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
 // needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback. The table
 // stays for as long as a link has route_localnet.
-func buildLoopback(c *nftables.Conn) error {
-	r := nft.NewRuleset(c, nft.TableOf(nft.LoopbackTable).Netlink())
+func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
@@ -77,7 +76,19 @@ func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := marked(host, nft.LoopbackTable, loopbackSchema); ok || err != nil {
 		return err
 	}
-	return nft.Build("nft add table "+nft.LoopbackTable, buildLoopback)
+	return installLoopback()
+}
+
+func installLoopback() error {
+	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
+}
+
+// restoreProtection writes the protection anew if it is missing or was changed; restored reports whether it was.
+func restoreProtection(host *kernel.Node) (restored bool, err error) {
+	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
+		return false, err
+	}
+	return true, installLoopback()
 }
 
 // openedByUs is the value of route_localnet that Podlace writes. The kernel takes every value but 0 for on, and other programs write 1. So
@@ -198,7 +209,7 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
 	links, err := opened(host)
 	if err == nil && len(links) > 0 {
-		err = ProtectLoopback(host)
+		_, err = restoreProtection(host)
 	}
 	if err != nil {
 		return err

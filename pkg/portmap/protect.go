@@ -63,11 +63,11 @@ func opensLoopback(r *plugin.Request) bool {
 	})
 }
 
-// protectAgain writes the protection if a flush removed it. The caller holds the lock of the ports.
+// protectAgain writes the protection if a flush removed it or another program changed it. The caller holds the lock of the ports.
 func protectAgain(host *kernel.Node, log *slog.Logger) error {
-	if ok, err := loopbackProtected(host); err != nil || ok {
-		return err
+	restored, err := restoreProtection(host)
+	if restored {
+		log.Warn("the protection of the node's 127.0.0.0/8 was missing or changed and is restored")
 	}
-	log.Warn("the protection of the node's 127.0.0.0/8 is missing and is restored")
-	return ProtectLoopback(host)
+	return err
 }

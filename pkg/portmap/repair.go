@@ -141,8 +141,8 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 // intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads
 // no record unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
-	ok, err := rulesIntact(host)
-	if nft.Unsupported(err) || err == nil && ok {
+	drift, err := rulesDrift(host)
+	if nft.Unsupported(err) || err == nil && drift == "" {
 		return cfg.Backend != "iptables" || iptablesIntact()
 	}
 	if err != nil {

@@ -24,10 +24,12 @@ type hostports struct{ nft.Ruleset }
 
 // BuildTable writes the table of hostPorts without its mark, which comes when the ports of all pods are there. Chains and rules are made
 // once a node, pods are elements of its maps, so that a packet costs the same however many pods there are.
-func BuildTable() error { return nft.Build("nft add table "+nft.HostportTable, buildHostports) }
+func BuildTable() error {
+	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
+}
 
-func buildHostports(c *nftables.Conn) error {
-	h := hostports{nft.NewRuleset(c, nft.TableOf(nft.HostportTable).Netlink())}
+func buildHostports(r nft.Ruleset) error {
+	h := hostports{r}
 	hairpin, err := h.Set("hairpin", nil, nftables.TypeIFName, nftables.TypeIFName)
 	if err == nil {
 		_, err = h.Set("owners", nil, nftables.TypeMark, nftables.TypeMark)

@@ -66,11 +66,11 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 	return once(append(found, clashes...)), err
 }
 
-// restoreTable writes the rules anew if they are missing, and adds what is missing of the ports of all attachments; lacked reports whether
+// restoreTable writes the rules anew if they are missing or were changed, and adds what is missing of the ports of all attachments; lacked reports whether
 // anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the
 // ports.
 func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
-	intact, err := rulesIntact(host)
+	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
 	if err != nil {
 		return false, nft.IgnoreUnsupported(err)
 	}
@@ -85,7 +85,7 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 		}
 	}
 	missing, err := t.Missing(once(want))
-	if err != nil || intact {
+	if err != nil || drift == "" {
 		return len(missing) > 0, errors.Join(err, t.Add(missing))
 	}
 	if err := BuildTable(); err != nil {
@@ -212,7 +212,30 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// rulesIntact reports whether the rules are there as they should, and the protection of the node's 127.0.0.0/8 if somebody needs it.
+// tableDrift returns how the rules of a table differ from those that build writes; it is empty if they agree.
+func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
+	t, err := host.NFT.Open(table)
+	if err != nil {
+		return "", err
+	}
+	drift, err := t.DriftOf(version, build)
+	if err != nil || drift == "" {
+		return "", err
+	}
+	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
+}
+
+// rulesDrift is tableDrift for the rules of hostPorts, and for the protection of the node's 127.0.0.0/8 if an attachment needs it.
+func rulesDrift(host *kernel.Node) (string, error) {
+	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
+	if err != nil || drift != "" || !loopbackUsed() {
+		return drift, err
+	}
+	return tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback)
+}
+
+// rulesIntact reports whether the rules are there, and the protection of the node's 127.0.0.0/8 if somebody needs it. It is the short look
+// of ADD, which compares the number of rules alone.
 func rulesIntact(host *kernel.Node) (bool, error) {
 	if ok, err := marked(host, nft.HostportTable, schema); !ok || err != nil {
 		return false, err
@@ -230,11 +253,10 @@ func checkHostPorts(host *kernel.Node, h owned, by others) error {
 	if err != nil {
 		return err
 	}
-	if ok, err := rulesIntact(host); err != nil {
+	if drift, err := rulesDrift(host); err != nil {
 		return err
-	} else if !ok {
-		return plugin.WithHint(differs("the rules of nftables tables inet %s and %s are missing", nft.HostportTable, nft.LoopbackTable),
-			"somebody flushed them; 'podlace reload' brings back those of all pods")
+	} else if drift != "" {
+		return plugin.WithHint(differs("%s", drift), "another program flushed or changed them; 'podlace reload' brings back those of all pods")
 	}
 	if err := checkElements(t, h, by); err != nil || h.Taken {
 		return err

@@ -212,7 +212,7 @@ func TestAfterFlush(t *testing.T) {
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
-		kerneltest.Must(t, nft.Build("test", buildHostports))
+		kerneltest.Must(t, BuildTable())
 	}
 	if lines := records(t, "nft rule inet "+nft.HostportTable+" prerouting"); len(lines) != 1 {
 		t.Errorf("got %d rules: %q", len(lines), lines)

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// shell runs commands of tc(8), nft(8) or iptables(8) on the node, with HOST for the host side of the attachment, and NET, which ends
+// the names of its network's chain and sets.
+func (h held) shell(script string) error {
+	words := strings.NewReplacer("HOST", h.hostSide(), "NET", h.networkHash())
+	if out, err := exec.Command("sh", "-ec", words.Replace(script)).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", script, err, out)
+	}
+	return nil
+}
+
+func (h held) networkHash() string {
+	out, err := exec.Command("nft", "list", "table", "inet", "podlace_masquerade").CombinedOutput()
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, `"network `+h.confs[0]["name"].(string)+`"`) {
+			_, rest, _ := strings.Cut(line, "@pods4-")
+			return rest[:16]
+		}
+	}
+	return ""
+}
+
+// shellBreakages returns breakages by commands, each for CHECK of the plugin with a number.
+func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
+	all := map[string]breakage{}
+	for title, script := range scripts {
+		all[title] = breakage{plugin, func(h held) error { return h.shell(script) }}
+	}
+	return all
+}
+
+// takesAll is a filter that takes every frame, for each kernel that limits can be set on; gone makes one that drops what it takes.
+const (
+	takesAll = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
+	gone     = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
+)
+
+func filterBreakages() map[string]breakage {
+	return shellBreakages(2, map[string]string{
+		"C-64 filter ahead of the redirect":     "tc filter add dev HOST ingress " + takesAll + "lo",
+		"C-64 filter ahead of the token bucket": "tc filter add dev HOST egress " + takesAll + "lo",
+	})
+}
+
+// TestCheckTellsUnlimited: CHECK of bridge finds filters that cut off a pod without limits.
+func TestCheckTellsUnlimited(t *testing.T) {
+	needTools(t, "tc", "ip")
+	n := newNode(t, "unlimited", 147, "nftables")
+	n.confs = n.confs[:2]
+	filter := func(qdisc, side string) string {
+		return fmt.Sprintf("tc qdisc add dev HOST "+qdisc+"\n"+gone, "tc filter add dev HOST "+side+" "+takesAll+"gone0")
+	}
+	for title, b := range harness.InOrder(shellBreakages(0, map[string]string{
+		"C-61 clsact, ingress filter drops": filter("clsact", "ingress"),
+		"C-61 clsact, egress filter drops":  filter("clsact", "egress"),
+		"C-61 ingress qdisc, filter drops":  filter("ingress", "parent ffff:"),
+	})) {
+		t.Run(title, func(t *testing.T) {
+			n := n.in(t)
+			h := n.attach("unlimited")
+			h.check()
+			if err := b.change(h); err != nil {
+				t.Fatal(err)
+			}
+			h.call(0, "CHECK").Run(t).Refused(t, codeStateDiffers)
+			h.del()
+		})
+	}
+}
+
+func needTools(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("SKIPPED: %s is not installed", name)
+		}
+	}
+}
+
+// tables are the registered tables with a base chain of each, the kind of the chain, its hook and priority, and the plugin that tells.
+
+type tableOf struct {
+	plugin            int
+	name, chain, base string
+}
+
+func tablesOfChain() []tableOf {
+	return []tableOf{
+		{0, "inet podlace_masquerade", "network-NET", "type nat hook postrouting priority "},
+		{0, "bridge podlace_guard", "prerouting", "type filter hook prerouting priority "},
+		{1, "inet podlace_hostport", "prerouting", "type nat hook prerouting priority "},
+		{1, "inet podlace_loopback", "prerouting", "type filter hook prerouting priority "},
+	}
+}
+
+// rewritten is a script that writes a chain again with its rules, after sed(1) edited it.
+func (x tableOf) rewritten(sed string) string {
+	return fmt.Sprintf("nft list table %[1]s >/tmp/edited\nnft flush chain %[1]s %[2]s\nnft delete chain %[1]s %[2]s\n"+
+		"nft list table %[1]s >/dev/null\nsed -n '/^table/p;/chain %[2]s {/,/^\t}/p' /tmp/edited | sed '%[3]s' >/tmp/edited.2\n"+
+		"echo '}' >>/tmp/edited.2\nnft -f /tmp/edited.2\nrm /tmp/edited /tmp/edited.2", x.name, x.chain, sed)
+}
+
+func (x tableOf) breakages() map[string]string {
+	chain := x.name + " " + x.chain
+	return map[string]string{
+		"dormant":            "nft add table " + x.name + " '{ flags dormant; }'",
+		"foreign rule ahead": "nft insert rule " + chain + " accept",
+		"foreign rule drops": "nft insert rule " + chain + " counter drop",
+		"rule for another":   "nft delete rule " + chain + " handle $(nft -a list chain " + chain + " | sed -n 's/.*handle //;4p')\nnft insert rule " + chain + " return",
+		"chain flushed":      "nft flush chain " + chain,
+		"chain deleted":      "nft flush chain " + chain + "\nnft delete chain " + chain,
+		"policy drop":        "nft chain " + chain + " '{ policy drop; }'",
+		"priority changed":   x.rewritten("s/priority [^;]*/priority 250/"),
+		"foreign chain":      "nft add chain " + x.name + " foreign '{ " + x.base + "-150; }'\nnft add rule " + x.name + " foreign accept",
+	}
+}
+
+// TestCheckTellsTables: CHECK tells what another program changed of our tables, STATUS restores it, and so do GC and reload.
+func TestCheckTellsTables(t *testing.T) {
+	needTools(t, "nft")
+	n := newNode(t, "tables", 148, "nftables")
+	n = n.with(0, "antiSpoof", true)
+	for _, x := range tablesOfChain() {
+		for title, script := range harness.InOrder(x.breakages()) {
+			if x.plugin == 0 && title == "foreign chain" && x.chain != "prerouting" {
+				continue // other networks have chains in the table
+			}
+			t.Run("C-63 "+x.name+": "+title, func(t *testing.T) {
+				n := n.in(t)
+				h := n.attach("tables")
+				defer h.del()
+				h.check()
+				for verb, restore := range harness.InOrder(h.restorers(x.plugin)) {
+					if err := h.shell(script); err != nil {
+						t.Fatal(err)
+					}
+					h.call(x.plugin, "CHECK").Run(t).Refused(t, codeStateDiffers)
+					restore()
+					t.Log(verb)
+					h.check()
+				}
+			})
+		}
+	}
+}
+
+// restorers are the commands that restore what is missing of a plugin.
+func (h held) restorers(plugin int) map[string]func() {
+	run := func(verb string, pairs ...any) func() {
+		return func() {
+			h.Helper()
+			c := edited(append(pairs, "prevResult", nil)...)(h.call(plugin, verb))
+			c.Run(h.T).OK(h.T)
+		}
+	}
+	return map[string]func(){
+		"STATUS": run("STATUS"),
+		"GC":     run("GC", "cni.dev/valid-attachments", []any{object{"containerID": h.pod.Name, "ifname": h.ifname}}),
+		"reload": func() {
+			if out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput(); err != nil {
+				h.Fatalf("reload: %v: %s", err, out)
+			}
+		},
+	}
+}

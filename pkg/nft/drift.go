@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	mdl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// layout is a chain as a builder makes it.
+type layout struct {
+	chain Chain
+	rules []string // their shapes
+}
+
+func (l *layout) append(family byte, exprs []expr.Any) {
+	if l == nil { // the chain is another program's
+		return
+	}
+	var shape string
+	for _, e := range exprs {
+		data, err := expr.Marshal(family, e)
+		if err != nil {
+			data = nil // AddRule reports it
+		}
+		shape += shapeOf(data)
+	}
+	l.rules = append(l.rules, shape)
+}
+
+// Drift returns how the chains that build makes in the table differ from those in the kernel, as a predicate of "the rules of table X";
+// it is empty if they agree. It lists the rules of these chains alone, whose number does not depend on pods.
+func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
+	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // is never sent
+	if err := build(r); err != nil {
+		return "", err
+	}
+	if dormant, err := t.dormant(); err != nil {
+		return "", err
+	} else if dormant {
+		return "do nothing: the table is dormant", nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.made)) {
+		at, want := Place{t.family, t.Table, name}, r.made[name]
+		chain, ok, err := t.Chain(at)
+		if err != nil {
+			return "", err
+		}
+		if ok && chain != want.chain {
+			return fmt.Sprintf("were changed: chain %s has another hook, priority or policy", name), nil
+		}
+		list, err := t.Rules(at)
+		if err != nil {
+			return "", err
+		}
+		var has []string
+		for _, rule := range list {
+			has = append(has, rule.shape)
+		}
+		switch {
+		case len(has) < len(want.rules):
+			return "are missing", nil
+		case !slices.Equal(has, want.rules):
+			return fmt.Sprintf("were changed: chain %s has other rules", name), nil
+		}
+	}
+	return "", nil
+}
+
+// DriftOf is Drift for a table with a schema version: it also sees chains that another program added.
+func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
+	drift, err := t.Drift(build)
+	if err != nil || drift != "" {
+		return drift, err
+	}
+	if ok, err := t.Marked(version); err != nil || ok {
+		return "", err
+	}
+	return "are those of another version, or another program added a chain", nil
+}
+
+// dormant reports whether the table exists and its chains are switched off.
+func (t *Handle) dormant() (is bool, err error) {
+	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
+	if err != nil {
+		return false, err
+	}
+	err = t.dump(ask, func(data []byte) {
+		walk(data[4:], func(kind uint16, v []byte) {
+			if kind == unix.NFTA_TABLE_FLAGS && len(v) == 4 {
+				is = binary.BigEndian.Uint32(v)&unix.NFT_TABLE_F_DORMANT != 0
+			}
+		})
+	})
+	return is, err
+}
+
+// Install writes chains and rules of a registered table in one transaction. The kernel changes neither hook nor priority of a chain, so the
+// chains are made anew: those with the given names, or without names all of the table, also chains of other programs. Sets keep their
+// elements.
+func Install(op, table string, build func(Ruleset) error, names ...string) error {
+	t, err := Open(table)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	if err := t.wake(); err != nil {
+		return err
+	}
+	for range maxRaces {
+		var old []string
+		if old, err = t.chains(names); err != nil {
+			return err
+		}
+		err = Build(op, func(c *nftables.Conn) error {
+			r := NewRuleset(c, TableOf(table).Netlink())
+			for _, name := range old { // no rule may lead to a chain that goes
+				c.FlushChain(&nftables.Chain{Table: r.Table, Name: name})
+			}
+			for _, name := range old {
+				c.DelChain(&nftables.Chain{Table: r.Table, Name: name})
+			}
+			return build(r)
+		})
+		if len(old) == 0 || !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	return err
+}
+
+// wake switches the chains of a dormant table on; it is a no-op if the table is awake or missing. The kernel refuses new base chains in
+// the same transaction.
+func (t *Handle) wake() error {
+	if dormant, err := t.dormant(); err != nil || !dormant {
+		return err
+	}
+	return Build("nft wake table "+t.Table, func(c *nftables.Conn) error {
+		c.AddTable(TableOf(t.Table).Netlink())
+		return nil
+	})
+}
+
+// chains returns those of the names that are chains of the table. Without names it returns all, and looks at all chains of the family.
+func (t *Handle) chains(names []string) (found []string, err error) {
+	for _, name := range names {
+		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
+			return nil, err
+		} else if ok {
+			found = append(found, name)
+		}
+	}
+	if len(names) > 0 {
+		return found, nil
+	}
+	ask, err := t.tableMessage(unix.NFT_MSG_GETCHAIN, mdl.Dump, t.Table)
+	if err != nil {
+		return nil, err
+	}
+	err = t.dump(ask, func(data []byte) {
+		var table, name string
+		walk(data[4:], func(kind uint16, v []byte) {
+			switch kind {
+			case unix.NFTA_CHAIN_TABLE:
+				table = text(v)
+			case unix.NFTA_CHAIN_NAME:
+				name = text(v)
+			}
+		})
+		if table == t.Table && data[0] == t.family {
+			found = append(found, name)
+		}
+	})
+	return found, err
+}
+
+// shapeOf writes what an expression of a rule does: its name, and the attributes that every kernel reports as a builder gives them. A zero
+// is the same as none. Registers are left out: the kernel reports some by other numbers.
+func shapeOf(data []byte) string {
+	var name string
+	attributes := map[uint16][]byte{}
+	walk(data, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_EXPR_NAME:
+			name = text(v)
+		case unix.NFTA_EXPR_DATA:
+			walk(v, func(kind uint16, v []byte) { attributes[kind] = v })
+		}
+	})
+	shape := name
+	plain, nested := telling(name)
+	for _, kind := range plain {
+		shape += fmt.Sprintf(" %x", text(attributes[kind]))
+	}
+	for _, kind := range nested {
+		shape += " " + dataShape(attributes[kind])
+	}
+	return shape + ";"
+}
+
+// dataShape writes a value or a verdict.
+func dataShape(data []byte) (shape string) {
+	walk(data, func(kind uint16, v []byte) {
+		switch kind {
+		case unix.NFTA_DATA_VALUE:
+			shape += fmt.Sprintf("%x", text(v))
+		case unix.NFTA_DATA_VERDICT:
+			walk(v, func(_ uint16, v []byte) { shape += fmt.Sprintf("%x,", text(v)) })
+		}
+	})
+	return shape
+}
+
+// telling returns the attributes of an expression that make its shape, plain ones and those that hold a value or a verdict.
+func telling(name string) (plain, nested []uint16) {
+	switch name {
+	case "meta":
+		return []uint16{unix.NFTA_META_KEY}, nil
+	case "payload":
+		return []uint16{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET, unix.NFTA_PAYLOAD_LEN}, nil
+	case "lookup":
+		return []uint16{unix.NFTA_LOOKUP_SET, unix.NFTA_LOOKUP_FLAGS}, nil
+	case "cmp":
+		return []uint16{unix.NFTA_CMP_OP}, []uint16{unix.NFTA_CMP_DATA}
+	case "immediate":
+		return nil, []uint16{unix.NFTA_IMMEDIATE_DATA}
+	case "bitwise":
+		return nil, []uint16{unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR}
+	case "nat":
+		return []uint16{unix.NFTA_NAT_TYPE, unix.NFTA_NAT_FAMILY}, nil
+	}
+	return nil, nil
+}
