@@ -249,7 +249,7 @@ func TestRecordTooLarge(t *testing.T) {
 	if err := a.Save(testState{strings.Repeat("x", 4<<20)}); plugin.Code(err) != plugin.CodeConfig {
 		t.Errorf("got %v", err)
 	}
-	if st, ok := StateOf[testState](a.Key, r.Plugin); !ok || st.Value != "small" {
+	if st, ok, err := Checked[testState](r); err != nil || !ok || st.Value != "small" {
 		t.Errorf("the record of before: %+v, %t", st, ok)
 	}
 	if err := os.WriteFile(filepath.Join(a.dir.Path(), a.file()), make([]byte, 5<<20), 0o600); err != nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -87,15 +88,26 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// StateOf returns what a plugin recorded of one attachment, without its lock. A record that cannot be read counts as none.
-func StateOf[T any](k Key, plugin string) (st T, ok bool) {
-	records, err := RecordsOf(k, plugin)
-	rec, ok := records[plugin]
-	if err != nil || !ok || json.Unmarshal(rec.State, &st) != nil {
-		return *new(T), false
+// Checked returns what the plugin of a CHECK recorded of the attachment. A record that cannot be read is an error of
+// plugin.CodeStateDiffers.
+func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
+	records, err := RecordsOf(KeyOf(r), r.Plugin)
+	rec, found := records[r.Plugin]
+	if err == nil && found {
+		err = json.Unmarshal(rec.State, &st)
 	}
-	return st, true
+	if err != nil {
+		return *new(T), false, plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s cannot be read: %w", r.Plugin, err), renew)
+	}
+	return st, found, nil
 }
+
+// LostRecord is the error of CHECK for an attachment of Podlace whose record is gone.
+func LostRecord(r *plugin.Request) error {
+	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: after a flush nothing restores its rules", r.Plugin), renew)
+}
+
+const renew = "nothing restores the record, and DEL works without it; delete the pod and make it again"
 
 // RecordsOf returns the records that the named plugins have of one attachment, by plugin. One that is there and cannot be read is an error
 // that names the file.

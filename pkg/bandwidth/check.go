@@ -17,7 +17,10 @@ func check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	st, recorded := attachment.StateOf[state](attachment.KeyOf(r), pluginName)
+	st, recorded, err := attachment.Checked[state](r)
+	if err != nil {
+		return err
+	}
 	byAdmin := st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
 	if cfg.none() && !byAdmin {
 		return nil
@@ -46,7 +49,14 @@ func check(r *plugin.Request) error {
 	if want.Egress == nil {
 		return nil
 	}
-	return checkEgress(host, link, want, recorded)
+	if err := checkEgress(host, link, want, recorded); err != nil || recorded {
+		return err
+	}
+	// The reference's device is in no group.
+	if ifb, ok, err := device(host, want.IFB); err != nil || !ok || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
+		return err
+	}
+	return attachment.LostRecord(r)
 }
 
 // checkSending finds a filter that takes all frames before they pass the token bucket of a link.

@@ -60,6 +60,9 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkMasquerade(l); err != nil {
 		return err
 	}
+	if err := j.checkRecord(w.host, l); err != nil {
+		return err
+	}
 	return j.checkHabits(w, l)
 }
 
@@ -289,7 +292,7 @@ func (j *job) compareMasquerade(l layer3) error {
 	}
 	switch m.Backend {
 	case "nftables":
-		return compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared))
+		return cmp.Or(compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)), j.checkForeign(l))
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
 			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {

@@ -232,11 +232,26 @@ func TestCheckWithoutRecord(t *testing.T) {
 	if err := errors.Join(os.Remove("/run/podlace/net/bridge-"+key.Hash()), kerneltest.FlushNFT()); err != nil {
 		t.Fatal(err)
 	}
+	rename := func(name string) {
+		t.Helper()
+		link, err := netlink.LinkByName(a.hostVeth())
+		if err == nil {
+			err = errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, name), netlink.LinkSetUp(link))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.result.Interfaces[1].Name = name
+	}
+	ours := a.hostVeth()
+	rename("vethref0") // the reference's name is random
 	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing") {
 		t.Errorf("log: %s", log)
 	}
 	l.other().add("next") // its ADD masquerades both
 	l.OK(a.check())
+	rename(ours)
+	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
 // TestDelForgetsLimits: the limits of a pod go with its link, and so does their record, also when bridge's own is lost or damaged.

@@ -73,7 +73,9 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if len(written)+len(more) == 0 {
 		return nil
 	}
-	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); !isDifferent(err) {
+	if err := cmp.Or(guardDrift(host), compareGuards(host, slices.Concat(written, more)...)); err == nil {
+		return dropForeignGuards(host, log, pods)
+	} else if !isDifferent(err) {
 		return err
 	}
 	if len(written) > 0 {

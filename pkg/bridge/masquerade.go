@@ -3,7 +3,9 @@
 package bridge
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -120,16 +122,20 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 	}
 	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finished(pods))
 	written.Local = append(written.Local, multicast()...)
-	if err := compareMasquerade(host, written); !isDifferent(err) {
+	err, foreign := compareMasquerade(host, written), ""
+	if err == nil && allShared(pods) {
+		foreign, err = all.foreign(host)
+	}
+	if err != nil && !isDifferent(err) || err == nil && foreign == "" {
 		return err
 	}
-	if len(all.Sources) == 0 {
+	if len(all.Sources) == 0 && err != nil {
 		return att.Unnote(masqueraded)
 	}
 	if len(written.Sources) == 0 {
 		return nil
 	}
-	log.Info("masquerade is missing and is restored from the records")
+	log.Info("masquerade is missing or was changed, and is restored from the records", "found", cmp.Or(foreign, fmt.Sprint(err)))
 	return SetMasquerade(all)
 }
 

@@ -111,6 +111,8 @@ func parseOne(data []byte) (e Element) {
 			e.Key = value(v)
 		case nftaKeyEnd:
 			e.Last = value(v)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.KeyEnd = len(v) == 4 && v[3]&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = value(v)
 		case unix.NFTA_SET_ELEM_USERDATA:

@@ -76,7 +76,7 @@ func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind
 		policy := nftables.ChainPolicyAccept
 		chain.Hooknum, chain.Type, chain.Policy = hook, kind, &policy
 		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(priority))
-		r.made[name].chain = Chain{true, uint32(policy), uint32(*hook), int32(priority), string(kind)}
+		r.made[name].chain = Chain{Base: true, Policy: uint32(policy), Hook: uint32(*hook), Priority: int32(priority), Type: string(kind)}
 	}
 	r.C.AddChain(chain)
 	r.C.FlushChain(chain)

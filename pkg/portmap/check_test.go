@@ -3,8 +3,12 @@
 package portmap
 
 import (
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -95,6 +99,90 @@ func TestCheckDetectsIPTables(t *testing.T) {
 		if o := l.Call("CHECK", "a"); o.Failure.Code != plugin.CodeStateDiffers || !strings.Contains(o.Failure.Msg, c.says) {
 			t.Errorf("%+v: %s", c, o.Stdout)
 		}
+		l.OK(l.Call("DEL", "a"))
+	}
+}
+
+// TestCheckDetectsAhead (C-63) adds one rule of another program at a time, ahead of ours.
+func TestCheckDetectsAhead(t *testing.T) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := newLab(t)
+	l.Conf = l.Conf.With("backend", "iptables")
+	l.OK(l.Call("ADD", "a"))
+	for rule, tells := range map[string]bool{
+		"PREROUTING -j ACCEPT":                                    true,
+		"PREROUTING -j DNAT --to-destination 10.71.0.9":           true,
+		"OUTPUT -j RETURN":                                        true,
+		dnatChain + " -p tcp -j RETURN":                           true,
+		dnatChain + " -p tcp -j REDIRECT --to-ports 9":            true,
+		l.chain("a") + " -j ACCEPT":                               true,
+		"PREROUTING -s 192.0.2.1/32 -j ACCEPT":                    false,
+		"PREROUTING -p tcp -m tcp --dport 22 -j RETURN":           false,
+		"POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE": false,
+		dnatChain + " -j LOG":                                     false,
+	} {
+		applyIPTables(t, true, func(iptables.NAT) []string {
+			chain, rest, _ := strings.Cut(rule, " ")
+			return []string{"-I " + chain + " 1 " + rest}
+		})
+		if tells {
+			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "a rule of another program comes before")
+		} else {
+			l.OK(l.Call("CHECK", "a"))
+		}
+		applyIPTables(t, true, func(iptables.NAT) []string { return []string{"-D " + rule} })
+		l.OK(l.Call("CHECK", "a"))
+	}
+	l.OK(l.Call("DEL", "a"))
+}
+
+// TestCheckDetectsRecords (F-21): a record that is damaged or lost while its hostPorts are there.
+func TestCheckDetectsRecords(t *testing.T) {
+	backends(t, func(l lab) {
+		path := "/run/podlace/net/portmap-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
+		for what, lose := range map[string]func() error{
+			"the record of portmap is missing":     func() error { return os.Remove(path) },
+			"the record of portmap cannot be read": func() error { return os.WriteFile(path, []byte(`{"format":1,`), 0o600) },
+			"record format 9: want 1":              func() error { return os.WriteFile(path, []byte(`{"format":9}`), 0o600) },
+		} {
+			l.OK(l.Call("ADD", "a"))
+			l.OK(l.Call("CHECK", "a"))
+			if err := lose(); err != nil {
+				l.Fatal(err)
+			}
+			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, what)
+			l.OK(l.Call("DEL", "a"))
+		}
+	})
+}
+
+// TestForeignElements: what another program wrote into the maps of hostPorts is told, and GC replaces or deletes it.
+func TestForeignElements(t *testing.T) {
+	l := newLab(t)
+	const table, own = "inet podlace_hostport ", "tcp . 8080"
+	for what, c := range map[string]struct{ script, says string }{
+		"to another pod": {"element=$(nft list map " + table + "ports4 | grep -o '" + own + " comment \"[^\"]*\"')\n" +
+			"nft delete element " + table + "ports4 '{ " + own + " }'\n" +
+			"nft add element " + table + "ports4 \"{ $element : 10.71.0.9 . 80 }\"", "hostPort tcp 8080: leads elsewhere"},
+		"without owner": {"nft delete element " + table + "ports4 '{ " + own + " }'\n" +
+			"nft add element " + table + "ports4 '{ " + own + " : 10.71.0.5 . 80 }'", "another program wrote its entry"},
+		"of a port that no pod has": {"nft add element " + table + "ports4 '{ tcp . 9999 : 10.71.0.5 . 80 }'", ""},
+	} {
+		l.OK(l.Call("ADD", "a"))
+		before := portElements(t)
+		if out, err := exec.Command("sh", "-ec", c.script).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", what, err, out)
+		}
+		if c.says != "" {
+			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, c.says)
+		}
+		l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+		if diff := cmp.Diff(before, portElements(t)); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+		l.OK(l.Call("CHECK", "a"))
 		l.OK(l.Call("DEL", "a"))
 	}
 }

@@ -59,6 +59,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 			return plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: the jump to %s is missing", hook, dnatChain)
 		}
 	}
+	if err := checkAhead(nat, chain); err != nil {
+		return err
+	}
 	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
@@ -72,6 +75,31 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 		}
 	}
 	return checkMasquerade(nat, chain)
+}
+
+// checkAhead finds rules of other programs that take packets before ours see them: in the chains of hostPorts any that ends the chain, in
+// those of all programs one that every packet matches. The nat table is shared with other programs, so nothing of Podlace removes them.
+func checkAhead(nat iptables.NAT, chain string) error {
+	for _, place := range []struct{ chain, ours string }{
+		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
+	} {
+		for _, rule := range nat[place.chain] {
+			target := valueOf(rule, "-j")
+			if place.ours != "" && target == place.ours {
+				break
+			}
+			ends := slices.Contains([]string{"ACCEPT", "RETURN", "DROP", "REDIRECT"}, target) ||
+				target == "DNAT" && place.ours != ""
+			all := place.chain == dnatChain || strings.HasPrefix(rule, "-A "+place.chain+" -j ") || // ours match an address or a port
+				place.chain == chain && valueOf(rule, "-d") == "" && valueOf(rule, "--dport") == ""
+			if ends && all {
+				return plugin.WithHint(
+					plugin.Errorf(plugin.CodeStateDiffers, "iptables chain %s: a rule of another program comes before those of hostPorts: %s",
+						place.chain, strings.TrimSpace(rule)), "remove it with 'iptables -t nat -D' or 'ip6tables -t nat -D'; 'podlace reload' leaves it")
+			}
+		}
+	}
+	return nil
 }
 
 // checkMasquerade finds the marks of a pod's chain without what they stand for.

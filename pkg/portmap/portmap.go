@@ -120,11 +120,18 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. A record that cannot be read counts as none.
+// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. Without a record the reference made the ports, unless
+// nf_tables names the attachment as their owner.
 func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
-	old, ok := attachment.StateOf[state](attachment.KeyOf(r), r.Plugin)
+	old, ok, err := attachment.Checked[state](r)
+	if err != nil {
+		return err
+	}
 	if !ok {
-		return nil
+		if _, ours, err := findOwner(host, attachment.KeyOf(r).Hash()); err != nil || !ours {
+			return err
+		}
+		return attachment.LostRecord(r)
 	}
 	st.Bridge = old.Bridge
 	if singles := ports.Singles(st.Ports); slices.Equal(old.Ports, singles) {

@@ -84,21 +84,51 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	missing, err := t.Missing(once(want))
+	wrong, missing, err := compareElements(t, once(want))
 	if err != nil || drift == "" {
-		return len(missing) > 0, errors.Join(err, t.Add(missing))
+		return len(missing)+len(wrong) > 0, errors.Join(err, t.Replace(wrong, missing))
 	}
 	if err := BuildTable(); err != nil {
 		return true, err
 	}
 	rules, err := t.CountRules()
 	if err == nil {
-		err = t.Add(missing)
+		err = t.Replace(wrong, missing)
 	}
 	if err == nil {
 		err = t.Mark(schema, rules)
 	}
 	return true, err
+}
+
+// compareElements returns the elements that are missing, and those in the kernel that another program wrote: with the wrong value for
+// their owner, or without an owner. Each of these is missing in its right form, unless no attachment has its port.
+func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
+	found, err := t.Find(want)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, e := range want {
+		if found[i] == nil {
+			missing = append(missing, e)
+		} else if got := *found[i]; e.Comment != "" && (got.Comment == "" || ownerHash(got.Comment) == ownerHash(e.Comment) && !sameValue(got, e)) {
+			wrong, missing = append(wrong, got), append(missing, e)
+		}
+	}
+	for _, set := range []string{"ports", "hostip_ports", "ranges"} {
+		for _, is4 := range []bool{true, false} {
+			list, err := t.List(set + nft.Digit(is4))
+			if err != nil {
+				return nil, nil, err
+			}
+			wrong = append(wrong, slices.DeleteFunc(list, func(e nft.Element) bool { return e.Comment != "" })...)
+		}
+	}
+	return once(wrong), missing, nil
+}
+
+func sameValue(a, b nft.Element) bool {
+	return string(a.Value) == string(b.Value) && string(a.Last) == string(b.Last)
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
@@ -288,12 +318,14 @@ func checkElements(t *nft.Handle, h owned, by others) error {
 			owned = got != nil
 		case got == nil:
 			missing = append(missing, e)
+		case got.Comment == "":
+			return plugin.WithHint(differs("hostPort %s: another program wrote its entry in nftables set %s", portOf(e), e.Set), reloadHint)
 		case ownerHash(got.Comment) != ownerHash(h.Owner):
 			if o := by.of(got.Comment); !o.shares {
 				return differs(belongsTo, portOf(e), o.name)
 			}
-		case string(got.Value) != string(e.Value) || string(got.Last) != string(e.Last):
-			return differs("hostPort %s: leads elsewhere", portOf(e))
+		case !sameValue(*got, e):
+			return plugin.WithHint(differs("hostPort %s: leads elsewhere", portOf(e)), reloadHint)
 		}
 	}
 	if err := lostPorts(t, h, missing, by); err != nil || owned {
