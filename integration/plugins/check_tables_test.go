@@ -122,12 +122,13 @@ func (x tableOf) breakages() map[string]string {
 		"dormant":            "nft add table " + x.name + " '{ flags dormant; }'",
 		"foreign rule ahead": "nft insert rule " + chain + " accept",
 		"foreign rule drops": "nft insert rule " + chain + " counter drop",
-		"rule for another":   "nft delete rule " + chain + " handle $(nft -a list chain " + chain + " | sed -n 's/.*handle //;4p')\nnft insert rule " + chain + " return",
-		"chain flushed":      "nft flush chain " + chain,
-		"chain deleted":      "nft flush chain " + chain + "\nnft delete chain " + chain,
-		"policy drop":        "nft chain " + chain + " '{ policy drop; }'",
-		"priority changed":   x.rewritten("s/priority [^;]*/priority 250/"),
-		"foreign chain":      "nft add chain " + x.name + " foreign '{ " + x.base + "-150; }'\nnft add rule " + x.name + " foreign accept",
+		"rule for another": "nft delete rule " + chain + " handle $(nft -a list chain " + chain + " | sed -n 's/.*handle //;4p')\n" +
+			"nft insert rule " + chain + " return",
+		"chain flushed":    "nft flush chain " + chain,
+		"chain deleted":    "nft flush chain " + chain + "\nnft delete chain " + chain,
+		"policy drop":      "nft chain " + chain + " '{ policy drop; }'",
+		"priority changed": x.rewritten("s/priority [^;]*/priority 250/"),
+		"foreign chain":    "nft add chain " + x.name + " foreign '{ " + x.base + "-150; }'\nnft add rule " + x.name + " foreign accept",
 	}
 }
 

@@ -97,7 +97,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 		err = json.Unmarshal(rec.State, &st)
 	}
 	if err != nil {
-		return *new(T), false, plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s cannot be read: %w", r.Plugin, err), renew)
+		err = plugin.Errorf(plugin.CodeStateDiffers, "the record of %s cannot be read: %w", r.Plugin, err)
+		return *new(T), false, plugin.WithHint(err, renew)
 	}
 	return st, found, nil
 }

@@ -120,8 +120,8 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. Without a record the reference made the ports, unless
-// nf_tables names the attachment as their owner.
+// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. Without a record the reference made the ports,
+// unless nf_tables names the attachment as their owner.
 func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[state](r)
 	if err != nil {

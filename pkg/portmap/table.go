@@ -66,8 +66,8 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 	return once(append(found, clashes...)), err
 }
 
-// restoreTable writes the rules anew if they are missing or were changed, and adds what is missing of the ports of all attachments; lacked reports whether
-// anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the
+// restoreTable writes the rules anew if they are missing or were changed, and adds what is missing of the ports of all attachments; lacked
+// reports whether anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the
 // ports.
 func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
@@ -99,36 +99,6 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 		err = t.Mark(schema, rules)
 	}
 	return true, err
-}
-
-// compareElements returns the elements that are missing, and those in the kernel that another program wrote: with the wrong value for
-// their owner, or without an owner. Each of these is missing in its right form, unless no attachment has its port.
-func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
-	found, err := t.Find(want)
-	if err != nil {
-		return nil, nil, err
-	}
-	for i, e := range want {
-		if found[i] == nil {
-			missing = append(missing, e)
-		} else if got := *found[i]; e.Comment != "" && (got.Comment == "" || ownerHash(got.Comment) == ownerHash(e.Comment) && !sameValue(got, e)) {
-			wrong, missing = append(wrong, got), append(missing, e)
-		}
-	}
-	for _, set := range []string{"ports", "hostip_ports", "ranges"} {
-		for _, is4 := range []bool{true, false} {
-			list, err := t.List(set + nft.Digit(is4))
-			if err != nil {
-				return nil, nil, err
-			}
-			wrong = append(wrong, slices.DeleteFunc(list, func(e nft.Element) bool { return e.Comment != "" })...)
-		}
-	}
-	return once(wrong), missing, nil
-}
-
-func sameValue(a, b nft.Element) bool {
-	return string(a.Value) == string(b.Value) && string(a.Last) == string(b.Last)
 }
 
 // ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go

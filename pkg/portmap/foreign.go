@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package portmap
+
+import (
+	"slices"
+
+	"github.com/podlace/podlace/pkg/nft"
+)
+
+// compareElements returns the elements that are missing, and those in the kernel that another program wrote: with the wrong value for
+// their owner, or without an owner. Each of these is missing in its right form, unless no attachment has its port.
+func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
+	found, err := t.Find(want)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, e := range want {
+		got := found[i]
+		switch {
+		case got == nil:
+			missing = append(missing, e)
+		case e.Comment == "": // all pods share it
+		case got.Comment == "", ownerHash(got.Comment) == ownerHash(e.Comment) && !sameValue(*got, e):
+			wrong, missing = append(wrong, *got), append(missing, e)
+		}
+	}
+	for _, set := range []string{"ports", "hostip_ports", "ranges"} {
+		for _, is4 := range []bool{true, false} {
+			list, err := t.List(set + nft.Digit(is4))
+			if err != nil {
+				return nil, nil, err
+			}
+			wrong = append(wrong, slices.DeleteFunc(list, func(e nft.Element) bool { return e.Comment != "" })...)
+		}
+	}
+	return once(wrong), missing, nil
+}
+
+func sameValue(a, b nft.Element) bool {
+	return string(a.Value) == string(b.Value) && string(a.Last) == string(b.Last)
+}
