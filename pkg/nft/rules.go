@@ -59,7 +59,7 @@ func (t *Handle) HasChain(p Place) (bool, error) {
 	return ok, err
 }
 
-// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP, and what follows it.
+// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP, hook and priority.
 // Uses counts the rules of a base chain; of another chain also the rules that lead to it.
 type Chain struct {
 	Base     bool

@@ -67,8 +67,8 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 }
 
 // restoreTable writes the rules anew if they are missing or were changed, and adds what is missing of the ports of all attachments; lacked
-// reports whether anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the lock of the
-// ports.
+// reports whether anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the
+// lock of the ports.
 func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
 	if err != nil {
