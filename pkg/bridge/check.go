@@ -60,7 +60,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkMasquerade(l); err != nil {
 		return err
 	}
-	if err := j.checkRecord(w.host, l); err != nil {
+	if err := j.checkRecord(w, l); err != nil {
 		return err
 	}
 	return j.checkHabits(w, l)

@@ -160,12 +160,12 @@ func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of
 
 // checkRecord finds that the record of a pod is damaged or lost. Without a record the reference may have made the pod: it is ours if the
 // host side has our name, and our rules guard or masquerade it and the reference's do not.
-func (j *job) checkRecord(link kernel.Link, l layer3) error {
+func (j *job) checkRecord(w wiring, l layer3) error {
 	_, found, err := attachment.Checked[state](j.r)
-	if err != nil || found || link.Name != j.att.HostVeth() {
+	if err != nil || found || w.host.Name != j.att.HostVeth() {
 		return err
 	}
-	if j.cfg.AntiSpoof {
+	if g := j.cfg.guardOf(w.host, w.pod, l, ""); g != nil && compareGuards(j.host, *g) == nil {
 		return attachment.LostRecord(j.r)
 	}
 	m := j.cfg.Masquerade

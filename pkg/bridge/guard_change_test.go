@@ -5,11 +5,13 @@ package bridge
 import (
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // TestGuardOfNewConfiguration: pods keep the protection that they were added with. When the configuration gets another one, CHECK of these
 // pods passes, with a warning if they have less than it asks for; STATUS and GC leave them as they are, and DEL leaves nothing. So it is
-// without a record: then the pod may be one of the reference.
+// without a record, but then CHECK tells that the record is lost: our rules masquerade the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}
@@ -25,14 +27,23 @@ func TestGuardOfNewConfiguration(t *testing.T) {
 					}
 					l.OK(l.Call("STATUS", "", now...))
 					l.OK(l.Call("GC", "", append([]any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}, now...)...))
-					log := l.OK(a.check(now...)).Log
+					check := func(protection string) string {
+						o := a.check(protections[protection]...)
+						if !recorded {
+							l.Fails(o, plugin.CodeStateDiffers, "the record of bridge is missing")
+						} else {
+							l.OK(o)
+						}
+						return o.Log
+					}
+					log := check(after)
 					if less := strength[before] < strength[after]; strings.Contains(log, "added without") != less {
 						t.Errorf("warning %t, want %t: %s", !less, less, log)
 					}
-					l.OK(a.check(old...))
+					check(before)
 					b := l.other().add("b", now...)
 					b.OK(b.check(now...))
-					l.OK(a.check(now...))
+					check(after)
 					l.OK(l.Call("DEL", "a", append([]any{"prevResult", a.prev}, now...)...))
 				})
 			}
