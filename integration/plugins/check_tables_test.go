@@ -111,9 +111,8 @@ func tablesOfChain() []tableOf {
 
 // rewritten is a script that writes a chain again with its rules, after sed(1) edited it.
 func (x tableOf) rewritten(sed string) string {
-	return fmt.Sprintf("nft list table %[1]s >/tmp/edited\nnft flush chain %[1]s %[2]s\nnft delete chain %[1]s %[2]s\n"+
-		"nft list table %[1]s >/dev/null\nsed -n '/^table/p;/chain %[2]s {/,/^\t}/p' /tmp/edited | sed '%[3]s' >/tmp/edited.2\n"+
-		"echo '}' >>/tmp/edited.2\nnft -f /tmp/edited.2\nrm /tmp/edited /tmp/edited.2", x.name, x.chain, sed)
+	return fmt.Sprintf("old=$(nft list table %[1]s)\nnft flush chain %[1]s %[2]s\nnft delete chain %[1]s %[2]s\n"+
+		"{ echo \"$old\" | sed -n '/^table/p;/chain %[2]s {/,/^\t}/p' | sed '%[3]s'; echo '}'; } | nft -f -", x.name, x.chain, sed)
 }
 
 func (x tableOf) breakages() map[string]string {
