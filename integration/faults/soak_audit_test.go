@@ -104,7 +104,7 @@ func (s *soak) owned(orphans map[string]bool) {
 // of users of 127.0.0.1, containers, and addresses.
 func identity() *regexp.Regexp {
 	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
-		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.7[12]\.0\.\d+|fd7[12]::[0-9a-f]*)(?:\b|$)`)
+		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.9[12]\.0\.\d+|fd9[12]::[0-9a-f]*)(?:\b|$)`)
 }
 
 // identities are the words that identity may find.

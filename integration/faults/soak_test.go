@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 	"github.com/podlace/podlace/pkg/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -99,11 +100,11 @@ func newSoak(t *testing.T, seed uint64, pods int) *soak {
 		harness.Program(t, program)
 	}
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth", "podlace")
-	if err := errors.Join(os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
+	if err := errors.Join(kerneltest.FlushNFT(), os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni")); err != nil {
 		t.Fatal(err)
 	}
-	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{}, orphans: map[string]bool{}, order: fnv.New32a(),
-		lan: harness.NewLAN(t)}
+	s := &soak{T: t, seed: seed, pods: pods, dir: t.TempDir(), done: map[string]int{}, past: map[string]string{},
+		orphans: map[string]bool{}, order: fnv.New32a(), lan: harness.NewLAN(t)}
 	for i, backend := range []string{"nftables", "iptables"} {
 		s.networks = append(s.networks, newSoakNetwork(t, i, backend))
 	}

@@ -61,7 +61,7 @@ func (s *soak) reachable(a *actor) {
 func (s *soak) elsewhere(a *actor) *actor {
 	var list []*actor
 	for _, other := range s.live() {
-		if other.network != a.network {
+		if other.network != a.network && len(other.lost) == 0 { // what lost a record may lack what only the record names
 			list = append(list, other)
 		}
 	}
