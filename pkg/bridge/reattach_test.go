@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -147,5 +148,22 @@ func unfinish(t *testing.T, l lab, id string) {
 	edited := strings.Replace(string(data), bridge, bridge+`"unfinished":true,`, 1)
 	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestNoWaitOnAnothersBridge: the kernel reports no operational state of a bridge that was up before its first port. No ADD waits for it.
+func TestNoWaitOnAnothersBridge(t *testing.T) {
+	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
+	l := bareLab(t, "name", "upbefore", "bridge", "btup0")
+	if err := errors.Join(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "btup0"}}),
+		onHost("btup0", netlink.LinkSetUp)); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"a", "b"} {
+		start := time.Now()
+		l.other().add(id)
+		if took := time.Since(start); took > carrierTimeout/2 {
+			t.Errorf("ADD of %s took %v", id, took)
+		}
 	}
 }

@@ -205,6 +205,8 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
+	// A bridge that is up before its first port has a carrier from the start. The kernel does not look at it, and its state stays unknown.
+	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
 		Dynamic: a.RawFlags&unix.IFF_DYNAMIC != 0, Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
