@@ -114,7 +114,7 @@ func changed() map[string]healthy {
 // lived are histories of pods.
 func lived() map[string]healthy {
 	return map[string]healthy{
-		"record lost": {tells: "no record", history: func(a attached) attached {
+		"record lost, without rules": {keys: []any{"ipMasq", nil}, tells: "no record", history: func(a attached) attached {
 			a.loseRecord()
 			return a
 		}},

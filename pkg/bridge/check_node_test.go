@@ -17,6 +17,16 @@ import (
 
 // run runs a shell command on the node. HOST stands for the host side of the pod, V4 and V6 for the pod's addresses.
 func (a attached) run(command string) error {
+	command = a.named(command)
+	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", command, err, out)
+	}
+	return nil
+}
+
+// named replaces HOST by the host side, V4 and V6 by the addresses of the pod.
+func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
 		words = append(words, "HOST", a.hostVeth())
@@ -24,12 +34,7 @@ func (a attached) run(command string) error {
 	for i, ip := range a.result.IPs {
 		words = append(words, fmt.Sprint("V", 4+2*i), ip.Address.IP.String())
 	}
-	command = strings.NewReplacer(words...).Replace(command)
-	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", command, err, out)
-	}
-	return nil
+	return strings.NewReplacer(words...).Replace(text)
 }
 
 // runInPod runs a shell command in the pod.
@@ -118,9 +123,7 @@ func (l lab) survives(d damage) {
 		if err := a.run(d.command); err != nil {
 			l.Fatal(err)
 		}
-		says := strings.NewReplacer("HOST", a.hostVeth(), "V4", a.result.IPs[0].Address.IP.String(), "V6",
-			a.result.IPs[1].Address.IP.String()).Replace(d.says)
-		l.Fails(a.check(), plugin.CodeStateDiffers, says)
+		l.Fails(a.check(), plugin.CodeStateDiffers, a.named(d.says))
 		if verb != "" {
 			a.restores(verb)
 		}
@@ -212,11 +215,31 @@ func TestCheckWithoutRecords(t *testing.T) {
 			if err := errors.Join(a.run("cp -a /run/podlace/. "+kept+"; find /run/podlace -type f -delete"), a.run(d.command)); err != nil {
 				t.Fatal(err)
 			}
-			own.Fails(a.check(), plugin.CodeStateDiffers, "")
+			own.Fails(a.check(), plugin.CodeStateDiffers, a.named(d.says)) // the missing record alone is an error, too
 			if err := errors.Join(a.run("cp -a "+kept+"/. /run/podlace"), os.RemoveAll(kept), a.run(d.repair)); err != nil {
 				t.Fatal(err)
 			}
 			own.OK(own.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
 		})
+	}
+}
+
+// TestStatusOfDownBridge: an admin took the bridge down. STATUS changes nothing and says nothing, each time.
+func TestStatusOfDownBridge(t *testing.T) {
+	a := nodeLab(t).add("a")
+	defer func() {
+		if err := a.run("ip link set btn0 up"); err != nil {
+			t.Error(err)
+		}
+		a.OK(a.Call("STATUS", ""))
+		a.OK(a.check())
+	}()
+	if err := a.run("ip link set btn0 down"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if o := a.OK(a.Call("STATUS", "")); o.Log != "" {
+			t.Errorf("log: %s", o.Log)
+		}
 	}
 }

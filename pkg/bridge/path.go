@@ -113,10 +113,11 @@ type repair struct {
 }
 
 // lost returns what the path lacks of what ADD made. It does not miss an address that the network did not put on the link or that another
-// link has, nor the route to the subnet while an admin's route for the pod or the subnet is in its place.
+// link has, nor the route to the subnet while an admin's route for the pod or the subnet is in its place. Nothing is
+// missing while the link is down. In a VRF only forwarding is: the main table has no route for the link.
 func (p path) lost(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
-	if err != nil || !ok {
+	if err != nil || !ok || !link.Up {
 		return nil, err
 	}
 	if _, noted := attachment.NotedIn(network, gatewayNote(link, p.gateway)); !noted {
@@ -127,6 +128,9 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 		all = append(all, repair{"forwarding", func() error { return forward(host, link, is4) }})
 	} else if err != nil {
 		return nil, err
+	}
+	if link.Master != 0 {
+		return all, nil
 	}
 	own, err := host.MatchRoute(p.gateway.Addr())
 	switch {
