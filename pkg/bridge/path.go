@@ -189,14 +189,21 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts gives the ports of pods the flags that ADD gave them. The state of a port stays: an admin cuts a pod off by it.
+// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an admin cuts a pod off by it.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
 		port, ok, err := host.LinkByIndex(pod.State.Index)
 		errs = append(errs, err)
 		want := pod.State.flags()
-		if !ok || port.Name != pod.HostVeth() || port.Master == 0 || port.Port == want {
+		if !ok || port.Name != pod.HostVeth() || port.Master == 0 {
+			continue
+		}
+		if pod.State.Guard != nil && !port.Reserved {
+			log.Info("group_fwd_mask of a guarded port is missing and is restored", "port", port.Name)
+			errs = append(errs, host.SetReserved(port))
+		}
+		if port.Port == want {
 			continue
 		}
 		log.Info("flags of a pod's port differ and are restored from the records", "port", port.Name, "has", port.Port.Unlike(want))

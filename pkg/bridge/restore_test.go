@@ -92,6 +92,18 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
+// TestPortJoinedAgain: another program takes the port of a guarded pod off the bridge and back, which resets all of its flags. GC restores
+// them.
+func TestPortJoinedAgain(t *testing.T) {
+	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
+	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })
+	a := l.add("a")
+	l.run("ip link set dev " + a.hostVeth() + " nomaster; ip link set dev " + a.hostVeth() + " master btre")
+	l.Fails(a.check(), plugin.CodeStateDiffers, "")
+	l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
+	l.OK(a.check())
+}
+
 // TestPortOfOlderRelease: STATUS and GC prepare the port of a pod that a release without SetReserved attached.
 func TestPortOfOlderRelease(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
