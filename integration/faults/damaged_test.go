@@ -173,7 +173,8 @@ func TestFaultNewer(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Must(t, "STATUS", nil)
-	before.Clean(t, "GC and STATUS with records of a newer version")
+	s.Must(t, "CHECK", rt)
+	before.Clean(t, "GC, STATUS and CHECK with records of a newer version")
 	for path, data := range former {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)

@@ -131,7 +131,7 @@ func (s *soak) inventory() string {
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
 	for _, path := range s.paths() {
 		out += path + "\n"
-		name := filepath.Base(path)
+		name := strings.TrimPrefix(filepath.Base(path), ".tmp-")
 		if name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadable(), path) {
 			continue
 		}
@@ -168,13 +168,15 @@ func (s *soak) files(known map[string]bool) {
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
 	found := map[string]bool{}
 	for _, path := range s.paths() {
-		name := filepath.Base(path)
+		// A killed verb leaves a temporary file, which the next one that writes the file replaces.
+		name, temporary := strings.CutPrefix(filepath.Base(path), ".tmp-")
+		path := filepath.Join(filepath.Dir(path), name)
 		hash := name[strings.LastIndex(name, "-")+1:]
 		switch {
 		case strings.Contains(path, "/networks/soak") && known[name], strings.HasPrefix(path, "/run/podlace/soak") && known[hash],
 			strings.Contains(path, "/.localhost/") && known[name]:
-			found[path] = true
-		case strings.Contains(name, ".tmp-") || !harmless.MatchString(path):
+			found[path] = !temporary || found[path]
+		case !harmless.MatchString(path):
 			s.Errorf("no live pod, no network and no lock has the file %s", path)
 		}
 	}

@@ -75,9 +75,13 @@ type soak struct {
 // records come at random. At every look at the whole node all that it has belongs to a live pod, and the traffic, the hostPorts and the
 // limits of every live pod are right. At the end the node is as it was before the first pod.
 func TestSoak(t *testing.T) {
-	s := newSoak(t, flagOf[uint64]("seed"), flagOf[int]("pods"))
-	s.audits = flagOf[int]("audit")
-	steps, until := flagOf[int]("steps"), time.Now().Add(flagOf[time.Duration]("for"))
+	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
+	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
+		t.Fatalf("-steps %d -pods %d -audit %d: want steps from 0, pods from 1 to 240, audit from 1", steps, pods, audits)
+	}
+	s := newSoak(t, flagOf[uint64]("seed"), pods)
+	s.audits = audits
+	until := time.Now().Add(flagOf[time.Duration]("for"))
 	fmt.Fprintf(t.Output(), "seed %d\n", s.seed)
 	before := harness.Watch(t)
 	for round := 0; round == 0 || steps == 0 && time.Now().Before(until) || s.step < steps; round++ {

@@ -332,9 +332,22 @@ func parse(data []byte) (Record, error) {
 		return Record{}, err
 	}
 	if rec.Format != format {
-		return Record{}, fmt.Errorf("its format is %d: this version of Podlace reads %d", rec.Format, format)
+		return Record{}, formatError(rec.Format)
 	}
 	return rec, nil
+}
+
+// formatError is the format of a record that this version does not read.
+type formatError int
+
+func (e formatError) Error() string {
+	return fmt.Sprintf("its format is %d: this version of Podlace reads %d", int(e), format)
+}
+
+// isNewer reports whether the error is that of a record that a newer version wrote.
+func isNewer(err error) bool {
+	of, ok := errors.AsType[formatError](err)
+	return ok && of > format
 }
 
 // ReferenceHash returns the hexadecimal hash from which the reference plugins make the names of chains and devices:

@@ -89,10 +89,14 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 }
 
 // Checked returns what the plugin of a CHECK recorded of the attachment. A record that cannot be read is an error of
-// plugin.CodeStateDiffers.
+// plugin.CodeStateDiffers. One that a newer version wrote is only a line in the log: a downgrade must not cost the node its pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
+	if isNewer(err) {
+		r.Log.Warn("a newer version of Podlace wrote the record; CHECK does without it", "error", err)
+		return st, false, nil
+	}
 	if err == nil && found {
 		err = json.Unmarshal(rec.State, &st)
 	}
@@ -103,8 +107,11 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord is the error of CHECK for an attachment of Podlace whose record is gone.
+// LostRecord is the error of CHECK for an attachment of Podlace whose record is gone; it is nil for one that a newer version wrote.
 func LostRecord(r *plugin.Request) error {
+	if Recorded(r) {
+		return nil
+	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: after a flush nothing restores its rules", r.Plugin), renew)
 }
 

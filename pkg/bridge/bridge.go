@@ -62,6 +62,9 @@ type job struct {
 	// shared: the subnets of the IPAM plugin are known, and masqueraded as a whole
 	shared bool
 	fresh  bool // this ADD made the bridge, or put a gateway address on it
+	// CHECK: what ADD recorded, if it can be read
+	was      state
+	recorded bool
 }
 
 func (b bridge) open(r *plugin.Request) (_ *job, err error) {

@@ -29,6 +29,9 @@ func (b bridge) check(r *plugin.Request) error {
 		return err
 	}
 	defer j.close()
+	if j.was, j.recorded, err = attachment.Checked[state](r); err != nil {
+		return err
+	}
 	if j.cfg.IPAM != "" {
 		if err := b.ipam.Check(r, j.cfg.IPAM); err != nil {
 			return err
@@ -48,9 +51,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := j.recordedRoutes(&l); err != nil {
-		return err
-	}
+	j.recordedRoutes(&l)
 	if err := j.checkLayer3(w, l); err != nil {
 		return err
 	}
@@ -79,19 +80,16 @@ func (j *job) own(prev *types100.Result) *types100.Result {
 
 // recordedRoutes replaces the routes of prevResult by those of the record: prevResult has also those of other plugins, and of ours not
 // all attributes in every version. A route that a later plugin took out of prevResult is not missed.
-func (j *job) recordedRoutes(l *layer3) error {
-	var st state
-	ok, err := j.att.Load(&st)
-	if !ok || err != nil {
-		return err
+func (j *job) recordedRoutes(l *layer3) {
+	if !j.recorded {
+		return
 	}
-	l.Routes = slices.DeleteFunc(st.Routes, func(route kernel.Route) bool {
+	l.Routes = slices.DeleteFunc(j.was.Routes, func(route kernel.Route) bool {
 		return !slices.ContainsFunc(j.r.Prev.Routes, func(r *types.Route) bool {
 			dst, ok := kernel.Prefix(&r.Dst)
 			return ok && dst == route.Dst
 		})
 	})
-	return nil
 }
 
 // observe finds the links. The host side is the peer of the pod side by the kernel's word, whatever its name.
@@ -146,6 +144,11 @@ func (j *job) checkLinks(w wiring) error {
 // kernel disables it, and without the spanning tree protocol, which has states of its own.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
+	if j.recorded && want != j.was.flags() {
+		j.r.Log.Warn("the pod's port has the flags of its ADD, and the configuration asks for others; make the pod again",
+			"port", w.host.Name, "has", j.was.flags().Unlike(want))
+		want = j.was.flags()
+	}
 	if differing := w.host.Port.Unlike(want); differing != "" {
 		return differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
 	}
@@ -233,7 +236,11 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	for i, gw := range l.gateways {
 		if is4 := gw.Addr().Is4(); !families[is4] {
 			families[is4] = true
-			if err := compareForwarding(j.host, w.gateway, is4); err != nil {
+			byAdmin, err := compareForwarding(j.host, w.gateway, is4)
+			if byAdmin {
+				err = j.tolerate(err)
+			}
+			if err != nil {
 				return plugin.WithHint(err, reloadHint)
 			}
 		}
@@ -277,7 +284,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 // checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
-	if !attachment.Recorded(j.r) {
+	if !j.recorded {
 		return j.tolerate(err)
 	}
 	return err
@@ -292,7 +299,10 @@ func (j *job) compareMasquerade(l layer3) error {
 	}
 	switch m.Backend {
 	case "nftables":
-		return cmp.Or(compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)), j.checkForeign(l))
+		if err := compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)); err != nil {
+			return err
+		}
+		return j.checkForeign(l)
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
 			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {

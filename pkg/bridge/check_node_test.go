@@ -59,8 +59,6 @@ func damages() map[string]damage {
 	}
 	return map[string]damage{
 		"IPv4 forwarding off": {"sysctl -qw net.ipv4.ip_forward=0", "btn0 does not forward IPv4", all, ""},
-		"IPv4 forwarding of the bridge off": {"sysctl -qw net.ipv4.conf.btn0.forwarding=0",
-			"btn0 does not forward IPv4 (net.ipv4.conf.btn0.forwarding=0)", all, ""},
 		"IPv6 forwarding off": {"sysctl -qw net.ipv6.conf.all.forwarding=0",
 			"the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)", all, ""},
 		"IPv6 of the bridge off": {"sysctl -qw net.ipv6.conf.btn0.disable_ipv6=1", "gateway address fd00:61::1/64 is missing", all, ""},
@@ -159,12 +157,12 @@ func habits() map[string]struct{ command, says, repair string } {
 		"router advertisements": {"sysctl -qw net.ipv6.conf.eth0.accept_ra=2", "eth0 accepts router advertisements", ""},
 		"IPv4 on-link route":    {"ip route del 10.61.0.0/24 dev eth0", "eth0 has no on-link route to the gateway 10.61.0.1", ""},
 		"IPv6 on-link route":    {"ip route del fd00:61::/64 dev eth0", "eth0 has no on-link route to the gateway fd00:61::1", ""},
-		"records": {"node:cp -a /run/podlace /run/kept; find /run/podlace -type f -delete", "the attachment has no record",
-			"node:cp -a /run/kept/. /run/podlace; rm -r /run/kept"},
 		"MTU of the bridge": {"node:ip link set btn0 mtu 9000", "btn0 has mtu 9000, more than the 1500 of the pod",
 			"node:ip link set btn0 mtu 1500"},
 		"nf_call_iptables": {"node:ip link set btn0 type bridge nf_call_iptables 0", "nf_call_iptables of btn0 is off",
 			"node:ip link set btn0 type bridge nf_call_iptables 1"},
+		"forwarding of the bridge": {"node:sysctl -qw net.ipv4.conf.btn0.forwarding=0",
+			"btn0 does not forward IPv4 (net.ipv4.conf.btn0.forwarding=0)", "node:sysctl -qw net.ipv4.conf.btn0.forwarding=1"},
 		"overlapping subnet": {"node:ip link add up0 type veth; ip link set up0 up; ip addr add 10.61.0.126/25 dev up0",
 			"the node sends packets for V4 through up0", "node:ip link del up0"},
 	}

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"net/netip"
@@ -241,6 +242,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		a.prev = bytes.ReplaceAll(a.prev, []byte(link.Attrs().Name), []byte(name))
 		a.result.Interfaces[1].Name = name
 	}
 	ours := a.hostVeth()

@@ -15,38 +15,44 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// foreign returns an interval that another program put into a set of the network; it is empty if there is none. A subnet without pods stays
-// in both sets until they are written anew, so an interval of both is none. It lists the sets, whose size depends on the number of subnets.
-func (m MasqueradeSets) foreign(host *kernel.Node) (string, error) {
+// span is an interval of a set.
+type span struct {
+	text     string // its first address and the first one behind it
+	elements []nft.Element
+}
+
+// foreign returns the intervals that another program put into the sets of the network. A subnet without pods stays in both sets until they
+// are written anew, so an interval of both is none. It lists the sets, whose size depends on the number of subnets.
+func (m MasqueradeSets) foreign(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	own := MasqueradeSets{m.Network, distinct(m.Sources), distinct(append(multicast(), m.Local...))}.elements()
 	for _, is4 := range []bool{true, false} {
 		pods, local := m.setName("pods", is4), m.setName("local", is4)
-		has := map[string][]string{}
+		has := map[string][]span{}
 		for _, set := range []string{pods, local} {
 			elements, err := t.List(set)
 			if err != nil {
-				return "", err
+				return nil, err
 			}
 			has[set] = intervals(elements)
 		}
-		for set, other := range map[string]string{pods: local, local: pods} {
-			known := append(intervals(slices.DeleteFunc(slices.Clone(own), func(e nft.Element) bool { return e.Set != set })), has[other]...)
-			for _, i := range has[set] {
-				if !slices.Contains(known, i) {
-					return "nftables set " + set + " has " + i, nil
+		for _, sets := range [][2]string{{pods, local}, {local, pods}} {
+			ours := intervals(slices.DeleteFunc(slices.Clone(own), func(e nft.Element) bool { return e.Set != sets[0] }))
+			for _, i := range has[sets[0]] {
+				same := func(other span) bool { return other.text == i.text }
+				if !slices.ContainsFunc(ours, same) && !slices.ContainsFunc(has[sets[1]], same) {
+					all = append(all, i)
 				}
 			}
 		}
 	}
-	return "", nil
+	return all, nil
 }
 
-// intervals returns the intervals of a set, each as its first address and the first one behind it.
-func intervals(elements []nft.Element) (out []string) {
+func intervals(elements []nft.Element) (out []span) {
 	points := slices.Clone(elements)
 	slices.SortFunc(points, func(a, b nft.Element) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.KeyEnd == b.KeyEnd {
@@ -61,11 +67,14 @@ func intervals(elements []nft.Element) (out []string) {
 		if p.KeyEnd {
 			continue
 		}
-		end := ""
+		one := span{address(p.Key) + "-", []nft.Element{p}}
 		if i+1 < len(points) {
-			end = address(points[i+1].Key)
+			one.text += address(points[i+1].Key)
+			if points[i+1].KeyEnd {
+				one.elements = append(one.elements, points[i+1])
+			}
 		}
-		out = append(out, address(p.Key)+"-"+end)
+		out = append(out, one)
 	}
 	return out
 }
@@ -82,7 +91,7 @@ func (j *job) checkForeign(l layer3) error {
 		return nil
 	}
 	m := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, true)
-	if what, err := m.foreign(j.host); err != nil || what == "" {
+	if what, err := m.foreign(j.host); err != nil || len(what) == 0 {
 		return err
 	}
 	pods, err := attachment.States[state](attachment.List(j.att.Network, "bridge"))
@@ -94,10 +103,11 @@ func (j *job) checkForeign(l layer3) error {
 		m.Sources, m.Local = append(m.Sources, all.Sources...), append(m.Local, all.Local...)
 	}
 	what, err := m.foreign(j.host)
-	if err != nil || what == "" {
+	if err != nil || len(what) == 0 {
 		return err
 	}
-	return differs("%s, which no pod needs: it changes what network %s masquerades", what, j.att.Network)
+	return differs("nftables set %s has %s, which no pod needs: it changes what network %s masquerades", what[0].elements[0].Set, what[0].text,
+		j.att.Network)
 }
 
 // notedMasquerade returns the configuration for which the network's sets were written.
@@ -112,6 +122,24 @@ func allShared(pods []attachment.Of[state]) bool {
 	return !slices.ContainsFunc(pods, func(pod attachment.Of[state]) bool {
 		return pod.State.Masquerade == "nftables" && !pod.State.Shared
 	})
+}
+
+// dropForeign deletes the intervals of other programs. What else is in the sets stays: a pod may live whose record is lost.
+func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
+	all, err := m.foreign(host)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	t, err := host.NFT.Open(nft.MasqueradeTable)
+	if err != nil {
+		return err
+	}
+	var elements []nft.Element
+	for _, i := range all {
+		log.Warn("a set has an interval that no pod needs; it is deleted", "set", i.elements[0].Set, "interval", i.text)
+		elements = append(elements, i.elements...)
+	}
+	return t.Delete(elements)
 }
 
 // dropForeignGuards deletes entries of guarded ports that their guards do not have: each allows a pod an address or MAC of another. Entries
@@ -158,14 +186,13 @@ func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of
 	return t.Delete(foreign)
 }
 
-// checkRecord finds that the record of a pod is damaged or lost. Without a record the reference may have made the pod: it is ours if the
-// host side has our name, and our rules guard or masquerade it and the reference's do not.
+// checkRecord finds that the record of a pod is lost. Without a record the reference may have made the pod: it is ours if the host side has
+// our name, and the port is that of a guarded pod, or our rules masquerade the pod and the reference's do not. Port flags outlive a flush.
 func (j *job) checkRecord(w wiring, l layer3) error {
-	_, found, err := attachment.Checked[state](j.r)
-	if err != nil || found || w.host.Name != j.att.HostVeth() {
-		return err
+	if j.recorded || w.host.Name != j.att.HostVeth() {
+		return nil
 	}
-	if g := j.cfg.guardOf(w.host, w.pod, l, ""); g != nil && compareGuards(j.host, *g) == nil {
+	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
 		return attachment.LostRecord(j.r)
 	}
 	m := j.cfg.Masquerade

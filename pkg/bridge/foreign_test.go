@@ -32,18 +32,35 @@ func (a attached) collect(ids ...string) {
 	a.OK(a.Call("GC", "", "cni.dev/valid-attachments", valid))
 }
 
-// TestForeignIntervals (C-63): an interval of another program in a set of the network is told, and GC removes it.
+// inSecondSubnet returns a lab of the network whose pods get addresses of 10.61.0.0/24. That subnet stays in the sets when its pods are gone.
+func (l lab) inSecondSubnet() lab {
+	second := l.other()
+	ranges := []any{[]any{object{"subnet": "10.61.0.0/24"}}}
+	second.Conf = second.Conf.With("isGateway", false, "isDefaultGateway", false, "ipam", object{"type": "host-local", "ranges": ranges})
+	l.Cleanup(func() {
+		name := MasqueradeSets{Network: l.network()}.name()
+		for _, set := range []string{"pods4-", "local4-"} {
+			l.run("nft delete element inet podlace_masquerade " + set + name + " '{ 10.61.0.0/24 }'")
+		}
+	})
+	return second
+}
+
+// TestForeignIntervals (C-63): an interval of another program in a set of the network is told, and GC removes it. What a pod needs whose
+// record is lost stays.
 func TestForeignIntervals(t *testing.T) {
 	needNFT(t)
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"nonMasqueradeCIDRs": []any{"192.0.2.0/24"}})
 	a := l.add("a")
 	b := l.other().add("b")
+	lost := l.inSecondSubnet().add("lost")
+	lost.loseRecord()
 	before := kerneltest.Records(t, "nft element inet podlace_masquerade")
 	for _, element := range []string{"local4-NET { 0.0.0.0/5 }", "local4-NET { 198.51.100.7 }", "local6-NET { 2000::/3 }",
 		"pods4-NET { 172.16.0.0/12 }"} {
 		a.nft("add element inet podlace_masquerade " + element)
 		a.Fails(a.check(), plugin.CodeStateDiffers, "which no pod needs")
-		a.collect("a", "b")
+		a.collect("a", "b", "lost")
 		if diff := cmp.Diff(before, kerneltest.Records(t, "nft element inet podlace_masquerade")); diff != "" {
 			t.Errorf("%s: GC left another set: %s", element, diff)
 		}
@@ -58,9 +75,7 @@ func TestNoForeignIntervals(t *testing.T) {
 	masquerade := func(cidr string) object { return object{"nonMasqueradeCIDRs": []any{cidr}} }
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", masquerade("192.0.2.0/24"))
 	a := l.add("a")
-	second := l.other()
-	ranges := []any{[]any{object{"subnet": "10.61.0.0/24"}}}
-	second.Conf = second.Conf.With("isGateway", false, "isDefaultGateway", false, "ipam", object{"type": "host-local", "ranges": ranges})
+	second := l.inSecondSubnet()
 	b := second.add("b")
 	third := second.other()
 	third.OK(third.Call("ADD", "c"))

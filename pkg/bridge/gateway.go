@@ -18,15 +18,15 @@ import (
 func (j *job) gateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		if err := forward(j.host, bridge, gw.Addr().Is4()); err != nil {
+		// The note tells the prefix length, which only a look at all addresses would tell otherwise.
+		_, noted := j.att.Noted(gatewayNote(bridge, gw))
+		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
 		}
 		has, err := j.host.HasAddress(bridge, gw.Addr())
 		if err != nil {
 			return err
 		}
-		// The note tells the prefix length, which only a look at all addresses would tell otherwise.
-		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if has && noted {
 			continue
 		}

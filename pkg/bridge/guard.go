@@ -4,12 +4,12 @@ package bridge
 
 import (
 	"cmp"
-	"errors"
 	"log/slog"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // guardOf returns the guard that the configuration asks for on the port of a pod, or nil.
@@ -35,8 +35,8 @@ const (
 // guard protects the other pods from this one, before its port is up. When rules are gone, somebody flushed them: then the pods of all
 // networks get theirs back too, also when this pod needs none.
 func (j *job) guard(port kernel.Link, g *Guard) error {
+	j.restoreFlushed()
 	if g == nil {
-		j.restoreFlushed()
 		return nil
 	}
 	if err := j.host.SetReserved(port); err != nil {
@@ -44,13 +44,15 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	}
 	err := compareGuards(j.host)
 	if isDifferent(err) {
-		if err = repairGuards(j.host, j.r.Log, attachment.Waiting, *g); err == nil {
-			j.logUnrestored(restoreNetworks(j.host, j.r.Log, attachment.Waiting))
-		}
-		return err
+		return repairGuards(j.host, j.r.Log, attachment.Waiting, *g)
 	}
 	if err != nil {
 		return err
+	}
+	if _, noted := attachment.NodeNoted(guarded); !noted {
+		if err := attachment.NoteNode(guarded, ""); err != nil {
+			return err
+		}
 	}
 	return ensureGuard(j.host, *g)
 }
@@ -84,7 +86,7 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	if err := attachment.NoteNode(guarded, ""); err != nil {
 		return err
 	}
-	return errors.Join(SetGuards(all), setReserved(host, written))
+	return SetGuards(all)
 }
 
 // forgetFlushedGuards removes the note of a table that is gone and that no attachment needs. The caller holds the lock.
@@ -93,19 +95,6 @@ func forgetFlushedGuards(host *kernel.Node) error {
 		return nil
 	}
 	return attachment.UnnoteNode(guarded)
-}
-
-// setReserved prepares the ports of pods that an older release attached.
-func setReserved(host *kernel.Node, guards []Guard) error {
-	var errs []error
-	for _, g := range guards {
-		port, ok, err := host.Link(g.Link)
-		if err == nil && ok && port.Master != 0 && !port.Reserved {
-			err = host.SetReserved(port)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 func guardsOf(pods []attachment.Of[state]) (all []Guard) {
@@ -139,24 +128,25 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 // configuration asks for more by now, or nothing is known of the pod, as of one of the reference, that is a line in the log and no error,
 // which might make a runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
-	var st state
-	recorded, err := j.att.Load(&st)
-	if err != nil {
-		return err
-	}
-	if st.Guard != nil {
-		err = cmp.Or(guardDrift(j.host), compareGuards(j.host, *st.Guard))
+	if had := j.was.Guard; had != nil {
+		err := guardDrift(j.host)
+		if err == nil {
+			err = compareGuards(j.host, *had)
+		}
 		if err == nil && !port.Reserved {
 			err = differs("port %s takes frames to reserved addresses past the guard, group_fwd_mask is missing", port.Name)
 		}
-		if err != nil || wanted == nil || len(st.Guard.Addresses) >= len(wanted.Addresses) {
+		if isDifferent(err) {
+			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
+		}
+		if err != nil || wanted == nil || len(had.Addresses) >= len(wanted.Addresses) {
 			return err
 		}
 	}
 	if wanted == nil {
 		return nil
 	}
-	if !recorded && !j.cfg.AntiSpoof {
+	if !j.recorded && !j.cfg.AntiSpoof {
 		if ok, err := asReference(j.att.Key).HasSpoofCheck(); ok || err != nil {
 			return err
 		}
@@ -164,6 +154,6 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
 		return err
 	}
-	j.r.Log.Warn("the pod was added without the spoof protection that the configuration asks for; make it again to protect others from it")
+	j.r.Log.Warn("the pod lacks spoof protection that the configuration asks for; make it again to protect others from it")
 	return nil
 }

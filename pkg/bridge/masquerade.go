@@ -3,9 +3,7 @@
 package bridge
 
 import (
-	"cmp"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -122,20 +120,18 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 	}
 	all, written := wantedMasquerade(att.Network, m, pods), wantedMasquerade(att.Network, m, finished(pods))
 	written.Local = append(written.Local, multicast()...)
-	err, foreign := compareMasquerade(host, written), ""
-	if err == nil && allShared(pods) {
-		foreign, err = all.foreign(host)
-	}
-	if err != nil && !isDifferent(err) || err == nil && foreign == "" {
+	err := compareMasquerade(host, written)
+	switch {
+	case err == nil && len(written.Sources) > 0 && allShared(pods):
+		return all.dropForeign(host, log)
+	case !isDifferent(err):
 		return err
-	}
-	if len(all.Sources) == 0 && err != nil {
+	case len(all.Sources) == 0:
 		return att.Unnote(masqueraded)
-	}
-	if len(written.Sources) == 0 {
+	case len(written.Sources) == 0:
 		return nil
 	}
-	log.Info("masquerade is missing or was changed, and is restored from the records", "found", cmp.Or(foreign, fmt.Sprint(err)))
+	log.Info("masquerade is missing or was changed, and is restored from the records", "found", err)
 	return SetMasquerade(all)
 }
 

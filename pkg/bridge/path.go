@@ -16,37 +16,34 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error of isDifferent if the node does not forward packets that come in by a gateway link. An admin may
-// switch IPv4 forwarding on for single links.
-func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) error {
-	if is4 {
-		if !gateway.Forwards4 {
-			return differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
-		}
-		return nil
+// compareForwarding returns an error of isDifferent if the node does not forward packets that come in by a gateway link. byAdmin reports
+// that the node forwards, and an admin took this link out, or put others in.
+func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
+	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
+		return false, nil
 	}
-	if gateway.Forwards6 {
-		return nil
+	on, err := host.Forwards(is4)
+	switch {
+	case kernel.IsNoFamily(err) || err == nil && on && !is4:
+		return false, nil
+	case err != nil:
+		return false, err
+	case is4:
+		return on, differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
 	}
-	on, err := host.Forwards(false)
-	if kernel.IsNoFamily(err) || err == nil && on {
-		return nil
-	}
-	if err == nil {
-		err = differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
-	}
-	return err
+	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward lets the node forward packets that come in by a gateway link.
-func forward(host *kernel.Node, gateway kernel.Link, is4 bool) error {
+// forward lets the node forward packets that come in by a gateway link. Only for the first pod it overrides a setting of the link: an admin may
+// take single links out later.
+func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
 	switch {
 	case err != nil && !kernel.IsNoFamily(err):
 		return err
 	case err == nil && on:
-		if is4 && !gateway.Forwards4 {
+		if is4 && first && !gateway.Forwards4 {
 			settings = append(settings, kernel.Sysctl{Path: "ipv4/conf/" + gateway.Name + "/forwarding", Value: "1"})
 		}
 	case is4:
@@ -124,9 +121,9 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 		return nil, nil
 	}
 	is4 := p.gateway.Addr().Is4()
-	if err := compareForwarding(host, link, is4); isDifferent(err) {
-		all = append(all, repair{"forwarding", func() error { return forward(host, link, is4) }})
-	} else if err != nil {
+	if byAdmin, err := compareForwarding(host, link, is4); isDifferent(err) && !byAdmin {
+		all = append(all, repair{"forwarding", func() error { return forward(host, link, is4, false) }})
+	} else if err != nil && !byAdmin {
 		return nil, err
 	}
 	if link.Master != 0 {
@@ -189,7 +186,8 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an admin cuts a pod off by it.
+// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an admin
+// cuts a pod off by it.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

@@ -25,13 +25,9 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
 	}
-	return errors.Join(repairGuards(host, log, locks), restoreNetworks(host, log, locks))
-}
-
-// restoreNetworks is Restore without the guards.
-func restoreNetworks(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
+	errs := []error{repairGuards(host, log, locks)}
 	networks, err := attachment.Networks()
-	errs := []error{err}
+	errs = append(errs, err)
 	for _, network := range networks {
 		if err := repairNetwork(host, log, locks, network); err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", network, err))
@@ -40,44 +36,40 @@ func restoreNetworks(host *kernel.Node, log *slog.Logger, locks attachment.Locke
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a chain that the node had is gone or empty. It asks for one chain, and only on a
-// node that has or had rules. A failure is only logged: this ADD is about another pod.
+// restoreFlushed restores the rules of all networks if a chain that the node had is gone or empty. It asks for one chain of each table, and
+// only on a node that has or had rules. A failure is only logged: this ADD is about another pod.
 func (j *job) restoreFlushed() {
-	place, ok := witness()
-	if !ok {
-		return
-	}
 	t, err := j.host.NFT.Open("")
 	if err != nil {
 		return
 	}
-	if chain, ok, err := t.Chain(place); err != nil || ok && chain.Uses > 0 {
-		return
-	}
-	j.logUnrestored(Restore(j.host, j.r.Log, attachment.Waiting))
-}
-
-func (j *job) logUnrestored(err error) {
-	if err != nil {
-		j.r.Log.Warn("what other pods lost could not be restored", "error", err)
+	for _, place := range witnesses() {
+		if chain, ok, err := t.Chain(place); err == nil && (!ok || chain.Uses == 0) {
+			if err := Restore(j.host, j.r.Log, attachment.Waiting); err != nil {
+				j.r.Log.Warn("what other pods lost could not be restored", "error", err)
+			}
+			return
+		}
 	}
 }
 
-// witness returns a base chain that the node has unless somebody flushed the rules; ok is false if the node needed none yet. Guards come
-// first: nothing but the guards stops a forgery.
-func witness() (place nft.Place, ok bool) {
+// witnesses returns base chains that the node has unless somebody flushed the rules: one of the guards, of each network's masquerade, and
+// of the VLAN gateways.
+func witnesses() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
-		return nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain}, true
+		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
 	}
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if text, _ := attachment.NotedIn(network, masqueraded); text != "" {
 			chain := MasqueradeSets{Network: network}.chainName()
-			return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain}, true
+			all = append(all, nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: chain})
 		}
 	}
-	_, ok = attachment.NodeNoted(vlanTable)
-	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.VLANTable, Chain: vlanChain}, ok
+	if _, ok := attachment.NodeNoted(vlanTable); ok {
+		all = append(all, nft.Place{Family: unix.NFPROTO_INET, Table: nft.VLANTable, Chain: vlanChain})
+	}
+	return all
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/iptables"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/reference"
 )
 
@@ -49,8 +50,24 @@ func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawM
 	if err != nil {
 		return nil, err
 	}
+	if st.Guard != nil {
+		guard = append(guard, attachment.Step{Text: "group_fwd_mask of its bridge port: 0", Do: func() error { return resetPort(st.Guard.Link) }})
+	}
 	masquerade, err := masqueradeSteps(rec, st, addresses, conf)
 	return append(guard, masquerade...), err
+}
+
+func resetPort(name string) error {
+	host, err := kernel.Host()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	port, ok, err := host.Link(name)
+	if err != nil || !ok || port.Master == 0 {
+		return err
+	}
+	return host.ResetReserved(port)
 }
 
 // referenceGuard keeps the check of MACs, which the reference has too; it has no check of addresses.

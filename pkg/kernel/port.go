@@ -109,8 +109,13 @@ const reservedMask = 0xfffd
 // SetReserved makes a bridge treat frames from a port to reserved group addresses, such as those of LLDP, as it does others
 // (group_fwd_mask in ip-link(8)). Else it hands them to the port itself and learns their sender, and no rule of a bridge sees them.
 // A kernel before 4.15 ignores it.
-func (n *NS) SetReserved(link Link) error {
-	return fault.Change(fmt.Sprintf("bridge link set %s group_fwd_mask %#x", link.Name, reservedMask), func() error {
-		return n.h.LinkSetBRSlaveGroupFwdMask(byIndex(link.Index), reservedMask)
+func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
+
+// ResetReserved undoes SetReserved.
+func (n *NS) ResetReserved(link Link) error { return n.setGroupForward(link, 0) }
+
+func (n *NS) setGroupForward(link Link, mask uint16) error {
+	return fault.Change(fmt.Sprintf("bridge link set %s group_fwd_mask %#x", link.Name, mask), func() error {
+		return n.h.LinkSetBRSlaveGroupFwdMask(byIndex(link.Index), mask)
 	})
 }

@@ -26,6 +26,10 @@ func TestBridgePort(t *testing.T) {
 		}
 		kerneltest.Must(t, w.host.SetReserved(w.hostSide))
 	}
+	kerneltest.Must(t, w.host.ResetReserved(w.hostSide))
+	if mustLink(t, w.host, w.hostSide.Name).Reserved {
+		t.Error("the mask stays")
+	}
 	if got := all.Unlike(BridgePort{Isolated: true}); got != "hairpin true, locked true, flood false, mcast_flood false, bcast_flood false" {
 		t.Error(got)
 	}
