@@ -13,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectItself lets what leaves the pod wait in an ifb device of the pod, calls send, and lets it go on when nothing redirects it any more.
+// redirectItself lets what leaves the pod wait in an ifb device of the pod, calls send, and lets it go on when nothing redirects it any
+// more.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err
@@ -27,9 +28,11 @@ func redirectItself(send func() error) error {
 		return err
 	}
 	index := eth0.Attrs().Index
-	bucket := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: own.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+	root := netlink.QdiscAttrs{LinkIndex: own.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	bucket := &netlink.Tbf{QdiscAttrs: root,
 		Rate: 1000, Buffer: netlink.Xmittime(1000, 1514), Limit: 1e6} // a frame a second
-	egress := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	egress := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0),
+		Parent: netlink.HANDLE_CLSACT}}
 	if err := errors.Join(netlink.LinkSetUp(own), netlink.QdiscAdd(bucket), netlink.QdiscAdd(egress), netlink.FilterAdd(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
 		ClassId:     netlink.MakeHandle(1, 1), Actions: []netlink.Action{netlink.NewMirredAction(own.Attrs().Index)},

@@ -32,7 +32,8 @@ func (a attached) collect(ids ...string) {
 	a.OK(a.Call("GC", "", "cni.dev/valid-attachments", valid))
 }
 
-// inSecondSubnet returns a lab of the network whose pods get addresses of 10.61.0.0/24. That subnet stays in the sets when its pods are gone.
+// inSecondSubnet returns a lab of the network whose pods get addresses of 10.61.0.0/24. That subnet stays in the sets when its pods are
+// gone.
 func (l lab) inSecondSubnet() lab {
 	second := l.other()
 	ranges := []any{[]any{object{"subnet": "10.61.0.0/24"}}}

@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward lets the node forward packets that come in by a gateway link. Only for the first pod it overrides a setting of the link: an admin may
-// take single links out later.
+// forward lets the node forward packets that come in by a gateway link. Only for the first pod it overrides a setting of the link: an admin
+// may take single links out later.
 func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -186,8 +186,8 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an admin
-// cuts a pod off by it.
+// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an
+// admin cuts a pod off by it.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {

@@ -68,8 +68,8 @@ func TestForgedPeer(t *testing.T) {
 	l.OK(victim.check())
 }
 
-// TestNodeByNamespaceID: a process with CAP_NET_ADMIN in the user namespace of the node deletes a link of the node from a pod, as SECURITY.md
-// says: the kernel gives the pod an ID of the node's namespace with the veth pair.
+// TestNodeByNamespaceID: a process with CAP_NET_ADMIN in the user namespace of the node deletes a link of the node from a pod, as
+// SECURITY.md says: the kernel gives the pod an ID of the node's namespace with the veth pair.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
