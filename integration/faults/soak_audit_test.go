@@ -87,7 +87,11 @@ func (s *soak) owned(orphans map[string]bool) {
 			s.Errorf("no rule leads to the chain %s", chain[1])
 		}
 	}
+	recorded := regexp.MustCompile(`"containerID":"([^"]+)"`)
 	for line := range strings.Lines(all) {
+		if of := recorded.FindStringSubmatch(line); of != nil && orphans[of[1]] {
+			continue // a killed DEL gives the addresses back before the record goes
+		}
 		for _, group := range identity().FindAllStringSubmatch(line, -1) {
 			word := group[slices.IndexFunc(group[1:], func(part string) bool { return part != "" })+1]
 			if !known[word] {
