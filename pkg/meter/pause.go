@@ -10,11 +10,12 @@ const pauseTick = time.Millisecond
 // watchPauses adds up the pauses of this process, by the delay of a timer, until the returned function is called.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
+	last := time.Now() // a busy machine may begin the function below after a first pause
 	go func() {
 		tick := time.NewTicker(pauseTick)
 		defer tick.Stop()
 		var paused time.Duration
-		for last, more := time.Now(), true; more; {
+		for more := true; more; {
 			select {
 			case <-ended:
 				more = false // the pause may have been the last thing that happened
