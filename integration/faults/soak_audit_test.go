@@ -75,7 +75,7 @@ func (s *soak) owned(orphans map[string]bool) {
 	s.Helper()
 	known := s.identities()
 	maps.Copy(known, orphans)
-	for _, path := range s.paths() { // nobody was told the addresses of an ADD that was killed
+	for _, path := range s.paths() { // only the lease tells the addresses of a killed ADD
 		lease, err := os.ReadFile(path)
 		if container, _, ok := strings.Cut(string(lease), "\r\n"); err == nil && ok && orphans[container] {
 			known[filepath.Base(path)] = true

@@ -298,7 +298,7 @@ func read(network, prefix string) (records []Record, damaged []Damaged, err erro
 			e = errOther
 		}
 		if path := new(fs.PathError); errors.As(e, &path) {
-			e = path.Err // the path is told beside it
+			e = path.Err // Damaged has the path
 		}
 		if e != nil {
 			damaged = append(damaged, Damaged{network, name, e})

@@ -68,7 +68,7 @@ func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	return captured(link, kernel.Sending, limit, captor)
 }
 
-// captured is the error about a filter of another program. Nothing of Podlace removes it: whoever added it may need it.
+// captured returns the error about a filter of another program. No verb removes that filter: the other program may need it.
 func captured(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {

@@ -312,3 +312,25 @@ func (j *job) compareMasquerade(l layer3) error {
 	}
 	return nil
 }
+
+// checkRecord finds that the record of a pod is lost. Without a record the reference may have made the pod: it is ours if the host side has
+// our name, and the port is that of a guarded pod, or our rules masquerade the pod and the reference's do not. Port flags outlive a flush.
+func (j *job) checkRecord(w wiring, l layer3) error {
+	if j.recorded || w.host.Name != j.att.HostVeth() {
+		return nil
+	}
+	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
+		return attachment.LostRecord(j.r)
+	}
+	m := j.cfg.Masquerade
+	if m.Backend != "nftables" {
+		return nil
+	}
+	if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
+		return err
+	}
+	if compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)) != nil {
+		return nil
+	}
+	return attachment.LostRecord(j.r)
+}

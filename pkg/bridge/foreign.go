@@ -21,8 +21,8 @@ type span struct {
 	elements []nft.Element
 }
 
-// foreign returns the intervals that another program put into the sets of the network. A subnet without pods stays in both sets until they
-// are written anew, so an interval of both is none. It lists the sets, whose size depends on the number of subnets.
+// foreign returns the intervals that another program put into the sets of the network. An interval that both sets have is our own: a subnet
+// stays in both when its last pod goes. foreign lists the sets, whose size depends on the number of subnets.
 func (m MasqueradeSets) foreign(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -87,7 +87,7 @@ func address(key []byte) string {
 // checkForeign finds what another program added to the network's sets. It reads the records of other pods only if this pod does not explain
 // an interval. Pods of another IPAM plugin are elements of their own, which CHECK does not list.
 func (j *job) checkForeign(l layer3) error {
-	if !j.shared || !attachment.Recorded(j.r) {
+	if !j.shared || !j.recorded {
 		return nil
 	}
 	m := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, true)
@@ -184,26 +184,4 @@ func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of
 	}
 	log.Warn("guards have entries that no pod needs; they are deleted", "entries", len(foreign), "set", foreign[0].Set)
 	return t.Delete(foreign)
-}
-
-// checkRecord finds that the record of a pod is lost. Without a record the reference may have made the pod: it is ours if the host side has
-// our name, and the port is that of a guarded pod, or our rules masquerade the pod and the reference's do not. Port flags outlive a flush.
-func (j *job) checkRecord(w wiring, l layer3) error {
-	if j.recorded || w.host.Name != j.att.HostVeth() {
-		return nil
-	}
-	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
-		return attachment.LostRecord(j.r)
-	}
-	m := j.cfg.Masquerade
-	if m.Backend != "nftables" {
-		return nil
-	}
-	if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
-		return err
-	}
-	if compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)) != nil {
-		return nil
-	}
-	return attachment.LostRecord(j.r)
 }

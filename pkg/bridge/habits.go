@@ -27,7 +27,7 @@ func (j *job) checkHabits(w wiring, l layer3) error {
 	ours := w.host.Name == j.att.HostVeth() // a pod of the reference plugin has other names and settings
 	ra, known := w.pod.Conf6("accept_ra")
 	switch {
-	case ours && !j.recorded && !attachment.Recorded(j.r):
+	case ours && !attachment.Recorded(j.r):
 		errs = append(errs, differs("the attachment has no record, from which STATUS and GC would restore what it loses"))
 	case ours && known && ra != 0:
 		errs = append(errs, differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))

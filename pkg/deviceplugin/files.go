@@ -208,7 +208,7 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether the node has CDI specifications of others, whose runtime then reads ours.
+// hasCDI reports whether another program has put CDI specifications on the node: then the runtime reads ours too.
 func (f files) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))
