@@ -37,7 +37,7 @@ func flooded(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// A flood makes neighbour entries for floodSize addresses that nobody has, beginning with the nth. tap is a packet socket on the pod's eth0.
+// A flood makes neighbour entries for floodSize addresses that nobody has, from the nth on. tap is a packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
 // forge claims the addresses in questions to the gateway, which notes who asks.
