@@ -19,7 +19,12 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-func TestMain(m *testing.M) { kerneltest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv("BRIDGE_TENANT") != "" {
+		os.Exit(tenantMain())
+	}
+	kerneltest.Main(m)
+}
 
 type (
 	object  = kerneltest.Object

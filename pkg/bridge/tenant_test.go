@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
@@ -66,34 +65,6 @@ func TestForgedPeer(t *testing.T) {
 	tenant.loseRecord()
 	l.OK(tenant.Call("DEL", "tenant", "prevResult", tenant.prev))
 	l.OK(victim.check())
-}
-
-// TestNodeByNamespaceID: a process with CAP_NET_ADMIN in the user namespace of the node deletes a link of the node from a pod, as
-// SECURITY.md says: the kernel gives the pod an ID of the node's namespace with the veth pair.
-func TestNodeByNamespaceID(t *testing.T) {
-	l := newLab(t)
-	a := l.add("a")
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "btuplink0"}, PeerName: "btuplink1"}); err != nil {
-		t.Fatal(err)
-	}
-	err := a.Pod.Do(func() error {
-		eth0, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(eth0.Attrs().NetNsID))))
-		req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("btuplink0")))
-		_, err = req.Execute(unix.NETLINK_ROUTE, 0)
-		return err
-	})
-	if err != nil {
-		t.Errorf("from the node's user namespace: %v", err)
-	}
-	if onHost("btuplink0", netlink.LinkDel) == nil {
-		t.Error("the node keeps the link")
-	}
 }
 
 // TestLostRecordAfterFlush: CHECK fails for a guarded pod whose record and rules are lost: nothing restores its protection, and the port

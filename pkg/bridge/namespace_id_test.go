@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// nodeUplink is the link of the node that the tenant of the tests deletes.
+const nodeUplink = "btuplink0"
+
+// deleteNodeUplink deletes nodeUplink from the namespace of the calling thread, which names the node's by the ID that the peer of eth0 has.
+func deleteNodeUplink() error {
+	eth0, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(eth0.Attrs().NetNsID))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(nodeUplink)))
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// tenantMain is the process of a tenant with all capabilities in a user and a network namespace of its own: it acts once it reads a line.
+func tenantMain() int {
+	if _, err := fmt.Scanln(); err != nil {
+		fmt.Println(err)
+		return 2
+	}
+	err := deleteNodeUplink()
+	switch {
+	case errors.Is(err, unix.EACCES):
+		return 0
+	case err == nil:
+		fmt.Println("the link is deleted")
+	default:
+		fmt.Println(err)
+	}
+	return 1
+}
+
+// TestNodeByNamespaceID: a process with CAP_NET_ADMIN in the user namespace of the node deletes a link of the node from a pod, as
+// SECURITY.md says: the kernel gives the pod an ID of the node's namespace with the veth pair.
+func TestNodeByNamespaceID(t *testing.T) {
+	l := newLab(t)
+	a := l.add("a")
+	makeUplink(t)
+	if err := a.Pod.Do(deleteNodeUplink); err != nil {
+		t.Errorf("from the node's user namespace: %v", err)
+	}
+	if onHost(nodeUplink, netlink.LinkDel) == nil {
+		t.Error("the node keeps the link")
+	}
+}
+
+// TestNodeByNamespaceIDFromUserNamespace: the same from a pod with a user namespace of its own (hostUsers: false) is refused.
+func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
+	l := newLab(t).other()
+	tenant := exec.Command("/proc/self/exe") //nolint:noctx // ends with its standard input
+	tenant.Env = append(os.Environ(), "BRIDGE_TENANT=1")
+	tenant.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
+	}
+	var said bytes.Buffer
+	tenant.Stdout, tenant.Stderr = &said, &said
+	start, err := tenant.StdinPipe()
+	kerneltest.Must(t, err, tenant.Start())
+	path := filepath.Join("/proc", fmt.Sprint(tenant.Process.Pid), "ns/net")
+	kerneltest.Must(t, unix.Mount(path, l.Pod.Path, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { kerneltest.Must(t, unix.Unmount(l.Pod.Path, unix.MNT_DETACH)) })
+	l.add("a")
+	makeUplink(t)
+
+	_, err = fmt.Fprintln(start)
+	kerneltest.Must(t, err)
+	if err := tenant.Wait(); err != nil {
+		t.Errorf("want \"permission denied\" for the tenant: %v: %s", err, &said)
+	}
+	if err := onHost(nodeUplink, netlink.LinkDel); err != nil {
+		t.Errorf("the node lost its link: %v", err)
+	}
+}
+
+// makeUplink gives the node a link that the test deletes.
+func makeUplink(t *testing.T) {
+	t.Helper()
+	kerneltest.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeUplink}, PeerName: "btuplink1"}))
+}
