@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package noderoutes computes what the kernel of a node shall have so that its pods reach those of the other nodes, and makes it so. Peers
+// and Wanted are pure; Apply compares with the kernel and changes the difference. Everything that it makes carries Protocol, and nothing
+// else is ever changed or removed.
+package noderoutes
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// Protocol marks every route, nexthop and neighbour of the agent (rtm_protocol; 142 is taken by no program in iproute2's rt_protos).
+const Protocol = 142
+
+// Node is what is read of a node object of Kubernetes, as it stands there: nothing is checked yet.
+type Node struct {
+	Name    string
+	UID     string
+	Created time.Time // metadata.creationTimestamp
+	// PodCIDRs is spec.podCIDRs, Addresses each status.addresses[].address of type InternalIP, in the order of the object.
+	PodCIDRs  []string
+	Addresses []string
+}
+
+// OffLink says what is done for nodes that share no link with this one.
+type OffLink string
+
+// The ways to a node on another link.
+const (
+	OffLinkRefuse OffLink = "refuse" // no route; the state of the peer tells
+	OffLinkVXLAN  OffLink = "vxlan"  // through a tunnel
+	OffLinkFabric OffLink = "fabric" // no route: a router or the cloud has it
+)
+
+// Config is what the plan depends on beside the nodes.
+type Config struct {
+	Self         string // the name of this node
+	OffLink      OffLink
+	AddressCIDRs []netip.Prefix // addresses of nodes are taken from these alone; empty: from all
+	ClusterCIDRs []netip.Prefix // the CIDRs of all pods; empty: computed from all nodes
+	MTU          int            // of pods, in bytes; 0: from the links that lead to the peers
+	VXLAN        VXLAN
+}
+
+// VXLAN describes the tunnel device.
+type VXLAN struct {
+	VNI  int // 1 to 16777215
+	Port int // UDP, 1 to 65535
+}
+
+// State tells how the pods of a peer are reached.
+type State string
+
+// The states of a peer's podCIDR.
+const (
+	Direct   State = "direct"   // by a route to the peer, which shares a link with this node
+	Tunneled State = "vxlan"    // through the tunnel
+	Fabric   State = "fabric"   // by the routers outside
+	Refused  State = "refused"  // the node object cannot be used, or nothing leads to the peer: Reason says why
+	Conflict State = "conflict" // another node, or a route of another program, has the podCIDR: Reason names it
+	Failed   State = "failed"   // the kernel refused a change, which is tried again: Reason says why
+)
+
+// Peer is a podCIDR of another node, and the address that leads there. A node object that cannot be used at all is one Peer without PodCIDR.
+type Peer struct {
+	Name    string
+	PodCIDR netip.Prefix
+	Gateway netip.Addr // the peer's address: of the same family as PodCIDR where it has one
+	State   State      // empty until the way is known
+	Reason  string
+}
+
+// Self is what the node's own object says, checked.
+type Self struct {
+	PodCIDRs  []netip.Prefix // at most one of each family
+	Addresses []netip.Addr   // at most one of each family
+}
+
+// Way is how this node reaches the address of a peer now.
+type Way struct {
+	kernel.Link
+	OnLink bool   // without a gateway
+	Reason string // why there is no way; then Link is zero
+}
+
+// Wanted is all that the kernel of this node shall have for its peers.
+type Wanted struct {
+	Nexthops []kernel.Nexthop
+	Routes   []kernel.ProtocolRoute
+	Tunnel   *Tunnel // nil: none
+}
+
+// TunnelLink stands in Nexthop.Link for the tunnel, whose ifindex is known only once it is there.
+const TunnelLink = 0
+
+// Tunnel is a VXLAN device without learning, with static entries for its peers.
+type Tunnel struct {
+	kernel.VXLAN
+	Peers []kernel.TunnelPeer
+}
+
+// Result is what Apply did and could not do.
+type Result struct {
+	Changes   int                     // of the kernel
+	Failed    map[netip.Prefix]error  // routes that the kernel refused
+	Conflicts map[netip.Prefix]string // routes of other programs to the same podCIDR, as ip-route(8) prints them
+}
