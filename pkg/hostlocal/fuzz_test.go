@@ -231,24 +231,3 @@ func FuzzShard(f *testing.F) {
 		}
 	})
 }
-
-// FuzzNodeFiles: what is read from the node is a list of CIDRs or an error.
-func FuzzNodeFiles(f *testing.F) {
-	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, flannel,
-		"FLANNEL_SUBNET=", "FLANNEL_SUBNET=\"10.1.2.1/24\"\r\n"} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, parse := range []func([]byte) ([]netip.Prefix, error){parseNodeFile, parseFlannelFile} {
-			cidrs, err := parse(data)
-			if (err == nil) != (len(cidrs) > 0) {
-				t.Errorf("%q: %v, %v", data, cidrs, err)
-			}
-			for _, c := range cidrs {
-				if !c.IsValid() {
-					t.Errorf("%q: %v", data, c)
-				}
-			}
-		}
-	})
-}

@@ -3,17 +3,12 @@
 package hostlocal
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"net/netip"
-	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -25,16 +20,6 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// Where the CIDRs of a node are found; the first file that is there counts. The API server is never asked: a pod must be able to start
-// while it is away.
-const (
-	nodeFile    = store.Root + "/node.json"
-	flannelFile = "/run/flannel/subnet.env"
-)
-
-// maxNodeFile bounds what is read; either file has some hundred bytes.
-const maxNodeFile = 64 << 10
-
 // errNoPodCIDR marks the errors that go away when the node's file is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
@@ -42,7 +27,7 @@ var errNoPodCIDR = errors.New("no podCIDR")
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(&marked{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
-		store.Root, nodeFile, nodeFile, nodeFile)
+		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
 // marked makes errors.Is find errNoPodCIDR in an error without a word of it in the text.
@@ -105,26 +90,14 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 
 // nodeCIDRs returns the CIDRs of this node, and the file that they are from.
 func nodeCIDRs() (file string, cidrs []netip.Prefix, err error) {
-	for _, source := range []struct {
-		file  string
-		parse func([]byte) ([]netip.Prefix, error)
-	}{{nodeFile, parseNodeFile}, {flannelFile, parseFlannelFile}} {
-		data, err := readSmall(source.file, maxNodeFile, unix.O_NOFOLLOW)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return "", nil, err
-		}
-		if cidrs, err = source.parse(data); err == nil {
-			err = checkCIDRs(cidrs)
-		}
-		if err != nil {
-			return "", nil, fmt.Errorf("%s: %w", source.file, err)
-		}
-		return source.file, cidrs, nil
+	file, node, err := nodefile.Read()
+	if err != nil {
+		return "", nil, err
 	}
-	return "", nil, fmt.Errorf("neither %s nor %s is there", nodeFile, flannelFile)
+	if err := checkCIDRs(node.PodCIDRs); err != nil {
+		return "", nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return file, node.PodCIDRs, nil
 }
 
 // checkCIDRs refuses what no range can be made of, while the file that it is from is known.
@@ -139,62 +112,4 @@ func checkCIDRs(cidrs []netip.Prefix) error {
 		}
 	}
 	return nil
-}
-
-func parseNodeFile(data []byte) ([]netip.Prefix, error) {
-	var node struct {
-		PodCIDRs []string `json:"podCIDRs"`
-	}
-	if json.Unmarshal(data, &node) != nil || len(node.PodCIDRs) == 0 {
-		return nil, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with one CIDR at least`)
-	}
-	var cidrs []netip.Prefix
-	for _, s := range node.PodCIDRs {
-		cidr, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, fmt.Errorf("podCIDRs: %q is no CIDR", s)
-		}
-		cidrs = append(cidrs, cidr)
-	}
-	return cidrs, nil
-}
-
-// parseFlannelFile reads the variables that flannel writes. A value is the address of flannel's own bridge, with the length of the subnet.
-func parseFlannelFile(data []byte) ([]netip.Prefix, error) {
-	var cidrs []netip.Prefix
-	for line := range strings.Lines(string(data)) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		if key != "FLANNEL_SUBNET" && key != "FLANNEL_IPV6_SUBNET" {
-			continue
-		}
-		cidr, err := netip.ParsePrefix(strings.Trim(value, `"'`))
-		if err != nil {
-			return nil, fmt.Errorf("%s %q is no CIDR", key, value)
-		}
-		cidrs = append(cidrs, cidr.Masked())
-	}
-	if len(cidrs) == 0 {
-		return nil, errors.New("has neither FLANNEL_SUBNET nor FLANNEL_IPV6_SUBNET")
-	}
-	return cidrs, nil
-}
-
-// readSmall reads a regular file of at most most bytes; flags are further ones for open(2).
-func readSmall(path string, most int64, flags int) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
-	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {
-		return nil, fmt.Errorf("%q is a symbolic link: want a regular file", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%q: want a regular file", path)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%q: larger than %d bytes", path, most)
-	}
-	return data, err
 }

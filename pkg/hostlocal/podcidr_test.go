@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -57,7 +58,7 @@ func TestPodCIDR(t *testing.T) {
 		{"a word", `{"podCIDRs":["pods"]}`, "", both, `/run/podlace/node.json: podCIDRs: "pods" is no CIDR`},
 		{"a word in flannel", "", "FLANNEL_SUBNET=x", both, `/run/flannel/subnet.env: FLANNEL_SUBNET "x" is no CIDR`},
 		{"nothing in flannel", "", "FLANNEL_MTU=1450", both, "has neither FLANNEL_SUBNET nor"},
-		{"large", strings.Repeat(" ", maxNodeFile+1), "", both, "larger than 65536 bytes"},
+		{"large", strings.Repeat(" ", 64<<10+1), "", both, "larger than 65536 bytes"},
 		{"host bits", `{"podCIDRs":["10.1.2.1/24"]}`, "", `"subnet":"usePodCidr"`,
 			"/run/podlace/node.json: ipam subnet 10.1.2.1/24: has host bits set, want 10.1.2.0/24"},
 		{"loopback", `{"podCIDRs":["127.0.0.0/8"]}`, "", `"subnet":"usePodCidr"`,
@@ -70,7 +71,7 @@ func TestPodCIDR(t *testing.T) {
 		{"symbolic link", "-> /etc/hostname", "", both, `"/run/podlace/node.json" is a symbolic link: want a regular file`},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			for file, content := range map[string]string{nodeFile: c.node, flannelFile: c.flannel} {
+			for file, content := range map[string]string{nodefile.Path: c.node, nodefile.FlannelPath: c.flannel} {
 				if target, link := strings.CutPrefix(content, "-> "); link {
 					writeNode(t, file, "") // makes the folder, and is taken away at the end
 					if err := errors.Join(os.Remove(file), os.Symlink(target, file)); err != nil {
@@ -96,7 +97,7 @@ func TestPodCIDR(t *testing.T) {
 
 // TestPodCIDRFromRuntime: the words hold for the runtime's ranges too.
 func TestPodCIDRFromRuntime(t *testing.T) {
-	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
 	if err != nil || cfg.texts()[0] != "10.1.2.1-10.1.2.254" {
 		t.Errorf("got %v, %v", cfg.texts(), err)
@@ -108,18 +109,18 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
 	for what, place := range map[string]func() error{
-		"symbolic link": func() error { return os.Symlink(target, nodeFile) },
-		"FIFO":          func() error { return unix.Mkfifo(nodeFile, 0o600) },
-		"folder":        func() error { return os.Mkdir(nodeFile, 0o700) },
+		"symbolic link": func() error { return os.Symlink(target, nodefile.Path) },
+		"FIFO":          func() error { return unix.Mkfifo(nodefile.Path, 0o600) },
+		"folder":        func() error { return os.Mkdir(nodefile.Path, 0o700) },
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(nodeFile), 0o700), place()); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(nodefile.Path), 0o700), place()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil); plugin.Code(err) != plugin.CodeConfig ||
-			!strings.Contains(err.Error(), nodeFile) {
+			!strings.Contains(err.Error(), nodefile.Path) {
 			t.Errorf("%s: %v", what, err)
 		}
-		if err := os.Remove(nodeFile); err != nil {
+		if err := os.Remove(nodefile.Path); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -128,12 +129,12 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 // TestVerbsWithoutPodCIDR: without the file no pod can start, and the others go on.
 func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
-	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	l.mustGive("a", "10.1.2.2/24")
 	l.mustGive("b", "10.1.2.3/24")
 	l.mustGive("c", "10.1.2.4/24")
 	l.ok(l.call("STATUS", "", ""))
-	if err := os.Remove(nodeFile); err != nil {
+	if err := os.Remove(nodefile.Path); err != nil {
 		t.Fatal(err)
 	}
 	for verb, code := range map[string]uint{"ADD": plugin.CodeConfig, "STATUS": plugin.CodeNotAvailable} {
@@ -156,10 +157,10 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 
 // TestPodCIDRHintWorksOnFreshNode runs the command of the hint on a node that has no /run/podlace yet. Only kubectl is a stand-in.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
-	if err := os.RemoveAll(filepath.Dir(nodeFile)); err != nil {
+	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.Remove(nodeFile) })
+	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 	_, err := parsed(`{"ipam":{"subnet":"usePodCidr"}}`, nil)
 	_, command, ok := strings.Cut(plugin.Hint(err), ": ")
 	if !ok {
@@ -183,9 +184,9 @@ func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 // TestPodCIDRChanges: new pods get addresses of the new CIDR, and the old ones go as ever.
 func TestPodCIDRChanges(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
-	writeNode(t, nodeFile, `{"podCIDRs":["10.1.2.0/24"]}`)
+	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	l.mustGive("a", "10.1.2.2/24")
-	writeNode(t, nodeFile, `{"podCIDRs":["10.1.9.0/24"]}`)
+	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.9.0/24"]}`)
 	l.mustGive("b", "10.1.9.2/24")
 	l.ok(l.call("DEL", "a", ""))
 	if l.files()["10.1.2.2"] != "" {

@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // maxResolvConf bounds the file: resolvers read three name servers and six search domains (resolv.conf(5)).
@@ -15,7 +16,7 @@ const maxResolvConf = 64 << 10
 
 // readResolvConf reads a file of the form of resolv.conf(5). The words are passed on as they stand, as the reference does.
 func readResolvConf(path string) (types.DNS, error) {
-	data, err := readSmall(path, maxResolvConf, 0) // resolv.conf is a symbolic link on many nodes
+	data, err := store.ReadSmall(path, maxResolvConf, 0) // resolv.conf is a symbolic link on many nodes
 	if err != nil {
 		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
 	}

@@ -6,7 +6,14 @@
 package nodefile
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -15,6 +22,9 @@ import (
 const Path = store.Root + "/" + name
 
 const name = "node.json"
+
+// FlannelPath is the file that flannel writes. Its podCIDRs count on a node without Path.
+const FlannelPath = "/run/flannel/subnet.env"
 
 // Node is the content of the file.
 type Node struct {
@@ -27,3 +37,70 @@ type Node struct {
 
 // MaxClusterCIDRs bounds ClusterCIDRs: older plugins refuse a file of more than 64 KiB.
 const MaxClusterCIDRs = 256
+
+// maxFile bounds what is read; either file has some hundred bytes.
+const maxFile = 64 << 10
+
+// minMTU and maxMTU are the limits of Linux (ETH_MIN_MTU, IP_MAX_MTU).
+const minMTU, maxMTU = 68, 65535
+
+// Read returns the content of Path, or that of flannel's file if there is no Path, and the path of the file that it is from. The API server
+// is never asked: a pod must be able to start while it is away.
+func Read() (file string, node Node, err error) {
+	for _, source := range []struct {
+		file  string
+		parse func([]byte) (Node, error)
+	}{{Path, parse}, {FlannelPath, parseFlannel}} {
+		data, err := store.ReadSmall(source.file, maxFile, unix.O_NOFOLLOW)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", Node{}, err
+		}
+		if node, err = source.parse(data); err != nil {
+			return "", Node{}, fmt.Errorf("%s: %w", source.file, err)
+		}
+		return source.file, node, nil
+	}
+	return "", Node{}, fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
+}
+
+// Write replaces the file in one step; changed is false if it had this content already. It refuses what Read would refuse.
+func Write(node Node) (changed bool, err error) {
+	data, err := json.Marshal(node)
+	if err == nil {
+		_, err = parse(data)
+	}
+	if n := len(node.ClusterCIDRs); err == nil && n > MaxClusterCIDRs {
+		err = fmt.Errorf("%d clusterCIDRs: want at most %d", n, MaxClusterCIDRs)
+	}
+	if data = append(data, '\n'); err == nil && len(data) > maxFile {
+		err = fmt.Errorf("larger than %d bytes", maxFile)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", Path, err)
+	}
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	if old, err := dir.Read(name); err == nil && bytes.Equal(old, data) {
+		return false, nil
+	}
+	return true, dir.Write(name, data, 0o600)
+}
+
+// Remove deletes the file. It is a no-op if there is none.
+func Remove() error {
+	dir, err := store.Open(store.Root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Remove(name)
+}

@@ -109,3 +109,23 @@ func ReadFile(path string) ([]byte, error) {
 	}
 	return data, err
 }
+
+// ReadSmall returns the content of a regular file of at most most bytes; flags are further ones for open(2).
+func ReadSmall(path string, most int64, flags int) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
+	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {
+		return nil, fmt.Errorf("%q is a symbolic link: want a regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q: want a regular file", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("%q: larger than %d bytes", path, most)
+	}
+	return data, err
+}

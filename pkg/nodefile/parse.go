@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodefile
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// parse reads node.json. Unknown keys are ignored: a newer podlace-node may write them.
+func parse(data []byte) (node Node, err error) {
+	var raw struct {
+		PodCIDRs     []string        `json:"podCIDRs"`
+		ClusterCIDRs json.RawMessage `json:"clusterCIDRs"`
+		MTU          json.RawMessage `json:"mtu"`
+	}
+	if json.Unmarshal(data, &raw) != nil || len(raw.PodCIDRs) == 0 {
+		return Node{}, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with one CIDR at least`)
+	}
+	if node.PodCIDRs, err = parseCIDRs("podCIDRs", raw.PodCIDRs); err != nil {
+		return Node{}, err
+	}
+	var cluster []string
+	if len(raw.ClusterCIDRs) > 0 && json.Unmarshal(raw.ClusterCIDRs, &cluster) != nil {
+		return Node{}, errors.New(`clusterCIDRs: want a list such as ["10.58.0.0/16"]`)
+	}
+	if node.ClusterCIDRs, err = parseCIDRs("clusterCIDRs", cluster); err != nil {
+		return Node{}, err
+	}
+	for _, c := range node.ClusterCIDRs {
+		if c != c.Masked() || c.Addr().Is4In6() {
+			return Node{}, fmt.Errorf("clusterCIDRs: %s: want a subnet such as 10.58.0.0/16", c)
+		}
+	}
+	if len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &node.MTU) != nil || node.MTU != 0 && (node.MTU < minMTU || node.MTU > maxMTU) {
+		return Node{}, fmt.Errorf("mtu %.100s: want a number of bytes, %d to %d", raw.MTU, minMTU, maxMTU)
+	}
+	return node, nil
+}
+
+func parseCIDRs(key string, texts []string) (cidrs []netip.Prefix, err error) {
+	for _, s := range texts {
+		cidr, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %q is no CIDR", key, s)
+		}
+		cidrs = append(cidrs, cidr)
+	}
+	return cidrs, nil
+}
+
+// parseFlannel reads the variables that flannel writes. A value is the address of flannel's own bridge, with the length of the subnet.
+func parseFlannel(data []byte) (node Node, err error) {
+	for line := range strings.Lines(string(data)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if key != "FLANNEL_SUBNET" && key != "FLANNEL_IPV6_SUBNET" {
+			continue
+		}
+		cidr, err := netip.ParsePrefix(strings.Trim(value, `"'`))
+		if err != nil {
+			return Node{}, fmt.Errorf("%s %q is no CIDR", key, value)
+		}
+		node.PodCIDRs = append(node.PodCIDRs, cidr.Masked())
+	}
+	if len(node.PodCIDRs) == 0 {
+		return Node{}, errors.New("has neither FLANNEL_SUBNET nor FLANNEL_IPV6_SUBNET")
+	}
+	return node, nil
+}
