@@ -25,8 +25,8 @@ func layers() [][]string {
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
-		{"pkg/attachment", "pkg/kernel", "pkg/iptables"},
-		{"pkg/ipam", "pkg/pci", "pkg/reference"},
+		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile"},
+		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
 		{"pkg/rollback"}, // reads configurations as the collector does
@@ -43,8 +43,8 @@ func only() map[string][]string {
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/kernel/kerneltest", "pkg/sandbox", "integration/harness"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/kernel/kerneltest", "pkg/reference", "pkg/bridge", "pkg/portmap"},
 		"github.com/mdlayher/netlink":    {"pkg/nft"},
-		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access and opens without
-		// blocking, bridge, portmap and reference write rules of nf_tables.
+		// plugin opens namespaces and knows errnos, store locks and makes files without names, hostlocal asks for access, bridge,
+		// portmap and reference write rules of nf_tables.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/kernel/kerneltest", "pkg/plugin", "pkg/store",
 			"pkg/sandbox", "pkg/meter", "pkg/hostlocal", "pkg/bridge",
 			"pkg/portmap", "integration/"},

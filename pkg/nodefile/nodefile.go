@@ -13,7 +13,7 @@ import (
 	"io/fs"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -51,7 +51,7 @@ func Read() (file string, node Node, err error) {
 		file  string
 		parse func([]byte) (Node, error)
 	}{{Path, parse}, {FlannelPath, parseFlannel}} {
-		data, err := store.ReadSmall(source.file, maxFile, unix.O_NOFOLLOW)
+		data, err := store.ReadSmall(source.file, maxFile, syscall.O_NOFOLLOW)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -43,6 +43,9 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // the CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links that lead to the peers
 	VXLAN        VXLAN
+	// Connected are the subnets of the addresses on the links of this node; no peer's podCIDR may overlap one. Subnets that overlap the
+	// node's own podCIDRs, such as that of cni0, are ignored. Subnets of routes to peers must not be among them.
+	Connected []netip.Prefix
 }
 
 // VXLAN describes the tunnel device.
@@ -69,14 +72,24 @@ type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // the peer's address: of the same family as PodCIDR where it has one
-	State   State      // empty until the way is known
-	Reason  string
+	// Underlay is the peer's address of the tunnel's family, with OffLinkVXLAN.
+	Underlay netip.Addr
+	State    State // empty until the way is known
+	Reason   string
 }
 
 // Self is what the node's own object says, checked.
 type Self struct {
 	PodCIDRs  []netip.Prefix // at most one of each family
 	Addresses []netip.Addr   // at most one of each family
+}
+
+// Underlay returns the own address of the tunnel. All pods have one underlay: IPv4 where the node has an IPv4 address.
+func (s Self) Underlay() netip.Addr {
+	for _, a := range s.Addresses {
+		return a
+	}
+	return netip.Addr{}
 }
 
 // Way is how this node reaches the address of a peer now.
@@ -91,6 +104,7 @@ type Wanted struct {
 	Nexthops []kernel.Nexthop
 	Routes   []kernel.ProtocolRoute
 	Tunnel   *Tunnel // nil: none
+	Advice   string  // what the configuration lacks; "" for nothing
 }
 
 // TunnelLink stands in Nexthop.Link for the tunnel, whose ifindex is known only once it is there.

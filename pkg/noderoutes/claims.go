@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// claims holds which podCIDRs and addresses belong to which node. CIDRs overlap only if one holds the other, so that one lookup for each
+// prefix length that occurs tells: two of them in most clusters.
+type claims struct {
+	cfg       Config
+	self      Self
+	lengths   map[bool][]int           // the lengths of all podCIDRs of IPv4 (true) and IPv6
+	covers    map[netip.Prefix]address // the prefixes of these lengths that hold the address of a node
+	podCIDRs  map[netip.Prefix]string  // by podCIDR, the node that has it
+	holds     map[netip.Prefix]podCIDR // the larger prefixes of these lengths that hold the podCIDR of a node
+	addresses map[netip.Addr]string    // by address that leads to podCIDRs, the node that has it
+}
+
+type (
+	address struct {
+		addr netip.Addr
+		node string
+	}
+	podCIDR struct {
+		prefix netip.Prefix
+		node   string
+	}
+)
+
+// newClaims needs all nodes, the oldest first.
+func newClaims(all []checked, self Self, cfg Config) *claims {
+	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
+		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{}, addresses: make(map[netip.Addr]string, 2*len(all))}
+	for _, n := range all {
+		for _, p := range n.podCIDRs {
+			if is4 := p.Addr().Is4(); !slices.Contains(c.lengths[is4], p.Bits()) {
+				c.lengths[is4] = append(c.lengths[is4], p.Bits())
+			}
+		}
+	}
+	for _, n := range all {
+		for _, a := range n.addresses {
+			for _, bits := range c.lengths[a.Is4()] {
+				p := netip.PrefixFrom(a, bits).Masked()
+				if _, ok := c.covers[p]; !ok {
+					c.covers[p] = address{a, n.name}
+				}
+			}
+		}
+	}
+	for _, a := range self.Addresses {
+		c.addresses[a] = cfg.Self
+	}
+	return c
+}
+
+// peers returns what is known of the podCIDRs of another node.
+func (c *claims) peers(n checked, older bool) (peers []Peer) {
+	for _, fault := range n.faults {
+		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
+	}
+	for _, p := range n.podCIDRs {
+		peer := Peer{Name: n.name, PodCIDR: p}
+		if peer.State, peer.Reason = c.claim(p, n.name, older); peer.State == "" {
+			c.gateway(&peer, n)
+		}
+		peers = append(peers, peer)
+	}
+	return peers
+}
+
+// claim gives a podCIDR to a node, or tells why not.
+func (c *claims) claim(p netip.Prefix, node string, older bool) (State, string) {
+	for _, own := range c.self.PodCIDRs {
+		if own.Overlaps(p) {
+			reason := fmt.Sprintf("overlaps podCIDR %s of this node", own)
+			if older {
+				reason += "; that node is older, so the other nodes send there and not here"
+			}
+			return Conflict, reason
+		}
+	}
+	if a, ok := c.covers[p]; ok {
+		return Refused, fmt.Sprintf("holds the address %s of node %q", a.addr, a.node)
+	}
+	for _, s := range c.cfg.Connected {
+		if s.Overlaps(p) && !slices.ContainsFunc(c.self.PodCIDRs, s.Overlaps) {
+			return Refused, fmt.Sprintf("overlaps the subnet %s of a link of this node", s)
+		}
+	}
+	if small, ok := c.holds[p]; ok {
+		return Conflict, fmt.Sprintf("overlaps podCIDR %s of node %q, which is older", small.prefix, small.node)
+	}
+	for _, bits := range c.lengths[p.Addr().Is4()] {
+		large := netip.PrefixFrom(p.Addr(), bits).Masked()
+		if owner, ok := c.podCIDRs[large]; ok && bits <= p.Bits() {
+			return Conflict, fmt.Sprintf("overlaps podCIDR %s of node %q, which is older", large, owner)
+		}
+	}
+	c.podCIDRs[p] = node
+	for _, bits := range c.lengths[p.Addr().Is4()] {
+		if bits < p.Bits() {
+			c.holds[netip.PrefixFrom(p.Addr(), bits).Masked()] = podCIDR{p, node}
+		}
+	}
+	return "", ""
+}
+
+// gateway sets the addresses of a peer: one of the podCIDR's family where the node has it. IPv4 goes through an IPv6 gateway as well, IPv6
+// through an IPv4 one only in the tunnel.
+func (c *claims) gateway(p *Peer, n checked) {
+	is4 := p.PodCIDR.Addr().Is4()
+	tunnel := c.cfg.OffLink == OffLinkVXLAN
+	a, ok := n.first(is4)
+	if !ok && (is4 || tunnel) {
+		a, ok = n.first(!is4)
+	}
+	switch {
+	case !ok && len(n.usable) > 0:
+		p.State, p.Reason = Refused, "the node object has no IPv6 address of type InternalIP"
+		return
+	case !ok:
+		p.State, p.Reason = Refused, n.noAddress
+		return
+	}
+	p.Gateway = a
+	if tunnel {
+		p.Underlay, _ = n.first(c.self.Underlay().Is4())
+	}
+	for _, a := range []netip.Addr{p.Gateway, p.Underlay} {
+		if p.Reason = c.taken(a, n.name); p.Reason != "" {
+			p.State, p.Gateway, p.Underlay = Refused, netip.Addr{}, netip.Addr{}
+			return
+		}
+	}
+}
+
+// taken gives an address to a node, or tells why not.
+func (c *claims) taken(a netip.Addr, node string) (reason string) {
+	owner, taken := c.addresses[a]
+	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	switch {
+	case taken && owner == c.cfg.Self:
+		return fmt.Sprintf("has the address %s of this node", a)
+	case taken && owner != node:
+		return fmt.Sprintf("has the address %s of node %q, which is older: delete the node object that is out of date", a, owner)
+	case own >= 0:
+		return fmt.Sprintf("its address %s is in podCIDR %s of this node", a, c.self.PodCIDRs[own])
+	case a.IsValid():
+		c.addresses[a] = node
+	}
+	return ""
+}

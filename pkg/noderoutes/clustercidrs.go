@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/nodefile"
+)
+
+// clusterCIDRs returns the CIDRs of all pods: those of the configuration, or else the podCIDRs of all nodes. advice says what to do when
+// they are too many for the file.
+func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice string) {
+	if len(configured) > 0 {
+		podCIDRs = configured
+	}
+	cidrs = merge(podCIDRs)
+	if n := len(cidrs); n > nodefile.MaxClusterCIDRs {
+		return cidrs[:nodefile.MaxClusterCIDRs], fmt.Sprintf("the podCIDRs of all nodes are %d separate ranges, and only %d fit: "+
+			"pods of the other ranges see this node's address; set clusterCIDRs", n, nodefile.MaxClusterCIDRs)
+	}
+	return cidrs, ""
+}
+
+// merge sorts CIDRs, leaves out those within others, and joins two that are the halves of one. It never covers an address that was not
+// covered before.
+func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {
+	cidrs = slices.Clone(cidrs)
+	slices.SortFunc(cidrs, netip.Prefix.Compare)
+	for _, p := range cidrs {
+		p = p.Masked()
+		if n := len(merged); n > 0 && merged[n-1].Overlaps(p) { // the larger one comes first
+			continue
+		}
+		merged = append(merged, p)
+		for n := len(merged); n > 1; n-- {
+			whole, ok := join(merged[n-2], merged[n-1])
+			if !ok {
+				break
+			}
+			merged = append(merged[:n-2], whole)
+		}
+	}
+	return merged
+}
+
+// join returns the CIDR whose two halves are a and b.
+func join(a, b netip.Prefix) (netip.Prefix, bool) {
+	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
+		return netip.Prefix{}, false
+	}
+	whole := netip.PrefixFrom(a.Addr(), a.Bits()-1).Masked()
+	return whole, a != b && whole.Contains(b.Addr())
+}

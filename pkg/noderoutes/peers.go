@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Peers checks the objects of all nodes, this one's among them. It returns the podCIDRs of the others with the address that leads to each,
+// sorted by name and podCIDR; those that cannot be used have a State and a Reason. The order of nodes does not matter. An error means that
+// this node's own object is absent or cannot be used.
+//
+// Where two nodes claim the same podCIDR or address, the older one keeps it (creationTimestamp, then UID). This node's own podCIDRs always
+// stay with this node: its pods have their addresses.
+func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, byAge)
+	own := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == cfg.Self })
+	if own < 0 {
+		return Self{}, nil, fmt.Errorf("there is no node object with the name of this node, %.260q", cfg.Self)
+	}
+	all := make([]checked, len(nodes))
+	for i, n := range nodes {
+		all[i] = check(n, cfg)
+	}
+	self, err := all[own].self()
+	if err != nil {
+		return Self{}, nil, fmt.Errorf("node %.260q: %w", cfg.Self, err)
+	}
+	c := newClaims(all, self, cfg)
+	var peers []Peer
+	seen := map[string]bool{cfg.Self: true}
+	for i, n := range all {
+		switch {
+		case i == own:
+		case seen[n.name]:
+			peers = append(peers, Peer{Name: n.name, State: Refused, Reason: "there is a second node object with this name"})
+		default:
+			seen[n.name] = true
+			peers = append(peers, c.peers(n, i < own)...)
+		}
+	}
+	slices.SortFunc(peers, byName)
+	return self, peers, nil
+}
+
+func byAge(a, b Node) int {
+	if c := a.Created.Compare(b.Created); c != 0 {
+		return c
+	}
+	if c := cmp.Or(strings.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name)); c != 0 {
+		return c
+	}
+	return cmp.Or(slices.Compare(a.PodCIDRs, b.PodCIDRs), slices.Compare(a.Addresses, b.Addresses))
+}
+
+func byName(a, b Peer) int {
+	if c := strings.Compare(a.Name, b.Name); c != 0 {
+		return c
+	}
+	return cmp.Or(a.PodCIDR.Compare(b.PodCIDR), strings.Compare(a.Reason, b.Reason))
+}
+
+// checked is a node object whose texts are parsed.
+type checked struct {
+	name      string
+	podCIDRs  []netip.Prefix
+	addresses []netip.Addr // each that is one, for the overlaps with podCIDRs
+	usable    []netip.Addr // those of addressCIDRs that a route can lead to, in their order
+	faults    []string     // why podCIDRs are left out
+	noAddress string       // why there is no usable address, or no further one
+}
+
+func check(n Node, cfg Config) checked {
+	c := checked{name: n.Name, noAddress: "the node object has no address of type InternalIP"}
+	if len(n.PodCIDRs) == 0 {
+		c.faults = []string{"the node object has no podCIDRs: does kube-controller-manager run with --allocate-node-cidrs, and is its range exhausted?"}
+	}
+	families := map[bool]int{}
+	for _, text := range n.PodCIDRs {
+		p, err := parsePodCIDR(text)
+		if err != nil {
+			c.faults = append(c.faults, err.Error())
+			continue
+		}
+		families[p.Addr().Is4()]++
+		c.podCIDRs = append(c.podCIDRs, p)
+	}
+	if len(n.PodCIDRs) > 2 || families[true] > 1 || families[false] > 1 {
+		c.podCIDRs = nil
+		c.faults = []string{fmt.Sprintf("the node object has podCIDRs %.200q: want at most one of each family", n.PodCIDRs)}
+	}
+	for _, text := range n.Addresses {
+		a, err := netip.ParseAddr(text)
+		if err == nil {
+			c.addresses = append(c.addresses, a.Unmap().WithZone(""))
+		}
+		if reason := unusable(a, err, cfg.AddressCIDRs); reason != "" {
+			c.noAddress = fmt.Sprintf("InternalIP %.60q %s", text, reason)
+			continue
+		}
+		c.usable = append(c.usable, a)
+	}
+	return c
+}
+
+// unusable tells why no route can lead to the address of a node, or returns "".
+func unusable(a netip.Addr, err error, within []netip.Prefix) string {
+	switch {
+	case err != nil:
+		return "is no IP address"
+	case a.Is4In6():
+		return "is an IPv4-mapped address"
+	case a.IsLinkLocalUnicast() || a.Zone() != "":
+		return "is a link-local address"
+	case !a.IsGlobalUnicast(): // unspecified, loopback, multicast, broadcast
+		return "is no unicast address of a node"
+	case len(within) > 0 && !slices.ContainsFunc(within, func(p netip.Prefix) bool { return p.Contains(a) }):
+		return "is not in addressCIDRs"
+	}
+	return ""
+}
+
+// first returns the first usable address of a family.
+func (c checked) first(is4 bool) (netip.Addr, bool) {
+	for _, a := range c.usable {
+		if a.Is4() == is4 {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// self returns what the object of this node says. It must be right as a whole: all podCIDRs go into node.json.
+func (c checked) self() (s Self, err error) {
+	if len(c.faults) > 0 {
+		return Self{}, fmt.Errorf("%s", c.faults[0])
+	}
+	for _, is4 := range []bool{true, false} {
+		if a, ok := c.first(is4); ok {
+			s.Addresses = append(s.Addresses, a)
+		}
+	}
+	if len(s.Addresses) == 0 {
+		return Self{}, fmt.Errorf("%s", c.noAddress)
+	}
+	for _, p := range c.podCIDRs {
+		for _, a := range c.addresses {
+			if p.Contains(a) {
+				return Self{}, fmt.Errorf("podCIDR %s holds the node's own address %s", p, a)
+			}
+		}
+	}
+	s.PodCIDRs = slices.SortedFunc(slices.Values(c.podCIDRs), netip.Prefix.Compare)
+	return s, nil
+}
+
+// notForPods returns the ranges that no pod can have an address of.
+func notForPods() [8]netip.Prefix {
+	v4 := func(a, b byte, bits int) netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{a, b}), bits) }
+	v6 := func(a, b byte, bits int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom16([16]byte{a, b}), bits)
+	}
+	broadcast := netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)
+	return [8]netip.Prefix{v4(0, 0, 8), v4(127, 0, 8), v4(169, 254, 16), v4(224, 0, 4), broadcast, // this node, loopback, link-local, multicast
+		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback and others, link-local, multicast
+}
+
+// parsePodCIDR refuses what no node can give to pods. A route to such a prefix would take other traffic away.
+func parsePodCIDR(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		return netip.Prefix{}, fmt.Errorf("podCIDR %.60q is no CIDR", text)
+	case p.Addr().Is4In6():
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s is IPv4-mapped", p)
+	case p != p.Masked():
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s has host bits set: want %s", p, p.Masked())
+	case p.Bits() == 0:
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s is all addresses of its family", p)
+	case p.Addr().BitLen()-p.Bits() < 2:
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s has no room for a gateway and a pod", p)
+	}
+	for _, r := range notForPods() {
+		if p.Overlaps(r) {
+			return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, whose addresses are not for pods", p, r)
+		}
+	}
+	return p, nil
+}

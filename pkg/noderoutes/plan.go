@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
+)
+
+const (
+	// firstNexthop and nexthops are the range of the IDs of nexthop objects.
+	firstNexthop = 0x50000000
+	nexthops     = 1 << 28
+	// ownMetric makes the route to the own podCIDR the last resort: the connected route of the bridge wins while it is up.
+	ownMetric = 32767
+)
+
+// Plan returns what the kernel shall have for the peers that Peers returned, the peers with their states, and what the plugins shall know of
+// the node. ways tells how each Gateway is reached now; those of the own addresses, if there, are the links whose MTU counts even without
+// peers. The output is sorted, and the same for the same input in any order.
+func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
+	peers = slices.Clone(peers)
+	slices.SortFunc(peers, byName)
+	p := planner{cfg: cfg, ways: ways, ids: map[uint32]bool{}, tunnel: newTunneler(self)}
+	node := nodefile.Node{PodCIDRs: self.PodCIDRs}
+	for _, own := range self.PodCIDRs {
+		p.want.Routes = append(p.want.Routes, kernel.ProtocolRoute{Dst: own, Metric: ownMetric})
+	}
+	cidrs := slices.Clone(self.PodCIDRs)
+	uplink := 0
+	for _, a := range self.Addresses {
+		uplink = smaller(uplink, ways[a])
+	}
+	for i := range peers {
+		peer := &peers[i]
+		if peer.State != "" || !peer.PodCIDR.IsValid() {
+			continue
+		}
+		cidrs = append(cidrs, peer.PodCIDR)
+		uplink = smaller(uplink, ways[peer.Gateway])
+		p.route(peer)
+	}
+	node.MTU = cfg.podMTU(self, uplink)
+	if len(p.tunnel.peers) > 0 {
+		p.want.Tunnel = p.tunnel.device(cfg, uplink)
+	}
+	node.ClusterCIDRs, p.want.Advice = clusterCIDRs(cfg.ClusterCIDRs, cidrs)
+	slices.SortFunc(p.want.Nexthops, func(a, b kernel.Nexthop) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(p.want.Routes, func(a, b kernel.ProtocolRoute) int { return a.Dst.Compare(b.Dst) })
+	return p.want, peers, node
+}
+
+// smaller returns the smaller one of an MTU, 0 for none, and that of the link of a way.
+func smaller(mtu int, way Way) int {
+	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
+		return mtu
+	}
+	return way.MTU
+}
+
+type planner struct {
+	cfg    Config
+	ways   map[netip.Addr]Way
+	ids    map[uint32]bool // of nexthop objects, that are taken
+	tunnel *tunneler
+	want   Wanted
+}
+
+// route sets the state of a peer, and adds the route to its podCIDR.
+func (p *planner) route(peer *Peer) {
+	way, known := p.ways[peer.Gateway]
+	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel takes IPv6 over IPv4
+	if known && way.Reason == "" && way.OnLink && !mixed {
+		peer.State = Direct
+		p.add(peer, kernel.Nexthop{Gateway: peer.Gateway, Link: way.Index})
+		return
+	}
+	unreachable := !known || way.Reason != ""
+	switch {
+	case unreachable && (p.cfg.OffLink != OffLinkVXLAN || peer.Underlay == peer.Gateway):
+		peer.State, peer.Reason = Refused, cmp.Or(way.Reason, fmt.Sprintf("nothing tells how to reach %s", peer.Gateway))
+	case p.cfg.OffLink == OffLinkFabric:
+		peer.State = Fabric
+	case p.cfg.OffLink == OffLinkVXLAN:
+		hop, reason := p.tunnel.hop(*peer)
+		if peer.Reason = reason; reason != "" {
+			peer.State = Refused
+			return
+		}
+		peer.State = Tunneled
+		p.add(peer, kernel.Nexthop{Gateway: hop, Link: TunnelLink, OnLink: true})
+	default:
+		peer.State = Refused
+		peer.Reason = fmt.Sprintf("%s shares no link with this node, and offLink is refuse", peer.Gateway)
+	}
+}
+
+// add adds a route and its nexthop object. The ID is a hash of peer and family, so that it stays while other peers come and go.
+func (p *planner) add(peer *Peer, hop kernel.Nexthop) {
+	id := hash(peer.Name, peer.PodCIDR.Addr().Is4()) % nexthops
+	for p.ids[id] {
+		id = (id + 1) % nexthops
+	}
+	p.ids[id] = true
+	hop.ID = firstNexthop + id
+	p.want.Nexthops = append(p.want.Nexthops, hop)
+	p.want.Routes = append(p.want.Routes, kernel.ProtocolRoute{Dst: peer.PodCIDR, Nexthop: hop.ID})
+}
+
+func hash(name string, is4 bool) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	if is4 {
+		h.Write([]byte{4})
+	}
+	return h.Sum32()
+}
+
+// podMTU returns the MTU of pods, 0 if it is not known: that of the links to the peers, without what the tunnel adds. It depends on whether
+// there shall be a tunnel, not on whether a peer needs it now: pods keep the MTU that they began with.
+func (c Config) podMTU(self Self, uplink int) int {
+	if c.MTU != 0 {
+		return c.MTU
+	}
+	if c.OffLink == OffLinkVXLAN {
+		uplink -= overhead(self.Underlay())
+	}
+	return min(max(0, uplink), maxMTU)
+}
+
+// maxMTU is what an IP packet can have (IP_MAX_MTU of the kernel), less than a loopback device has.
+const maxMTU = 65535

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// TunnelName is the name of the tunnel device.
+const TunnelName = "podlace.vx"
+
+// hops4 is the number of next hops of IPv4: 169.254.1.0 to 169.254.254.255 (RFC 3927 reserves the first and the last 256).
+const hops4 = 254 << 8
+
+// overhead returns how many bytes VXLAN adds to a packet: Ethernet and VXLAN with 22, UDP with 8, and the outer IP header.
+func overhead(underlay netip.Addr) int {
+	if underlay.Is4() {
+		return 50
+	}
+	return 70
+}
+
+// tunnelMAC returns the MAC of a node's tunnel device, computed from its address, so that no node has to publish it.
+func tunnelMAC(a netip.Addr) (mac [6]byte) {
+	if a.Is4() {
+		four := a.As4()
+		copy(mac[:], append([]byte{0x0e, 0x50}, four[:]...))
+		return mac
+	}
+	six := a.As16()
+	sum := sha256.Sum256(six[:])
+	mac[0] = 0x0e
+	copy(mac[1:], sum[:])
+	return mac
+}
+
+// tunneler collects the peers of the tunnel.
+type tunneler struct {
+	own   netip.Addr
+	macs  map[[6]byte]netip.Addr // by MAC, the node that has it
+	hops  map[uint32]bool        // of IPv4, that are taken
+	peers []kernel.TunnelPeer
+	index map[netip.Addr]int // by address, the peer in peers
+}
+
+func newTunneler(self Self) *tunneler {
+	own := self.Underlay()
+	return &tunneler{own: own, macs: map[[6]byte]netip.Addr{tunnelMAC(own): own}, hops: map[uint32]bool{}, index: map[netip.Addr]int{}}
+}
+
+// hop adds a peer and returns the next hop of the route to its podCIDR, or why there is none.
+func (t *tunneler) hop(peer Peer) (hop netip.Addr, reason string) {
+	remote := peer.Underlay
+	if !remote.IsValid() || remote.Is4() != t.own.Is4() {
+		family := map[bool]string{true: "IPv4", false: "IPv6"}[t.own.Is4()]
+		return hop, fmt.Sprintf("the node object has no %s address, which is the family of the tunnel; addressCIDRs can choose another", family)
+	}
+	mac := tunnelMAC(remote)
+	if other, ok := t.macs[mac]; ok && other != remote {
+		return hop, fmt.Sprintf("its address %s gives the same MAC in the tunnel as %s", remote, other)
+	}
+	t.macs[mac] = remote
+	if hop = hop6(mac); peer.PodCIDR.Addr().Is4() {
+		if len(t.hops) == hops4 {
+			return hop, fmt.Sprintf("the tunnel has %d next hops already", hops4)
+		}
+		hop = t.hop4(peer.Name)
+	}
+	i, ok := t.index[remote]
+	if !ok {
+		i = len(t.peers)
+		t.index[remote] = i
+		t.peers = append(t.peers, kernel.TunnelPeer{MAC: mac[:], Remote: remote})
+	}
+	t.peers[i].Hops = append(t.peers[i].Hops, hop)
+	return hop, ""
+}
+
+func (t *tunneler) hop4(name string) netip.Addr {
+	n := hash(name, true) % hops4
+	for t.hops[n] {
+		n = (n + 1) % hops4
+	}
+	t.hops[n] = true
+	return netip.AddrFrom4([4]byte{169, 254, byte(1 + n>>8), byte(n)})
+}
+
+// hop6 holds the MAC, which no other peer has.
+func hop6(mac [6]byte) netip.Addr {
+	hop := [16]byte{0: 0xfe, 1: 0x80}
+	copy(hop[10:], mac[:])
+	return netip.AddrFrom16(hop)
+}
+
+// device returns the tunnel over a link with the MTU uplink, 0 if that is not known.
+func (t *tunneler) device(cfg Config, uplink int) *Tunnel {
+	mac := tunnelMAC(t.own)
+	slices.SortFunc(t.peers, func(a, b kernel.TunnelPeer) int { return a.Remote.Compare(b.Remote) })
+	return &Tunnel{Peers: t.peers, VXLAN: kernel.VXLAN{Name: TunnelName, VNI: cfg.VXLAN.VNI, Port: cfg.VXLAN.Port, Local: t.own,
+		MAC: net.HardwareAddr(mac[:]), MTU: max(0, min(uplink, maxMTU)-overhead(t.own))}}
+}
