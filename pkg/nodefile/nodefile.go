@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json, which tells the plugins what differs from node to node: the node's podCIDRs, the
-// CIDRs of all pods, and the MTU. podlace-node writes it, or an administrator. It is on tmpfs: after a boot no pod starts before it is
+// Package nodefile reads and writes /run/podlace/node.json, which tells the plugins what differs from node to node: the node's podCIDRs,
+// the CIDRs of all pods, and the MTU. podlace-node writes it, or an administrator. It is on tmpfs: after a boot no pod starts before it is
 // written again.
 package nodefile
 

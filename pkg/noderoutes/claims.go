@@ -34,7 +34,8 @@ type (
 // newClaims needs all nodes, the oldest first.
 func newClaims(all []checked, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
-		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{}, addresses: make(map[netip.Addr]string, 2*len(all))}
+		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{},
+		addresses: make(map[netip.Addr]string, 2*len(all))}
 	for _, n := range all {
 		for _, p := range n.podCIDRs {
 			if is4 := p.Addr().Is4(); !slices.Contains(c.lengths[is4], p.Bits()) {

@@ -67,7 +67,7 @@ const (
 	Failed   State = "failed"   // the kernel refused a change, which is tried again: Reason says why
 )
 
-// Peer is a podCIDR of another node, and the address that leads there. A node object that cannot be used at all is one Peer without PodCIDR.
+// Peer is a podCIDR of another node, and the address that leads there. Where a node object cannot be used, a Peer without PodCIDR says why.
 type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix

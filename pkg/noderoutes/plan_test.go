@@ -123,7 +123,8 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%s %v: %+v, want %q", c.way, c.node, peers[0], c.reason)
 		}
 	}
-	_, peers, _ := Plan(Self{}, []Peer{{Name: "a", PodCIDR: netip.MustParsePrefix("10.1.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2")}}, nil, Config{})
+	lost := Peer{Name: "a", PodCIDR: netip.MustParsePrefix("10.1.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2")}
+	_, peers, _ := Plan(Self{}, []Peer{lost}, nil, Config{})
 	if peers[0].Reason != "nothing tells how to reach 192.0.2.2" {
 		t.Errorf("%+v", peers[0])
 	}
@@ -135,7 +136,8 @@ func TestTunnel(t *testing.T) {
 		node("a", 2, "fd00:4::/64", "198.51.100.4"))
 	addr := netip.MustParseAddr
 	tunnel := &Tunnel{
-		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: addr("192.0.2.1"), MAC: net.HardwareAddr{0x0e, 0x50, 192, 0, 2, 1}, MTU: 1450},
+		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: addr("192.0.2.1"),
+			MAC: net.HardwareAddr{0x0e, 0x50, 192, 0, 2, 1}, MTU: 1450},
 		Peers: []kernel.TunnelPeer{
 			{MAC: net.HardwareAddr{0x0e, 0x50, 198, 51, 100, 3}, Remote: addr("198.51.100.3"),
 				Hops: []netip.Addr{want.Nexthops[hopTo(want, "10.1.3.0/24")].Gateway, addr("fe80::e50:c633:6403")}},
@@ -147,7 +149,8 @@ func TestTunnel(t *testing.T) {
 	// IPv6 below: the MAC is a hash.
 	cfg.AddressCIDRs = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
 	want, _, file = planned(t, cfg, self(), node("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
-	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" || want.Tunnel.Local != addr("2001:db8::1") {
+	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" ||
+		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
 	// Nobody needs it: no device, and the MTU as if somebody did.
@@ -237,7 +240,8 @@ func TestCollisions(t *testing.T) {
 	}
 	nodes := []Node{self(), node(names[0], 1, "10.1.2.0/24", "198.51.100.2"), node(names[1], 2, "10.1.3.0/24", "198.51.100.3")}
 	for i := range 1000 {
-		nodes = append(nodes, node(fmt.Sprint("n", i), 3, fmt.Sprintf("10.2.%d.%d/28", i>>4, i<<4&0xff), fmt.Sprintf("198.51.%d.%d", 101+i>>8, i&0xff)))
+		address := fmt.Sprintf("198.51.%d.%d", 101+i>>8, i&0xff)
+		nodes = append(nodes, node(fmt.Sprint("n", i), 3, fmt.Sprintf("10.2.%d.%d/28", i>>4, i<<4&0xff), address))
 	}
 	want, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, nodes...)
 	ids, hops, stays := map[uint32]bool{}, map[netip.Addr]bool{}, 0

@@ -114,7 +114,8 @@ func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self)
 		hops[h.ID] = true
 	}
 	for i, r := range want.Routes {
-		if own := slices.Contains(me.PodCIDRs, r.Dst); own != (r.Nexthop == 0) || own != (r.Metric == 32767) || !own && !(allowed[r.Dst] && hops[r.Nexthop]) {
+		if own := slices.Contains(me.PodCIDRs, r.Dst); own != (r.Nexthop == 0) || own != (r.Metric == 32767) ||
+			!own && (!allowed[r.Dst] || !hops[r.Nexthop]) {
 			t.Errorf("%+v", r)
 		}
 		delete(hops, r.Nexthop)
@@ -151,7 +152,8 @@ func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 		}
 	}
 	for _, p := range all {
-		if !slices.ContainsFunc(file.ClusterCIDRs, func(c netip.Prefix) bool { return c.Overlaps(p) && c.Bits() <= p.Bits() }) && want.Advice == "" {
+		holds := func(c netip.Prefix) bool { return c.Overlaps(p) && c.Bits() <= p.Bits() }
+		if !slices.ContainsFunc(file.ClusterCIDRs, holds) && want.Advice == "" {
 			t.Errorf("%s is not in %v", p, file.ClusterCIDRs)
 		}
 	}
