@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -66,7 +67,8 @@ func Parse(r *plugin.Request) (Config, error) {
 		return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir)
 	}
 	var err error
-	if cfg.Sets, err = parseSets(raw); err != nil {
+	var partial bool
+	if cfg.Sets, partial, err = parseSets(r, raw); err != nil {
 		return Config{}, err
 	}
 	if err := checkPerFamily(r.CNIVersion, cfg.Sets); err != nil {
@@ -77,6 +79,9 @@ func Parse(r *plugin.Request) (Config, error) {
 	}
 	if cfg.Routes, err = parseRoutes(raw.IPAM.Routes); err != nil {
 		return Config{}, err
+	}
+	if partial {
+		cfg.Routes = slices.DeleteFunc(cfg.Routes, cfg.hasNoAddressFor)
 	}
 	if raw.IPAM.ResolvConf != "" {
 		cfg.DNS, err = readResolvConf(raw.IPAM.ResolvConf)
@@ -111,16 +116,23 @@ func (raw rawConfig) lists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-func parseSets(raw rawConfig) ([]RangeSet, error) {
+// hasNoAddressFor reports whether no pod has an address of a route's family.
+func (c Config) hasNoAddressFor(route *types.Route) bool {
+	is4 := route.Dst.IP.To4() != nil
+	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
+}
+
+// parseSets returns the pools. partial: a family is left out, since the node has no podCIDR of it.
+func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
 	lists := raw.lists()
 	if len(lists) == 0 {
-		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"),
+		return nil, false, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"),
 			`give "ranges": [[{"subnet": "10.58.0.0/16"}]]`)
 	}
-	if err := resolvePodCIDRs(lists); err != nil {
-		return nil, err
+	if lists, partial, err = resolvePodCIDRs(r, lists); err != nil {
+		return nil, false, err
 	}
-	sets := make([]RangeSet, len(lists))
+	sets = make([]RangeSet, len(lists))
 	for i, list := range lists {
 		for _, raw := range list {
 			r, err := parseRange(raw)
@@ -128,12 +140,12 @@ func parseSets(raw rawConfig) ([]RangeSet, error) {
 				err = r.forPods()
 			}
 			if err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			sets[i] = append(sets[i], r)
 		}
 	}
-	return sets, checkSets(sets)
+	return sets, partial, checkSets(sets)
 }
 
 // checkPerFamily: results before 0.3.0 hold one address of each family.

@@ -14,7 +14,7 @@ func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config
 
 // NodeCIDRs returns the CIDRs that usePodCidr stands for on this node.
 func NodeCIDRs() ([]netip.Prefix, error) {
-	_, cidrs, err := nodeCIDRs()
+	_, cidrs, err := nodeCIDRs(&plugin.Request{})
 	return cidrs, err
 }
 
@@ -25,9 +25,9 @@ func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 		return nil
 	}
 	lists := raw.lists()
-	words, both := podCIDRWords(lists)
-	for _, word := range words {
-		cidr, _ := podCIDR(word.Subnet, both, podCIDRs)
+	words := podCIDRWords(lists)
+	for _, word := range words.ranges {
+		cidr, _ := words.podCIDR(word.Subnet, podCIDRs)
 		word.Subnet = cidr.String()
 	}
 	for _, list := range lists {

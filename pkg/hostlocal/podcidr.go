@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/nodefile"
@@ -14,7 +15,7 @@ import (
 )
 
 // Words that may stand in the place of a subnet, in any case of letters; Calico has them too. The first means the node's IPv4 CIDR, and
-// its IPv6 CIDR where it has no other; the second the IPv6 CIDR.
+// without the second also its IPv6 CIDR where it has no other; the second means the IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
@@ -35,45 +36,73 @@ type marked struct{ error }
 
 func (m *marked) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
-// resolvePodCIDRs puts the node's CIDRs in the place of the words. The file is read only when a word is there.
-func resolvePodCIDRs(lists [][]rawRange) error {
-	words, both := podCIDRWords(lists)
-	if len(words) == 0 {
-		return nil
+// resolvePodCIDRs puts the node's CIDRs in the place of the words. The file is read only when a word is there. With both words, a node
+// whose CIDRs are of one family gives addresses of that family alone: the range of the other word is left out, and partial is true.
+func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
+	words := podCIDRWords(lists)
+	if len(words.ranges) == 0 {
+		return lists, false, nil
 	}
-	file, cidrs, err := nodeCIDRs()
+	file, cidrs, err := nodeCIDRs(r)
 	if err != nil {
-		return podCIDRError(err)
+		return nil, false, podCIDRError(err)
 	}
-	for _, word := range words {
-		cidr, family := podCIDR(word.Subnet, both, cidrs)
-		if !cidr.IsValid() {
-			return podCIDRError(fmt.Errorf("%s has no %s CIDR", file, family))
+	for _, word := range words.ranges {
+		cidr, family := words.podCIDR(word.Subnet, cidrs)
+		switch {
+		case cidr.IsValid():
+			word.Subnet = cidr.String()
+		case words.v4 && words.v6:
+			word.Subnet, partial = absent, true
+		default:
+			return nil, false, podCIDRError(fmt.Errorf("%s has no %s CIDR", file, family))
 		}
-		word.Subnet = cidr.String()
 	}
-	return nil
+	if partial {
+		lists = withoutAbsent(lists)
+	}
+	return lists, partial, nil
 }
 
-// podCIDRWords returns the ranges whose subnet is a word; both reports whether the word for IPv6 is among them.
-func podCIDRWords(lists [][]rawRange) (words []*rawRange, both bool) {
+// absent is in the place of the word for a family that the node has no CIDR of.
+const absent = "absent"
+
+// withoutAbsent leaves out such ranges, and sets that have no other.
+func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
+	for _, list := range lists {
+		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absent })
+		if len(rest) > 0 || len(list) == 0 {
+			left = append(left, rest)
+		}
+	}
+	return left
+}
+
+// podCIDRs are the ranges whose subnet is a word, and which of the two words are among them.
+type podCIDRs struct {
+	ranges []*rawRange
+	v4, v6 bool
+}
+
+func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	for _, list := range lists {
 		for i := range list {
-			is6 := strings.EqualFold(list[i].Subnet, usePodCIDRIPv6)
-			if both = both || is6; is6 || strings.EqualFold(list[i].Subnet, usePodCIDR) {
-				words = append(words, &list[i])
+			is4, is6 := strings.EqualFold(list[i].Subnet, usePodCIDR), strings.EqualFold(list[i].Subnet, usePodCIDRIPv6)
+			words.v4, words.v6 = words.v4 || is4, words.v6 || is6
+			if is4 || is6 {
+				words.ranges = append(words.ranges, &list[i])
 			}
 		}
 	}
-	return words, both
+	return words
 }
 
 // podCIDR returns the CIDR that a word stands for, invalid if the node has none of the family.
-func podCIDR(word string, both bool, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
+func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"
 	}
-	if cidr = first(cidrs, true); !cidr.IsValid() && !both {
+	if cidr = first(cidrs, true); !cidr.IsValid() && !w.v6 {
 		cidr = first(cidrs, false)
 	}
 	return cidr, "IPv4"
@@ -89,8 +118,8 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 }
 
 // nodeCIDRs returns the CIDRs of this node, and the file that they are from.
-func nodeCIDRs() (file string, cidrs []netip.Prefix, err error) {
-	file, node, err := nodefile.Read()
+func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
+	file, node, err := nodefile.Of(r)
 	if err != nil {
 		return "", nil, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"syscall"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -63,7 +64,24 @@ func Read() (file string, node Node, err error) {
 		}
 		return source.file, node, nil
 	}
-	return "", Node{}, fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
+	return "", Node{}, ErrMissing
+}
+
+// ErrMissing is the error of Read on a node that has neither file.
+var ErrMissing = fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
+
+// Of is Read, once for a request and those that an IPAM plugin in process gets from it: all parts of one verb see the same content.
+func Of(r *plugin.Request) (file string, node Node, err error) {
+	type content struct {
+		file string
+		node Node
+		err  error
+	}
+	c := plugin.Once(r, func() (c content) {
+		c.file, c.node, c.err = Read()
+		return c
+	})
+	return c.file, c.node, c.err
 }
 
 // Write replaces the file in one step; changed is false if it had this content already. It refuses what Read would refuse.

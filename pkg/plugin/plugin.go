@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"reflect"
 	"runtime/debug"
 	"time"
 
@@ -69,7 +70,8 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 			p.Name, BuildVersion(), join(p.versions().SupportedVersions()))
 		return 0
 	}
-	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), log: stderr, listen: p.listen}
+	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), once: map[reflect.Type]any{},
+		log: stderr, listen: p.listen}
 	if getenv("PODLACE_LOG") == "debug" { // every change of the system is logged
 		r.level = slog.LevelDebug
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"reflect"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -60,6 +61,8 @@ type Request struct {
 	began  time.Time    // of this call
 	spared bool         // GC: Valid holds more than the runtime's list
 
+	once map[reflect.Type]any // what Once keeps; copies of the request share it
+
 	log     io.Writer // where Log writes
 	logFile *os.File  // if that is a file, and not stderr
 	level   slog.Level
@@ -67,6 +70,19 @@ type Request struct {
 	listen    func() <-chan os.Signal
 	listening chan struct{}    // closed when there is an end
 	end       <-chan os.Signal // signals that ask the process to end
+}
+
+// Once returns what do returns. It calls do once for each type in a request that Main made and its copies.
+func Once[T any](r *Request, do func() T) T {
+	kind := reflect.TypeFor[T]()
+	if value, ok := r.once[kind].(T); ok {
+		return value
+	}
+	value := do()
+	if r.once != nil {
+		r.once[kind] = value
+	}
+	return value
 }
 
 // Attachment returns the interface that this request is about.

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"reflect"
+	"testing"
+)
+
+// TestOnce: a request and its copies share the first value of a type; a request without Main computes each.
+func TestOnce(t *testing.T) {
+	calls := 0
+	count := func() int { calls++; return calls }
+	r := &Request{once: map[reflect.Type]any{}}
+	copied := *r
+	if a, b, c := Once(r, count), Once(&copied, count), Once(r, func() string { return "other" }); a != 1 || b != 1 || c != "other" {
+		t.Errorf("%d %d %s", a, b, c)
+	}
+	if a := Once(&Request{}, count); a != 2 {
+		t.Errorf("%d without a request of Main", a)
+	}
+}
