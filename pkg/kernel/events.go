@@ -29,8 +29,8 @@ type Event struct {
 	Device string // of a device: its folder below /sys, /devices/pci0000:3a/...
 }
 
-// Group 1 of rtnetlink tells of links (RTMGRP_LINK), and of uevents what the kernel itself says; group 2 is udev's.
-const firstGroup = 1
+// kernelUevents is the group of what the kernel itself says of devices; group 2 is udev's.
+const kernelUevents = 1
 
 // largestEvent is more than what the kernel puts into one datagram.
 const largestEvent = 64 << 10
@@ -39,19 +39,19 @@ const largestEvent = 64 << 10
 // reach a user namespace. A receiver that is slow gets an event that others are lost. When ctx ends the channel is closed, and nothing
 // listens any more.
 func Events(ctx context.Context) (<-chan Event, error) {
-	links, err := subscribe(unix.NETLINK_ROUTE)
+	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, fmt.Errorf("listen to links: %w", err)
 	}
-	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT)
+	devices, err := subscribe(unix.NETLINK_KOBJECT_UEVENT, nil, kernelUevents)
 	if err != nil {
 		slog.Debug("no uevents", "error", err)
 	}
 	events := make(chan Event)
 	var running sync.WaitGroup
-	running.Go(func() { hear(ctx, links, linkEvents, events) })
+	running.Go(func() { hear(ctx, links, linkEvents, Event{Lost: true}, events) })
 	if devices != nil {
-		running.Go(func() { hear(ctx, devices, deviceEvents, events) })
+		running.Go(func() { hear(ctx, devices, deviceEvents, Event{Lost: true}, events) })
 	}
 	context.AfterFunc(ctx, func() {
 		links.Close()
@@ -62,24 +62,35 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that a goroutine can wait at and another can close.
-func subscribe(protocol int) (*os.File, error) {
+// subscribe opens a socket that a goroutine can wait at and another can close. Of the groups it gets what a filter passes, if there is one.
+func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: firstGroup}); err != nil {
+	var mask uint32
+	for _, g := range groups {
+		mask |= 1 << (g - 1)
+	}
+	if filter != nil {
+		program := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program)
+	}
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: mask})
+	}
+	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// hear sends the events of each datagram until the socket is closed or ctx ends.
-func hear(ctx context.Context, socket *os.File, parse func([]byte) []Event, to chan<- Event) {
+// hear sends the events of each datagram until the socket is closed or ctx ends. lost is the event of what the socket had no room for.
+func hear[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
-		events, err := receive(socket, buffer, parse)
+		events, err := receive(socket, buffer, parse, lost)
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
@@ -98,30 +109,38 @@ func hear(ctx context.Context, socket *os.File, parse func([]byte) []Event, to c
 }
 
 // receive waits for a datagram. What overflowed the socket's buffer is an event as well, and so is the end.
-func receive(socket *os.File, buffer []byte, parse func([]byte) []Event) ([]Event, error) {
+func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
 	case err == nil:
 		return parse(buffer[:n]), nil
 	case errors.Is(err, unix.ENOBUFS):
-		return []Event{{Lost: true}}, nil
+		return []E{lost}, nil
 	case errors.Is(err, unix.EINTR), errors.Is(err, io.EOF): // a datagram of no bytes
 		return nil, nil
 	}
-	return []Event{{Lost: true}}, err
+	return []E{lost}, err
 }
 
 // linkEvents reads messages of rtnetlink(7).
-func linkEvents(datagram []byte) (events []Event) {
+func linkEvents(datagram []byte) []Event {
+	return eachMessage(datagram, Event{Lost: true}, func(kind, _ uint16, body []byte) []Event {
+		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
+			return linkEvent(body)
+		}
+		return nil
+	})
+}
+
+// eachMessage collects what parse makes of the type, the flags and the body of each message. What is broken gives lost.
+func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))
-		kind := binary.NativeEndian.Uint16(datagram[4:])
 		if length < unix.SizeofNlMsghdr || length > len(datagram) {
-			return append(events, Event{Lost: true})
+			return append(events, lost)
 		}
-		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
-			events = append(events, linkEvent(datagram[unix.SizeofNlMsghdr:length])...)
-		}
+		kind, flags := binary.NativeEndian.Uint16(datagram[4:]), binary.NativeEndian.Uint16(datagram[6:])
+		events = append(events, parse(kind, flags, datagram[unix.SizeofNlMsghdr:length])...)
 		datagram = datagram[min((length+3)&^3, len(datagram)):]
 	}
 	return events

@@ -96,7 +96,7 @@ func TestEventsUntaken(t *testing.T) {
 // TestEventsOverflow: what the socket had no room for is an event, and the next ones come.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
-	socket, err := subscribe(unix.NETLINK_ROUTE)
+	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	kerneltest.Must(t, err)
 	defer socket.Close()
 	raw, err := socket.SyscallConn()
@@ -112,7 +112,7 @@ func TestEventsOverflow(t *testing.T) {
 	events := make(chan Event)
 	go got.take(events)
 	go func() {
-		hear(t.Context(), socket, linkEvents, events)
+		hear(t.Context(), socket, linkEvents, Event{Lost: true}, events)
 		close(events)
 		close(ended)
 	}()
@@ -132,7 +132,7 @@ func TestEventsEnd(t *testing.T) {
 	kerneltest.Must(t, err)
 	defer dir.Close()
 	events := make(chan Event, 9)
-	hear(t.Context(), dir, linkEvents, events)
+	hear(t.Context(), dir, linkEvents, Event{Lost: true}, events)
 	close(events)
 	var got heard
 	if got.take(events); !slices.Equal(got.events, []Event{{Lost: true}}) {

@@ -27,6 +27,7 @@ type NS struct {
 	h *netlink.Handle
 	// sockets are for requests that the handle does not know.
 	sockets map[int]*nl.SocketHandle
+	strict  map[int]*nl.SocketHandle // for dump, once opened
 	work    chan func() // runs on a thread inside the namespace; nil for the own namespace
 
 	sysctls map[string]*os.File // folders below /proc/sys/net, once opened
@@ -125,8 +126,10 @@ func (n *NS) serve(netns Namespace, ready chan<- error) {
 // Close releases the namespace.
 func (n *NS) Close() {
 	n.h.Close()
-	for _, s := range n.sockets {
-		s.Close()
+	for _, sockets := range []map[int]*nl.SocketHandle{n.sockets, n.strict} {
+		for _, s := range sockets {
+			s.Close()
+		}
 	}
 	for _, folder := range n.sysctls {
 		folder.Close()

@@ -3,8 +3,14 @@
 package kernel
 
 import (
-	"net"
+	"encoding/binary"
+	"fmt"
 	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
 )
 
 // Nexthop is a nexthop object (ip-nexthop(8)): routes refer to it by its ID, so that one request changes the gateway of all of them.
@@ -15,26 +21,101 @@ type Nexthop struct {
 	OnLink  bool       // the gateway is on the link although no route says so
 }
 
-// ProtocolRoute is a route in the main table that refers to a nexthop object.
-type ProtocolRoute struct {
-	Dst     netip.Prefix
-	Nexthop uint32 // 0: the destination is unreachable
-	Metric  int    // 0: the kernel's default, which is 0 for IPv4 and 1024 for IPv6
+// String prints a nexthop object as ip-nexthop(8) does, with the ifindex of its link.
+func (h Nexthop) String() string {
+	text := fmt.Sprintf("id %d via %s dev %d", h.ID, h.Gateway, h.Link)
+	if h.OnLink {
+		text += " onlink"
+	}
+	return text
 }
 
-// VXLAN is a VXLAN device (ip-link(8)) that learns nothing.
-type VXLAN struct {
-	Name  string
-	VNI   int
-	Port  int // UDP
-	Local netip.Addr
-	MAC   net.HardwareAddr
-	MTU   int
+// FoundNexthop is a nexthop object that is there. A group or a blackhole has no Gateway.
+type FoundNexthop struct {
+	Nexthop
+	Protocol int // of the program that made it
 }
 
-// TunnelPeer is a node at the other end of a VXLAN device: frames to MAC go to the node Remote, and the gateways Hops have MAC.
-type TunnelPeer struct {
-	MAC    net.HardwareAddr
-	Remote netip.Addr
-	Hops   []netip.Addr
+// Nexthops returns the nexthop objects of all programs: the kernel cannot select them by protocol. It is empty if the kernel has none
+// (before 5.3).
+func (n *NS) Nexthops() (list []FoundNexthop, err error) {
+	replies, err := n.dump(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
+	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
+		return nil, fmt.Errorf("nexthop show: %w", err)
+	}
+	list = make([]FoundNexthop, 0, len(replies))
+	for _, message := range replies {
+		if h, ok := parseNexthop(message); ok {
+			list = append(list, h)
+		}
+	}
+	return list, nil
+}
+
+func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
+	if len(message) < sizeofNhmsg {
+		return h, false
+	}
+	body := message[sizeofNhmsg:]
+	h.Protocol = int(message[2])
+	h.OnLink = binary.NativeEndian.Uint32(message[4:])&unix.RTNH_F_ONLINK != 0
+	h.ID, h.Link = number32(attribute(body, unix.NHA_ID)), int(number32(attribute(body, unix.NHA_OIF)))
+	h.Gateway, _ = netip.AddrFromSlice(attribute(body, unix.NHA_GATEWAY))
+	return h, h.ID != 0
+}
+
+// AddNexthop makes a nexthop object; unix.EEXIST if there is one with its ID.
+func (n *NS) AddNexthop(h Nexthop, protocol int) error {
+	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
+}
+
+// ReplaceNexthop changes a nexthop object, and with it all routes that refer to it at once, or makes it.
+func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
+	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
+}
+
+func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
+	return fault.Change(op+h.String(), func() error {
+		header := &nhmsg{family: unix.AF_INET, protocol: byte(protocol)}
+		if h.Gateway.Is6() {
+			header.family = unix.AF_INET6
+		}
+		if h.OnLink {
+			header.flags = unix.RTNH_F_ONLINK
+		}
+		return lacksNexthops(n.change(unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE|flags, header,
+			nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(h.ID)),
+			nl.NewRtAttr(unix.NHA_OIF, nl.Uint32Attr(uint32(h.Link))),
+			nl.NewRtAttr(unix.NHA_GATEWAY, h.Gateway.AsSlice())))
+	})
+}
+
+// DelNexthop deletes a nexthop object, and with it all routes that refer to it; one that is not there is no error.
+func (n *NS) DelNexthop(id uint32) error {
+	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
+		return fault.Ignore(n.change(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)
+	})
+}
+
+func lacksNexthops(err error) error {
+	if err == unix.EOPNOTSUPP {
+		return &MissingFeature{"nexthop objects (since 5.3)", err}
+	}
+	return err
+}
+
+// nhmsg is the header of messages about nexthop objects (include/uapi/linux/nexthop.h).
+type nhmsg struct {
+	family, scope, protocol byte
+	flags                   uint32
+}
+
+const sizeofNhmsg = 8
+
+// Len returns the length of the header.
+func (*nhmsg) Len() int { return sizeofNhmsg }
+
+// Serialize returns the bytes of the header.
+func (m *nhmsg) Serialize() []byte {
+	return binary.NativeEndian.AppendUint32([]byte{m.family, m.scope, m.protocol, 0}, m.flags)
 }

@@ -119,6 +119,9 @@ type Tunnel struct {
 // Result is what Apply did and could not do.
 type Result struct {
 	Changes   int                     // of the kernel
+	Had       int                     // routes with Protocol that were there before
+	Unwanted  int                     // of those, how many Wanted lacks
+	Kept      int                     // deletions that Options.Keep held back: of routes, nexthops, neighbours, the tunnel
 	Failed    map[netip.Prefix]error  // routes that the kernel refused
 	Conflicts map[netip.Prefix]string // routes of other programs to the same podCIDR, as ip-route(8) prints them
 }

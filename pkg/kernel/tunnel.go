@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// TunnelPeer is a node at the other end of a VXLAN device: frames to MAC go to the node Remote, and the gateways Hops have MAC.
+type TunnelPeer struct {
+	MAC    net.HardwareAddr
+	Remote netip.Addr
+	Hops   []netip.Addr
+}
+
+const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h
+
+// PermanentNeighbours returns the permanent neighbours behind a link that carry a protocol: the MAC of each address.
+func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
+	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{},
+		nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link.Index))))
+	if err != nil {
+		return nil, fmt.Errorf("neigh show dev %s: %w", link.Name, err)
+	}
+	macs = map[netip.Addr]string{}
+	for _, message := range replies {
+		e, ok := parseNeighbour(message)
+		if ok && e.link == link.Index && e.permanent && e.protocol == protocol && e.addr.IsValid() {
+			macs[e.addr] = e.mac.String()
+		}
+	}
+	return macs, nil
+}
+
+// SetNeighbour makes a permanent neighbour with a protocol, or puts it in the place of the one with its address.
+func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
+	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
+		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
+			&netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index), State: unix.NUD_PERMANENT},
+			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()), nl.NewRtAttr(unix.NDA_LLADDR, mac),
+			nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(uint8(protocol))))
+	})
+}
+
+// DelNeighbour deletes a neighbour; one that is not there is no error.
+func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
+	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
+		err := n.change(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
+			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
+		return fault.Ignore(err, unix.ENOENT, unix.ENODEV)
+	})
+}
+
+// Forwarding returns the forwarding entries of a VXLAN device: the remote addresses of each MAC. The kernel keeps no protocol of them.
+func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) {
+	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
+	if err != nil {
+		return nil, fmt.Errorf("fdb show dev %s: %w", link.Name, err)
+	}
+	remotes = map[string][]netip.Addr{}
+	for _, message := range replies {
+		if e, ok := parseNeighbour(message); ok && e.link == link.Index && e.family == unix.AF_BRIDGE && len(e.mac) > 0 {
+			remotes[e.mac.String()] = append(remotes[e.mac.String()], e.addr)
+		}
+	}
+	return remotes, nil
+}
+
+// SetForwarding lets a VXLAN device send frames for a MAC to a remote address, and to no other one.
+func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
+	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
+		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwarding(link),
+			nl.NewRtAttr(unix.NDA_LLADDR, mac), nl.NewRtAttr(unix.NDA_DST, remote.AsSlice()))
+	})
+}
+
+// DelForwarding deletes the forwarding entry of a MAC; one that is not there is no error.
+func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
+	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
+		return fault.Ignore(n.change(unix.RTM_DELNEIGH, 0, forwarding(link), nl.NewRtAttr(unix.NDA_LLADDR, mac)), unix.ENOENT, unix.ENODEV)
+	})
+}
+
+// forwarding is the header of a request about a static entry of the device itself.
+func forwarding(link Link) *netlink.Ndmsg {
+	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
+}
+
+// neighbourEntry is what the kernel tells of a neighbour or of a forwarding entry.
+type neighbourEntry struct {
+	family    byte
+	link      int
+	permanent bool
+	protocol  int
+	addr      netip.Addr
+	mac       net.HardwareAddr
+}
+
+func parseNeighbour(message []byte) (e neighbourEntry, ok bool) {
+	const header = 12 // struct ndmsg of include/uapi/linux/neighbour.h
+	if len(message) < header {
+		return e, false
+	}
+	e.family, e.link = message[0], int(binary.NativeEndian.Uint32(message[4:]))
+	e.permanent = binary.NativeEndian.Uint16(message[8:])&unix.NUD_PERMANENT != 0
+	e.addr, _ = netip.AddrFromSlice(attribute(message[header:], unix.NDA_DST))
+	e.mac = attribute(message[header:], unix.NDA_LLADDR)
+	if p := attribute(message[header:], ndaProtocol); len(p) == 1 {
+		e.protocol = int(p[0])
+	}
+	return e, true
+}

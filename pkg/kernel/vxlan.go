@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/fault"
+)
+
+// VXLAN is a VXLAN device (ip-link(8)) that learns nothing.
+type VXLAN struct {
+	Name  string
+	VNI   int
+	Port  int // UDP
+	Local netip.Addr
+	MAC   net.HardwareAddr
+	MTU   int
+}
+
+// ForeignLink is the error when a link of another program is in the way.
+type ForeignLink struct {
+	Name string // of the link
+	Why  string // it is in the way
+}
+
+func (e *ForeignLink) Error() string { return fmt.Sprintf("link %s is in the way: %s", e.Name, e.Why) }
+
+// FoundVXLAN is a VXLAN device that is there.
+type FoundVXLAN struct {
+	Link
+	VXLAN VXLAN
+	Other bool // it learns, has a remote address or a link of its own, or takes the VNI from each packet
+}
+
+// VXLANs returns the VXLAN devices of the namespace.
+func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
+	replies, err := n.dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
+	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kind is not known
+		return nil, fmt.Errorf("link show type vxlan: %w", err)
+	}
+	for _, message := range replies {
+		link, err := parseLink(message)
+		if err != nil {
+			return nil, fmt.Errorf("link show type vxlan: %w", err)
+		}
+		if link.Kind == "vxlan" {
+			list = append(list, parseVXLAN(link, message))
+		}
+	}
+	return list, nil
+}
+
+func parseVXLAN(link Link, message []byte) FoundVXLAN {
+	data := nested(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
+	v := FoundVXLAN{Link: link, VXLAN: VXLAN{Name: link.Name, MAC: link.MAC, MTU: link.MTU}}
+	v.VXLAN.VNI = int(number32(attribute(data, nl.IFLA_VXLAN_ID)))
+	if port := attribute(data, nl.IFLA_VXLAN_PORT); len(port) == 2 {
+		v.VXLAN.Port = int(binary.BigEndian.Uint16(port))
+	}
+	for _, kind := range []uint16{nl.IFLA_VXLAN_LOCAL, nl.IFLA_VXLAN_LOCAL6} {
+		if local, ok := netip.AddrFromSlice(attribute(data, kind)); ok {
+			v.VXLAN.Local = local
+		}
+	}
+	for _, kind := range []uint16{nl.IFLA_VXLAN_LEARNING, nl.IFLA_VXLAN_FLOWBASED, nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_LINK} {
+		v.Other = v.Other || len(bytes.Trim(attribute(data, kind), "\x00")) > 0
+	}
+	return v
+}
+
+// same reports whether the device has what cannot be changed in place.
+func (f FoundVXLAN) same(v VXLAN) bool {
+	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
+}
+
+// EnsureVXLAN makes the device, up and in the device group that marks it as made here, and returns it with the number of changes. One of the
+// group that has another name, or another VNI, port or local address, is deleted before, with the nexthop objects that lead through it. A
+// device of another program in the way gives a *ForeignLink.
+func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
+	own, err := n.ownVXLAN(v, group)
+	if err != nil {
+		return Link{}, 0, err
+	}
+	for _, f := range own {
+		if f.Name == v.Name && f.same(v) {
+			changes, err := n.adjustVXLAN(f, v)
+			return f.Link, changes, err
+		}
+	}
+	for _, f := range own {
+		if err := n.DelLink(f.Name); err != nil {
+			return Link{}, changes, err
+		}
+		changes++
+	}
+	if err := n.addVXLAN(v, group); err != nil {
+		return Link{}, changes, err
+	}
+	link, ok, err := n.Link(v.Name)
+	if err == nil && !ok {
+		err = fmt.Errorf("link %s: %w", v.Name, unix.ENODEV)
+	}
+	return link, changes + 1, err
+}
+
+// ownVXLAN returns the devices of the group. A device of another program that has the name, or the VNI and the port, is an error.
+func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
+	all, err := n.VXLANs()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range all {
+		switch {
+		case f.Traits.Group == group:
+			own = append(own, f)
+		case f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && !f.isExternal():
+			return nil, &ForeignLink{f.Name, fmt.Sprintf("it has VNI %d on port %d, and another program made it", v.VNI, v.Port)}
+		}
+	}
+	link, ok, err := n.Link(v.Name)
+	if err != nil || !ok || link.Kind == "vxlan" && link.Traits.Group == group {
+		return own, err
+	}
+	kind := link.Kind
+	if kind == "" {
+		kind = "hardware"
+	}
+	return nil, &ForeignLink{v.Name, fmt.Sprintf("another program made it (%s)", kind)}
+}
+
+// isExternal reports whether the device takes the VNI from each packet: it has none of its own.
+func (f FoundVXLAN) isExternal() bool { return f.Other && f.VXLAN.VNI == 0 }
+
+func (n *NS) addVXLAN(v VXLAN, group uint32) error {
+	op := fmt.Sprintf("link add %s type vxlan id %d dstport %d local %s nolearning", v.Name, v.VNI, v.Port, v.Local)
+	return fault.Change(op, func() error {
+		header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		header.Flags, header.Change = unix.IFF_UP, unix.IFF_UP
+		attributes := append(linkAttrs(v.Name, v.MAC, v.MTU), nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
+		data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+		data.AddRtAttr(nl.IFLA_VXLAN_ID, nl.Uint32Attr(uint32(v.VNI)))
+		data.AddRtAttr(nl.IFLA_VXLAN_PORT, binary.BigEndian.AppendUint16(nil, uint16(v.Port)))
+		data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
+		local := nl.IFLA_VXLAN_LOCAL
+		if v.Local.Is6() {
+			local = nl.IFLA_VXLAN_LOCAL6
+		}
+		data.AddRtAttr(local, v.Local.AsSlice())
+		err := n.change(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, append(attributes, info)...)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return &MissingFeature{"VXLAN (CONFIG_VXLAN)", err}
+		}
+		return err
+	})
+}
+
+// adjustVXLAN changes what a live device lets change.
+func (n *NS) adjustVXLAN(f FoundVXLAN, v VXLAN) (changes int, err error) {
+	for _, c := range []struct {
+		wanted bool
+		change func() error
+	}{
+		{!bytes.Equal(f.MAC, v.MAC), func() error { return n.SetMAC(f.Link, v.MAC) }},
+		{f.MTU != v.MTU, func() error { return n.SetMTU(f.Link, v.MTU) }},
+		{!f.Up, func() error { return n.SetUp(f.Link) }},
+	} {
+		if !c.wanted {
+			continue
+		}
+		if err := c.change(); err != nil {
+			return changes, err
+		}
+		changes++
+	}
+	return changes, nil
+}
