@@ -123,5 +123,6 @@ type Result struct {
 	Unwanted  int                     // of those, how many Wanted lacks
 	Kept      int                     // deletions that Options.Keep held back: of routes, nexthops, neighbours, the tunnel
 	Failed    map[netip.Prefix]error  // routes that the kernel refused
+	Other     error                   // what else the kernel refused: the tunnel, a deletion
 	Conflicts map[netip.Prefix]string // routes of other programs to the same podCIDR, as ip-route(8) prints them
 }

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// Options say how Apply treats what Wanted lacks, and the routes of other programs.
+type Options struct {
+	Keep  bool  // nothing is deleted
+	Adopt []int // the protocols of routes that are taken over (rtm_protocol)
+}
+
+// Ways returns how this node reaches each of the gateways now.
+func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
+	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
+	for _, gateway := range gateways {
+		if _, asked := ways[gateway]; !asked {
+			ways[gateway] = way(n, gateway, links)
+		}
+	}
+	return ways
+}
+
+// way asks the kernel; links are those already read.
+func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
+	m, err := n.MatchRoute(gateway)
+	switch {
+	case kernel.NoRoute(err):
+		return Way{Reason: fmt.Sprintf("this node has no route to %s", gateway)}
+	case err != nil:
+		return Way{Reason: err.Error()}
+	case m.Local:
+		return Way{Reason: fmt.Sprintf("%s is an address of this node", gateway)}
+	}
+	link, read := links[m.FirstLink()]
+	if !read {
+		var ok bool
+		if link, ok, err = n.LinkByIndex(m.FirstLink()); err != nil || !ok {
+			return Way{Reason: fmt.Sprintf("the route to %s leads through no link", gateway)}
+		}
+		links[link.Index] = link
+	}
+	return Way{Link: link, OnLink: m.OnLink}
+}
+
+// Apply makes the kernel have what is wanted: it compares with what the kernel has, replaces what differs, and then deletes what carries
+// Protocol and is not wanted. No packet to a peer whose routes stay is lost. What the kernel refuses does not keep the rest from being made:
+// Result names it. An error says that the kernel could not be read, and then nothing is deleted.
+func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
+	first, err := apply(n, want, opt)
+	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
+		return first.Result, err
+	}
+	// What was deleted may have been in the way.
+	second, err := apply(n, want, opt)
+	second.Changes += first.Changes
+	second.Had, second.Unwanted = first.Had, first.Unwanted
+	return second.Result, err
+}
+
+// Remove deletes everything that carries Protocol, and the tunnel.
+func Remove(n *kernel.NS) (changes int, err error) {
+	r, err := Apply(n, Wanted{}, Options{})
+	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
+}
+
+// pass is one comparison.
+type pass struct {
+	Result
+	n       *kernel.NS
+	opt     Options
+	tunnel  kernel.Link
+	bad     map[uint32]error         // nexthop objects that routes cannot use
+	badHops map[netip.Addr]error     // gateways behind the tunnel that cannot be used
+	had     []kernel.FoundRoute      // with Protocol
+	foreign map[netip.Prefix][]found // routes of other programs, read once they matter
+	deleted int
+}
+
+type found = kernel.FoundRoute
+
+func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
+	p := &pass{n: n, opt: opt, bad: map[uint32]error{}, badHops: map[netip.Addr]error{},
+		Result: Result{Failed: map[netip.Prefix]error{}, Conflicts: map[netip.Prefix]string{}}}
+	sweepTunnel, err := p.applyTunnel(want)
+	if err != nil {
+		return p, err
+	}
+	nexthops, err := n.Nexthops()
+	if err != nil {
+		return p, err
+	}
+	if p.had, err = n.ProtocolRoutes(Protocol); err != nil {
+		return p, err
+	}
+	p.Had = len(p.had)
+	wantedHops := p.applyNexthops(want, nexthops)
+	staying, err := p.applyRoutes(want)
+	if err != nil {
+		return p, err
+	}
+	p.sweepRoutes(want)
+	for _, h := range nexthops {
+		if _, wanted := wantedHops[h.ID]; h.Protocol == Protocol && !wanted && !staying[h.ID] {
+			p.sweep(func() error { return n.DelNexthop(h.ID) })
+		}
+	}
+	sweepTunnel()
+	return p, nil
+}
+
+// made counts a change that was made, and passes on why one was not.
+func (p *pass) made(err error) error {
+	if err == nil {
+		p.Changes++
+	}
+	return err
+}
+
+// sweep deletes something that is not wanted.
+func (p *pass) sweep(del func() error) {
+	if p.opt.Keep {
+		p.Kept++
+		return
+	}
+	if err := p.made(del()); err != nil {
+		p.Other = errors.Join(p.Other, err)
+		return
+	}
+	p.deleted++
+}
+
+// applyNexthops makes the nexthop objects, and returns the IDs of those that are wanted.
+func (p *pass) applyNexthops(want Wanted, list []kernel.FoundNexthop) map[uint32]bool {
+	have, wanted := make(map[uint32]kernel.FoundNexthop, len(list)), make(map[uint32]bool, len(want.Nexthops))
+	for _, h := range list {
+		have[h.ID] = h
+	}
+	for _, h := range want.Nexthops {
+		wanted[h.ID] = true
+		if err := p.applyNexthop(h, have); err != nil {
+			p.bad[h.ID] = err
+		}
+	}
+	return wanted
+}
+
+func (p *pass) applyNexthop(h kernel.Nexthop, have map[uint32]kernel.FoundNexthop) error {
+	if h.Link == TunnelLink {
+		if err := p.badHops[h.Gateway]; err != nil {
+			return err
+		}
+		if p.tunnel.Index == 0 {
+			return fmt.Errorf("nexthop %d leads through the tunnel, and there is none", h.ID)
+		}
+		h.Link = p.tunnel.Index
+	}
+	there, ok := have[h.ID]
+	switch {
+	case !ok:
+		return p.made(p.n.AddNexthop(h, Protocol))
+	case there.Protocol != Protocol:
+		return fmt.Errorf("nexthop %d belongs to another program (ip nexthop show id %d: protocol %d)", h.ID, h.ID, there.Protocol)
+	case there.Nexthop != h:
+		return p.made(p.n.ReplaceNexthop(h, Protocol))
+	}
+	return nil
+}
+
+// place is what tells routes of the main table apart.
+type place struct {
+	dst    netip.Prefix
+	metric int
+}
+
+func placeOf(r kernel.ProtocolRoute) place {
+	r = r.Explicit()
+	return place{r.Dst, r.Metric}
+}
+
+// applyRoutes makes the routes. It returns the nexthop objects to which routes still refer because the kernel refused their changes.
+func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
+	have := make(map[place]found, len(p.had))
+	for _, r := range p.had {
+		have[placeOf(r.ProtocolRoute)] = r
+	}
+	staying = map[uint32]bool{}
+	for _, r := range want.Routes {
+		r = r.Explicit()
+		there, ok := have[placeOf(r)]
+		if ok && !there.Other && there.Nexthop == r.Nexthop && p.bad[r.Nexthop] == nil {
+			continue
+		}
+		err := p.bad[r.Nexthop]
+		if err == nil {
+			err = p.applyRoute(r, ok)
+		}
+		if errors.Is(err, errUnread) {
+			return nil, err
+		}
+		if err != nil {
+			p.Failed[r.Dst] = err
+		}
+		if _, conflict := p.Conflicts[r.Dst]; ok && (conflict || err != nil) {
+			staying[there.Nexthop] = true
+		}
+	}
+	return staying, nil
+}
+
+// errUnread says that the routes of other programs could not be read.
+var errUnread = errors.New("routes of other programs are not known")
+
+// applyRoute adds a route, or puts it in the place of ours, or of one that is adopted.
+func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
+	if err := p.readForeign(); err != nil {
+		return err
+	}
+	var adopted []found
+	replace := ours
+	var conflicts []string
+	for _, f := range p.foreign[r.Dst] {
+		inPlace := f.Metric == r.Metric
+		switch {
+		case slices.Contains(p.opt.Adopt, f.Protocol) && (r.Nexthop != 0 || inPlace):
+			adopted = append(adopted, f)
+			replace = replace || inPlace
+		case inPlace, r.Nexthop != 0 && f.Metric < r.Metric: // which wins the packets
+			conflicts = append(conflicts, p.n.Describe(f))
+		}
+	}
+	if len(conflicts) > 0 {
+		p.Conflicts[r.Dst] = strings.Join(conflicts, ", ")
+		return nil
+	}
+	set := p.n.AddProtocolRoute
+	if replace {
+		set = p.n.ReplaceProtocolRoute
+	}
+	err := p.made(set(r, Protocol))
+	if !replace && errors.Is(err, unix.EEXIST) {
+		p.Conflicts[r.Dst] = r.Dst.String() + ", which another program added just now"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.takeOver(adopted, r, ours)
+}
+
+// takeOver deletes routes that are adopted, once ours is there. One of them went with the replacement.
+func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
+	replaced := ours
+	for _, f := range adopted {
+		if f.Metric == r.Metric && !replaced {
+			replaced = true
+			continue
+		}
+		if err := p.made(p.n.DelProtocolRoute(f.ProtocolRoute, f.Protocol)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readForeign reads the routes of other programs. It costs as much as there are, so it waits until a route has to be added or replaced.
+func (p *pass) readForeign() error {
+	if p.foreign != nil {
+		return nil
+	}
+	all, err := p.n.ProtocolRoutes(0)
+	if err != nil {
+		return errors.Join(errUnread, err)
+	}
+	p.foreign = map[netip.Prefix][]found{}
+	for _, r := range all {
+		if r.Protocol != Protocol {
+			p.foreign[r.Dst] = append(p.foreign[r.Dst], r)
+		}
+	}
+	return nil
+}
+
+// sweepRoutes deletes the routes that are not wanted.
+func (p *pass) sweepRoutes(want Wanted) {
+	wanted := make(map[place]bool, len(want.Routes))
+	for _, r := range want.Routes {
+		wanted[placeOf(r)] = true
+	}
+	for _, r := range p.had {
+		if !wanted[placeOf(r.ProtocolRoute)] {
+			p.Unwanted++
+			p.sweep(func() error { return p.n.DelProtocolRoute(r.ProtocolRoute, Protocol) })
+		}
+	}
+}
