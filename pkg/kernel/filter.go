@@ -16,7 +16,9 @@ const netlinkAttribute = 0xffff_f000 + 12
 
 func newProgram() *program { return &program{labels: map[string]int{}, jumps: map[int]string{}} }
 
-func (p *program) add(code uint16, k uint32) { p.list = append(p.list, unix.SockFilter{Code: code, K: k}) }
+func (p *program) add(code uint16, k uint32) {
+	p.list = append(p.list, unix.SockFilter{Code: code, K: k})
+}
 
 func (p *program) label(name string) { p.labels[name] = len(p.list) }
 

@@ -28,7 +28,7 @@ type NS struct {
 	// sockets are for requests that the handle does not know.
 	sockets map[int]*nl.SocketHandle
 	strict  map[int]*nl.SocketHandle // for dump, once opened
-	work    chan func() // runs on a thread inside the namespace; nil for the own namespace
+	work    chan func()              // runs on a thread inside the namespace; nil for the own namespace
 
 	sysctls map[string]*os.File // folders below /proc/sys/net, once opened
 }

@@ -23,7 +23,7 @@ type VXLAN struct {
 	Port  int // UDP
 	Local netip.Addr
 	MAC   net.HardwareAddr
-	MTU   int
+	MTU   int // 0 for the kernel's default
 }
 
 // ForeignLink is the error when a link of another program is in the way.
@@ -174,7 +174,7 @@ func (n *NS) adjustVXLAN(f FoundVXLAN, v VXLAN) (changes int, err error) {
 		change func() error
 	}{
 		{!bytes.Equal(f.MAC, v.MAC), func() error { return n.SetMAC(f.Link, v.MAC) }},
-		{f.MTU != v.MTU, func() error { return n.SetMTU(f.Link, v.MTU) }},
+		{v.MTU != 0 && f.MTU != v.MTU, func() error { return n.SetMTU(f.Link, v.MTU) }},
 		{!f.Up, func() error { return n.SetUp(f.Link) }},
 	} {
 		if !c.wanted {

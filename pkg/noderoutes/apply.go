@@ -5,12 +5,11 @@ package noderoutes
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/kernel"
 )
@@ -21,7 +20,7 @@ type Options struct {
 	Adopt []int // the protocols of routes that are taken over (rtm_protocol)
 }
 
-// Ways returns how this node reaches each of the gateways now.
+// Ways returns how this node reaches each of the gateways now. An address of the node itself has the link that has it, and a Reason.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -40,8 +39,6 @@ func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 		return Way{Reason: fmt.Sprintf("this node has no route to %s", gateway)}
 	case err != nil:
 		return Way{Reason: err.Error()}
-	case m.Local:
-		return Way{Reason: fmt.Sprintf("%s is an address of this node", gateway)}
 	}
 	link, read := links[m.FirstLink()]
 	if !read {
@@ -50,6 +47,9 @@ func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 			return Way{Reason: fmt.Sprintf("the route to %s leads through no link", gateway)}
 		}
 		links[link.Index] = link
+	}
+	if m.Local {
+		return Way{Link: link, Reason: fmt.Sprintf("%s is an address of this node", gateway)}
 	}
 	return Way{Link: link, OnLink: m.OnLink}
 }
@@ -249,7 +249,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 		set = p.n.ReplaceProtocolRoute
 	}
 	err := p.made(set(r, Protocol))
-	if !replace && errors.Is(err, unix.EEXIST) {
+	if !replace && errors.Is(err, fs.ErrExist) {
 		p.Conflicts[r.Dst] = r.Dst.String() + ", which another program added just now"
 		return nil
 	}

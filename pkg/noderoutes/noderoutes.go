@@ -96,7 +96,7 @@ func (s Self) Underlay() netip.Addr {
 type Way struct {
 	kernel.Link
 	OnLink bool   // without a gateway
-	Reason string // why there is no way; then Link is zero
+	Reason string // why there is no way; then Link is zero, but for an address of this node
 }
 
 // Wanted is all that the kernel of this node shall have for its peers.

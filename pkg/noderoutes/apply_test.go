@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// monitor returns a function that counts what the kernel told of changes of links, routes, nexthop objects and neighbours since the last call.
+func (n node) monitor() (changes func() int) {
+	n.Helper()
+	fd := -1
+	n.run(func() (err error) {
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		var groups uint32
+		for _, g := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP} {
+			groups |= 1 << (g - 1)
+		}
+		return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})
+	})
+	n.Cleanup(func() { unix.Close(fd) })
+	buffer := make([]byte, 1<<16)
+	return func() (count int) {
+		for {
+			size, _, err := unix.Recvfrom(fd, buffer, 0)
+			if err != nil {
+				if !errors.Is(err, unix.EAGAIN) {
+					n.Error(err)
+				}
+				return count
+			}
+			if !resolves(buffer[:size]) {
+				count++
+			}
+		}
+	}
+}
+
+// resolves reports whether a message tells of a neighbour that the kernel itself looks for or forgets.
+func resolves(message []byte) bool {
+	kind, body := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
+	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
+}
+
+// TestApply: what is wanted is there, packets arrive, the same again changes nothing, what is not wanted goes, and Remove leaves what was
+// there before.
+func TestApply(t *testing.T) {
+	l := newLAN(t, 2)
+	a, b := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
+	a.foreign()
+	before := a.snapshot()
+	want := a.direct(l, 2, 3)
+	want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(1, false), Metric: 32767}, kernel.ProtocolRoute{Dst: cidr(1, true), Metric: 32767})
+	changed := a.monitor()
+	if r := a.apply(want, Options{}); r.Changes != 10 || r.Had != 0 || changed() != 10 {
+		t.Errorf("first %+v", r)
+	}
+	for _, line := range []string{
+		"route unicast 10.0.2.0/24 table main nhid 1342177284 via 192.0.2.2 dev eth0 proto 142",
+		"route unicast fd10:2::/64 table main metric 1024 nhid 1342177285 via fd00:2::2 dev eth0",
+		"route unreachable 10.0.1.0/24 table main metric 32767 proto 142",
+		"nexthop id 1342177285 dev eth0 via fd00:2::2 proto 142",
+	} {
+		if !holds(a.snapshot(), line) {
+			t.Errorf("no %s in\n%s", line, a.snapshot())
+		}
+	}
+	for _, v6 := range []bool{false, true} {
+		a.reaches(podAddress(2, v6), true)
+		b.reaches(l.address(1, v6), true)
+	}
+	changed()
+	if r := a.apply(want, Options{}); r.Changes != 0 || r.Had != 6 || r.Unwanted != 0 || changed() != 0 {
+		t.Errorf("the same again %+v", r)
+	}
+	fewer := a.direct(l, 2)
+	if r := a.apply(fewer, Options{Keep: true}); r.Changes != 0 || r.Unwanted != 4 || r.Kept != 6 || changed() != 0 {
+		t.Errorf("fewer, kept %+v", r)
+	}
+	if r := a.apply(fewer, Options{}); r.Changes != 6 || r.Unwanted != 4 || r.Had != 6 {
+		t.Errorf("fewer %+v", r)
+	}
+	a.reaches(podAddress(2, false), true)
+	if changes, err := Remove(a.ns); changes != 4 || err != nil {
+		t.Errorf("removed %d, %v", changes, err)
+	}
+	a.unchanged(before)
+	if changes, err := Remove(a.ns); changes != 0 || err != nil {
+		t.Errorf("removed %d again, %v", changes, err)
+	}
+}
+
+// foreign gives a node what other programs may have.
+func (n node) foreign() {
+	n.Helper()
+	n.run(func() error {
+		hop := mustLink("eth0").Attrs().Index
+		return errors.Join(route("eth0", "10.99.0.0/24", "192.0.2.2", 17, 0), route("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_STATIC, 77),
+			route("eth0", "fd10:2::/64", "fd00:2::9", unix.RTPROT_STATIC, 2000),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: hop, IP: []byte{192, 0, 2, 77}, State: netlink.NUD_PERMANENT, HardwareAddr: []byte{2, 0, 0, 0, 0, 7}}))
+	})
+	kerneltest.Must(n, n.ns.AddNexthop(kernel.Nexthop{ID: 7, Gateway: netip.MustParseAddr("192.0.2.2"), Link: n.link("eth0").Index}, 17),
+		n.ns.AddProtocolRoute(kernel.ProtocolRoute{Dst: netip.MustParsePrefix("10.98.0.0/24"), Nexthop: 7}, 17))
+}
+
+func holds(s *sandbox.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
+
+// TestConflicts: routes of other programs to a podCIDR stay, are named as ip-route(8) prints them, and all others are made.
+func TestConflicts(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	a.run(func() error {
+		to, _ := netlink.ParseIPNet("10.0.4.0/24")
+		return errors.Join(route("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_BOOT, 0), route("eth0", "fd10:2::/64", "fd00:2::9", 80, 100),
+			netlink.RouteAdd(&netlink.Route{Dst: to, Type: unix.RTN_BLACKHOLE, Protocol: unix.RTPROT_STATIC}))
+	})
+	before := a.snapshot()
+	r, err := Apply(a.ns, a.direct(l, 2, 3, 4), Options{})
+	kerneltest.Must(t, err)
+	want := map[netip.Prefix]string{
+		cidr(2, false): "10.0.2.0/24 via 192.0.2.9 dev eth0 proto boot", cidr(2, true): "fd10:2::/64 via fd00:2::9 dev eth0 proto 80 metric 100",
+		cidr(4, false): "blackhole 10.0.4.0/24 proto static",
+	}
+	if diff := cmp.Diff(want, r.Conflicts); diff != "" || len(r.Failed) > 0 {
+		t.Errorf("%s%v", diff, r.Failed)
+	}
+	if !holds(a.snapshot(), "route unicast fd10:4::/64") || !holds(a.snapshot(), "route unicast 10.0.3.0/24") {
+		t.Errorf("routes without a conflict are missing in\n%s", a.snapshot())
+	}
+	if again, err := Apply(a.ns, a.direct(l, 2, 3, 4), Options{}); err != nil || again.Changes != 0 || len(again.Conflicts) != 3 {
+		t.Errorf("again %+v, %v", again, err)
+	}
+	_, err = Remove(a.ns)
+	kerneltest.Must(t, err)
+	a.unchanged(before)
+}
+
+// TestForeignNexthop: a nexthop object of another program with our ID stays, and the routes through it alone fail.
+func TestForeignNexthop(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	kerneltest.Must(t, a.ns.AddNexthop(kernel.Nexthop{ID: nexthopID(2, false), Gateway: l.address(9, false), Link: a.link("eth0").Index}, 17))
+	before := a.snapshot()
+	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{})
+	kerneltest.Must(t, err)
+	if len(r.Failed) != 1 || !strings.Contains(r.Failed[cidr(2, false)].Error(), "nexthop 1342177284 belongs to another program") || r.Changes != 6 {
+		t.Errorf("%+v", r)
+	}
+	_, err = Remove(a.ns)
+	kerneltest.Must(t, err)
+	a.unchanged(before)
+}
+
+// TestFailedAlone: what the kernel refuses is named, keeps what was there, and keeps nothing else from being made.
+func TestFailedAlone(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	a.apply(a.direct(l, 2, 3), Options{})
+	want := a.direct(l, 2, 3, 4)
+	want.Nexthops[0].Gateway = netip.MustParseAddr("198.51.100.1") // on no link
+	want.Nexthops[2].ID, want.Routes[2].Nexthop = 99, 99           // of the third node, a new object that cannot be made
+	want.Nexthops[2].Gateway = netip.MustParseAddr("198.51.100.2")
+	want.Routes[5].Nexthop = nexthopID(4, false) // IPv6 by an IPv4 gateway
+	r, err := Apply(a.ns, want, Options{})
+	kerneltest.Must(t, err)
+	for _, dst := range []netip.Prefix{cidr(2, false), cidr(3, false), cidr(4, true)} {
+		if r.Failed[dst] == nil {
+			t.Errorf("%s did not fail", dst)
+		}
+		t.Log(dst, r.Failed[dst])
+	}
+	s := a.snapshot()
+	for _, line := range []string{"10.0.2.0/24 table main nhid 1342177284 via 192.0.2.2", "10.0.3.0/24 table main nhid 1342177286 via 192.0.2.3",
+		"10.0.4.0/24 table main", "fd10:2::/64", "fd10:3::/64"} {
+		if !holds(s, line) {
+			t.Errorf("no %s in\n%s", line, s)
+		}
+	}
+	if len(r.Failed) != 3 || r.Other != nil || holds(s, "route unicast fd10:4::/64") {
+		t.Errorf("%+v", r)
+	}
+	if r := a.apply(a.direct(l, 2, 3, 4), Options{}); r.Changes != 1 {
+		t.Errorf("mended: %+v", r)
+	}
+}
+
+// TestFamilyOfGateway: a podCIDR of IPv4 goes through a gateway of IPv6, and back to one of IPv4 by the same nexthop object, in one Apply, also
+// while a route of IPv6 that is no longer wanted refers to it.
+func TestFamilyOfGateway(t *testing.T) {
+	l := newLAN(t, 2)
+	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
+	link := a.link("eth0").Index
+	want := Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.address(2, true), Link: link}},
+		Routes: []kernel.ProtocolRoute{{Dst: cidr(2, false), Nexthop: 5}, {Dst: cidr(2, true), Nexthop: 5}}}
+	a.apply(want, Options{})
+	a.reaches(podAddress(2, false), true)
+	want = Wanted{Nexthops: []kernel.Nexthop{{ID: 5, Gateway: l.address(2, false), Link: link}}, Routes: want.Routes[:1]}
+	a.apply(want, Options{})
+	a.reaches(podAddress(2, false), true)
+	if s := a.snapshot(); !holds(s, "nexthop id 5 dev eth0 via 192.0.2.2 proto 142") || holds(s, "fd10:2::/64") {
+		t.Errorf("%s", s)
+	}
+}
+
+// TestLinkDown: the kernel takes routes and nexthop objects with the link; one Apply brings all back.
+func TestLinkDown(t *testing.T) {
+	l := newLAN(t, 2)
+	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
+	want := a.direct(l, 2, 3)
+	a.apply(want, Options{})
+	a.setUp("eth0", false)
+	if s := a.snapshot(); holds(s, "proto 142") {
+		t.Errorf("the kernel kept\n%s", s)
+	}
+	if r, err := Apply(a.ns, want, Options{}); err != nil || len(r.Failed) != 4 {
+		t.Errorf("down: %+v, %v", r, err)
+	}
+	a.setUp("eth0", true)
+	a.run(func() error { return address("eth0", "fd00:2::1/64") }) // the kernel takes these too
+	if r := a.apply(want, Options{}); r.Changes != 8 {
+		t.Errorf("up: %+v", r)
+	}
+	a.reaches(podAddress(2, false), true)
+	a.reaches(podAddress(2, true), true)
+}
+
+// TestWays: the link and whether the address is on it; what has no way says why.
+func TestWays(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	a.run(func() error { return route("eth0", "198.51.100.0/24", "192.0.2.2", unix.RTPROT_STATIC, 0) })
+	addr := netip.MustParseAddr
+	ways := Ways(a.ns, []netip.Addr{addr("192.0.2.2"), addr("fd00:2::2"), addr("198.51.100.1"), addr("203.0.113.1"), addr("192.0.2.1"), addr("fd00:2::1")})
+	for gateway, want := range map[string]string{"192.0.2.2": "eth0 true ", "fd00:2::2": "eth0 true ", "198.51.100.1": "eth0 false ",
+		"203.0.113.1": " false this node has no route to 203.0.113.1", "192.0.2.1": "eth0 false 192.0.2.1 is an address of this node",
+		"fd00:2::1": "eth0 false fd00:2::1 is an address of this node"} {
+		w := ways[addr(gateway)]
+		if got := strings.Join([]string{w.Name, map[bool]string{true: "true", false: "false"}[w.OnLink], w.Reason}, " "); got != want {
+			t.Errorf("%s: %q, want %q", gateway, got, want)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	if false {
+		os.Exit(1)
+	}
+	kerneltest.Main(m)
+}
+
+// lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and fd00:<number>::x.
+type lan struct {
+	*testing.T
+	host   *kernel.Node
+	bridge kernel.Link
+	number int
+}
+
+func newLAN(t *testing.T, number int) lan {
+	t.Helper()
+	host, err := kernel.Host()
+	kerneltest.Must(t, err)
+	t.Cleanup(host.Close)
+	name := fmt.Sprint("nrlan", number)
+	kerneltest.Must(t, host.AddBridge(name, nil, 0, false))
+	t.Cleanup(func() { kerneltest.Must(t, host.DelLink(name)) })
+	bridge, ok, err := host.Link(name)
+	if !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	kerneltest.Must(t, host.SetUp(bridge))
+	return lan{t, host, bridge, number}
+}
+
+// node is a namespace with links to LANs.
+type node struct {
+	*testing.T
+	pod *sandbox.Pod
+	ns  *kernel.NS
+}
+
+func newNode(t *testing.T) node {
+	t.Helper()
+	pod := kerneltest.NewPod(t)
+	f, err := os.Open(pod.Path)
+	kerneltest.Must(t, err)
+	ns, err := kernel.Open(f)
+	kerneltest.Must(t, err)
+	t.Cleanup(func() { ns.Close(); f.Close() })
+	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
+		// For packets of others the kernel asks for neighbours from its link-local address, once that is no longer tentative.
+		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
+	n := node{t, pod, ns}
+	n.run(func() error { return netlink.LinkSetUp(mustLink("lo")) })
+	return n
+}
+
+// join connects a node to a LAN with the addresses .id, and more addresses of the LAN.
+func (n node) join(l lan, link string, ids ...int) node {
+	n.Helper()
+	f, err := os.Open(n.pod.Path)
+	kerneltest.Must(n, err)
+	defer f.Close()
+	host := fmt.Sprintf("nr%d-%d", l.number, ids[0])
+	_, err = l.host.AddVeth(kernel.Veth{Host: host, Pod: link, Netns: f, Master: l.bridge.Index})
+	kerneltest.Must(n, err)
+	n.Cleanup(func() { _ = l.host.DelLink(host) }) // it goes with the namespace too
+	side, _, err := l.host.Link(host)
+	kerneltest.Must(n, err, l.host.SetUp(side))
+	n.run(func() error {
+		err := netlink.LinkSetUp(mustLink(link))
+		for _, id := range ids {
+			err = errors.Join(err, address(link, fmt.Sprint(l.address(id, false), "/24")), address(link, fmt.Sprint(l.address(id, true), "/64")))
+		}
+		return err
+	})
+	until := time.Now().Add(5 * time.Second)
+	kerneltest.Must(n, l.host.AwaitCarrier(side, until), n.ns.AwaitCarrier(n.link(link), until))
+	for _, id := range ids {
+		kerneltest.Must(n, n.ns.AwaitAddress(l.address(id, true), until))
+	}
+	return n
+}
+
+// address returns that of a node of the LAN.
+func (l lan) address(id int, v6 bool) netip.Addr {
+	if v6 {
+		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("192.0.%d.%d", l.number, id))
+}
+
+// cidr returns the podCIDR of a node.
+func cidr(id int, v6 bool) netip.Prefix {
+	if v6 {
+		return netip.MustParsePrefix(fmt.Sprintf("fd10:%x::/64", id))
+	}
+	return netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/24", id/256, id%256))
+}
+
+// podAddress returns an address of the podCIDR of a node.
+func podAddress(id int, v6 bool) netip.Addr { return cidr(id, v6).Addr().Next() }
+
+// withPods gives a node an address of each of its podCIDRs.
+func (n node) withPods(id int) node {
+	n.run(func() error {
+		return errors.Join(address("lo", fmt.Sprint(podAddress(id, false), "/32")), address("lo", fmt.Sprint(podAddress(id, true), "/128")))
+	})
+	return n
+}
+
+// run runs f inside the namespace.
+func (n node) run(f func() error) {
+	n.Helper()
+	if err := n.pod.Do(f); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// link returns a link of the node.
+func (n node) link(name string) kernel.Link {
+	n.Helper()
+	l, ok, err := n.ns.Link(name)
+	if !ok || err != nil {
+		n.Fatalf("link %s: %t, %v", name, ok, err)
+	}
+	return l
+}
+
+// apply is Apply without errors or anything refused.
+func (n node) apply(want Wanted, opt Options) Result {
+	n.Helper()
+	r, err := Apply(n.ns, want, opt)
+	if err != nil || len(r.Failed) > 0 || len(r.Conflicts) > 0 || r.Other != nil {
+		n.Fatalf("%v, failed %v, conflicts %v, other %v", err, r.Failed, r.Conflicts, r.Other)
+	}
+	return r
+}
+
+// snapshot is what the namespace has.
+func (n node) snapshot() *sandbox.Snapshot {
+	n.Helper()
+	var s *sandbox.Snapshot
+	n.run(func() (err error) { s, err = sandbox.Take(sandbox.Options{}); return err })
+	return s
+}
+
+// unchanged reports what differs from a snapshot.
+func (n node) unchanged(before *sandbox.Snapshot) {
+	n.Helper()
+	for _, line := range sandbox.Diff(before, n.snapshot()) {
+		n.Errorf("differs: %s", line)
+	}
+}
+
+func mustLink(name string) netlink.Link {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// address adds an address to a link of the namespace that the caller is in.
+func address(link, prefix string) error {
+	a, err := netlink.ParseAddr(prefix)
+	if err != nil {
+		return err
+	}
+	if a.IP.To4() == nil {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return netlink.AddrAdd(mustLink(link), a)
+}
+
+// route adds a route of another program.
+func route(link, dst, via string, protocol, metric int) error {
+	to, err := netlink.ParseIPNet(dst)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: mustLink(link).Attrs().Index, Dst: to, Gw: net.ParseIP(via),
+		Protocol: netlink.RouteProtocol(protocol), Priority: metric})
+}
+
+// direct wants the podCIDRs of nodes of a LAN, through eth0.
+func (n node) direct(l lan, ids ...int) (want Wanted) {
+	link := n.link("eth0").Index
+	for _, id := range ids {
+		for _, v6 := range []bool{false, true} {
+			hop := kernel.Nexthop{ID: nexthopID(id, v6), Gateway: l.address(id, v6), Link: link}
+			want.Nexthops = append(want.Nexthops, hop)
+			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(id, v6), Nexthop: hop.ID})
+		}
+	}
+	return want
+}
+
+func nexthopID(id int, v6 bool) uint32 {
+	if v6 {
+		return 0x50000000 + uint32(2*id+1)
+	}
+	return 0x50000000 + uint32(2*id)
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package noderoutes
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// tunnelLab are two nodes in two subnets with a router between them, each with a pod behind it.
+type tunnelLab struct {
+	nodes [2]node // the numbers of their podCIDRs are 1 and 2
+	pods  [2]node
+	lans  [2]lan
+	v6    bool // the underlay
+}
+
+func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
+	t.Helper()
+	lab := tunnelLab{lans: [2]lan{newLAN(t, 2), newLAN(t, 3)}, v6: v6}
+	newNode(t).join(lab.lans[0], "eth0", 254).join(lab.lans[1], "eth1", 254)
+	for i, l := range lab.lans {
+		lab.nodes[i] = newNode(t).join(l, "eth0", 1+i)
+		lab.nodes[i].run(func() error {
+			return errors.Join(route("eth0", "0.0.0.0/0", l.address(254, false).String(), unix.RTPROT_STATIC, 0),
+				route("eth0", "::/0", l.address(254, true).String(), unix.RTPROT_STATIC, 0))
+		})
+		lab.pods[i] = lab.nodes[i].withPod(1 + i)
+	}
+	return lab
+}
+
+// withPod gives the node a pod that it routes to, with the first addresses of its podCIDRs.
+func (n node) withPod(id int) (pod node) {
+	n.Helper()
+	pod = newNode(n.T)
+	f, err := os.Open(pod.pod.Path)
+	kerneltest.Must(n, err)
+	defer f.Close()
+	n.run(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(f.Fd())})
+	})
+	last4, last6 := netip.MustParseAddr(fmt.Sprintf("10.0.%d.254", id)), netip.MustParseAddr(fmt.Sprintf("fd10:%x::fe", id))
+	n.run(func() error {
+		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), address("pod0", last4.String()+"/24"), address("pod0", last6.String()+"/64"))
+	})
+	pod.run(func() error {
+		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), address("eth0", podAddress(id, false).String()+"/24"),
+			address("eth0", podAddress(id, true).String()+"/64"),
+			route("eth0", "0.0.0.0/0", last4.String(), unix.RTPROT_STATIC, 0), route("eth0", "::/0", last6.String(), unix.RTPROT_STATIC, 0))
+	})
+	return pod
+}
+
+// mac is the MAC of the tunnel device of a node.
+func mac(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
+
+// hops are the gateways behind the tunnel of a node.
+func hops(id int) []netip.Addr {
+	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
+}
+
+// tunnel is what a node with an address wants for peers behind the tunnel, by their number.
+func (n node) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
+	mtu := 1450
+	if local.Is6() {
+		mtu = 1430
+	}
+	want.Tunnel = &Tunnel{VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: local, MAC: mac(id), MTU: mtu}}
+	for peer, remote := range peers {
+		want.Tunnel.Peers = append(want.Tunnel.Peers, kernel.TunnelPeer{MAC: mac(peer), Remote: remote, Hops: hops(peer)})
+		for _, v6 := range []bool{false, true} {
+			hop := kernel.Nexthop{ID: nexthopID(peer, v6), Gateway: hops(peer)[0], Link: TunnelLink, OnLink: true}
+			if v6 {
+				hop.Gateway = hops(peer)[1]
+			}
+			want.Nexthops = append(want.Nexthops, hop)
+			want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(peer, v6), Nexthop: hop.ID})
+		}
+	}
+	return want
+}
+
+// wants is what the node of the lab with an index wants.
+func (lab tunnelLab) wants(i int) Wanted {
+	other := 1 - i
+	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
+}
+
+// TestTunnel: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too long get
+// the right answer; Remove leaves what was there.
+func TestTunnel(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
+			lab := newTunnelLab(t, v6)
+			a := lab.nodes[0]
+			before := a.snapshot()
+			lab.pods[0].reaches(podAddress(2, false), false)
+			changed := a.monitor()
+			if r := a.apply(lab.wants(0), Options{}); r.Changes != 8 { // device, fdb, two neighbours, two nexthops, two routes
+				t.Errorf("%+v", r)
+			}
+			lab.nodes[1].apply(lab.wants(1), Options{})
+			mtu := 1500 - 50
+			if v6 {
+				mtu = 1500 - 70
+			}
+			for _, inner6 := range []bool{false, true} {
+				lab.pods[0].reaches(podAddress(2, inner6), true)
+				if got := lab.pods[0].pathMTU(podAddress(2, inner6)); got != mtu {
+					t.Errorf("path MTU to %s: %d, want %d", podAddress(2, inner6), got, mtu)
+				}
+			}
+			if s := a.snapshot(); !holds(s, "neighbour 169.254.1.2 dev podlace.vx state 128 flags 0 lladdr=0e:50:00:00:00:02 proto=142") ||
+				!holds(s, "fdb 0e:50:00:00:00:02 dev podlace.vx") {
+				t.Errorf("%s", s)
+			}
+			changed()
+			if r := a.apply(lab.wants(0), Options{}); r.Changes != 0 || changed() != 0 {
+				t.Errorf("the same again: %+v", r)
+			}
+			_, err := Remove(a.ns)
+			kerneltest.Must(t, err)
+			a.unchanged(before)
+		})
+	}
+}
+
+// pathMTU returns what the node knows about the MTU to an address after a packet that is too long for the tunnel and not to be fragmented.
+func (n node) pathMTU(to netip.Addr) (mtu int) {
+	n.Helper()
+	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
+	if to.Is6() {
+		network, level, discover, do, ask = "udp6", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, unix.IPV6_MTU
+	}
+	n.run(func() error {
+		conn, err := net.DialUDP(network, nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		raw, err := conn.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var set error
+		err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), level, discover, do) })
+		for deadline := time.Now().Add(5 * time.Second); err == nil && set == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			_, _ = conn.Write(slices.Repeat([]byte(rand.Text()), 55)) // 1430 bytes, with headers 1458 or 1478
+			err = raw.Control(func(fd uintptr) { mtu, set = unix.GetsockoptInt(int(fd), level, ask) })
+			if mtu != 1500 {
+				break
+			}
+		}
+		return errors.Join(err, set)
+	})
+	return mtu
+}
+
+// TestTunnelChanges: of the peers that stay no packet is lost while others come, go and move, and the MTU of the device changes; what is gone
+// leaves nothing; another port makes the device anew; without peers the device goes.
+func TestTunnelChanges(t *testing.T) {
+	lab := newTunnelLab(t, false)
+	a := lab.nodes[0]
+	lab.nodes[1].apply(lab.wants(1), Options{})
+	local, remote := lab.lans[0].address(1, false), lab.lans[1].address(2, false)
+	a.apply(lab.wants(0), Options{})
+	quiet := a.snapshot()
+	changed := a.monitor()
+	sent, lost, rounds := lab.pods[0].loses([]netip.Addr{podAddress(2, false), podAddress(2, true)}, 2*time.Second, func(round int) {
+		peers := map[int]netip.Addr{2: remote}
+		if round%3 > 0 {
+			peers[3] = lab.lans[1].address(round%3, false)
+		}
+		want := a.tunnel(1, local, peers)
+		want.Tunnel.MTU = 1450 - round%2
+		a.apply(want, Options{})
+		changed()
+		if r := a.apply(want, Options{}); r.Changes != 0 || changed() != 0 {
+			t.Errorf("round %d: %+v", round, r)
+		}
+	})
+	if lost > 0 || sent < 1900 || rounds < 6 {
+		t.Errorf("%d of %d lost in %d rounds", lost, sent, rounds)
+	}
+	a.apply(lab.wants(0), Options{})
+	a.unchanged(quiet)
+
+	index := a.link("podlace.vx").Index
+	want := lab.wants(0)
+	want.Tunnel.Port = 4789
+	a.apply(want, Options{})
+	if vx, err := a.ns.VXLANs(); err != nil || len(vx) != 1 || vx[0].VXLAN.Port != 4789 || vx[0].Index == index {
+		t.Errorf("%+v, %v", vx, err)
+	}
+	a.apply(Wanted{}, Options{})
+	if vx, err := a.ns.VXLANs(); err != nil || len(vx) != 0 {
+		t.Errorf("%+v, %v", vx, err)
+	}
+}
+
+// TestTunnelInTheWay: a device of another program stays; the routes through the tunnel fail and say why, all others are made.
+func TestTunnelInTheWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		link netlink.Link
+		says string
+	}{
+		"name": {&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "podlace.vx"}}, "link podlace.vx is in the way: another program made it (bridge)"},
+		"kind": {&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "podlace.vx"}, VxlanId: 9, Port: 9},
+			"link podlace.vx is in the way: another program made it (vxlan)"},
+		"VNI": {&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "flannel.1"}, VxlanId: 142, Port: 8472},
+			"link flannel.1 is in the way: it has VNI 142 on port 8472, and another program made it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLAN(t, 2)
+			a := newNode(t).join(l, "eth0", 1)
+			a.run(func() error { return netlink.LinkAdd(c.link) })
+			before := a.snapshot()
+			want := a.tunnel(1, l.address(1, false), map[int]netip.Addr{2: netip.MustParseAddr("192.0.3.2")})
+			direct := a.direct(l, 3)
+			want.Nexthops, want.Routes = append(want.Nexthops, direct.Nexthops...), append(want.Routes, direct.Routes...)
+			r, err := Apply(a.ns, want, Options{})
+			kerneltest.Must(t, err)
+			var foreign *kernel.ForeignLink
+			if !errors.As(r.Failed[cidr(2, false)], &foreign) || !strings.Contains(r.Failed[cidr(2, true)].Error(), c.says) || len(r.Failed) != 2 ||
+				r.Changes != 4 || !errors.As(r.Other, &foreign) {
+				t.Errorf("%+v", r)
+			}
+			_, err = Remove(a.ns)
+			kerneltest.Must(t, err)
+			a.unchanged(before)
+		})
+	}
+}
