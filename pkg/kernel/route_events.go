@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 
@@ -27,8 +28,7 @@ type RouteEvent struct {
 // other programs do not even reach the process. Events that the receiver did not take yet become one. The kernel deletes routes and nexthop
 // objects of a link that goes down without a word. When ctx ends the channel is closed.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
-	socket, err := subscribe(unix.NETLINK_ROUTE, routeFilter(protocol), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
+	socket, err := subscribeRoutes(protocol)
 	if err != nil {
 		return nil, fmt.Errorf("listen to routes: %w", err)
 	}
@@ -45,6 +45,11 @@ func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	return events, nil
 }
 
+func subscribeRoutes(protocol int) (*os.File, error) {
+	return subscribe(unix.NETLINK_ROUTE, routeFilter(protocol), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
+}
+
 // merge passes on what concerns the receiver. What the receiver has no time for becomes one event.
 func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
@@ -57,11 +62,8 @@ func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 		case out <- pending:
 			pending, out = RouteEvent{}, nil
 		case n := <-from:
-			if n.link != 0 && !known.changed(n) {
+			if !known.concerns(n) {
 				continue
-			}
-			if n.Lost {
-				known = routeLinks{}
 			}
 			pending = RouteEvent{Lost: pending.Lost || n.Lost, Removed: pending.Removed || n.Removed, What: n.What}
 			out = to
@@ -88,8 +90,15 @@ type linkState struct {
 
 type routeLinks map[int]linkState
 
-// changed reports whether a link that routes may lead through changed, and remembers its state.
-func (known routeLinks) changed(n notice) bool {
+// concerns reports whether a notice is about routes, or about a link that routes may lead through and that changed. It remembers the states
+// of links, of which it knows nothing any more when notices are lost.
+func (known routeLinks) concerns(n notice) bool {
+	if n.Lost {
+		clear(known)
+	}
+	if n.link == 0 {
+		return true
+	}
 	was, ok := known[n.link]
 	known[n.link] = n.state
 	if n.gone {

@@ -28,13 +28,13 @@ func TestMain(m *testing.M) {
 
 // lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and fd00:<number>::x.
 type lan struct {
-	*testing.T
+	testing.TB
 	host   *kernel.Node
 	bridge kernel.Link
 	number int
 }
 
-func newLAN(t *testing.T, number int) lan {
+func newLAN(t testing.TB, number int) lan {
 	t.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(t, err)
@@ -52,12 +52,12 @@ func newLAN(t *testing.T, number int) lan {
 
 // node is a namespace with links to LANs.
 type node struct {
-	*testing.T
+	testing.TB
 	pod *sandbox.Pod
 	ns  *kernel.NS
 }
 
-func newNode(t *testing.T) node {
+func newNode(t testing.TB) node {
 	t.Helper()
 	pod := kerneltest.NewPod(t)
 	f, err := os.Open(pod.Path)

@@ -119,7 +119,9 @@ func TestNothingLost(t *testing.T) {
 	rounds := []func(*Wanted){
 		func(w *Wanted) {},
 		func(w *Wanted) { *w = a.direct(l, 2, 3, 4, 5) },
-		func(w *Wanted) { w.Nexthops[2].Gateway, w.Nexthops[3].Gateway = l.address(30, false), l.address(30, true) },
+		func(w *Wanted) {
+			w.Nexthops[2].Gateway, w.Nexthops[3].Gateway = l.address(30, false), l.address(30, true)
+		},
 		func(w *Wanted) {
 			for i := range 2 {
 				w.Nexthops[i].ID += 0x1000

@@ -47,7 +47,7 @@ func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 // withPod gives the node a pod that it routes to, with the first addresses of its podCIDRs.
 func (n node) withPod(id int) (pod node) {
 	n.Helper()
-	pod = newNode(n.T)
+	pod = newNode(n.TB)
 	f, err := os.Open(pod.pod.Path)
 	kerneltest.Must(n, err)
 	defer f.Close()
