@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# node.sh starts a throw-away Kubernetes-like node: containerd in mount, network,
+# node.sh starts a throw-away Kubernetes-like node: containerd or CRI-O in mount, network,
 # pid and cgroup namespaces of its own, with its own /run, /var/lib and /sys.
 # Whatever happens in there ends with it and the machine keeps nothing.
 #
@@ -12,12 +12,15 @@
 #
 # DIR is a folder of the caller. Read from it: net.d/*.conflist and images/*.tar
 # (the image of the sandboxes is podlace.test/busybox:1). Written to it:
-# containerd.log and pid.
+# containerd.log or crio.log, and pid.
 #
 # CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
 # CONTAINERD   containerd to run instead of the one in PATH; ctr and
 #              containerd-shim-runc-v2 are looked for beside it first
-# RUNC         runc to run instead of the one in PATH
+# CRIO         folder of crio, pinns and runc (scripts/crio.sh makes one): the node runs CRI-O
+# RUNC         runc to run instead of the one in PATH or in $CRIO
+#
+# The runtime is started again whenever it ends, unless /run/node/stay-down exists.
 #
 # The node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
 # eth0 stands the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
@@ -57,9 +60,9 @@ sweep() {
 }
 
 check() {
-	[ "$(id -u)" = 0 ] || die "needs root: containerd mounts and makes cgroups"
+	[ "$(id -u)" = 0 ] || die "needs root: $runtime mounts and makes cgroups"
 	missing=
-	for program in "$containerd" ctr runc ip unshare nsenter setpriv; do
+	for program in $("${runtime}_programs") ip unshare nsenter setpriv; do
 		command -v "$program" >/dev/null || missing="$missing $program"
 	done
 	[ -z "$missing" ] || die "missing:$missing"
@@ -86,7 +89,7 @@ run() {
 	echo "$node" >"$dir/pid"
 	trap finish EXIT
 	trap 'exit 0' TERM INT HUP
-	wait "$node" || die "the node failed; see $dir/containerd.log"
+	wait "$node" || die "the node failed; see $dir/$runtime.log"
 }
 
 finish() {
@@ -123,7 +126,7 @@ split() {
 
 # init is the first process of the node.
 init() {
-	exec 3<&0 4>>"$dir/containerd.log" # opened here: below /var/lib the node sees a copy
+	exec 3<&0 4>>"$dir/$runtime.log" # opened here: below /var/lib the node sees a copy
 	trap 'exit 0' TERM INT HUP
 	(
 		while read -r _; do :; done
@@ -131,17 +134,13 @@ init() {
 	) <&3 &
 	mounts
 	network
-	configure
+	"${runtime}_configure"
 	supervise &
 	for _ in $(seq 200); do
-		ctr version >/dev/null 2>&1 && break
+		[ -S "/run/$runtime/$runtime.sock" ] && break
 		sleep 0.05
 	done
-	local=
-	if ctr images import --help | grep -q -e --local; then local=--local; fi
-	for image in "$dir"/images/*.tar; do
-		ctr --namespace k8s.io images import $local "$image" >/dev/null
-	done
+	"${runtime}_images"
 	echo ready
 	wait
 }
@@ -163,7 +162,7 @@ mounts() {
 	mount -t tmpfs -o mode=755 tmpfs /run
 	mkdir -p /run/lock /run/node/lib /run/node/work /run/node/tmp
 	mount -t overlay -o lowerdir=/var/lib,upperdir=/run/node/lib,workdir=/run/node/work overlay /var/lib
-	for d in cni containerd kubelet; do # what the machine's own containerd keeps there is none of the node's
+	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
 		mkdir -p "/var/lib/$d"
 		mount -t tmpfs -o mode=755 tmpfs "/var/lib/$d"
 	done
@@ -184,7 +183,9 @@ network() {
 	ip -6 route add default via 2001:db8::2
 }
 
-configure() {
+containerd_programs() { echo "$containerd ctr runc"; }
+
+containerd_configure() {
 	cat >/run/node/config.toml <<-EOF
 		version = 2
 		oom_score = 0
@@ -207,13 +208,72 @@ configure() {
 	EOF
 }
 
-# supervise keeps containerd running, as a service manager would.
+containerd_start() { exec "$containerd" --config /run/node/config.toml; }
+
+containerd_images() {
+	local=
+	if ctr images import --help | grep -q -e --local; then local=--local; fi
+	for image in "$dir"/images/*.tar; do
+		ctr --namespace k8s.io images import $local "$image" >/dev/null
+	done
+}
+
+crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-$CRIO/runc} conmon skopeo"; }
+
+crio_configure() {
+	cat >/run/node/crio.conf <<-EOF
+		[crio]
+		storage_driver = "overlay"
+		log_dir = "/run/node/podlogs"
+		version_file = "/run/crio/version"
+		version_file_persist = "/var/lib/crio/version"
+		clean_shutdown_file = "/var/lib/crio/clean.shutdown"
+		[crio.api]
+		listen = "/run/crio/crio.sock"
+		stream_address = "127.0.0.1"
+		stream_port = "0"
+		[crio.runtime]
+		cgroup_manager = "cgroupfs"
+		default_runtime = "runc"
+		pinns_path = "$CRIO/pinns"
+		hooks_dir = []
+		enable_criu_support = false
+		[crio.runtime.runtimes.runc]
+		runtime_path = "${RUNC:-$CRIO/runc}"
+		monitor_path = "$(command -v conmon)"
+		monitor_cgroup = "pod"
+		[crio.image]
+		pause_image = "podlace.test/busybox:1"
+		[crio.network]
+		network_dir = "$dir/net.d"
+		plugin_dirs = ["${CNI_BIN:-/opt/cni/bin}"]
+		[crio.nri]
+		enable_nri = false
+	EOF
+	# CRI-O believes /proc/cgroups, which names hugetlb also where it is not mounted.
+	if [ ! -e /sys/fs/cgroup/hugetlb ]; then
+		grep -v '^hugetlb' /proc/cgroups >/run/node/cgroups
+		mount --bind /run/node/cgroups /proc/cgroups
+	fi
+}
+
+crio_start() { exec "$CRIO/crio" --config /run/node/crio.conf --config-dir ""; }
+
+crio_images() {
+	for image in "$dir"/images/*.tar; do
+		skopeo copy --quiet --insecure-policy "oci-archive:$image" \
+			"containers-storage:[overlay@/var/lib/containers/storage+/run/containers/storage]podlace.test/$(basename "$image" .tar):1"
+	done
+}
+
+# supervise keeps the runtime running, as a service manager would.
 supervise() {
 	while :; do
-		TMPDIR=/run/node/tmp "$containerd" --config /run/node/config.toml >&4 2>&1 3<&- 4>&- &
-		echo $! >/run/node/containerd.pid
+		TMPDIR=/run/node/tmp "${runtime}_start" >&4 2>&1 3<&- 4>&- &
+		echo $! >"/run/node/$runtime.pid"
 		wait $! || :
 		sleep 0.1
+		while [ -e /run/node/stay-down ]; do sleep 0.05; done
 	done
 }
 
@@ -229,6 +289,7 @@ case $verb$dir in
 check | [a-z]*/*) ;;
 *) die "usage: node.sh check | node.sh run DIR | node.sh exec DIR COMMAND [ARGUMENT..] (DIR is absolute)" ;;
 esac
+runtime=${CRIO:+crio} runtime=${runtime:-containerd}
 containerd=${CONTAINERD:-containerd}
 case $containerd in
 */*) PATH=$(dirname "$containerd"):$PATH ;;

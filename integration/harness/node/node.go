@@ -165,9 +165,13 @@ func (n *node) stop() error {
 	return nil
 }
 
-// logTail returns the last errors of containerd.
+// logTail returns the last errors of the runtime.
 func logTail(dir string) string {
-	data, err := os.ReadFile(filepath.Join(dir, "containerd.log"))
+	logs, _ := filepath.Glob(filepath.Join(dir, "*.log"))
+	if len(logs) == 0 {
+		return ""
+	}
+	data, err := os.ReadFile(logs[0])
 	if err != nil {
 		return ""
 	}
@@ -180,7 +184,7 @@ func logTail(dir string) string {
 	if len(lines) == 0 {
 		return ""
 	}
-	return "containerd.log, the last errors:\n" + strings.Join(lines[max(0, len(lines)-20):], "")
+	return filepath.Base(logs[0]) + ", the last errors:\n" + strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
 // dynamic says whether a program needs a loader and so libraries.
