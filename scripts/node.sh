@@ -250,11 +250,6 @@ crio_configure() {
 		[crio.nri]
 		enable_nri = false
 	EOF
-	# CRI-O believes /proc/cgroups, which names hugetlb also where it is not mounted.
-	if [ ! -e /sys/fs/cgroup/hugetlb ]; then
-		grep -v '^hugetlb' /proc/cgroups >/run/node/cgroups
-		mount --bind /run/node/cgroups /proc/cgroups
-	fi
 }
 
 crio_start() { exec "$CRIO/crio" --config /run/node/crio.conf --config-dir ""; }

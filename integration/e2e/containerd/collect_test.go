@@ -3,7 +3,6 @@
 package containerd_test
 
 import (
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,31 +12,33 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
 // TestCollect: podlace gc removes what a pod left that containerd lost, and not while containerd runs its sandbox. The other pod notices
 // nothing, and containerd's own DEL afterwards succeeds.
 func TestCollect(t *testing.T) {
-	c := openRuntime(t)
+	c := cri.Open(t, socket)
 	const port = 18086
-	web, lost := runPod(t, c, "web", hostPort(port)), runPod(t, c, "lost", hostPort(port+1), limits("20M", "20M"))
-	if err := syscall.Unmount(lost.netns, syscall.MNT_DETACH); err != nil {
+	web, lost := cri.RunPod(t, c, "web", cri.HostPort(port)), cri.RunPod(t, c, "lost", cri.HostPort(port+1), cri.Limits("20M", "20M"))
+	if err := syscall.Unmount(lost.Netns, syscall.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(lost.netns); err != nil {
+	if err := os.Remove(lost.Netns); err != nil {
 		t.Fatal(err)
 	}
 	if out := collectDead(t); !strings.Contains(out, "0 of 2 attachments are dead, 2 stay") {
 		t.Errorf("containerd runs both:\n%s", out)
 	}
-	killSandbox(t, lost.sandbox)
+	killSandbox(t, lost.Sandbox)
 	out := collectDead(t)
-	if !regexp.MustCompile(`(?m)^podlace +[a-z]+/lost +`+lost.sandbox[:13]+` .*removed: namespace .* is gone$`).MatchString(out) ||
+	if !regexp.MustCompile(`(?m)^podlace +[a-z]+/lost +`+lost.Sandbox[:13]+` .*removed: namespace .* is gone$`).MatchString(out) ||
 		!strings.Contains(out, "1 removed, 0 left") {
 		t.Errorf("containerd runs one:\n%s", out)
 	}
-	web.serves("", netip.AddrPortFrom(node4, port))
-	lost.remove()
+	web.ServesOn(port)
+	lost.Remove()
 }
 
 // collectDead runs podlace gc with the folders of containerd's configuration.

@@ -8,9 +8,12 @@ import (
 	"os"
 	"testing"
 
+	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
 // TestMain runs the tests in a node, after a first pod that leaves behind what
 // a network's first pod may leave: the bridge and the static rules.
-func TestMain(m *testing.M) { os.Exit(node.Lab{Warm: warmUp}.Main(m)) }
+func TestMain(m *testing.M) {
+	os.Exit(node.Lab{Warm: func() error { return cri.WarmUp(socket) }}.Main(m))
+}

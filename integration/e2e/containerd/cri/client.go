@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package containerd_test
+// Package cri runs pods through the runtime of a node as the kubelet does, and
+// asks them for their traffic. The tests of containerd and of CRI-O share it.
+package cri
 
 import (
 	"context"
@@ -13,37 +15,36 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	api "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-const (
-	socket   = "unix:///run/containerd/containerd.sock"
-	httpPort = 8080
-)
+// HTTPPort is the port of each pod's web server.
+const HTTPPort = 8080
 
-// runtimeClient is the node's containerd, spoken to as the kubelet does.
-type runtimeClient struct {
-	cri.RuntimeServiceClient
+// Client is a CRI client of the node's runtime, like the kubelet's.
+type Client struct {
+	api.RuntimeServiceClient
 	conn *grpc.ClientConn
 }
 
-func dialRuntime() (runtimeClient, error) {
-	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// Dial connects to the runtime's socket.
+func Dial(socket string) (Client, error) {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return runtimeClient{}, fmt.Errorf("dial %s: %w", socket, err)
+		return Client{}, fmt.Errorf("dial %s: %w", socket, err)
 	}
-	return runtimeClient{cri.NewRuntimeServiceClient(conn), conn}, nil
+	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// openRuntime gives the test the node's containerd, or skips the test when
-// there is no node. The test fails if it leaves anything in the node.
-func openRuntime(t *testing.T) runtimeClient {
+// Open connects a test to the runtime, or skips the test without a node. The
+// test fails if it leaves anything in the node.
+func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
-	c, err := dialRuntime()
+	c, err := Dial(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,38 +53,40 @@ func openRuntime(t *testing.T) runtimeClient {
 	return c
 }
 
-// podOption changes the configuration of a pod before it is run.
-type podOption func(*cri.PodSandboxConfig)
+// PodOption changes the configuration of a pod before it is run.
+type PodOption func(*api.PodSandboxConfig)
 
-// hostPort maps a port of the node to the pod's web server.
-func hostPort(port int32) podOption { return mapPort(port, httpPort) }
+// HostPort maps a port of the node to the pod's web server.
+func HostPort(port int32) PodOption { return MapPort(port, HTTPPort) }
 
-func mapPort(host, container int32) podOption {
-	return func(p *cri.PodSandboxConfig) {
+// MapPort maps a port of the node to a port of the pod.
+func MapPort(host, container int32) PodOption {
+	return func(p *api.PodSandboxConfig) {
 		p.PortMappings = append(p.PortMappings,
-			&cri.PortMapping{Protocol: cri.Protocol_TCP, ContainerPort: container, HostPort: host})
+			&api.PortMapping{Protocol: api.Protocol_TCP, ContainerPort: container, HostPort: host})
 	}
 }
 
-// limits sets the bandwidth annotations; to and from are the pod's directions.
-func limits(to, from string) podOption {
-	return func(p *cri.PodSandboxConfig) {
+// Limits sets the bandwidth annotations; to and from are the pod's directions.
+func Limits(to, from string) PodOption {
+	return func(p *api.PodSandboxConfig) {
 		p.Annotations["kubernetes.io/ingress-bandwidth"] = to
 		p.Annotations["kubernetes.io/egress-bandwidth"] = from
 	}
 }
 
-func podConfig(name string, options ...podOption) *cri.PodSandboxConfig {
-	p := &cri.PodSandboxConfig{
-		Metadata: &cri.PodSandboxMetadata{
+// PodConfig returns the configuration of a sandbox.
+func PodConfig(name string, options ...PodOption) *api.PodSandboxConfig {
+	p := &api.PodSandboxConfig{
+		Metadata: &api.PodSandboxMetadata{
 			Name: name, Namespace: "shop", Uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()),
 		},
 		Hostname:     name,
 		LogDirectory: "/run/podlogs/" + name,
 		Annotations:  map[string]string{},
-		Linux: &cri.LinuxPodSandboxConfig{
-			SecurityContext: &cri.LinuxSandboxSecurityContext{
-				NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		Linux: &api.LinuxPodSandboxConfig{
+			SecurityContext: &api.LinuxSandboxSecurityContext{
+				NamespaceOptions: &api.NamespaceOption{Pid: api.NamespaceMode_CONTAINER},
 			},
 		},
 	}
@@ -93,50 +96,52 @@ func podConfig(name string, options ...podOption) *cri.PodSandboxConfig {
 	return p
 }
 
-// run runs a sandbox and returns its ID.
-func (c runtimeClient) run(ctx context.Context, config *cri.PodSandboxConfig) (string, error) {
-	r, err := c.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+// Run runs a sandbox and returns its ID.
+func (c Client) Run(ctx context.Context, config *api.PodSandboxConfig) (string, error) {
+	r, err := c.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Config: config})
 	if err != nil {
 		return "", fmt.Errorf("RunPodSandbox %s: %w", config.Metadata.Name, err)
 	}
 	return r.PodSandboxId, nil
 }
 
-func (c runtimeClient) stop(ctx context.Context, id string) error {
-	if _, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+// Stop stops a sandbox.
+func (c Client) Stop(ctx context.Context, id string) error {
+	if _, err := c.StopPodSandbox(ctx, &api.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
 		return fmt.Errorf("StopPodSandbox: %w", err)
 	}
 	return nil
 }
 
-func (c runtimeClient) remove(ctx context.Context, id string) error {
-	if _, err := c.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+// Remove removes a stopped sandbox.
+func (c Client) Remove(ctx context.Context, id string) error {
+	if _, err := c.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
 		return fmt.Errorf("RemovePodSandbox: %w", err)
 	}
 	return nil
 }
 
-// removeAll removes every sandbox of the node.
-func (c runtimeClient) removeAll(ctx context.Context) error {
-	r, err := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+// RemoveAll removes every sandbox of the node.
+func (c Client) RemoveAll(ctx context.Context) error {
+	r, err := c.ListPodSandbox(ctx, &api.ListPodSandboxRequest{})
 	if err != nil {
 		return fmt.Errorf("ListPodSandbox: %w", err)
 	}
 	var errs []error
 	for _, s := range r.Items {
-		errs = append(errs, c.stop(ctx, s.Id), c.remove(ctx, s.Id))
+		errs = append(errs, c.Stop(ctx, s.Id), c.Remove(ctx, s.Id))
 	}
 	return errors.Join(errs...)
 }
 
-// ready is an error unless the runtime and its network are ready; the kubelet
+// Ready returns an error unless the runtime and its network are ready; the kubelet
 // looks at these two conditions alone.
-func (c runtimeClient) ready(ctx context.Context) error {
-	r, err := c.Status(ctx, &cri.StatusRequest{})
+func (c Client) Ready(ctx context.Context) error {
+	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	want := map[string]bool{cri.RuntimeReady: true, cri.NetworkReady: true}
+	want := map[string]bool{api.RuntimeReady: true, api.NetworkReady: true}
 	for _, cond := range r.Status.Conditions {
 		if want[cond.Type] && !cond.Status {
 			return fmt.Errorf("%s is false: %s %s", cond.Type, cond.Reason, cond.Message)
@@ -149,55 +154,61 @@ func (c runtimeClient) ready(ctx context.Context) error {
 	return nil
 }
 
-// start runs a shell command as the container of the sandbox.
-func (c runtimeClient) start(ctx context.Context, sandbox string, config *cri.PodSandboxConfig, script string) (string, error) {
-	r, err := c.CreateContainer(ctx, &cri.CreateContainerRequest{
+// Start runs a shell command as the container of the sandbox.
+func (c Client) Start(ctx context.Context, sandbox string, config *api.PodSandboxConfig, script string) (string, error) {
+	r, err := c.CreateContainer(ctx, &api.CreateContainerRequest{
 		PodSandboxId: sandbox, SandboxConfig: config,
-		Config: &cri.ContainerConfig{
-			Metadata: &cri.ContainerMetadata{Name: "main"},
-			Image:    &cri.ImageSpec{Image: node.Image},
+		Config: &api.ContainerConfig{
+			Metadata: &api.ContainerMetadata{Name: "main"},
+			Image:    &api.ImageSpec{Image: node.Image},
 			Command:  []string{"/bin/sh", "-c", script},
 			LogPath:  "main.log",
-			Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{}},
+			Linux: &api.LinuxContainerConfig{SecurityContext: &api.LinuxContainerSecurityContext{
+				NamespaceOptions: config.Linux.SecurityContext.NamespaceOptions}},
 		},
 	})
 	if err != nil {
 		return "", fmt.Errorf("CreateContainer: %w", err)
 	}
-	if _, err := c.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: r.ContainerId}); err != nil {
+	if _, err := c.StartContainer(ctx, &api.StartContainerRequest{ContainerId: r.ContainerId}); err != nil {
 		return "", fmt.Errorf("StartContainer: %w", err)
 	}
 	return r.ContainerId, nil
 }
 
-// network is what the runtime says of a sandbox's network.
-type network struct {
-	v4, v6 netip.Addr
-	netns  string
+// Network is what the runtime reports of a sandbox's network.
+type Network struct {
+	V4, V6 netip.Addr
+	Netns  string
 }
 
-func (c runtimeClient) network(ctx context.Context, sandbox string) (network, error) {
-	r, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
+// Network returns the addresses and the namespace of a sandbox. The addresses
+// are invalid if the runtime reports none.
+func (c Client) Network(ctx context.Context, sandbox string) (Network, error) {
+	r, err := c.PodSandboxStatus(ctx, &api.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
 	if err != nil {
-		return network{}, fmt.Errorf("PodSandboxStatus: %w", err)
+		return Network{}, fmt.Errorf("PodSandboxStatus: %w", err)
 	}
-	texts := []string{r.Status.Network.GetIp()}
+	var texts []string
+	if ip := r.Status.Network.GetIp(); ip != "" {
+		texts = append(texts, ip)
+	}
 	for _, more := range r.Status.Network.GetAdditionalIps() {
 		texts = append(texts, more.Ip)
 	}
-	var n network
+	var n Network
 	for _, text := range texts {
 		addr, err := netip.ParseAddr(text)
 		switch {
 		case err != nil:
-			return network{}, fmt.Errorf("PodSandboxStatus: address: %w", err)
+			return Network{}, fmt.Errorf("PodSandboxStatus: address: %w", err)
 		case addr.Is4():
-			n.v4 = addr
+			n.V4 = addr
 		default:
-			n.v6 = addr
+			n.V6 = addr
 		}
 	}
-	n.netns, err = netnsOf(r.Info["info"])
+	n.Netns, err = netnsOf(r.Info["info"])
 	return n, err
 }
 
@@ -221,20 +232,21 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// warmUp runs the node's first pod and removes it.
-func warmUp() error {
+// WarmUp runs the node's first pod and removes it. What a network's first pod
+// leaves behind, the bridge and the static rules, is then no test's.
+func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c, err := dialRuntime()
+	c, err := Dial(socket)
 	if err != nil {
 		return err
 	}
 	defer c.conn.Close()
-	if err := eventually(ctx, 5*time.Second, func() error { return c.ready(ctx) }); err != nil {
+	if err := Eventually(ctx, 10*time.Second, func() error { return c.Ready(ctx) }); err != nil {
 		return err
 	}
-	if _, err := c.run(ctx, podConfig("first", hostPort(18079), limits("20M", "20M"))); err != nil {
+	if _, err := c.Run(ctx, PodConfig("first", HostPort(18079), Limits("20M", "20M"))); err != nil {
 		return err
 	}
-	return c.removeAll(ctx)
+	return c.RemoveAll(ctx)
 }

@@ -1,103 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package containerd_test
+package cri
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	api "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // serve is the container of a web server that names its pod.
-const serve = `mkdir /www && hostname > /www/index.html && exec httpd -f -p 8080 -h /www`
+const serve = `trap "exit 0" TERM; mkdir /www && hostname > /www/index.html && httpd -f -p 8080 -h /www & wait`
 
-// pod is a running sandbox with one container.
-type pod struct {
+// Pod is a running sandbox with one container.
+type Pod struct {
+	Name    string
+	Sandbox string // the ID, "" once the sandbox is removed
+	Network
 	t         *testing.T
-	client    runtimeClient
-	config    *cri.PodSandboxConfig
-	sandbox   string
+	client    Client
 	container string
-	network
 }
 
-// runPod runs a sandbox with a web server in it; the end of the test removes it.
-func runPod(t *testing.T, c runtimeClient, name string, options ...podOption) *pod {
+// RunPod runs a sandbox with a web server in it; the end of the test removes it.
+func RunPod(t *testing.T, c Client, name string, options ...PodOption) *Pod {
 	t.Helper()
-	p := &pod{t: t, client: c, config: podConfig(name, options...)}
+	config := PodConfig(name, options...)
+	p := &Pod{Name: name, t: t, client: c}
 	begin := time.Now()
 	var err error
-	if p.sandbox, err = c.run(t.Context(), p.config); err != nil {
+	if p.Sandbox, err = c.Run(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("pod %s: RunPodSandbox %d ms", name, time.Since(begin).Milliseconds())
-	t.Cleanup(func() { p.remove() })
-	if p.container, err = c.start(t.Context(), p.sandbox, p.config, serve); err != nil {
+	t.Cleanup(func() { p.Remove() })
+	if p.container, err = c.Start(t.Context(), p.Sandbox, config, serve); err != nil {
 		t.Fatal(err)
 	}
-	if p.network, err = c.network(t.Context(), p.sandbox); err != nil {
+	if p.Network, err = c.Network(t.Context(), p.Sandbox); err != nil {
 		t.Fatal(err)
 	}
-	if !p.v4.IsValid() || !p.v6.IsValid() {
-		t.Fatalf("pod %s: addresses %v and %v: want one of each family", name, p.v4, p.v6)
+	if !p.V4.IsValid() || !p.V6.IsValid() {
+		t.Fatalf("pod %s: addresses %v and %v: want one of each family", name, p.V4, p.V6)
 	}
-	p.serves("", netip.AddrPortFrom(p.v4, httpPort))
+	p.Serves("", p.At(p.V4))
 	return p
 }
 
-// stop stops the sandbox, which calls DEL.
-func (p *pod) stop() {
+// Stop stops the sandbox, which calls DEL.
+func (p *Pod) Stop() {
 	p.t.Helper()
 	begin := time.Now()
-	if err := p.client.stop(context.Background(), p.sandbox); err != nil {
-		p.t.Errorf("pod %s: %v", p.config.Metadata.Name, err)
+	if err := p.client.Stop(context.Background(), p.Sandbox); err != nil {
+		p.t.Errorf("pod %s: %v", p.Name, err)
 	}
-	p.t.Logf("pod %s: StopPodSandbox %d ms", p.config.Metadata.Name, time.Since(begin).Milliseconds())
+	p.t.Logf("pod %s: StopPodSandbox %d ms", p.Name, time.Since(begin).Milliseconds())
 }
 
-// remove stops and removes the sandbox; once removed, it does nothing.
-func (p *pod) remove() {
+// Remove stops and removes the sandbox. It is a no-op for a removed one.
+func (p *Pod) Remove() {
 	p.t.Helper()
-	if p.sandbox == "" {
+	if p.Sandbox == "" {
 		return
 	}
-	p.stop()
-	if err := p.client.remove(context.Background(), p.sandbox); err != nil {
-		p.t.Errorf("pod %s: %v", p.config.Metadata.Name, err)
+	p.Stop()
+	if err := p.client.Remove(context.Background(), p.Sandbox); err != nil {
+		p.t.Errorf("pod %s: %v", p.Name, err)
 	}
-	p.sandbox = ""
+	p.Sandbox = ""
 }
 
-// exec runs a command in the container and returns what it writes.
-func (p *pod) exec(command ...string) string {
+// Exec runs a command in the container and returns what it writes.
+func (p *Pod) Exec(command ...string) string {
 	p.t.Helper()
-	r, err := p.client.ExecSync(p.t.Context(), &cri.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 5})
+	r, err := p.client.ExecSync(p.t.Context(), &api.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 5})
 	if err != nil {
-		p.t.Errorf("pod %s: %q: %v", p.config.Metadata.Name, command, err)
+		p.t.Errorf("pod %s: %q: %v", p.Name, command, err)
 		return ""
 	}
 	if r.ExitCode != 0 {
-		p.t.Errorf("pod %s: %q: exit %d: %s", p.config.Metadata.Name, command, r.ExitCode, r.Stderr)
+		p.t.Errorf("pod %s: %q: exit %d: %s", p.Name, command, r.ExitCode, r.Stderr)
 	}
 	return string(r.Stdout)
 }
 
-// fetch fetches a URL with the container's own wget.
-func (p *pod) fetch(url string) string {
+// Fetch returns what a URL answers to the container's own wget.
+func (p *Pod) Fetch(url string) string {
 	p.t.Helper()
-	return strings.TrimSpace(p.exec("wget", "-q", "-O", "-", url))
+	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// serves fails the test unless the address answers with the pod's name, asked
-// from the named network namespace ("" is the node's own).
-func (p *pod) serves(netns string, at netip.AddrPort) {
+// Serves fails the test unless the address answers with the pod's name to a
+// client in the network namespace ("" is the node's own).
+func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
-	got, err := get(p.t.Context(), netns, "http://"+at.String()+"/")
-	if name := p.config.Metadata.Name; err != nil || got != name {
-		p.t.Errorf("GET %s from netns %q: %q, %v: want %q", at, netns, got, err, name)
+	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
+	if err != nil || got != p.Name {
+		p.t.Errorf("GET %s from netns %q: %q, %v: want %q", at, netns, got, err, p.Name)
 	}
+}
+
+// ServesOn fails the test unless a port of the node's address answers with the
+// pod's name.
+func (p *Pod) ServesOn(port uint16) {
+	p.t.Helper()
+	p.Serves("", p.OnNode4(port))
+}
+
+// OnNode4 returns a port of the node's IPv4 address.
+func (p *Pod) OnNode4(port uint16) netip.AddrPort { return netip.AddrPortFrom(node4, port) }
+
+// Ignores fails the test if anything accepts a connection to the address.
+func (p *Pod) Ignores(netns string, to netip.AddrPort) {
+	p.t.Helper()
+	err := Place(netns)(func() error {
+		conn, err := net.DialTimeout("tcp", to.String(), time.Second)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	})
+	if err == nil {
+		p.t.Errorf("%s accepts a connection from netns %q, and was not expected to", to, netns)
+	}
+}
+
+// At returns where the pod's web server listens on one of its addresses.
+func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
+
+// SeenAsNode returns an error unless another machine sees the pod by the node's
+// addresses, of both families.
+func (p *Pod) SeenAsNode() error {
+	for _, want := range []netip.Addr{node4, node6} {
+		url := ServeAddress(p.t, OutsideNetns, want.Next())
+		got, err := Get(p.t.Context(), p.Netns, url)
+		if seen, _ := netip.ParseAddrPort(got); err != nil || seen.Addr() != want {
+			return fmt.Errorf("%s sees pod %s as %q, %w: want %v", want.Next(), p.Name, got, err, want)
+		}
+	}
+	return nil
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package containerd_test
+package cri
 
 import (
 	"context"
@@ -20,10 +20,11 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-const outsideNetns = "/run/netns/outside" // at the other end of the node's eth0
+// OutsideNetns is the network namespace at the other end of the node's eth0.
+const OutsideNetns = "/run/netns/outside"
 
-// place is the network namespace at path; "" is that of this process.
-func place(path string) meter.Place {
+// Place is the network namespace at path; "" is that of this process.
+func Place(path string) meter.Place {
 	if path == "" {
 		return meter.Here
 	}
@@ -53,11 +54,11 @@ func enter(path string) error {
 	return nil
 }
 
-// client is an HTTP client that dials from the network namespace.
+// client returns an HTTP client that dials from the network namespace.
 func client(netns string) *http.Client {
 	dialer := net.Dialer{Timeout: 3 * time.Second}
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = place(netns)(func() error {
+		err = Place(netns)(func() error {
 			conn, err = dialer.DialContext(ctx, network, address)
 			return err
 		})
@@ -69,12 +70,12 @@ func client(netns string) *http.Client {
 	}
 }
 
-// serveAddress answers on the address, inside the network namespace, with the
+// ServeAddress answers on the address, inside the network namespace, with the
 // address of the client; it returns the URL.
-func serveAddress(t *testing.T, netns string, addr netip.Addr) string {
+func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	t.Helper()
 	var l net.Listener
-	err := place(netns)(func() (err error) {
+	err := Place(netns)(func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		return err
 	})
@@ -87,11 +88,11 @@ func serveAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// get fetches a URL from the network namespace. It tries for a while, since a
+// Get fetches a URL from the network namespace. It tries for a while, since a
 // container that has just been started does not listen yet.
-func get(ctx context.Context, netns, url string) (string, error) {
+func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string
-	err := eventually(ctx, 3*time.Second, func() error {
+	err := Eventually(ctx, 3*time.Second, func() error {
 		r, err := client(netns).Get(url)
 		if err != nil {
 			return err
@@ -104,8 +105,8 @@ func get(ctx context.Context, netns, url string) (string, error) {
 	return body, err
 }
 
-// eventually repeats f until it succeeds or the time is over.
-func eventually(ctx context.Context, limit time.Duration, f func() error) error {
+// Eventually repeats f until it succeeds or the time is over.
+func Eventually(ctx context.Context, limit time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package crio_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/integration/e2e/containerd/cri"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is away. CRI-O calls DEL for the pod when it starts, and nothing of
+// the pod is left. The other pod notices nothing.
+func TestDeathWhileAway(t *testing.T) {
+	c := cri.Open(t, socket)
+	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
+	restart(t, c, syscall.SIGKILL, func() {
+		kill(t, dead)
+		forget(t, dead)
+	})
+	gone(t, "shop/dead")
+	if len(records(t, "shop/web")) == 0 {
+		t.Error("pod web has no record")
+	}
+	web.Serves("", web.At(web.V4))
+}
+
+// TestLostStore: CRI-O was killed and comes back with a store without pods, as after /var/lib/containers was removed. Its GC leaves nothing of
+// them, although their namespaces exist.
+func TestLostStore(t *testing.T) {
+	c := cri.Open(t, socket)
+	const store, saved = "/var/lib/containers/storage", "/run/node/store"
+	restart(t, c, syscall.SIGTERM, func() { shell(t, "rm -rf "+saved+" && cp -a "+store+" "+saved) })
+	pods := []*cri.Pod{cri.RunPod(t, c, "one", cri.Limits("20M", "20M")), cri.RunPod(t, c, "two")}
+	restart(t, c, syscall.SIGKILL, func() {
+		for _, p := range pods {
+			kill(t, p)
+		}
+		shell(t, "awk '$2 ~ /^.var.lib.containers.storage|^.run.containers/ {print $2}' /proc/self/mounts | sort -r | xargs -r umount -l")
+		if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil { // GC spares what is new
+			t.Fatal(err)
+		}
+		shell(t, "rm -rf /run/containers/* "+store+" /var/lib/cni/results/* && mv "+saved+" "+store)
+	})
+	for _, p := range pods {
+		if _, err := c.Network(t.Context(), p.Sandbox); err == nil {
+			t.Errorf("CRI-O knows pod %s: this test shows nothing", p.Name)
+		}
+		gone(t, "shop/"+p.Name)
+		forget(t, p)
+		p.Sandbox = "" // there is nothing to stop
+	}
+}
+
+// kill ends all processes in the pod's network namespace.
+func kill(t *testing.T, p *cri.Pod) {
+	t.Helper()
+	var want syscall.Stat_t
+	if err := syscall.Stat(p.Netns, &want); err != nil {
+		t.Fatal(err)
+	}
+	killed := 0
+	spaces, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, space := range spaces {
+		var pid int
+		var got syscall.Stat_t
+		if syscall.Stat(space, &got) != nil || got.Ino != want.Ino {
+			continue
+		}
+		if _, err := fmt.Sscanf(space, "/proc/%d/", &pid); err != nil || syscall.Kill(pid, syscall.SIGKILL) != nil {
+			t.Errorf("%s: %v", space, err)
+		}
+		killed++
+	}
+	if killed == 0 {
+		t.Fatalf("pod %s has no process", p.Name)
+	}
+}
+
+// forget removes the pod's namespaces.
+func forget(t *testing.T, p *cri.Pod) {
+	t.Helper()
+	for _, kind := range []string{"netns", "ipcns", "utsns"} {
+		path := filepath.Join("/run", kind, filepath.Base(p.Netns))
+		if err := errors.Join(syscall.Unmount(path, syscall.MNT_DETACH), os.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// records are the files below /run/podlace that name a pod.
+func records(t *testing.T, pod string) []string {
+	t.Helper()
+	var named []string
+	paths, err := filepath.Glob("/run/podlace/*/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), `"`+pod+`"`) {
+			named = append(named, path)
+		}
+	}
+	return named
+}
+
+// gone fails the test unless the records of the pod vanish.
+func gone(t *testing.T, pod string) {
+	t.Helper()
+	within(t, 20*time.Second, "nothing is left of "+pod, func() error {
+		if left := records(t, pod); len(left) > 0 {
+			return fmt.Errorf("left: %v", left)
+		}
+		return nil
+	})
+}
+
+func shell(t *testing.T, script string) {
+	t.Helper()
+	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package crio_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/conf"
+	"github.com/podlace/podlace/integration/e2e/containerd/cri"
+)
+
+// TestStatus: CRI-O reports the network as not ready, with the error of STATUS, and as ready soon after the repair. No restart is needed.
+func TestStatus(t *testing.T) {
+	c := cri.Open(t, socket)
+	shipped, err := conf.Conflist(conf.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubernetes, err := conf.Conflist("10-podlace-kubernetes.conflist")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nodeFile = "/run/podlace/node.json"
+	for _, test := range []struct {
+		name, conflist, says string
+		repair               func()
+	}{
+		{"no node.json", string(kubernetes), nodeFile, func() {
+			write(t, nodeFile, `{"podCIDRs":["10.244.1.0/24","fd00:10:244:1::/64"]}`)
+		}},
+		{"wrong value", strings.Replace(string(shipped), "10.58.0.0/16", "10.58.0.0/99", 1), "10.58.0.0/99", func() {
+			write(t, conflistPath(t), string(shipped))
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				write(t, conflistPath(t), string(shipped))
+				_ = os.Remove(nodeFile)
+				err := cri.Eventually(context.Background(), 20*time.Second, func() error { return c.Ready(context.Background()) })
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			cri.ExpectReady(t, c)
+			write(t, conflistPath(t), test.conflist)
+			within(t, 20*time.Second, "the network is not ready", func() error {
+				err := c.Ready(t.Context())
+				if err == nil || !strings.Contains(err.Error(), "NetworkReady is false") || !strings.Contains(err.Error(), test.says) {
+					return fmt.Errorf("%w: want one about %s", errors.Join(err, errors.New("CRI-O's status")), test.says)
+				}
+				t.Log(err)
+				return nil
+			})
+			test.repair()
+			within(t, 20*time.Second, "the network is ready", func() error { return c.Ready(t.Context()) })
+		})
+	}
+}
+
+// conflistPath is that of the node's configuration.
+func conflistPath(t *testing.T) string {
+	t.Helper()
+	config, err := os.ReadFile("/run/node/crio.conf")
+	_, dir, _ := strings.Cut(string(config), `network_dir = "`)
+	dir, _, ok := strings.Cut(dir, `"`)
+	if err != nil || !ok {
+		t.Fatalf("%s: %v", config, err)
+	}
+	return filepath.Join(dir, conf.Default)
+}
+
+// write replaces a file atomically.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+}
