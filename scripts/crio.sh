@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# crio.sh FOLDER: prints the folder of the CRI-O that the tests run, with pinns, runc and crictl beside it, and builds it before if it is missing.
-# Its version and all that it is made of stand in integration/e2e/programs/crio/go.mod. The first build takes 4 to 8 minutes on 2 cores.
+# crio.sh FOLDER: prints the folder of the CRI-O that the tests run, with its helper pinns and crictl, and builds it before if it is missing. Its
+# version and all that it is made of stand in integration/e2e/programs/crio/go.mod. The first build takes 4 to 7 minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../integration/e2e/programs/crio"
 version=$(awk '$1 == "github.com/cri-o/cri-o" {print $2}' go.mod)
 folder=$1/crio-$version
 if [ ! -x "$folder/crio" ]; then
-  echo "building CRI-O $version, once: this takes 4 to 8 minutes" >&2
+  echo "building CRI-O $version, once: this takes 4 to 7 minutes" >&2
   mkdir -p "$1"
   new=$(mktemp -d "$1/.crio-XXXXXX")
   trap 'rm -rf "$new"' EXIT
@@ -15,10 +15,9 @@ if [ ! -x "$folder/crio" ]; then
   build() {
     go build -mod=readonly -trimpath -buildvcs=false -o "$new" "$@"
   }
-  # Without the tags seccomp, selinux and apparmor CRI-O and runc link no library but libc.
+  # Without the tags seccomp, selinux and apparmor CRI-O links no library but libc.
   CGO_ENABLED=1 build -ldflags '-s -w' -tags 'containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs' \
     github.com/cri-o/cri-o/cmd/crio
-  CGO_ENABLED=1 build -ldflags "-s -w -X main.version=$(awk '$1 == "github.com/opencontainers/runc" {print $2}' go.mod)" github.com/opencontainers/runc
   CGO_ENABLED=0 build -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl
   gcc -std=c99 -Os -static -s -o "$new/pinns" "$(go list -mod=readonly -m -f '{{.Dir}}' github.com/cri-o/cri-o)"/pinns/src/*.c
   chmod 755 "$new"

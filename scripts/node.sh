@@ -17,8 +17,8 @@
 # CNI_BIN      folder of the CNI plugins, an absolute path (default /opt/cni/bin)
 # CONTAINERD   containerd to run instead of the one in PATH; ctr and
 #              containerd-shim-runc-v2 are looked for beside it first
-# CRIO         folder of crio, pinns and runc (scripts/crio.sh makes one): the node runs CRI-O
-# RUNC         runc to run instead of the one in PATH or in $CRIO
+# CRIO         folder of crio and pinns (scripts/crio.sh makes one): the node runs CRI-O
+# RUNC         runc to run instead of the one in PATH
 #
 # The runtime is started again whenever it ends, unless /run/node/stay-down exists.
 #
@@ -218,7 +218,7 @@ containerd_images() {
 	done
 }
 
-crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-$CRIO/runc} conmon skopeo"; }
+crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-runc} conmon skopeo"; }
 
 crio_configure() {
 	cat >/run/node/crio.conf <<-EOF
@@ -239,7 +239,7 @@ crio_configure() {
 		hooks_dir = []
 		enable_criu_support = false
 		[crio.runtime.runtimes.runc]
-		runtime_path = "${RUNC:-$CRIO/runc}"
+		runtime_path = "$(command -v "${RUNC:-runc}")"
 		monitor_path = "$(command -v conmon)"
 		monitor_cgroup = "pod"
 		[crio.image]

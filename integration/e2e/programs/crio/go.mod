@@ -1,11 +1,10 @@
-// CRI-O and the programs beside it of the versions that the tests run, built by scripts/crio.sh; there is no source here.
+// CRI-O and crictl of the versions that the tests run, built by scripts/crio.sh; there is no source here.
 module github.com/podlace/podlace/integration/e2e/programs/crio
 
 go 1.26.3
 
 require (
 	github.com/cri-o/cri-o v1.36.1
-	github.com/opencontainers/runc v1.4.0
 	sigs.k8s.io/cri-tools v1.36.0
 )
 
