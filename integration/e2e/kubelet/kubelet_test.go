@@ -39,7 +39,7 @@ healthzBindAddress: 127.0.0.1
 healthzPort: 20248
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+containerRuntimeEndpoint: unix://%s
 cgroupDriver: cgroupfs
 enforceNodeAllocatable: [pods]
 failCgroupV1: false
@@ -61,6 +61,14 @@ topologyManagerPolicy: %s
 topologyManagerScope: pod
 logging: {format: text, verbosity: 2}
 `
+
+// runtimeSocket is that of the runtime which scripts/node.sh runs.
+func runtimeSocket() string {
+	if os.Getenv("CRIO") != "" {
+		return "/run/crio/crio.sock"
+	}
+	return "/run/containerd/containerd.sock"
+}
 
 // process is a program of the node, whose output goes to a file.
 type process struct {
@@ -126,7 +134,7 @@ func newKubelet(t *testing.T, policy string) *kubelet {
 	t.Helper()
 	dir := t.TempDir()
 	k := &kubelet{process{t: t, log: filepath.Join(dir, "kubelet.log")}, filepath.Join(dir, "kubelet.yaml"), ""}
-	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, policy), 0o600); err != nil {
+	if err := os.WriteFile(k.config, fmt.Appendf(nil, settings, runtimeSocket(), policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// It leaves its root mounted on itself.
@@ -180,6 +188,7 @@ type podStatus struct {
 	Metadata struct{ Name, UID string }
 	Status   struct {
 		Phase, Reason, Message, PodIP string
+		PodIPs                        []struct{ IP string }
 		ContainerStatuses             []struct {
 			ContainerID              string
 			Ready                    bool
