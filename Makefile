@@ -61,12 +61,16 @@ vm: build ## run the tests of what distribution kernels have in a virtual machin
 node: build ## run pods with VFs through a real kubelet and a real containerd; the kubelet is built once into the cache (needs root)
 	@KUBELET='$(KUBELET)' scripts/node-test.sh '$(CACHE)/kubelet' $(ARGS)
 
+.PHONY: crio
+crio: build ## run pods through a real CRI-O, also with a real kubelet; both are built once into the cache (needs root, conmon and skopeo)
+	@KUBELET='$(KUBELET)' scripts/crio-test.sh '$(CACHE)' $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; that of the kubelet's build has no source.
-MODULES := . integration/reference integration/e2e/containerd integration/e2e/kubelet
+MODULES := . integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint

@@ -2,7 +2,7 @@
 
 // Package crio_test runs pods through a real CRI-O with the plugins of this repository, in a node that is made for the run (package node).
 //
-//	CRIO          folder of crio, pinns and runc (make crio builds one)
+//	CRIO          folder of crio and pinns (make crio builds one)
 //	PODLACE_BIN   folder of the plugins (default ../../../bin)
 //	KERNELTEST    "require" makes a missing prerequisite a failure
 package crio_test

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -81,5 +82,35 @@ func write(t *testing.T, path, text string) {
 	t.Helper()
 	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestWhoMaps: CRI-O maps hostPorts itself and passes portmap none, also when it is told not to map: then nothing answers on the port.
+func TestWhoMaps(t *testing.T) {
+	c := cri.Open(t, socket)
+	const port, file = 18092, "/run/node/crio.conf"
+	mapped := cri.RunPod(t, c, "mapped", cri.HostPort(port))
+	mapped.Serves(cri.OutsideNetns, mapped.OnNode4(port))
+	unmapped(t, mapped)
+	mapped.Remove()
+	config, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(text string) func() { return func() { write(t, file, text) } }
+	restart(t, c, syscall.SIGTERM, use(strings.Replace(string(config), "[crio.runtime]\n", "[crio.runtime]\ndisable_hostport_mapping = true\n", 1)))
+	nobodys := cri.RunPod(t, c, "nobodys", cri.HostPort(port))
+	nobodys.Ignores(cri.OutsideNetns, nobodys.OnNode4(port))
+	unmapped(t, nobodys)
+	nobodys.Remove()
+	restart(t, c, syscall.SIGTERM, use(string(config)))
+}
+
+// unmapped fails the test if portmap has a record of the pod, or bridge has none.
+func unmapped(t *testing.T, p *cri.Pod) {
+	t.Helper()
+	all := strings.Join(records(t, "shop/"+p.Name), " ")
+	if strings.Contains(all, "/portmap-") || !strings.Contains(all, "/bridge-") {
+		t.Errorf("records of pod %s: %s: want one of bridge and none of portmap", p.Name, all)
 	}
 }
