@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command image makes container images and the manifest of a cluster without docker: `build` the image of Podlace, `pack` an image of any
+// files, `manifest` the file for kubectl apply.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// command is one subcommand.
+type command struct {
+	name, args string
+	run        func(args []string) error
+}
+
+func commands() []command {
+	return []command{
+		{"pack", "-name REGISTRY/NAME:TAG -out FILE.tar [flags] /PATH=FILE|/PATH=FOLDER|link:/PATH=TARGET|dir:/PATH=MODE ...", runPack},
+	}
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	var usage []string
+	for _, c := range commands() {
+		if len(args) > 0 && args[0] == c.name {
+			return c.run(args[1:])
+		}
+		usage = append(usage, fmt.Sprintf("  image %s %s", c.name, c.args))
+	}
+	return fmt.Errorf("which command?\n%s", strings.Join(usage, "\n"))
+}
+
+// words is a flag that may be given more than once.
+type words []string
+
+func (w *words) String() string     { return strings.Join(*w, " ") }
+func (w *words) Set(s string) error { *w = append(*w, s); return nil }
+
+// newFlags returns a flag set whose errors are returned and not printed.
+func newFlags(name string) *flag.FlagSet {
+	return flag.NewFlagSet(name, flag.ContinueOnError)
+}
