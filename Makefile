@@ -34,6 +34,18 @@ build: ## build static stripped binaries into bin/
 	@scripts/source-hash.sh >$(BIN)/.source
 	@ls -l $(BIN) | awk 'NR > 1 {printf "%-12s %.1f MB\n", $$9, $$5 / 1e6}'
 
+# All files of the image have the time of the commit, so that the same commit gives the same digest.
+
+.PHONY: image
+image: ## build the image for amd64 and arm64 into build/, without docker; PUSH=registry/name:tag pushes it
+	@go run -C scripts/image . build -root '$(CURDIR)' -out '$(CURDIR)/build' -name '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' \
+	  $(if $(PUSH),-push) -ldflags '$(LDFLAGS)' -version '$(VERSION)' -revision '$(COMMIT)' \
+	  -epoch "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
+
+.PHONY: manifest
+manifest: ## print podlace.yaml for kubectl apply; IMAGE=registry/name@sha256:digest, COMPONENTS='vxlan k3s'
+	@go run -C scripts/image . manifest -image '$(IMAGE)' $(COMPONENTS:%=-component %)
+
 .PHONY: demo
 demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubernetes
 	@$(BIN)/podlace demo $(ARGS)
@@ -70,7 +82,7 @@ fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
 # Folders of the modules; that of the kubelet's build has no source.
-MODULES := . integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet
+MODULES := . integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, built once into the cache, and actionlint

@@ -19,7 +19,9 @@ type command struct {
 
 func commands() []command {
 	return []command{
+		{"build", "-name REGISTRY/NAME:TAG -out FOLDER [-push] [flags]", runBuild},
 		{"pack", "-name REGISTRY/NAME:TAG -out FILE.tar [flags] /PATH=FILE|/PATH=FOLDER|link:/PATH=TARGET|dir:/PATH=MODE ...", runPack},
+		{"manifest", "-image REGISTRY/NAME@sha256:DIGEST [-component NAME]... [-out FILE]", runManifest},
 	}
 }
 

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"sigs.k8s.io/kustomize/api/krusty"
+	kustomize "sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+// placeholder is the image that the base names.
+const placeholder = "podlace"
+
+// runManifest writes the manifest of a cluster.
+func runManifest(args []string) error {
+	var components words
+	flags := newFlags("manifest")
+	flags.Var(&components, "component", "folder of conf/cluster/components; may be repeated")
+	image := flags.String("image", "", "image that the nodes can pull, REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG")
+	conf := flags.String("conf", "../../conf/cluster", "folder of the base and the components")
+	out := flags.String("out", "", "the file to write; without it the output")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("manifest: unexpected argument %q", flags.Arg(0))
+	}
+	text, err := render(*conf, *image, components)
+	if err != nil {
+		return err
+	}
+	if *out == "" {
+		_, err = os.Stdout.Write(text)
+		return err
+	}
+	return os.WriteFile(*out, text, 0o644)
+}
+
+// parseImage reads the name of an image that nodes pull. It must be complete: there is no public image that a short name could mean.
+func parseImage(image string) (kustomize.Image, error) {
+	to := kustomize.Image{Name: placeholder}
+	if image == "" {
+		return to, errors.New("which image? There is no public one yet: `make image PUSH=REGISTRY/podlace:TAG` builds and pushes one, " +
+			"and prints the IMAGE= to give here")
+	}
+	ref, err := name.ParseReference(image, name.StrictValidation)
+	if err != nil {
+		return to, fmt.Errorf("image %q: want REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG: %w", image, err)
+	}
+	to.NewName = ref.Context().Name()
+	switch ref := ref.(type) {
+	case name.Digest:
+		to.Digest = ref.DigestStr()
+	case name.Tag:
+		to.NewTag = ref.TagStr()
+	}
+	return to, nil
+}
+
+// render returns the base with an image and components, as one YAML file. It reads the folder conf and nothing else.
+func render(conf, image string, components []string) ([]byte, error) {
+	to, err := parseImage(image)
+	if err != nil {
+		return nil, err
+	}
+	overlay := kustomize.Kustomization{Resources: []string{"../base"}, Images: []kustomize.Image{to}}
+	known, err := componentNames(conf)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range components {
+		if !slices.Contains(known, c) {
+			return nil, fmt.Errorf("no component %q; there are %s", c, strings.Join(known, ", "))
+		}
+		overlay.Components = append(overlay.Components, "../components/"+c)
+	}
+	data, err := yaml.Marshal(overlay)
+	if err != nil {
+		return nil, err
+	}
+	files := filesys.MakeFsInMemory()
+	if err := load(files, conf); err != nil {
+		return nil, err
+	}
+	if err := files.WriteFile("/overlay/kustomization.yaml", data); err != nil {
+		return nil, err
+	}
+	options := krusty.MakeDefaultOptions()
+	options.Reorder = krusty.ReorderOptionLegacy // the ConfigMap before the DaemonSet
+	all, err := krusty.MakeKustomizer(options).Run(files, "/overlay")
+	if err != nil {
+		return nil, err
+	}
+	text, err := all.AsYaml()
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte(header(image, components)), text...), nil
+}
+
+func header(image string, components []string) string {
+	s := "# Podlace as the network of a cluster: kubectl apply -f this file. Image: " + image + ".\n"
+	if len(components) > 0 {
+		s += "# Components: " + strings.Join(components, ", ") + ".\n"
+	}
+	return s
+}
+
+func componentNames(conf string) (names []string, err error) {
+	folders, err := os.ReadDir(filepath.Join(conf, "components"))
+	for _, f := range folders {
+		names = append(names, f.Name())
+	}
+	return names, err
+}
+
+// load copies a folder into a file system in memory.
+func load(to filesys.FileSystem, folder string) error {
+	from := os.DirFS(folder)
+	return fs.WalkDir(from, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(from, path)
+		if err != nil {
+			return err
+		}
+		return to.WriteFile("/"+path, data)
+	})
+}
