@@ -49,7 +49,7 @@ type words []string
 func (w *words) String() string     { return strings.Join(*w, " ") }
 func (w *words) Set(s string) error { *w = append(*w, s); return nil }
 
-// newFlags returns a flag set whose errors are returned and not printed.
+// newFlags returns the flags of a command. A wrong flag is an error, and prints all flags.
 func newFlags(name string) *flag.FlagSet {
 	return flag.NewFlagSet(name, flag.ContinueOnError)
 }
