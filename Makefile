@@ -9,6 +9,7 @@ CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov
 TOOLS       := podlace sriov-device-plugin
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace
+PROGRAMS    := $(CACHE)/programs
 
 DESTDIR     ?=
 PREFIX      ?= /usr/local
@@ -71,7 +72,7 @@ vm: build ## run the tests of what distribution kernels have in a virtual machin
 
 .PHONY: node
 node: build ## run pods with VFs through a real kubelet and a real containerd; the kubelet is built once into the cache (needs root)
-	@KUBELET='$(KUBELET)' scripts/node-test.sh '$(CACHE)/kubelet' $(ARGS)
+	@KUBELET='$(KUBELET)' scripts/node-test.sh '$(PROGRAMS)' $(ARGS)
 
 .PHONY: crio
 crio: build ## run pods through a real CRI-O, also with a real kubelet; both are built once into the cache (needs root, conmon and skopeo)
@@ -81,7 +82,7 @@ crio: build ## run pods through a real CRI-O, also with a real kubelet; both are
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh
 
-# Folders of the modules; that of the kubelet's build has no source.
+# Folders of the modules; those below integration/e2e/programs build other projects' programs.
 MODULES := . integration/reference integration/e2e/containerd integration/e2e/crio integration/e2e/kubelet scripts/image
 
 .PHONY: lint

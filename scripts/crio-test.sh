@@ -11,4 +11,4 @@ if [ "$(id -u)" -eq 0 ]; then
   export CRIO=${CRIO:-$(scripts/crio.sh "$cache/crio")}
 fi
 go -C integration/e2e/crio test -buildvcs=false -count=1 -timeout 10m "$@" ./...
-scripts/node-test.sh "$cache/kubelet" -run '^TestPlainPod$'
+scripts/node-test.sh "$cache/programs" -run '^TestPlainPod$'

@@ -10,7 +10,7 @@ kubelet=${KUBELET:-}
 if [ -n "$kubelet" ]; then
   kubelet=$(realpath "$kubelet")
 elif [ "$(id -u)" -eq 0 ]; then
-  kubelet=$(scripts/kubelet.sh "$folder")
+  kubelet=$(scripts/programs.sh "$folder" kubernetes kubelet)/kubelet
 fi
 export KUBELET=$kubelet PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 log=$(mktemp)

@@ -1,0 +1,97 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# programs.sh FOLDER GROUP [PROGRAM..]: prints the folder of other projects' programs that the tests run, and builds before what it lacks,
+# once. Without programs it is the whole group. What they are made of stands in integration/e2e/programs: a changed pin has a folder of its
+# own.
+#
+#   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
+#   e2e         agnhost regression-issue-74839 pause dns e2e.test
+#   containerd  containerd containerd-shim-runc-v2 ctr
+set -euo pipefail
+die() {
+  echo "programs.sh: $*" >&2
+  exit 1
+}
+[ $# -ge 2 ] || die "usage: programs.sh FOLDER GROUP [PROGRAM..]"
+folder=$(realpath -m "$1") group=$2
+shift 2
+cd "$(dirname "$0")/../integration/e2e/programs"
+case $group in
+kubernetes) module=kubernetes all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
+e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns e2e.test" ;;
+containerd) module=containerd all="containerd containerd-shim-runc-v2 ctr" ;;
+*) die "no group $group: there are kubernetes, e2e and containerd" ;;
+esac
+cd "$module"
+sources=
+[ "$group" != e2e ] || sources=$(find dns e2e pause -name '*.go' | sort)
+# shellcheck disable=SC2086
+key=$(cat go.mod go.sum $sources | sha256sum | cut -c1-12)
+to=$folder/$group-$key
+
+# package PROGRAM prints what the program is built from.
+package() {
+  case $1 in
+  etcd) echo go.etcd.io/etcd/server/v3 ;;
+  kube*) echo "k8s.io/kubernetes/cmd/$1" ;;
+  agnhost | regression-issue-74839) echo "k8s.io/kubernetes/test/images/$1" ;;
+  dns | pause) echo "./$1" ;;
+  containerd* | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
+  esac
+}
+
+# version MODULE prints the version that go.mod pins.
+version() {
+  go list -m -f '{{.Version}}' "$1"
+}
+
+# build PROGRAM.. builds what has a package of its own in one command: what they share is compiled once.
+build() {
+  local packages=() p v number minor
+  for p in "$@"; do packages+=("$(package "$p")"); done
+  case $module in
+  kubernetes)
+    v=$(version k8s.io/kubernetes) number=${v#v} minor=${v#*.}
+    flags="-X k8s.io/component-base/version.gitVersion=$v -X k8s.io/component-base/version.gitMajor=${number%%.*} \
+      -X k8s.io/component-base/version.gitMinor=${minor%%.*} -X k8s.io/client-go/pkg/version.gitVersion=$v"
+    ;;
+  containerd) flags="-X github.com/containerd/containerd/v2/version.Version=$(version github.com/containerd/containerd/v2)" ;;
+  esac
+  if [ "$*" = e2e.test ]; then
+    go test -c -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/e2e.test" ./e2e
+  else
+    go build -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/" "${packages[@]}"
+  fi
+  [ ! -e "$new/server" ] || mv "$new/server" "$new/etcd" # named after its folder
+}
+
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $all
+mkdir -p "$folder"
+exec 9>"$folder/.$group.lock"
+flock 9 # another run may be building the same
+missing=()
+for p in "$@"; do
+  case " $all " in
+  *" $p "*) [ -x "$to/$p" ] || missing+=("$p") ;;
+  *) die "$group has no program $p: $all" ;;
+  esac
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "building, once, ${missing[*]} into $to" >&2
+  export CGO_ENABLED=0 GOFLAGS=
+  new=$folder/.$group.new # the lock is ours: what lies here was interrupted
+  rm -rf "$new"
+  mkdir -p "$new" "$to"
+  plain=()
+  for p in "${missing[@]}"; do
+    [ "$p" = e2e.test ] || plain+=("$p")
+  done
+  start=$SECONDS
+  [ ${#plain[@]} -eq 0 ] || build "${plain[@]}"
+  [ ${#plain[@]} -eq ${#missing[@]} ] || build e2e.test
+  for p in "${missing[@]}"; do mv "$new/$p" "$to/$p"; done
+  rmdir "$new"
+  echo "built in $((SECONDS - start)) s" >&2
+fi
+echo "$to"
