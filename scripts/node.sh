@@ -18,11 +18,19 @@
 # CONTAINERD   containerd to run instead of the one in PATH; ctr and
 #              containerd-shim-runc-v2 are looked for beside it first
 # CRIO         folder of crio and pinns (scripts/crio.sh makes one): the node runs CRI-O
+# RUNTIME      none: a machine with services and without pods
 # RUNC         runc to run instead of the one in PATH
+#
+# CNI_CONF     folder of the configurations (default DIR/net.d)
+# NODE_NAME    name of a node of a cluster: its hostname; its network is the one
+#              that the caller is in, and its /etc/cni and /opt/cni start empty
+#
+# Each program in DIR/services is kept running in the node, from when the images
+# are there; its output goes to DIR/NAME.log.
 #
 # The runtime is started again whenever it ends, unless /run/node/stay-down exists.
 #
-# The node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
+# Without a NODE_NAME the node's address is 192.0.2.1 and 2001:db8::1 on eth0; at the other end of
 # eth0 stands the network namespace "outside" with 192.0.2.2 and 2001:db8::2.
 set -eu
 
@@ -121,7 +129,9 @@ split() {
 			echo "+$c" >"$at/$group/cgroup.subtree_control"
 		done
 	done
-	exec unshare --mount --net --pid --fork --kill-child --propagation private "$0" init "$dir" "$group"
+	net=--net
+	[ -z "$name" ] || net=
+	exec unshare --mount $net --pid --uts --fork --kill-child --propagation private "$0" init "$dir" "$group"
 }
 
 # init is the first process of the node.
@@ -133,16 +143,24 @@ init() {
 		kill -TERM 1
 	) <&3 &
 	mounts
-	network
+	if [ -n "$name" ]; then hostname "$name"; else network; fi
+	[ "$runtime" = none ] || runtime
+	for service in "$dir"/services/*; do
+		[ ! -x "$service" ] || supervise "${service##*/}" "$service" >>"$dir/${service##*/}.log" 2>&1 3<&- 4>&- &
+	done
+	echo ready
+	wait
+}
+
+# runtime starts the runtime and gives it the images.
+runtime() {
 	"${runtime}_configure"
-	supervise &
+	supervise "$runtime" "${runtime}_start" >&4 2>&1 3<&- 4>&- &
 	for _ in $(seq 200); do
 		[ -S "/run/$runtime/$runtime.sock" ] && break
 		sleep 0.05
 	done
 	"${runtime}_images"
-	echo ready
-	wait
 }
 
 # mounts replaces what the machine and the node must not share.
@@ -160,11 +178,29 @@ mounts() {
 	umount "$dir/cgroup" 2>/dev/null || : # a lone v2 hierarchy was bound over the tmpfs
 	rmdir "$dir/cgroup"
 	mount -t tmpfs -o mode=755 tmpfs /run
-	mkdir -p /run/lock /run/node/lib /run/node/work /run/node/tmp
-	mount -t overlay -o lowerdir=/var/lib,upperdir=/run/node/lib,workdir=/run/node/work overlay /var/lib
+	mkdir -p /run/lock /run/node/tmp
+	for d in /etc /opt /var/lib /var/log; do
+		own=/run/node/own$d
+		mkdir -p "$own/upper" "$own/work"
+		mount -t overlay -o "lowerdir=$d,upperdir=$own/upper,workdir=$own/work" overlay "$d"
+	done
 	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
 		mkdir -p "/var/lib/$d"
 		mount -t tmpfs -o mode=755 tmpfs "/var/lib/$d"
+	done
+	[ -z "$name" ] || for d in /etc/cni /opt/cni; do
+		mkdir -p "$d"
+		mount -t tmpfs -o mode=755 tmpfs "$d"
+	done
+	sysctls
+}
+
+# sysctls puts files in the place of what a kubelet sets: these belong to the machine, whatever the namespaces.
+sysctls() {
+	for s in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+		mkdir -p "/run/node/sysctl/${s%/*}"
+		cat "/proc/sys/$s" >"/run/node/sysctl/$s"
+		mount --bind "/run/node/sysctl/$s" "/proc/sys/$s"
 	done
 }
 
@@ -183,6 +219,8 @@ network() {
 	ip -6 route add default via 2001:db8::2
 }
 
+none_programs() { :; }
+
 containerd_programs() { echo "$containerd ctr runc"; }
 
 containerd_configure() {
@@ -200,7 +238,7 @@ containerd_configure() {
 		  restrict_oom_score_adj = true
 		  [plugins."io.containerd.grpc.v1.cri".cni]
 		    bin_dir = "${CNI_BIN:-/opt/cni/bin}"
-		    conf_dir = "$dir/net.d"
+		    conf_dir = "$conf"
 		  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 		    runtime_type = "io.containerd.runc.v2"
 		    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -245,7 +283,7 @@ crio_configure() {
 		[crio.image]
 		pause_image = "podlace.test/busybox:1"
 		[crio.network]
-		network_dir = "$dir/net.d"
+		network_dir = "$conf"
 		plugin_dirs = ["${CNI_BIN:-/opt/cni/bin}"]
 		[crio.nri]
 		enable_nri = false
@@ -261,11 +299,12 @@ crio_images() {
 	done
 }
 
-# supervise keeps the runtime running, as a service manager would.
+# supervise NAME COMMAND keeps it running, as a service manager would.
 supervise() {
+	export TMPDIR=/run/node/tmp
 	while :; do
-		TMPDIR=/run/node/tmp "${runtime}_start" >&4 2>&1 3<&- 4>&- &
-		echo $! >"/run/node/$runtime.pid"
+		"$2" &
+		echo $! >"/run/node/$1.pid"
 		wait $! || :
 		sleep 0.1
 		while [ -e /run/node/stay-down ]; do sleep 0.05; done
@@ -275,7 +314,7 @@ supervise() {
 inside() {
 	pid=$(cat "$dir/pid") || die "no node runs in $dir"
 	ns=/proc/$pid/ns
-	exec nsenter --mount="$ns/mnt" --net="$ns/net" --cgroup="$ns/cgroup" --pid="$ns/pid_for_children" \
+	exec nsenter --mount="$ns/mnt" --net="$ns/net" --uts="$ns/uts" --cgroup="$ns/cgroup" --pid="$ns/pid_for_children" \
 		-- env --chdir="$PWD" "$@"
 }
 
@@ -284,7 +323,8 @@ case $verb$dir in
 check | [a-z]*/*) ;;
 *) die "usage: node.sh check | node.sh run DIR | node.sh exec DIR COMMAND [ARGUMENT..] (DIR is absolute)" ;;
 esac
-runtime=${CRIO:+crio} runtime=${runtime:-containerd}
+name=${NODE_NAME:-} conf=${CNI_CONF:-$dir/net.d}
+runtime=${RUNTIME:-${CRIO:+crio}} runtime=${runtime:-containerd}
 containerd=${CONTAINERD:-containerd}
 case $containerd in
 */*) PATH=$(dirname "$containerd"):$PATH ;;

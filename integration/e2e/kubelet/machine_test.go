@@ -17,9 +17,9 @@ const (
 	cpusEach  = 8 // of a NUMA node
 )
 
-// fakeMachine makes the node's kubelet believe in more CPUs and NUMA nodes than there are, and keeps it from the machine's sysctls.
+// fakeMachine makes the node's kubelet believe in more CPUs and NUMA nodes than there are.
 func fakeMachine() error {
-	return errors.Join(fakeCPUs("/sys/devices/system/cpu"), fakeNUMA("/sys/devices/system/node"), fakeSysctls())
+	return errors.Join(fakeCPUs("/sys/devices/system/cpu"), fakeNUMA("/sys/devices/system/node"))
 }
 
 func fakeCPUs(at string) error {
@@ -62,26 +62,6 @@ func fakeNUMA(at string) error {
 			os.Symlink(fmt.Sprintf("../../cpu/cpu%d", cpu), fmt.Sprintf("%s/cpu%d", dir, cpu)))
 	}
 	return errors.Join(errs...)
-}
-
-// fakeSysctls puts files in the place of what the kubelet sets: these belong to the machine, whatever the namespace.
-func fakeSysctls() error {
-	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
-		"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
-		path := "/proc/sys/" + name
-		value, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		copied := filepath.Join("/run/node/sysctl", name)
-		if err := writeAll("/run/node/sysctl", map[string]string{name: strings.TrimSpace(string(value))}); err != nil {
-			return err
-		}
-		if err := unix.Mount(copied, path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", path, err)
-		}
-	}
-	return nil
 }
 
 func writeAll(at string, files map[string]string) error {
