@@ -78,6 +78,10 @@ node: build ## run pods with VFs through a real kubelet and a real containerd; t
 crio: build ## run pods through a real CRI-O, also with a real kubelet; both are built once into the cache (needs root, conmon and skopeo)
 	@KUBELET='$(KUBELET)' scripts/crio-test.sh '$(CACHE)' $(ARGS)
 
+.PHONY: cluster
+cluster: build ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
+	@scripts/make-cluster.sh '$(CACHE)' $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubernetes_test runs Podlace in a real Kubernetes cluster of three nodes (scripts/cluster.sh): `make cluster ARGS=-test`.
+//
+//	KUBERNETES    folder of Kubernetes' programs and etcd
+//	CONTAINERD    containerd of the nodes
+//	IMAGES        folder of the images that the nodes have
+//	PODLACE_BIN   folder of the plugins
+package kubernetes_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// cluster is a running scripts/cluster.sh.
+type cluster struct {
+	dir, script string
+	env         []string
+	families    []string // "4", "6"
+	input       io.Closer
+	cmd         *exec.Cmd
+	groups      []string // cgroups of its machines
+}
+
+// start runs a cluster until the end of the test. No node has a network yet.
+func start(t *testing.T, families string, env ...string) *cluster {
+	t.Helper()
+	images := os.Getenv("IMAGES")
+	if os.Getenv("KUBERNETES") == "" || images == "" {
+		t.Skip("SKIP, no cluster: KUBERNETES or IMAGES is not set; make cluster ARGS=-test has all")
+	}
+	script, err := filepath.Abs("../../../scripts/cluster.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "podlace-cluster-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(images, filepath.Join(dir, "images")); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{dir: dir, script: script, families: strings.Fields(families), cmd: exec.Command(script, "run", dir)}
+	c.env = append(append(os.Environ(), "FAMILIES="+families), env...)
+	c.cmd.Env, c.cmd.Stderr = c.env, os.Stderr
+	input, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.input = input
+	t.Cleanup(func() { c.stop(t) })
+	begin := time.Now()
+	for lines := bufio.NewScanner(output); lines.Scan(); {
+		if lines.Text() == "ready" {
+			t.Logf("the API server answers and all nodes are registered after %.1f s", time.Since(begin).Seconds())
+			c.noteGroups(t)
+			return c
+		}
+	}
+	t.Fatal("the cluster did not start")
+	return nil
+}
+
+// machines are those with a cgroup of their own.
+func (c *cluster) machines() []string { return []string{"plane", "node1", "node2", "node3"} }
+
+// pid is the process that a machine's namespaces are found by.
+func (c *cluster) pid(t *testing.T, machine string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(c.dir, machine, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func (c *cluster) noteGroups(t *testing.T) {
+	t.Helper()
+	for _, m := range c.machines() {
+		data, err := os.ReadFile("/proc/" + c.pid(t, m) + "/cgroup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, found := strings.Cut(string(data), "podlace-node-")
+		if !found {
+			t.Fatalf("%s has no cgroup of its own: %s", m, data)
+		}
+		number, _, _ := strings.Cut(rest, "\n")
+		number, _, _ = strings.Cut(number, "/")
+		c.groups = append(c.groups, "podlace-node-"+number)
+	}
+}
+
+// stop ends the cluster and says what of it is left on the machine.
+func (c *cluster) stop(t *testing.T) {
+	t.Helper()
+	_ = c.input.Close()
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("cluster.sh: %v", err)
+	}
+	var left []string
+	for _, g := range c.groups {
+		found, _ := filepath.Glob("/sys/fs/cgroup/*/" + g)
+		lone, _ := filepath.Glob("/sys/fs/cgroup/" + g)
+		left = append(append(left, found...), lone...)
+	}
+	for _, pattern := range []string{"/proc/[0-9]*/cmdline", "/proc/self/mounts"} {
+		files, _ := filepath.Glob(pattern)
+		for _, f := range files {
+			if data, err := os.ReadFile(f); err == nil && bytes.Contains(data, []byte(c.dir+"/")) {
+				left = append(left, f+": "+strings.ReplaceAll(string(data), "\x00", " "))
+			}
+		}
+	}
+	if len(left) > 0 {
+		t.Errorf("left on the machine: %s", strings.Join(left, "\n"))
+	}
+	if t.Failed() {
+		t.Logf("the logs are in %s", c.dir)
+		return
+	}
+	_ = os.RemoveAll(c.dir)
+}
+
+// run runs a command of cluster.sh, or with "exec" one in a machine, and returns its output.
+func (c *cluster) run(t *testing.T, verb string, args ...string) string {
+	t.Helper()
+	out, err := c.try(verb, "", args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (c *cluster) try(verb, input string, args ...string) (string, error) {
+	cmd := exec.Command(c.script, append([]string{verb, c.dir}, args...)...)
+	cmd.Env, cmd.Stdin = c.env, strings.NewReader(input)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("%s %s: %w: %s", verb, strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return string(out), nil
+}
+
+func (c *cluster) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	return c.run(t, "exec", append([]string{"plane", "kubectl"}, args...)...)
+}
+
+// list decodes what kubectl get prints.
+func (c *cluster) list(t *testing.T, into any, args ...string) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(c.kubectl(t, append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// apply gives the API server objects.
+func (c *cluster) apply(t *testing.T, objects ...any) {
+	t.Helper()
+	data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.try("exec", string(data), "plane", "kubectl", "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// network makes Podlace the network of the cluster and waits until all nodes are ready.
+func (c *cluster) network(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	c.run(t, "byhand")
+	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
+	t.Logf("all nodes are Ready %.1f s later", time.Since(begin).Seconds())
+}

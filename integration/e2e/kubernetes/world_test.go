@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+const namespace = "matrix"
+
+// A place is a network namespace of the cluster, with its addresses by family.
+type place struct {
+	*sandbox.Pod
+	address map[string]string
+}
+
+// world is the cluster as the matrix sees it.
+type world struct {
+	*cluster
+	places   map[string]*place
+	services map[string]map[string]string // name, family: address
+}
+
+func familyOf(address string) string {
+	if strings.Contains(address, ":") {
+		return "6"
+	}
+	return "4"
+}
+
+func byFamily(addresses []string) map[string]string {
+	m := map[string]string{}
+	for _, a := range addresses {
+		m[familyOf(a)] = a
+	}
+	return m
+}
+
+// pods are those of the matrix: a server with a hostPort and a client on each node.
+func pods() (objects []any) {
+	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
+	for _, node := range []string{"1", "2", "3"} {
+		for _, kind := range []string{"server", "client"} {
+			ports := []any{
+				map[string]any{"containerPort": 8080, "protocol": "TCP"},
+				map[string]any{"containerPort": 8080, "protocol": "UDP"},
+			}
+			if kind == "server" {
+				for _, p := range ports {
+					p.(map[string]any)["hostPort"] = 8081
+				}
+			}
+			objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Pod",
+				"metadata": map[string]any{"name": kind + node, "namespace": namespace, "labels": map[string]any{"app": kind + node}},
+				"spec": map[string]any{"nodeName": "node" + node, "terminationGracePeriodSeconds": 1,
+					"containers": []any{map[string]any{"name": "a", "image": "podlace.test/busybox:1", "ports": ports}}},
+			})
+		}
+	}
+	return objects
+}
+
+// services have one pod behind each; that called local1 takes traffic of its node alone.
+func services() (objects []any) {
+	for i, name := range []string{"server1", "server2", "server3", "client1", "local1"} {
+		var ports []any
+		for _, protocol := range []string{"TCP", "UDP"} {
+			ports = append(ports, map[string]any{"name": strings.ToLower(protocol), "port": 80, "targetPort": 8080, "nodePort": 31001 + i, "protocol": protocol})
+		}
+		app, policy := name, "Cluster"
+		if name == "local1" {
+			app, policy = "server1", "Local"
+		}
+		objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Service",
+			"metadata": map[string]any{"name": name, "namespace": namespace},
+			"spec": map[string]any{"type": "NodePort", "ipFamilyPolicy": "PreferDualStack", "selector": map[string]any{"app": app},
+				"ports": ports, "externalTrafficPolicy": policy}})
+	}
+	return objects
+}
+
+func nodePort(service string) int {
+	return map[string]int{"server1": 31001, "server2": 31002, "server3": 31003, "client1": 31004, "local1": 31005}[service]
+}
+
+// newWorld starts the pods and services of the matrix, and in each pod and outside a server that tells its name and the client's address.
+func newWorld(t *testing.T, c *cluster) *world {
+	t.Helper()
+	w := &world{cluster: c, places: map[string]*place{}, services: map[string]map[string]string{}}
+	c.apply(t, append(pods(), services()...)...)
+	c.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
+	w.addMachines(t)
+	w.addPods(t)
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ ClusterIPs []string }
+		}
+	}
+	c.list(t, &list, "-n", namespace, "services")
+	for _, s := range list.Items {
+		w.services[s.Metadata.Name] = byFamily(s.Spec.ClusterIPs)
+	}
+	for name, p := range w.places {
+		if !strings.HasPrefix(name, "node") {
+			serve(t, name, p)
+		}
+	}
+	return w
+}
+
+func (w *world) addMachines(t *testing.T) {
+	t.Helper()
+	root, err := os.ReadFile(filepath.Join(w.dir, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses := map[string][]string{"node1": {"192.0.2.11", "2001:db8::11"}, "node2": {"192.0.2.12", "2001:db8::12"},
+		"node3": {"198.51.100.13", "2001:db8:1::13"}, "outside": {"192.0.2.100", "2001:db8::100"}}
+	for name, list := range addresses {
+		path := fmt.Sprintf("/proc/%s/root/run/netns/%s", strings.TrimSpace(string(root)), name)
+		w.places[name] = &place{Pod: &sandbox.Pod{Name: name, Path: path}, address: byFamily(list)}
+	}
+}
+
+// addPods finds the network namespace of each pod by its addresses.
+func (w *world) addPods(t *testing.T) {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ NodeName string }
+			Status   struct{ PodIPs []struct{ IP string } }
+		}
+	}
+	w.list(t, &list, "-n", namespace, "pods")
+	for _, p := range list.Items {
+		var addresses []string
+		for _, ip := range p.Status.PodIPs {
+			addresses = append(addresses, ip.IP)
+		}
+		if len(addresses) != len(w.families) {
+			t.Fatalf("pod %s has the addresses %v, and the cluster has %d families", p.Metadata.Name, addresses, len(w.families))
+		}
+		path, err := netnsOf("/proc/"+w.pid(t, p.Spec.NodeName)+"/root/run/netns", addresses[0])
+		if err != nil {
+			t.Fatalf("pod %s: %v", p.Metadata.Name, err)
+		}
+		w.places[p.Metadata.Name] = &place{Pod: &sandbox.Pod{Name: p.Metadata.Name, Path: path}, address: byFamily(addresses)}
+	}
+}
+
+// netnsOf finds the network namespace in a folder that has the address.
+func netnsOf(folder, address string) (string, error) {
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		return "", err
+	}
+	want := netip.MustParseAddr(address)
+	for _, f := range files {
+		path := filepath.Join(folder, f.Name())
+		found := false
+		err := (&sandbox.Pod{Name: f.Name(), Path: path}).Do(func() error {
+			list, err := net.InterfaceAddrs()
+			for _, a := range list {
+				if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == want {
+					found = true
+				}
+			}
+			return err
+		})
+		if err == nil && found {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
+}
+
+// serve answers on port 8080 of TCP and UDP with the place's name and the client's address, until the end of the test.
+func serve(t *testing.T, name string, p *place) {
+	t.Helper()
+	var tcp net.Listener
+	var udp *net.UDPConn
+	err := p.Do(func() error {
+		var errs [2]error
+		tcp, errs[0] = net.Listen("tcp", ":8080")
+		udp, errs[1] = net.ListenUDP("udp", &net.UDPAddr{Port: 8080})
+		return errors.Join(errs[:]...)
+	})
+	if err != nil {
+		t.Fatalf("serve in %s: %v", name, err)
+	}
+	t.Cleanup(func() { _ = tcp.Close(); _ = udp.Close() })
+	go func() {
+		for {
+			conn, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = fmt.Fprintf(conn, "%s %s", name, conn.RemoteAddr())
+			_ = conn.Close()
+		}
+	}()
+	go func() {
+		for buf := make([]byte, 64); ; {
+			_, from, err := udp.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteToUDPAddrPort(fmt.Appendf(nil, "%s %s", name, from), from)
+		}
+	}()
+}
+
+const dialLimit = 3 * time.Second
+
+// ask connects from a place and returns which server answered, and by which address it saw the client.
+func (w *world) ask(from, network, address string, port int) (server string, seen netip.Addr, err error) {
+	var conn net.Conn
+	err = w.places[from].Do(func() (err error) {
+		conn, err = net.DialTimeout(network, net.JoinHostPort(address, fmt.Sprint(port)), dialLimit)
+		return err
+	})
+	if err != nil {
+		return "", seen, err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(dialLimit))
+	buf := make([]byte, 256)
+	if network == "udp" {
+		if _, err := conn.Write([]byte("?")); err != nil {
+			return "", seen, err
+		}
+	}
+	n, err := conn.Read(buf)
+	if err != nil && (err != io.EOF || n == 0) {
+		return "", seen, err
+	}
+	server, client, _ := strings.Cut(string(buf[:n]), " ")
+	at, err := netip.ParseAddrPort(client)
+	return server, at.Addr().Unmap(), err
+}

@@ -1,0 +1,397 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third behind a
+# router, each a node.sh. It ends with its parent process and the machine keeps nothing of it. Any number may run at once.
+#
+#   cluster.sh check             exit 0 if a cluster can be had here, else say why not
+#   cluster.sh run DIR           start it, print what is where and "ready", stay in the foreground; the end of standard input, TERM or
+#                                Ctrl-C ends the cluster
+#   cluster.sh up DIR            the same in the background
+#   cluster.sh down DIR          end what `up` started
+#   cluster.sh exec DIR WHERE CMD..   run a command in plane, node1, node2, node3, outside or router; kubectl is in plane's PATH
+#   cluster.sh byhand DIR        make the nodes Ready without an agent: plugins, node.json, routes and the conflist
+#
+# DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its logs,
+# and keys and tokens that are made anew for each cluster.
+#
+# KUBERNETES   folder of Kubernetes' programs and etcd (scripts/programs.sh makes one), needed by run and exec
+# CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 alone
+# FAMILIES     "4 6" (default), "6 4", "4" or "6"
+# PROXY        mode of kube-proxy: nftables (default) or iptables
+# BRIDGE_NF    net.bridge.bridge-nf-call-iptables of the nodes: 1 (default) or 0
+# NODES        default "node1 node2 node3"
+# PODLACE_BIN  folder of the plugins, for byhand (default bin)
+#
+# Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no node;
+# 198.51.100.0/24 and 2001:db8:1::/64 hold the router .1 and node3 .13. Pods are in 10.244.0.0/16 and fd00:10:244::/56.
+set -euo pipefail
+
+die() {
+  echo "cluster.sh: $*" >&2
+  exit 1
+}
+
+# address MACHINE FAMILY prints its address.
+address() {
+  local host
+  case $1 in
+  router*) host=1 ;;
+  plane) host=10 ;;
+  node[123]) host=1${1#node} ;;
+  outside) host=100 ;;
+  esac
+  case $1$2 in
+  node34 | routerb4) echo "198.51.100.$host" ;;
+  node36 | routerb6) echo "2001:db8:1::$host" ;;
+  *4) echo "192.0.2.$host" ;;
+  *6) echo "2001:db8::$host" ;;
+  esac
+}
+
+# each FUNCTION [ARG] prints its results for all families, with commas between them.
+each() {
+  local all=() f
+  for f in $families; do all+=("$("$@" "$f")"); done
+  (
+    IFS=,
+    echo "${all[*]}"
+  )
+}
+
+pods() { case $1 in 4) echo 10.244.0.0/16 ;; 6) echo fd00:10:244::/56 ;; esac }
+services() { case $1 in 4) echo 10.96.0.0/16 ;; 6) echo fd00:10:96::/112 ;; esac }
+service() { case $1 in 4) echo 10.96.0.1 ;; 6) echo fd00:10:96::1 ;; esac }
+subject() { echo "IP:$(address plane "$1"),IP:$(service "$1")"; }
+api() { case $families in 4*) echo "https://$(address plane 4):6443" ;; *) echo "https://[$(address plane 6)]:6443" ;; esac }
+
+check() {
+  [ "$(id -u)" = 0 ] || die "needs root: nodes mount and make cgroups"
+  local program missing=
+  for program in openssl ip sysctl; do command -v "$program" >/dev/null || missing="$missing $program"; done
+  [ -z "$missing" ] || die "missing:$missing"
+  case $families in 4 | 6 | "4 6" | "6 4") ;; *) die "FAMILIES is \"$families\" and must be 4, 6, \"4 6\" or \"6 4\"" ;; esac
+  case $proxy in nftables | iptables) ;; *) die "PROXY is $proxy and must be nftables or iptables" ;; esac
+  case $bridge_nf in 0 | 1) ;; *) die "BRIDGE_NF is $bridge_nf and must be 0 or 1" ;; esac
+  "$node" check
+}
+
+# link MACHINE BRIDGE ROUTER gives a machine its network namespace, addresses and default routes.
+link() {
+  local f
+  ip netns add "$1"
+  ip link add "$1" type veth peer name eth0 netns "$1"
+  ip link set "$1" master "$2" up
+  ip -n "$1" link set lo up
+  ip -n "$1" link set eth0 up
+  for f in $families; do
+    case $f in
+    4) ip -n "$1" address add "$(address "$1" 4)/24" dev eth0 ;;
+    6) ip -n "$1" address add "$(address "$1" 6)/64" dev eth0 nodad ;;
+    esac
+    [ -z "$3" ] || ip -n "$1" "-$f" route add default via "$(address "$3" "$f")"
+  done
+}
+
+# links makes the two subnets, the router between them and the client outside.
+links() {
+  local n f
+  ip link add lan type bridge
+  ip link add far type bridge
+  ip link set lan up
+  ip link set far up
+  sysctl -qw net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0 2>/dev/null || :
+  link router lan ""
+  ip link add routerb type veth peer name eth1 netns router
+  ip link set routerb master far up
+  ip -n router link set eth1 up
+  for f in $families; do
+    case $f in
+    4) ip -n router address add "$(address routerb 4)/24" dev eth1 ;;
+    6) ip -n router address add "$(address routerb 6)/64" dev eth1 nodad ;;
+    esac
+  done
+  inside router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+  for n in plane outside $nodes; do
+    case $n in
+    node3) link "$n" far routerb ;;
+    *) link "$n" lan router ;;
+    esac
+    inside "$n" sysctl -qw "net.bridge.bridge-nf-call-iptables=$bridge_nf" "net.bridge.bridge-nf-call-ip6tables=$bridge_nf"
+  done
+}
+
+# inside MACHINE CMD.. runs a command in the machine's network namespace.
+inside() { nsenter "--net=/run/netns/$1" "${@:2}"; }
+
+# keys makes a certificate authority, the API server's certificate, the key of service accounts, and one token for each client.
+keys() {
+  local pki=$dir/pki who
+  mkdir -p "$pki"
+  chmod 700 "$pki"
+  local new=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
+  openssl req -x509 "${new[@]}" -days 30 -subj /CN=podlace-cluster -keyout "$pki/ca.key" -out "$pki/ca.crt"
+  openssl req "${new[@]}" -subj /CN=kube-apiserver -keyout "$pki/api.key" -out "$pki/api.csr"
+  openssl x509 -req -in "$pki/api.csr" -CA "$pki/ca.crt" -CAkey "$pki/ca.key" -CAcreateserial -days 30 -out "$pki/api.crt" \
+    -extfile <(echo "subjectAltName=IP:127.0.0.1,$(each subject)")
+  openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out "$pki/sa.key"
+  openssl pkey -in "$pki/sa.key" -pubout -out "$pki/sa.pub"
+  client plane/admin admin system:masters
+  for who in $nodes; do
+    client "$who/kubelet" "system:node:$who" system:nodes
+    client "$who/proxy" system:kube-proxy ""
+  done
+}
+
+# client FILE USER GROUP writes a kubeconfig.
+client() {
+  local token
+  token=$(openssl rand -hex 16)
+  echo "$token,$2,$2,\"$3\"" >>"$dir/pki/tokens.csv"
+  cat >"$dir/$1.kubeconfig" <<Y
+apiVersion: v1
+kind: Config
+clusters: [{name: podlace, cluster: {server: "$(api)", certificate-authority: $dir/pki/ca.crt}}]
+users: [{name: "$2", user: {token: $token}}]
+contexts: [{name: podlace, context: {cluster: podlace, user: "$2"}}]
+current-context: podlace
+Y
+}
+
+# serve MACHINE NAME PROGRAM ARGS.. lets node.sh keep the program running.
+serve() {
+  local to=$dir/$1/services/$2
+  printf '#!/bin/sh\nexec' >"$to"
+  printf " '%s'" "${@:3}" >>"$to"
+  chmod 755 "$to"
+}
+
+plane() {
+  local pki=$dir/pki as=$dir/plane/admin.kubeconfig etcd=http://127.0.0.1:2379
+  serve plane etcd "$kubernetes/etcd" --name=podlace --data-dir=/run/etcd --unsafe-no-fsync --listen-client-urls=$etcd \
+    --advertise-client-urls=$etcd --listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380 \
+    --initial-cluster=podlace=http://127.0.0.1:2380 --log-level=warn
+  serve plane apiserver "$kubernetes/kube-apiserver" --etcd-servers=$etcd --bind-address=:: --secure-port=6443 \
+    "--advertise-address=$(address plane "${families%% *}")" "--tls-cert-file=$pki/api.crt" "--tls-private-key-file=$pki/api.key" \
+    "--client-ca-file=$pki/ca.crt" "--token-auth-file=$pki/tokens.csv" --service-account-issuer=https://kubernetes.default.svc \
+    "--service-account-key-file=$pki/sa.pub" "--service-account-signing-key-file=$pki/sa.key" --authorization-mode=Node,RBAC \
+    --enable-admission-plugins=NodeRestriction --allow-privileged "--service-cluster-ip-range=$(each services)" \
+    --kubelet-preferred-address-types=InternalIP
+  serve plane controllers "$kubernetes/kube-controller-manager" "--kubeconfig=$as" --leader-elect=false --secure-port=0 \
+    "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" --allocate-node-cidrs "--cluster-cidr=$(each pods)" \
+    "--service-cluster-ip-range=$(each services)" "--cluster-signing-cert-file=$pki/ca.crt" "--cluster-signing-key-file=$pki/ca.key"
+  serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0
+}
+
+# member NODE writes what its kubelet and kube-proxy read.
+member() {
+  local to=$dir/$1 runtime
+  runtime=$(runtime "$1")
+  ln -sfn "$dir/images" "$to/images"
+  echo "nameserver $(address plane "${families%% *}")" >"$to/resolv.conf"
+  cat >"$to/kubelet.yaml" <<Y
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix:///run/$runtime/$runtime.sock
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 50Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
+resolvConf: $to/resolv.conf
+clusterDNS: ["$(address plane "${families%% *}")"]
+clusterDomain: cluster.local
+nodeStatusUpdateFrequency: 5s
+Y
+  cat >"$to/proxy.yaml" <<Y
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: $proxy
+clientConnection: {kubeconfig: $to/proxy.kubeconfig}
+clusterCIDR: $(each pods)
+detectLocalMode: ClusterCIDR
+conntrack: {maxPerCore: 0, min: 0}
+Y
+  serve "$1" kubelet "$kubernetes/kubelet" "--config=$to/kubelet.yaml" "--kubeconfig=$to/kubelet.kubeconfig" \
+    "--node-ip=$(each address "$1")"
+  serve "$1" proxy "$kubernetes/kube-proxy" "--config=$to/proxy.yaml"
+}
+
+# crio NODE prints the folder of CRI-O if that is the node's runtime.
+crio() { [ "$1" != node3 ] || echo "${CRIO:-}"; }
+runtime() { [ -z "$(crio "$1")" ] && echo containerd || echo crio; }
+
+# start MACHINE starts its node.sh.
+start() {
+  local none=
+  [ "$1" != plane ] || none=none
+  CRIO=$(crio "$1") RUNTIME=$none NODE_NAME=$1 CNI_CONF=/etc/cni/net.d CNI_BIN=/opt/cni/bin \
+    setpriv --pdeathsig TERM nsenter "--net=/run/netns/$1" "$node" run "$dir/$1" <&0 >"$dir/$1/out" 2>&1 &
+  units+=($!)
+}
+
+# lan is the process on which all else depends.
+lan() {
+  local n
+  units=()
+  echo $$ >"$dir/pid"
+  trap finish EXIT
+  trap 'exit 0' TERM INT HUP
+  mount -t tmpfs -o mode=755 tmpfs /run
+  links
+  exec 5<&0
+  (
+    while read -r _; do :; done
+    kill -TERM $$
+  ) <&5 &
+  for n in plane $nodes; do start "$n" <&5; done
+  await 60 "the API server" kubectl get --raw /readyz
+  for n in $nodes; do await 60 "$n" kubectl get node "$n"; done
+  summary
+  echo ready
+  wait
+}
+
+finish() {
+  local u
+  for u in "${units[@]}"; do kill -TERM "$u" 2>/dev/null || :; done
+  for u in "${units[@]}"; do wait "$u" 2>/dev/null || :; done
+  rm -f "$dir/pid"
+}
+
+# await SECONDS WHAT CMD.. waits until the command succeeds, while all machines live.
+await() {
+  local u end=$((SECONDS + $1))
+  until "${@:3}" >/dev/null 2>&1; do
+    for u in "${units[@]}"; do kill -0 "$u" 2>/dev/null || die "a machine ended: $(cat "$dir"/*/out)"; done
+    [ $SECONDS -lt $end ] || die "no sign of $2 after $1 s; see $dir/*/*.log"
+    sleep 0.2
+  done
+}
+
+kubectl() {
+  local k=("$kubernetes/kubectl" --kubeconfig "$dir/plane/admin.kubeconfig")
+  if [ "$verb" = lan ]; then inside plane "${k[@]}" "$@"; else "$self" exec "$dir" plane "${k[@]}" "$@"; fi
+}
+
+summary() {
+  cat <<T
+plane    $(each address plane)  etcd, kube-apiserver, kube-controller-manager, kube-scheduler: $dir/plane
+$(for n in $nodes; do echo "$n    $(each address "$n")  $(runtime "$n"), kubelet, kube-proxy ($proxy): $dir/$n"; done)
+outside  $(each address outside)  a client that is no node
+pods     $(each pods)  services $(each services)
+commands in them: $self exec $dir plane|node1|node2|node3|outside|router COMMAND
+T
+}
+
+# run prepares the folder and leaves the machine's network and mounts.
+run() {
+  check
+  case $dir in /run/* | /var/run/* | /sys/* | /proc/* | /var/lib/* | /var/log/* | /opt/* | /etc/*) die "$dir is hidden in nodes" ;; esac
+  [ ! -e "$dir/pid" ] || [ ! -d "/proc/$(cat "$dir/pid")" ] || die "a cluster runs in $dir already"
+  [ -x "$kubernetes/kube-apiserver" ] || die "KUBERNETES=$kubernetes has no kube-apiserver: scripts/programs.sh builds it"
+  local n
+  for n in plane $nodes; do
+    rm -rf "${dir:?}/$n"
+    mkdir -p "$dir/$n/services"
+  done
+  rm -rf "$dir/pki"
+  mkdir -p "$dir/images"
+  keys 2>"$dir/plane/openssl.log" || die "openssl: $(cat "$dir/plane/openssl.log")"
+  plane
+  for n in $nodes; do member "$n"; done
+  exec unshare --mount --net --propagation private "$self" lan "$dir"
+}
+
+up() {
+  mkdir -p "$dir"
+  rm -f "$dir/hold"
+  mkfifo "$dir/hold"
+  : >"$dir/up.log"
+  setsid "$self" run "$dir" <>"$dir/hold" >"$dir/up.log" 2>&1 &
+  until grep -qx ready "$dir/up.log"; do
+    kill -0 $! 2>/dev/null || die "$(cat "$dir/up.log")"
+    sleep 0.2
+  done
+  cat "$dir/up.log"
+}
+
+down() {
+  local pid
+  pid=$(cat "$dir/pid" 2>/dev/null) || die "no cluster runs in $dir"
+  kill -TERM "$pid"
+  for _ in $(seq 200); do
+    [ -e "$dir/pid" ] || return 0
+    sleep 0.1
+  done
+  die "process $pid of $dir did not end"
+}
+
+enter() {
+  local pid
+  pid=$(cat "$dir/pid" 2>/dev/null) || die "no cluster runs in $dir"
+  case $1 in
+  plane) exec env "PATH=$kubernetes:$PATH" "KUBECONFIG=$dir/plane/admin.kubeconfig" "$node" exec "$dir/plane" "${@:2}" ;;
+  node[123]) exec env "PATH=$kubernetes:$(dirname "${CONTAINERD:-/usr/bin/containerd}"):$PATH" "$node" exec "$dir/$1" "${@:2}" ;;
+  outside | router) exec nsenter "--net=/proc/$pid/root/run/netns/$1" "${@:2}" ;;
+  *) die "no machine $1: there are plane $nodes outside router" ;;
+  esac
+}
+
+# byhand does what conf/README.md asks of whom has no agent.
+byhand() {
+  local n other c f cidrs via
+  for n in $nodes; do
+    await 30 "podCIDRs of $n" cidrs_of "$n"
+    cidrs=$(cidrs_of "$n")
+    for c in $cidrs; do
+      f=4
+      case $c in *:*) f=6 ;; esac
+      for other in router plane $nodes; do
+        case $n$other in
+        "$n$n") continue ;;
+        node3router) via=$(address node3 "$f") ;;
+        node3*) via=$(address router "$f") ;;
+        *node3) via=$(address routerb "$f") ;;
+        *) via=$(address "$n" "$f") ;;
+        esac
+        "$self" exec "$dir" "$other" ip route replace "$c" via "$via"
+      done
+    done
+    "$self" exec "$dir" "$n" sh -ec 'mkdir -p /run/podlace /opt/cni/bin /etc/cni/net.d
+      printf "{\"podCIDRs\":[\"%s\"]}\n" "$1" | sed "s/ /\",\"/g" >/run/podlace/node.json
+      cp "$2"/* /opt/cni/bin/
+      cat >/etc/cni/net.d/new
+      mv /etc/cni/net.d/new /etc/cni/net.d/10-podlace.conflist' sh "$cidrs" "$bin" <<<"$(conflist)"
+  done
+}
+
+cidrs_of() { kubectl get node "$1" -o 'jsonpath={.spec.podCIDRs[*]}' | grep .; }
+
+conflist() {
+  local ranges routes
+  case $families in
+  4) ranges='[{"subnet":"usePodCidr"}]' routes='{"dst":"0.0.0.0/0"}' ;;
+  6) ranges='[{"subnet":"usePodCidr"}]' routes='{"dst":"::/0"}' ;;
+  *) ranges='[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]' routes='{"dst":"0.0.0.0/0"},{"dst":"::/0"}' ;;
+  esac
+  cat <<J
+{"cniVersion":"1.0.0","cniVersions":["1.0.0","1.1.0"],"name":"podlace","plugins":[
+ {"type":"bridge","isGateway":true,"ipMasq":{"nonMasqueradeCIDRs":["$(each pods | sed 's/,/","/')"]},"hairpinMode":true,
+  "ipam":{"type":"host-local","ranges":[$ranges],"routes":[$routes]}},
+ {"type":"portmap","capabilities":{"portMappings":true}},
+ {"type":"bandwidth","capabilities":{"bandwidth":true}}]}
+J
+}
+
+self=$(realpath "$0") node=$(dirname "$(realpath "$0")")/node.sh
+verb=${1-} dir=${2-} units=()
+families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3}
+kubernetes=${KUBERNETES:-} bin=$(realpath -m "${PODLACE_BIN:-$(dirname "$self")/../bin}")
+case $verb$dir in
+check | run/* | up/* | down/* | lan/* | byhand/*) "$verb" ;;
+exec/*) enter "${@:3}" ;;
+*) sed -n '/^#   cluster.sh/s/^# *//p' "$self" >&2 && exit 1 ;;
+esac

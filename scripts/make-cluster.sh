@@ -1,0 +1,39 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# make-cluster.sh CACHE [-test [go test flags]]: starts a cluster with Podlace and opens a shell in its control plane, or runs the tests of
+# integration/e2e/kubernetes, which start clusters of their own. Kubernetes, etcd and containerd are built before, once, into the cache.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=$1
+shift
+KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
+CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
+export KUBERNETES CONTAINERD PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
+scripts/cluster.sh check
+dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)
+finish() {
+  [ ! -e "$dir/pid" ] || scripts/cluster.sh down "$dir"
+  rm -rf "$dir"
+}
+trap finish EXIT
+
+# The image of the sandboxes and of the tests' pods holds busybox alone.
+busybox=$(command -v busybox)
+mkdir -p "$dir/bin" "$dir/images"
+cp "$busybox" "$dir/bin/busybox"
+for applet in $("$busybox" --list); do [ "$applet" = busybox ] || ln -s busybox "$dir/bin/$applet"; done
+go build -C scripts/image -o "$dir/image" .
+# shellcheck disable=SC2016
+"$dir/image" pack -name podlace.test/busybox:1 -out "$dir/images/busybox.tar" -env PATH=/bin -entrypoint /bin/sh -entrypoint -c \
+  -entrypoint 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done' "/bin=$dir/bin" dir:/tmp=1777
+
+if [ "${1:-}" = -test ]; then
+  shift
+  IMAGES=$dir/images go test -buildvcs=false -count=1 -v -timeout 40m "$@" ./integration/e2e/kubernetes
+else
+  scripts/cluster.sh up "$dir" | grep -vx ready
+  scripts/cluster.sh byhand "$dir"
+  scripts/cluster.sh exec "$dir" plane kubectl wait --for=condition=Ready nodes --all --timeout=60s
+  echo "a shell in the control plane, with kubectl; the cluster ends with it"
+  scripts/cluster.sh exec "$dir" plane bash || :
+fi
