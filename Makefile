@@ -56,7 +56,7 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 	@scripts/test.sh
 
 # Packages whose tests take a second or some: no traffic is measured, and nothing waits.
-QUICK := allocation attachment cli fault ipam iptables loopback nft plugin podresources pool ports reconcile reference rollback store validate
+QUICK := allocation attachment cli fault ipam iptables loopback nft plugin podresources pool ports probes reconcile reference rollback store validate
 
 .PHONY: quick
 quick: build ## run the quick tests, in less than a minute, without root

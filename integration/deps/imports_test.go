@@ -21,7 +21,7 @@ const module = "github.com/podlace/podlace/"
 // layers are the packages from the bottom up: each imports from layers below its own only, so that none of one layer knows another of it.
 func layers() [][]string {
 	return [][]string{
-		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest", "pkg/ports"},
+		{"conf", "pkg/fault", "pkg/meter", "pkg/allocation", "pkg/pci/pcitest", "pkg/ports", "pkg/probes", "pkg/watch"},
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
@@ -30,9 +30,9 @@ func layers() [][]string {
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
 		{"pkg/rollback"}, // reads configurations as the collector does
-		{"pkg/cli", "pkg/deviceplugin"},
+		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
-			"plugins/sriov-device-plugin"},
+			"plugins/sriov-device-plugin", "plugins/podlace-node"},
 	}
 }
 
@@ -52,7 +52,7 @@ func only() map[string][]string {
 
 		// Codes and hints are for runtimes and operators; pkg/kernel and all other mechanism return errors that say what they are.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/cli", "pkg/hostlocal", "pkg/ipam", "pkg/loopback",
-			"pkg/deviceplugin", "pkg/pool",
+			"pkg/deviceplugin", "pkg/nodeagent", "pkg/pool",
 			"pkg/portmap", "pkg/reconcile", "pkg/rollback", "pkg/sriov", "pkg/store", "pkg/validate"},
 		// ipam runs it without knowing it
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/reconcile", "pkg/rollback",
@@ -70,19 +70,23 @@ func only() map[string][]string {
 		"testing":                        {"pkg/kernel/kerneltest", "pkg/pci/pcitest", "integration/"},
 		"github.com/safchain/ethtool":    {"pkg/pci"},
 		"github.com/coreos/go-iptables":  {"pkg/iptables"},
-		"github.com/spf13/cobra":         {"pkg/cli"},
+		"github.com/spf13/cobra":         {"pkg/cli", "pkg/nodeagent"},
 
 		// invoke brings net/http and OpenTelemetry along; skel has a dispatcher that changes the system before it looks at the namespace.
 		"github.com/containernetworking/cni/libcni":     {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/demo", "integration/harness"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// The faces to Kubernetes, and nothing below them.
-		"k8s.io":                              {"pkg/deviceplugin"},
+		"k8s.io":                              {"pkg/deviceplugin", "pkg/nodeagent"},
 		"sigs.k8s.io":                         nil,
 		"google.golang.org/grpc":              {"pkg/deviceplugin"},
-		"github.com/prometheus/client_golang": {"pkg/deviceplugin"},
-		"net/http":                            {"pkg/deviceplugin"},
+		"github.com/prometheus/client_golang": {"pkg/deviceplugin", "pkg/nodeagent", "pkg/probes"},
+		"net/http":                            {"pkg/probes"},
+		"github.com/fsnotify/fsnotify":        {"pkg/watch"},
+		module + "pkg/probes":                 {"pkg/deviceplugin", "pkg/nodeagent"},
+		module + "pkg/watch":                  {"pkg/deviceplugin", "pkg/nodeagent"},
 		module + "pkg/deviceplugin":           {"plugins/sriov-device-plugin"},
+		module + "pkg/nodeagent":              {"plugins/podlace-node"},
 		"golang.org/x/net":                    {"pkg/podresources"}, // of it only hpack, which imports nothing more
 		"C":                                   nil,
 	}

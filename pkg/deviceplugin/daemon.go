@@ -18,6 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -43,7 +44,7 @@ type daemon struct {
 	findings    map[string]bool            // that were told
 	held        []allocation.Device        // by the last answer of the kubelet
 	asked       bool                       // there was one
-	answers     socketID                   // the socket that answered
+	answers     probes.SocketID            // the socket that answered
 	since       time.Time                  // when it was first seen
 	told        map[string]bool            // the devices that pods had by its answers
 	counted     map[string]int             // of each resource, by its answers: devices that it may give away, given or not
@@ -209,7 +210,7 @@ func (d *daemon) end(name string) {
 }
 
 // socketsChanged wakes all registrars.
-func (d *daemon) socketsChanged() {
+func (d *daemon) socketsChanged(string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for c := range d.wake {

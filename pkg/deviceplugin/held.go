@@ -12,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/probes"
 )
 
 const (
@@ -80,7 +81,7 @@ func (d *daemon) kubelet() podresources.Kubelet {
 // askPods learns which pods have devices. A kubelet that is away, or has just started, may know less than the file in which it remembers:
 // then both count, but for devices of which it has told since, which it forgets in that file later.
 func (d *daemon) askPods(ctx context.Context) {
-	id, _ := idOf(d.kubelet().Socket)
+	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.Notes(d.checkpoint()) // without it the kubelet has given nothing away yet
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // it may have ended, and its name is not noted

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podlace/podlace/pkg/probes"
 )
 
 // daemonEnv makes the test program run as the daemon.
@@ -111,7 +113,7 @@ func TestHalfOpen(t *testing.T) {
 	l.kubelet.start()
 	pid := l.process()
 	kubelet := l.ids("example.com/one", vf00, vf01)
-	socket := strings.TrimPrefix(l.HTTP, unixPrefix)
+	socket := strings.TrimPrefix(l.HTTP, probes.UnixPrefix)
 	served := func(when string) {
 		t.Helper()
 		if err := probe(socket); err != nil {
@@ -155,47 +157,4 @@ func TestHalfOpen(t *testing.T) {
 		t.Errorf("%d connections took %d KiB", most, grown)
 	}
 	t.Logf("%d connections took %d KiB more than %d", most, grown, before)
-}
-
-// TestOpenConns: a connection too many closes the oldest that waits for a request, and one with a request only if all have one.
-func TestOpenConns(t *testing.T) {
-	o := openConns{busy: map[net.Conn]bool{}}
-	var ends []net.Conn
-	add := func(state http.ConnState) net.Conn {
-		ours, theirs := net.Pipe()
-		t.Cleanup(func() { ours.Close(); theirs.Close() })
-		ends = append(ends, theirs)
-		o.track(ours, http.StateNew)
-		if state != http.StateNew {
-			o.track(ours, state)
-		}
-		return ours
-	}
-	closed := func(i int) bool {
-		_ = ends[i].SetReadDeadline(time.Unix(1, 0))
-		_, err := ends[i].Read(make([]byte, 1))
-		return errors.Is(err, io.EOF)
-	}
-	first := add(http.StateActive)
-	for range maxConns - 1 {
-		add(http.StateIdle)
-	}
-	add(http.StateNew)
-	if closed(0) || !closed(1) || closed(2) || len(o.all) != maxConns {
-		t.Errorf("closed %t %t %t, %d open: want the second closed", closed(0), closed(1), closed(2), len(o.all))
-	}
-	for _, conn := range o.all {
-		o.track(conn, http.StateActive)
-	}
-	add(http.StateNew)
-	if !closed(0) || closed(2) {
-		t.Error("want the first closed: all are busy")
-	}
-	o.track(first, http.StateClosed) // again, by the server
-	for len(o.all) > 0 {
-		o.track(o.all[0], http.StateClosed)
-	}
-	if len(o.busy) > 0 {
-		t.Errorf("%d are remembered", len(o.busy))
-	}
 }

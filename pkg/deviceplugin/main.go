@@ -18,6 +18,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	cni "github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -53,7 +54,7 @@ func Main(args []string, stderr io.Writer) int {
 	if o.AskReady {
 		ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 		defer cancel()
-		if err := askReady(ctx, o.HTTP); err != nil {
+		if err := probes.AskReady(ctx, o.HTTP); err != nil {
 			fmt.Fprintln(stderr, "sriov-device-plugin: not ready:", err)
 			return 1
 		}

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/podlace/podlace/pkg/probes"
 )
 
 const (
@@ -57,10 +59,10 @@ type registrar struct {
 
 	listener *net.UnixListener
 	path     string
-	own      socketID  // of the listener
-	with     socketID  // the kubelet's socket when it accepted the endpoint
-	absent   time.Time // since when nobody registers it
-	told     bool      // that nobody does
+	own      probes.SocketID // of the listener
+	with     probes.SocketID // the kubelet's socket when it accepted the endpoint
+	absent   time.Time       // since when nobody registers it
+	told     bool            // that nobody does
 
 	mu      sync.Mutex
 	known   bool      // the kubelet has accepted the endpoint
@@ -95,7 +97,7 @@ func (r *registrar) run(ctx context.Context) {
 	removeStale(r.folder(), r.resource)
 	pause := firstPause
 	for ctx.Err() == nil {
-		kubelet, _ := idOf(r.kubelet.socket())
+		kubelet, _ := probes.SocketAt(r.kubelet.socket())
 		err := r.ensure(ctx)
 		if err == nil {
 			pause = firstPause
@@ -106,7 +108,7 @@ func (r *registrar) run(ctx context.Context) {
 			r.log.Warn("the resource is not registered", "error", err, "again", pause)
 		}
 		// The sockets that are made on the way are events too: only another kubelet is a reason to hurry.
-		r.wait(ctx, pause, func() bool { id, _ := idOf(r.kubelet.socket()); return id != kubelet })
+		r.wait(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.socket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
@@ -149,7 +151,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 			r.kubelet.Registry)
 		return nil
 	}
-	id, ok := idOf(r.kubelet.socket())
+	id, ok := probes.SocketAt(r.kubelet.socket())
 	r.tellAbsent(!ok, "the kubelet is not there", r.kubelet.socket())
 	if !ok {
 		r.setKnown(false)
@@ -158,7 +160,7 @@ func (r *registrar) ensure(ctx context.Context) error {
 	if id == r.with {
 		return nil
 	}
-	if r.with != (socketID{}) {
+	if r.with != (probes.SocketID{}) {
 		// Another kubelet that left the socket alone, or the same one with a new socket, to which this path is a connection that it has.
 		if err := r.listen(); err != nil {
 			return err
@@ -197,7 +199,7 @@ func (r *registrar) lost() bool {
 	if r.listener == nil {
 		return true
 	}
-	if id, ok := idOf(r.path); !ok || !id.same(r.own) {
+	if id, ok := probes.SocketAt(r.path); !ok || !id.Same(r.own) {
 		return true
 	}
 	r.mu.Lock()
@@ -208,12 +210,12 @@ func (r *registrar) lost() bool {
 func (r *registrar) listen() error {
 	r.close()
 	path := filepath.Join(r.folder(), socketName(r.folder(), r.resource))
-	l, id, err := listen(path)
+	l, id, err := probes.Listen(path)
 	if err != nil {
 		return err
 	}
 	r.setKnown(false)
-	r.listener, r.own, r.with = l, id, socketID{}
+	r.listener, r.own, r.with = l, id, probes.SocketID{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.path = path
@@ -226,7 +228,7 @@ func (r *registrar) close() {
 	if r.listener == nil {
 		return
 	}
-	if id, ok := idOf(r.path); ok && id.same(r.own) {
+	if id, ok := probes.SocketAt(r.path); ok && id.Same(r.own) {
 		os.Remove(r.path)
 	}
 	r.listener.Close()

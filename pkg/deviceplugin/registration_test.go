@@ -20,6 +20,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/probes"
+	"github.com/podlace/podlace/pkg/watch"
 )
 
 const fast = "example.com/fast"
@@ -52,7 +54,7 @@ func run(t *testing.T, k kubeletDirs, o *offer) *registrar {
 	ctx, cancel := context.WithCancel(context.Background())
 	changed := make(chan struct{}, 1)
 	r := newRegistrar(newEndpoint(fast, o, quiet(), newCounters(), newGate("")), k, changed)
-	go watchFolder(ctx, r.folder(), func() { notify(changed) }, quiet())
+	go watch.Folder(ctx, r.folder(), func(string) { notify(changed) }, quiet())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
@@ -310,7 +312,7 @@ func TestStaleSockets(t *testing.T) {
 	alive, stale, foreign := filepath.Join(k.dir, "example.com_fast-00000001.sock"), filepath.Join(k.dir, "example.com_fast-00000002.sock"),
 		filepath.Join(k.dir, "example.com_faster-00000002.sock")
 	for _, path := range []string{alive, stale, foreign} {
-		l, _, err := listen(path)
+		l, _, err := probes.Listen(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,7 +343,7 @@ func TestSocketName(t *testing.T) {
 	dir := "/var/lib/kubelet/device-plugins"
 	for _, resource := range []string{fast, strings.Repeat("long.", 40) + "com/" + strings.Repeat("x", 63)} {
 		a, b := socketName(dir, resource), socketName(dir, resource)
-		if a == b || len(filepath.Join(dir, a)) > maxSocketPath || strings.Contains(a, "/") || !strings.HasSuffix(a, ".sock") {
+		if a == b || len(filepath.Join(dir, a)) > probes.MaxSocketPath || strings.Contains(a, "/") || !strings.HasSuffix(a, ".sock") {
 			t.Errorf("%s and %s", a, b)
 		}
 	}

@@ -17,7 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/pool"
+	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/watch"
 )
 
 // settings say where everything is. Folders that are "" are done without.
@@ -59,11 +61,11 @@ func runDaemon(ctx context.Context, o settings, reload <-chan os.Signal, log *sl
 		return err
 	}
 	configs := make(chan struct{}, 1)
-	go watchFolder(ctx, o.Kubelet.Plugins, d.socketsChanged, log)
+	go watch.Folder(ctx, o.Kubelet.Plugins, d.socketsChanged, log)
 	if o.Kubelet.Registry != "" {
-		go watchFolder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
+		go watch.Folder(ctx, o.Kubelet.Registry, d.socketsChanged, log)
 	}
-	go watchFolder(ctx, filepath.Dir(o.ConfigFile), func() { notify(configs) }, log)
+	go watch.Folder(ctx, filepath.Dir(o.ConfigFile), func(string) { notify(configs) }, log)
 	if o.Return != nil {
 		d.running.Go(func() { d.returnAlways(ctx) })
 	}
@@ -103,7 +105,8 @@ func (d *daemon) listenAll(ctx context.Context) error {
 		}
 	}
 	if d.Socket != "" {
-		return d.answerAt(ctx, d.Socket, func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
+		return probes.ServeSocket(ctx, d.Socket, d.log, &d.running,
+			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answer, d.log) })
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -20,7 +21,7 @@ import (
 func TestSocketsComeBack(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.ids("example.com/one", vf00, vf01)
-	http := strings.TrimPrefix(l.HTTP, unixPrefix)
+	http := strings.TrimPrefix(l.HTTP, probes.UnixPrefix)
 	answers := func() {
 		t.Helper()
 		l.await("/readyz", "ok")
@@ -39,15 +40,15 @@ func TestSocketsComeBack(t *testing.T) {
 		}
 	}
 	answers()
-	first := [2]socketID{}
+	first := [2]probes.SocketID{}
 	for i, path := range []string{http, l.Socket} {
-		first[i], _ = idOf(path)
+		first[i], _ = probes.SocketAt(path)
 	}
 	second := &lab{T: t, settings: l.settings, kubelet: l.kubelet, reload: l.reload, log: &lines{}}
 	stop := second.start()
 	for i, path := range []string{http, l.Socket} {
 		for until := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			if id, ok := idOf(path); ok && !id.same(first[i]) {
+			if id, ok := probes.SocketAt(path); ok && !id.Same(first[i]) {
 				break
 			} else if time.Now().After(until) {
 				t.Fatalf("%s is not the second instance's", path)
@@ -74,7 +75,7 @@ func TestNoSocketThere(t *testing.T) {
 			}
 			before, _ := os.Lstat(path)
 			if of == "http" {
-				l.HTTP = unixPrefix + path
+				l.HTTP = probes.UnixPrefix + path
 			} else {
 				l.Socket = path
 			}
@@ -117,17 +118,17 @@ func TestPipe(t *testing.T) {
 // TestReady: the probe tells an instance that is ready from one that is not, and from none.
 func TestReady(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
-	if err := askReady(t.Context(), l.HTTP); err == nil {
+	if err := probes.AskReady(t.Context(), l.HTTP); err == nil {
 		t.Error("nobody is ready")
 	}
 	stop := l.start()
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
-	if err := askReady(t.Context(), l.HTTP); err == nil || !strings.Contains(err.Error(), "does not watch example.com/one") {
+	if err := probes.AskReady(t.Context(), l.HTTP); err == nil || !strings.Contains(err.Error(), "does not watch example.com/one") {
 		t.Errorf("got %v", err)
 	}
 	l.kubelet.start()
 	l.await("/readyz", "ok")
-	if err := askReady(t.Context(), l.HTTP); err != nil {
+	if err := probes.AskReady(t.Context(), l.HTTP); err != nil {
 		t.Error(err)
 	}
 	stop()
