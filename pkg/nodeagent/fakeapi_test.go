@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/apimachinery/pkg/types"
+	kwatch "k8s.io/apimachinery/pkg/watch"
+)
+
+// fakeAPI is an API server that has nodes: it lists, streams and watches them over HTTP/2, in protobuf as a real one.
+type fakeAPI struct {
+	t      testing.TB
+	server *httptest.Server
+
+	mu       sync.Mutex
+	version  int64
+	nodes    map[string]*corev1.Node
+	watchers map[chan kwatch.Event]bool
+	requests []string // the queries, in order
+
+	Paged    bool // lists cannot be streamed
+	Cut      int  // of so many lists the second half is lost on the way
+	Refuse   int  // status of every answer; 0: none is refused
+	GoneOnce bool // the next watch ends with 410
+}
+
+// newFakeAPI serves until the test ends.
+func newFakeAPI(t testing.TB) *fakeAPI {
+	f := &fakeAPI{t: t, version: 100, nodes: map[string]*corev1.Node{}, watchers: map[chan kwatch.Event]bool{}}
+	f.server = httptest.NewUnstartedServer(f)
+	f.server.EnableHTTP2 = true
+	f.server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	f.server.StartTLS()
+	t.Cleanup(func() { f.server.CloseClientConnections(); f.server.Close() })
+	return f
+}
+
+// kubeconfig writes a file that leads to an address of the server.
+func (f *fakeAPI) kubeconfig(url string) string {
+	path := filepath.Join(f.t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true}}]}`, url)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+	return path
+}
+
+// nodeObject returns a Node object.
+func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
+	n := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
+	n.Name, n.UID, n.CreationTimestamp = name, types.UID("uid-"+name), metav1.Unix(1_000_000, 0)
+	n.Spec.PodCIDRs = podCIDRs
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
+	for _, a := range addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+// put makes or changes a node.
+func (f *fakeAPI) put(n *corev1.Node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	n.ResourceVersion = fmt.Sprint(f.version)
+	kind := kwatch.Added
+	if _, ok := f.nodes[n.Name]; ok {
+		kind = kwatch.Modified
+	}
+	f.nodes[n.Name] = n
+	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
+}
+
+// remove deletes a node; a quiet one misses its event, as if it were deleted while nobody watched.
+func (f *fakeAPI) remove(name string, quiet bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	n := f.nodes[name]
+	n.ResourceVersion = fmt.Sprint(f.version)
+	delete(f.nodes, name)
+	if !quiet {
+		f.send(kwatch.Event{Type: kwatch.Deleted, Object: n.DeepCopy()})
+	}
+}
+
+func (f *fakeAPI) send(e kwatch.Event) {
+	for w := range f.watchers {
+		w <- e
+	}
+}
+
+// emit sends an event as it is.
+func (f *fakeAPI) emit(e kwatch.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.send(e)
+}
+
+// hangUp ends all watches, by 410 if gone.
+func (f *fakeAPI) hangUp(gone bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.watchers {
+		if gone {
+			w <- kwatch.Event{Type: kwatch.Error, Object: status(http.StatusGone)}
+		}
+		close(w)
+		delete(f.watchers, w)
+	}
+}
+
+func status(code int) *metav1.Status {
+	reason := map[int]metav1.StatusReason{http.StatusGone: metav1.StatusReasonExpired, http.StatusUnprocessableEntity: metav1.StatusReasonInvalid}[code]
+	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason,
+		Message: http.StatusText(code)}
+}
+
+// asked returns how many requests had a part in their query.
+func (f *fakeAPI) asked(part string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, query := range f.requests {
+		if strings.Contains(query, part) {
+			n++
+		}
+	}
+	return n
+}
+
+// codec returns the serializer of a media type that the client takes.
+func codec(r *http.Request) runtime.SerializerInfo {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+	if err := corev1.AddToScheme(scheme); err != nil {
+		panic(err)
+	}
+	media := runtime.ContentTypeJSON
+	if strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
+		media = runtime.ContentTypeProtobuf
+	}
+	info, _ := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(scheme).SupportedMediaTypes(), media)
+	return info
+}
+
+// ServeHTTP answers list and watch of nodes.
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	f.mu.Lock()
+	f.requests = append(f.requests, r.Method+" "+r.URL.String())
+	refuse := f.Refuse
+	if r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {
+		refuse = http.StatusForbidden
+	}
+	if query.Get("sendInitialEvents") == "true" && f.Paged {
+		refuse = http.StatusUnprocessableEntity
+	}
+	f.mu.Unlock()
+	info := codec(r)
+	switch {
+	case refuse != 0:
+		w.Header().Set("Content-Type", info.MediaType)
+		w.WriteHeader(refuse)
+		_ = info.Serializer.Encode(status(refuse), w)
+	case query.Get("watch") == "true" || query.Get("watch") == "1":
+		f.watch(w, r, info)
+	default:
+		f.list(w, r, info)
+	}
+}
+
+// list answers a page of nodes.
+func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
+	f.mu.Lock()
+	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+	list.ResourceVersion = fmt.Sprint(f.version)
+	limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
+	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	names := f.names()
+	to := len(names)
+	if limit > 0 && from+limit < to {
+		to = from + limit
+		list.Continue = strconv.Itoa(to)
+	}
+	for _, name := range names[from:to] {
+		list.Items = append(list.Items, *f.nodes[name])
+	}
+	cut := f.Cut > 0
+	f.Cut--
+	f.mu.Unlock()
+	var text strings.Builder
+	_ = info.Serializer.Encode(list, &text)
+	w.Header().Set("Content-Type", info.MediaType)
+	if cut {
+		w.Header().Set("Content-Length", strconv.Itoa(text.Len()))
+		_, _ = io.WriteString(w, text.String()[:text.Len()/2])
+		panic(http.ErrAbortHandler)
+	}
+	_, _ = io.WriteString(w, text.String())
+}
+
+// names returns the names of all nodes, in order.
+func (f *fakeAPI) names() (names []string) {
+	for name := range f.nodes {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// watch streams events, after all nodes and a bookmark where the client asks for them.
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
+	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	out := streaming.NewEncoder(info.StreamSerializer.NewFrameWriter(w), info.StreamSerializer.Serializer)
+	send := func(e kwatch.Event) {
+		var text strings.Builder
+		_ = info.Serializer.Encode(e.Object, &text)
+		_ = out.Encode(&metav1.WatchEvent{Type: string(e.Type), Object: runtime.RawExtension{Raw: []byte(text.String())}})
+		w.(http.Flusher).Flush()
+	}
+	events := make(chan kwatch.Event, 10_000)
+	f.mu.Lock()
+	if f.GoneOnce {
+		f.GoneOnce = false
+		f.mu.Unlock()
+		send(kwatch.Event{Type: kwatch.Error, Object: status(http.StatusGone)})
+		return
+	}
+	var first []kwatch.Event
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		names := f.names()
+		cut := f.Cut > 0
+		f.Cut--
+		if cut {
+			names = names[:len(names)/2]
+		}
+		for _, name := range names {
+			first = append(first, kwatch.Event{Type: kwatch.Added, Object: f.nodes[name].DeepCopy()})
+		}
+		if cut {
+			f.mu.Unlock()
+			for _, e := range first {
+				send(e)
+			}
+			return
+		}
+		first = append(first, f.bookmark(true))
+	}
+	f.watchers[events] = true
+	f.mu.Unlock()
+	for _, e := range first {
+		send(e)
+	}
+	for {
+		select {
+		case <-r.Context().Done():
+			f.mu.Lock()
+			delete(f.watchers, events)
+			f.mu.Unlock()
+			return
+		case e, ok := <-events:
+			if !ok {
+				return
+			}
+			send(e)
+		}
+	}
+}
+
+// bookmark returns one; the last of the first events is marked.
+func (f *fakeAPI) bookmark(last bool) kwatch.Event {
+	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
+	b.ResourceVersion = fmt.Sprint(f.version)
+	if last {
+		b.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+	}
+	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
+}
+
+// await waits until something is so, as long as a loaded machine may need.
+func await(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	kwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// pageSize is how many nodes a list has at most, where the API server cannot stream them (WatchList). A Node object has some 14 kB.
+const pageSize = 500
+
+// silence is how long the API server may say nothing before the nodes count as unwatched. It sends a bookmark each minute.
+const silence = 10 * time.Minute
+
+// nodes is what the API server says of all nodes: the store of a reflector. It keeps nothing but what routes depend on, and tells of nothing
+// else: each kubelet changes its Node object every some minutes.
+type nodes struct {
+	changed func()
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	byName   map[string]noderoutes.Node
+	complete bool      // a whole list was received once
+	heard    time.Time // the last event
+	since    time.Time // the first change that list has not returned yet
+	failure  string    // why nothing is heard; empty: the nodes are watched
+}
+
+func newNodes(changed func(), log *slog.Logger) *nodes {
+	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, heard: time.Now()}
+}
+
+// list returns the nodes by name, and since when they differ from those of the call before; complete is false before the first whole list.
+func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(n.byName)) {
+		list = append(list, n.byName[name])
+	}
+	since, n.since = n.since, time.Time{}
+	return list, since, n.complete
+}
+
+// watched returns the time of the last event, and why there are no more.
+func (n *nodes) watched() (heard time.Time, failure string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.failure == "" && time.Since(n.heard) > silence {
+		return n.heard, "the API server is silent"
+	}
+	return n.heard, n.failure
+}
+
+// hear calls change, which reports whether the nodes are others than before.
+func (n *nodes) hear(change func() bool) {
+	n.mu.Lock()
+	recovered := n.failure != ""
+	n.heard, n.failure = time.Now(), ""
+	other := change()
+	if other && n.since.IsZero() {
+		n.since = time.Now()
+	}
+	n.mu.Unlock()
+	if recovered {
+		n.log.Info("the nodes of the cluster are watched again")
+	}
+	if other || recovered {
+		n.changed()
+	}
+}
+
+// failed notes why nothing is heard, and logs it when it is news.
+func (n *nodes) failed(err error) {
+	n.mu.Lock()
+	news := n.failure == ""
+	n.failure = err.Error()
+	n.mu.Unlock()
+	if news {
+		n.log.Warn("the nodes of the cluster are not watched: routes stay as they are until the API server answers", "error", err)
+		n.changed()
+	}
+}
+
+// Add is a part of cache.TransformingStore.
+func (n *nodes) Add(object any) error { return n.Update(object) }
+
+// Update is a part of cache.TransformingStore.
+func (n *nodes) Update(object any) error {
+	node, err := read(object)
+	if err == nil {
+		n.hear(func() bool { return n.keep(node) })
+	}
+	return err
+}
+
+func (n *nodes) keep(node noderoutes.Node) (other bool) {
+	before, ok := n.byName[node.Name]
+	n.byName[node.Name] = node
+	return !ok || !same(before, node)
+}
+
+func same(a, b noderoutes.Node) bool {
+	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
+}
+
+// Delete is a part of cache.TransformingStore.
+func (n *nodes) Delete(object any) error {
+	node, err := read(object)
+	if err == nil {
+		n.hear(func() bool {
+			_, ok := n.byName[node.Name]
+			delete(n.byName, node.Name)
+			return ok
+		})
+	}
+	return err
+}
+
+// Replace takes a whole list. It is a part of cache.TransformingStore.
+func (n *nodes) Replace(objects []any, _ string) error {
+	list := make([]noderoutes.Node, 0, len(objects))
+	for _, object := range objects {
+		node, err := read(object)
+		if err != nil {
+			return err
+		}
+		list = append(list, node)
+	}
+	n.hear(func() (other bool) {
+		before := n.byName
+		n.byName = make(map[string]noderoutes.Node, len(list))
+		for _, node := range list {
+			n.byName[node.Name] = node
+		}
+		other = !n.complete || !maps.EqualFunc(before, n.byName, same)
+		n.complete = true
+		return other
+	})
+	return nil
+}
+
+// Bookmark is that of cache.ReflectorBookmarkStore: the API server says that it has nothing to say.
+func (n *nodes) Bookmark(string) error {
+	n.hear(func() bool { return false })
+	return nil
+}
+
+// Resync is a part of cache.TransformingStore. Nothing is to be done: the kernel is compared with what is in memory.
+func (n *nodes) Resync() error { return nil }
+
+// Transformer is a part of cache.TransformingStore: what is streamed is made small before it is kept.
+func (n *nodes) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) { return read(object) }
+}
+
+// read returns what routes depend on of a Node object. What is already read stays as it is.
+func read(object any) (noderoutes.Node, error) {
+	switch o := object.(type) {
+	case noderoutes.Node:
+		return o, nil
+	case *corev1.Node:
+		n := noderoutes.Node{Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, PodCIDRs: o.Spec.PodCIDRs}
+		if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
+			n.PodCIDRs = []string{o.Spec.PodCIDR}
+		}
+		for _, a := range o.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP {
+				n.Addresses = append(n.Addresses, a.Address)
+			}
+		}
+		return n, nil
+	}
+	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
+}
+
+// client returns the way to the API server: that of the kubeconfig, or that of the pod's ServiceAccount.
+func client(kubeconfig, server string) (*rest.RESTClient, error) {
+	c, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	} else if errors.Is(err, rest.ErrNotInCluster) {
+		err = errors.New("this is no pod of a cluster: name a kubeconfig by --kubeconfig")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration of the API client: %w", err)
+	}
+	if server != "" {
+		c.Host = server
+	}
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})
+	group := corev1.SchemeGroupVersion
+	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &group, "/api", serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	c.UserAgent = "podlace-node/" + plugin.BuildVersion()
+	r, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	return r, nil
+}
+
+// watch keeps n until ctx is done. It streams the first list where the API server can do that (WatchList), and else reads pages.
+func watch(ctx context.Context, c rest.Interface, n *nodes) {
+	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			if options.ResourceVersion == "0" { // the API server would answer from memory, with all nodes at once
+				options.ResourceVersion = ""
+			}
+			object, err := from.ListWithContext(ctx, options)
+			if err != nil {
+				n.failed(err)
+			} else if all, ok := object.(*corev1.NodeList); ok {
+				for i := range all.Items { // pages are kept until the last one is there
+					all.Items[i] = trim(&all.Items[i])
+				}
+			}
+			return object, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (kwatch.Interface, error) {
+			w, err := from.WatchWithContext(ctx, options)
+			switch {
+			case err == nil && options.SendInitialEvents == nil: // nothing needs to happen on a watch for a minute
+				n.hear(func() bool { return false })
+			case apierrors.IsGone(err), apierrors.IsResourceExpired(err): // a list follows
+			case options.SendInitialEvents != nil && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
+				n.log.Debug("the API server cannot stream lists: reading pages", "error", err)
+			case err != nil:
+				n.failed(err)
+			}
+			return w, err
+		},
+	}
+	quiet := logr.Discard() // what it has to say is said above
+	r := cache.NewReflectorWithOptions(lw, &corev1.Node{}, n, cache.ReflectorOptions{Name: "nodes", Logger: &quiet})
+	r.WatchListPageSize = pageSize
+	r.RunWithContext(klog.NewContext(ctx, quiet))
+}
+
+// trim leaves of a Node object what read returns.
+func trim(o *corev1.Node) corev1.Node {
+	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
+	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion
+	for _, a := range o.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			t.Status.Addresses = append(t.Status.Addresses, a)
+		}
+	}
+	return t
+}
