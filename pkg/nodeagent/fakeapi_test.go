@@ -54,11 +54,12 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// kubeconfig writes a file that leads to an address of the server.
+// kubeconfig writes a file that leads to an address of the server. Each test has a server name, and so a transport, of its own: client-go
+// shares them.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true}}]}`, url)
+"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true, "tls-server-name": %q}}]}`, url, strings.ToLower(f.t.Name()))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		f.t.Fatal(err)
 	}

@@ -205,10 +205,43 @@ func (d *Dir) fits(name string, data []byte) error {
 	return nil
 }
 
+// CopySync is WriteSync for a program: of any size, and with exactly this mode.
+func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
+	err := d.put(name, mode, func(f *os.File) error {
+		_, err := io.Copy(f, from)
+		return errors.Join(err, f.Chmod(mode), f.Sync())
+	})
+	if err != nil {
+		return err
+	}
+	return d.named(d.self.Sync())
+}
+
+// Rename gives the file name another name in the folder, over what may be there, and returns when that is on the disk.
+func (d *Dir) Rename(name, to string) error {
+	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
+		return err
+	}
+	if err := d.root.Rename(name, to); err != nil {
+		return d.named(err)
+	}
+	return d.named(d.self.Sync())
+}
+
 func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
 	if err := d.fits(name, data); err != nil {
 		return err
 	}
+	return d.put(name, mode, func(f *os.File) error {
+		if _, err := f.Write(data); err != nil {
+			return err
+		}
+		return sync(f)
+	})
+}
+
+// put lets fill write a file that takes the place of the file name.
+func (d *Dir) put(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
@@ -217,9 +250,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	if err != nil {
 		return err
 	}
-	if _, err = f.Write(data); err == nil {
-		err = sync(f)
-	}
+	err = fill(f)
 	if err = errors.Join(err, f.Close()); err == nil {
 		fault.Step("rename", temp)
 		err = d.hint(name, d.named(d.root.Rename(temp, name)))

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// program is a plugin that the agent installs. Distributions and other networks bring files with the names of the reference plugins, and
+// write them again at their updates; the names on a cluster's nodes are ours alone.
+type program struct {
+	from, to string
+	missing  bool // installed only where the name is free
+}
+
+// programs are in the order in which they are installed: the plugin that comes first in a chain comes last.
+func programs() []program {
+	return []program{
+		{from: "loopback", to: "loopback", missing: true},
+		{from: "portmap", to: "podlace-portmap"},
+		{from: "bandwidth", to: "podlace-bandwidth"},
+		{from: "sriov", to: "podlace-sriov"},
+		{from: "bridge", to: "podlace-bridge"},
+	}
+}
+
+// binaryMode is that of every installed program.
+const binaryMode = 0o755
+
+// binaries installs programs from one folder into another. It remembers which files were equal, and reads them again only when they changed.
+type binaries struct {
+	from, to string
+	equal    map[string][2]fs.FileInfo
+}
+
+// install replaces what is missing or differs, each by a file that is complete before it has its name. It returns what it replaced.
+func (b *binaries) install() (replaced []string, err error) {
+	target, err := store.Make(b.to, binaryMode)
+	if err != nil {
+		return nil, fmt.Errorf("install plugins: %w", err)
+	}
+	defer target.Close()
+	found := 0
+	for _, p := range programs() {
+		source, err := os.Stat(filepath.Join(b.from, p.from))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		found++
+		if err == nil && b.inPlace(p, source) {
+			continue
+		}
+		if err == nil {
+			err = copyProgram(filepath.Join(b.from, p.from), target, p.to)
+		}
+		if err != nil {
+			return replaced, fmt.Errorf("install plugins: %w", err)
+		}
+		replaced = append(replaced, filepath.Join(b.to, p.to))
+	}
+	if found == 0 {
+		return nil, fmt.Errorf("install plugins: none is in %s", b.from)
+	}
+	return replaced, nil
+}
+
+// inPlace reports whether a program is installed as it should be.
+func (b *binaries) inPlace(p program, source fs.FileInfo) bool {
+	path := filepath.Join(b.to, p.to)
+	target, err := os.Lstat(path)
+	if p.missing {
+		_, err = os.Stat(path) // a link to nothing is as good as nothing
+		return err == nil
+	}
+	if err != nil || !target.Mode().IsRegular() || target.Mode().Perm() != binaryMode || target.Size() != source.Size() {
+		return false
+	}
+	if was, ok := b.equal[p.to]; ok && unchanged(was[0], source) && unchanged(was[1], target) {
+		return true
+	}
+	one, err := sum(filepath.Join(b.from, p.from))
+	if err != nil {
+		return false
+	}
+	other, err := sum(path)
+	if err != nil || one != other {
+		return false
+	}
+	b.equal[p.to] = [2]fs.FileInfo{source, target}
+	return true
+}
+
+func unchanged(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+func sum(path string) (sum [sha256.Size]byte, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return sum, err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	_, err = io.Copy(hash, f)
+	return [sha256.Size]byte(hash.Sum(nil)), err
+}
+
+func copyProgram(path string, target *store.Dir, name string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return target.CopySync(name, f, binaryMode)
+}
+
+// missingPlugins returns the plugins of a conflist that are not in a folder.
+func missingPlugins(conflist []byte, dir string) (missing []string) {
+	types, _ := pluginTypes(conflist)
+	for _, t := range types {
+		if _, err := os.Stat(filepath.Join(dir, t)); err != nil {
+			missing = append(missing, t)
+		}
+	}
+	return missing
+}
+
+// writeConflist writes the conflist if it differs.
+func writeConflist(dir string, conflist []byte) (changed bool, err error) {
+	d, err := store.Make(dir, 0o755)
+	if err != nil {
+		return false, err
+	}
+	defer d.Close()
+	if now, err := d.Read(conflistName); err == nil && bytes.Equal(now, conflist) {
+		return false, nil
+	}
+	if err := d.WriteSync(newName, conflist, 0o644); err != nil {
+		return false, err
+	}
+	return true, d.Rename(newName, conflistName)
+}
+
+// newName is that of a conflist that is being written. Runtimes read whatever ends in .conflist, also a hidden file and half of one.
+const newName = conflistName + ".podlace-new"
+
+// backup ends the name of a configuration that was taken over.
+const backup = ".podlace-bak"
+
+// shadowing returns the configurations that a runtime takes before ours: it takes the first by name.
+func shadowing(dir string) (names []string, err error) {
+	all, err := os.ReadDir(dir) // sorted
+	for _, file := range all {
+		name := file.Name()
+		if name < conflistName && !file.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
+			names = append(names, name)
+		}
+	}
+	return names, fault.Ignore(err, fs.ErrNotExist)
+}
+
+// takeOver renames configurations so that no runtime reads them.
+func takeOver(dir string, names []string) error {
+	d, err := store.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for _, name := range names {
+		err = errors.Join(err, d.Rename(name, name+backup))
+	}
+	return err
+}
+
+// putBack undoes takeOver, and removes our conflist after that, so that the runtime is never without a configuration. A configuration that
+// came again under its name stays, and so does its backup.
+func putBack(dir string) (done []string, err error) {
+	d, err := store.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.List()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		before, ok := strings.CutSuffix(name, backup)
+		if !ok || slices.Contains(names, before) {
+			continue
+		}
+		if err := d.Rename(name, before); err != nil {
+			return done, err
+		}
+		done = append(done, "put back "+filepath.Join(dir, before))
+	}
+	if slices.Contains(names, conflistName) {
+		done = append(done, "removed "+filepath.Join(dir, conflistName))
+	}
+	return done, errors.Join(d.Remove(conflistName), d.Remove(newName))
+}

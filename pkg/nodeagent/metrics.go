@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// metrics are what Prometheus is told. No label names a node: the agents of 5,000 nodes would have 25 million series.
+type metrics struct {
+	registry *prometheus.Registry
+	sync     prometheus.Histogram
+	lag      prometheus.Histogram
+	changes  *prometheus.CounterVec
+	removals prometheus.Counter
+
+	mu     sync.Mutex
+	status Status
+	routes map[string]int // by family
+	held   bool           // deletions are held back
+	stale  bool           // the configuration in the file is refused
+}
+
+func newMetrics(n *nodes) *metrics {
+	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		sync: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "podlace_node_sync_seconds",
+			Help: "How long a comparison with the kernel took.", Buckets: buckets}),
+		lag: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "podlace_node_route_lag_seconds",
+			Help: "From a change of the cluster that the API server told to the routes in the kernel.", Buckets: buckets}),
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "podlace_node_changes_total",
+			Help: "Changes of the node, by what was changed and why."}, []string{"kind", "cause"}),
+		removals: prometheus.NewCounter(prometheus.CounterOpts{Name: "podlace_node_kernel_removals_total",
+			Help: "Routes and nexthop objects that the kernel or another program had removed."}),
+	}
+	age := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "podlace_node_watch_age_seconds",
+		Help: "Time since the API server said anything."}, func() float64 { heard, _ := n.watched(); return time.Since(heard).Seconds() })
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_build_info", Help: "1.",
+		ConstLabels: prometheus.Labels{"version": plugin.BuildVersion()}})
+	info.Set(1)
+	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, age, info, gauges{m},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// gauges are read from the status when Prometheus asks.
+type gauges struct{ *metrics }
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("podlace_node_"+name, help, labels, nil)
+}
+
+// Describe is a part of prometheus.Collector. It says nothing: the descriptions come with the values.
+func (gauges) Describe(chan<- *prometheus.Desc) {}
+
+// Collect is a part of prometheus.Collector.
+func (g gauges) Collect(to chan<- prometheus.Metric) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	send := func(desc *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	peers := describe("peers", "podCIDRs of other nodes, by how they are reached.", "state")
+	for _, state := range states() {
+		n := 0
+		for _, p := range g.status.Peers {
+			if p.State == state {
+				n++
+			}
+		}
+		send(peers, float64(n), string(state))
+	}
+	routes := describe("routes", "Routes of the agent, by family.", "family")
+	for _, family := range []string{"ipv4", "ipv6"} {
+		send(routes, float64(g.routes[family]), family)
+	}
+	send(describe("ready", "Whether pods can start on this node."), one(g.status.Ready))
+	send(describe("mtu", "MTU of pods, in bytes; 0: that of the uplink."), float64(g.status.MTU))
+	send(describe("problems", "Lines of podlace-node status that name a problem."), float64(len(g.status.Problems)))
+	send(describe("deletions_held", "Whether routes stay until a suspicious list of nodes has stood for a minute."), one(g.held))
+	send(describe("config_refused", "Whether the configuration file is wrong, and an earlier one counts."), one(g.stale))
+}
+
+func one(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

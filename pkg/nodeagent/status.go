@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// statusName is the file in which the agent says what it did, and lockName the file that it locks while it runs.
+const (
+	statusName = "node-status.json"
+	lockName   = ".node.lock"
+)
+
+// Status is what the agent says of its node. It has no times that change by themselves: a file that is equal is not written again.
+type Status struct {
+	Node         string         `json:"node"`
+	Ready        bool           `json:"ready"`
+	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
+	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
+	MTU          int            `json:"mtu,omitempty"`
+	Peers        []PeerStatus   `json:"peers,omitempty"`
+	Problems     []Problem      `json:"problems,omitempty"`
+}
+
+// PeerStatus is a noderoutes.Peer with its names in JSON.
+type PeerStatus struct {
+	Name    string           `json:"name"`
+	PodCIDR netip.Prefix     `json:"podCIDR,omitzero"`
+	Gateway netip.Addr       `json:"gateway,omitzero"`
+	State   noderoutes.State `json:"state"`
+	Reason  string           `json:"reason,omitempty"`
+}
+
+// Problem is what is not as it should be, why, and what an administrator can do.
+type Problem struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Do   string `json:"do,omitempty"`
+
+	blocking bool // no pod can start here
+}
+
+// peerProblems returns a problem for each peer without a way.
+func peerProblems(peers []PeerStatus) (list []Problem) {
+	do := map[noderoutes.State]string{
+		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
+		noderoutes.Conflict: "remove the other route or the other node, or name the protocol of the route in adopt",
+		noderoutes.Failed:   "nothing: the agent tries again",
+	}
+	for _, p := range peers {
+		if advice, bad := do[p.State]; bad {
+			what := "node " + p.Name
+			if p.PodCIDR.IsValid() {
+				what += " " + p.PodCIDR.String()
+			}
+			list = append(list, Problem{What: what, Why: string(p.State) + ": " + p.Reason, Do: advice})
+		}
+	}
+	return list
+}
+
+// statusFile writes the status, at most once a second and never what the file has already.
+type statusFile struct {
+	written time.Time
+	text    []byte
+}
+
+// write returns when to try again, zero if the file is as it should be.
+func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
+	text, err := json.MarshalIndent(s, "", "  ")
+	if err != nil || bytes.Equal(text, f.text) {
+		return time.Time{}, err
+	}
+	if next := f.written.Add(time.Second); now.Before(next) {
+		return next, nil
+	}
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer dir.Close()
+	if there, err := dir.Read(statusName); err != nil || !bytes.Equal(there, text) {
+		if err := dir.Write(statusName, text, 0o600); err != nil {
+			return time.Time{}, err
+		}
+	}
+	f.written, f.text = now, text
+	return time.Time{}, nil
+}
+
+// Exit statuses of podlace-node status.
+const (
+	exitFine     = 0
+	exitProblems = 1
+	exitUnknown  = 2
+)
+
+// showStatus prints what the agent of this node wrote, and returns the exit status.
+func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
+	dir, err := store.Open(store.Root)
+	if err != nil {
+		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started: %w", err)
+	}
+	defer dir.Close()
+	text, err := dir.Read(statusName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started: %w", err)
+	}
+	var s Status
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		return exitUnknown, fmt.Errorf("read the status: %w", err)
+	}
+	if lock, err := dir.LockWithin(0, lockName, 0o600); err == nil {
+		lock.Unlock()
+		s.Problems = append([]Problem{{What: "agent", Why: "podlace-node does not run: changes of the cluster are missed",
+			Do: "start its pod or its service"}}, s.Problems...)
+	}
+	if asJSON {
+		if text, err = json.MarshalIndent(s, "", "  "); err == nil {
+			_, err = fmt.Fprintf(w, "%s\n", text)
+		}
+	} else {
+		err = printStatus(w, s, all)
+	}
+	if len(s.Problems) > 0 || !s.Ready {
+		return exitProblems, err
+	}
+	return exitFine, err
+}
+
+func printStatus(w io.Writer, s Status, all bool) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	ready := "ready"
+	if !s.Ready {
+		ready = "NOT READY: no pod can start here"
+	}
+	fmt.Fprintf(t, "node\t%s, %s\n", s.Node, ready)
+	fmt.Fprintf(t, "pods\t%s\n", orNone(s.PodCIDRs))
+	fmt.Fprintf(t, "cluster\t%s\n", orNone(s.ClusterCIDRs))
+	if s.MTU > 0 {
+		fmt.Fprintf(t, "mtu\t%d\n", s.MTU)
+	}
+	count := map[noderoutes.State]int{}
+	for _, p := range s.Peers {
+		count[p.State]++
+	}
+	peers := "none"
+	for _, state := range states() {
+		if n := count[state]; n > 0 {
+			peers = strings.TrimPrefix(peers+fmt.Sprintf(", %d %s", n, state), "none, ")
+		}
+	}
+	fmt.Fprintf(t, "peers\t%s\n", peers)
+	if all && len(s.Peers) > 0 {
+		fmt.Fprintln(t, "\nNODE\tPODCIDR\tADDRESS\tSTATE\tREASON")
+		for _, p := range s.Peers {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, text(p.PodCIDR.IsValid(), p.PodCIDR), text(p.Gateway.IsValid(), p.Gateway),
+				p.State, p.Reason)
+		}
+	}
+	if len(s.Problems) > 0 {
+		fmt.Fprintln(t, "\nPROBLEM\tWHY\tWHAT TO DO")
+		for _, p := range s.Problems {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", p.What, p.Why, p.Do)
+		}
+	}
+	return t.Flush()
+}
+
+// states returns the states of peers, the good ones first.
+func states() []noderoutes.State {
+	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
+		noderoutes.Failed}
+}
+
+func text(valid bool, v fmt.Stringer) string {
+	if !valid {
+		return "-"
+	}
+	return v.String()
+}
+
+func orNone(list []netip.Prefix) string {
+	var texts []string
+	for _, p := range list {
+		texts = append(texts, p.String())
+	}
+	if len(texts) == 0 {
+		return "none"
+	}
+	return strings.Join(texts, " ")
+}
+
+// blocked returns the problems that keep pods from starting.
+func blocked(problems []Problem) []Problem {
+	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
+}
