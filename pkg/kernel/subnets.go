@@ -74,6 +74,24 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 	}), nil
 }
 
+// AddressSubnets returns the subnets of the addresses of all links, without loopback and link-local ones, in one request.
+func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
+	var addresses []netlink.Addr
+	err = retry(func() (err error) {
+		addresses, err = n.h.AddrList(nil, netlink.FAMILY_ALL)
+		return err
+	})
+	for _, a := range addresses {
+		if p, ok := Prefix(a.IPNet); ok && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+			list = append(list, p.Masked())
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("addr show: %w", err)
+	}
+	return list, nil
+}
+
 func (n *NS) allLinks() ([]netlink.Link, error) {
 	links, err := n.h.LinkList()
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +40,9 @@ type config struct {
 
 	conflist []byte // of the file beside
 }
+
+// equal reports whether nothing differs.
+func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
 // defaults returns what counts where the file says nothing.
 func defaults() config {

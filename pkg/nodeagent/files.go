@@ -45,6 +45,10 @@ type binaries struct {
 	equal    map[string][2]fs.FileInfo
 }
 
+func newBinaries(from, to string) binaries {
+	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
+}
+
 // install replaces what is missing or differs, each by a file that is complete before it has its name. It returns what it replaced.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
@@ -135,6 +139,29 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 		}
 	}
 	return missing
+}
+
+// removePrograms deletes what install made, without loopback, which may be of others.
+func removePrograms(dir string) (done []string, err error) {
+	d, err := store.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	for _, p := range slices.Backward(programs()) {
+		path := filepath.Join(dir, p.to)
+		if _, err := os.Lstat(path); err != nil || p.missing {
+			continue
+		}
+		if err := d.Remove(p.to); err != nil {
+			return done, err
+		}
+		done = append(done, "removed "+path)
+	}
+	return done, nil
 }
 
 // writeConflist writes the conflist if it differs.

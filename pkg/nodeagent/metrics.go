@@ -3,12 +3,15 @@
 package nodeagent
 
 import (
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -19,6 +22,8 @@ type metrics struct {
 	lag      prometheus.Histogram
 	changes  *prometheus.CounterVec
 	removals prometheus.Counter
+
+	serving sync.WaitGroup // for what is asked over HTTP
 
 	mu     sync.Mutex
 	status Status
@@ -93,4 +98,49 @@ func one(yes bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// set notes the status.
+func (m *metrics) set(s Status, held, stale bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.status, m.held, m.stale = s, held, stale
+}
+
+// setRoutes counts the routes that the kernel has.
+func (m *metrics) setRoutes(list []kernel.ProtocolRoute) {
+	routes := map[string]int{}
+	for _, r := range list {
+		if r.Dst.Addr().Is4() {
+			routes["ipv4"]++
+		} else {
+			routes["ipv6"]++
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.routes = routes
+}
+
+// compared notes a comparison that began at a time, with changes that the API server told since another; zero if there were none.
+func (m *metrics) compared(began, since time.Time) {
+	m.sync.Observe(time.Since(began).Seconds())
+	if !since.IsZero() {
+		m.lag.Observe(time.Since(since).Seconds())
+	}
+}
+
+// ready says why no pod can start on this node. It does not depend on single peers, nor on the API server once the first comparison is
+// done: a rolling update would replace all agents that are not ready at once.
+func (m *metrics) ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.status.Node == "" {
+		return errors.New("the first comparison is not done")
+	}
+	var errs []error
+	for _, p := range blocked(m.status.Problems) {
+		errs = append(errs, fmt.Errorf("%s: %s", p.What, p.Why))
+	}
+	return errors.Join(errs...)
 }

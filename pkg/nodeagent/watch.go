@@ -223,8 +223,8 @@ func client(kubeconfig, server string) (*rest.RESTClient, error) {
 	return r, nil
 }
 
-// watch keeps n until ctx is done. It streams the first list where the API server can do that (WatchList), and else reads pages.
-func watch(ctx context.Context, c rest.Interface, n *nodes) {
+// watchNodes keeps n until ctx is done. It streams the first list where the API server can do that (WatchList), and else reads pages.
+func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

@@ -65,7 +65,7 @@ func (w *watching) start(url string) {
 	}
 	ctx, stop := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); watch(ctx, c, w.nodes) }()
+	go func() { defer close(done); watchNodes(ctx, c, w.nodes) }()
 	w.t.Cleanup(func() { stop(); <-done })
 }
 

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/probes"
+	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/watch"
+)
+
+const (
+	lookEvery    = time.Minute      // at files, should an event be lost
+	compareEvery = 5 * time.Minute  // with the kernel, likewise
+	firstWait    = 30 * time.Second // how long routes that fail may delay the first node.json
+	trustAfter   = time.Minute      // how long a suspicious list has to stand until routes are deleted
+	leastRetry   = time.Second
+	mostRetry    = 5 * time.Minute
+)
+
+// options are the flags of podlace-node run.
+type options struct {
+	Node       string
+	Config     string
+	Kubeconfig string
+	Plugins    string // empty: none are installed
+	HTTP       string // empty: nothing is served
+}
+
+// agent keeps one node as it should be.
+type agent struct {
+	options
+	log     *slog.Logger
+	alarm   *alarm
+	nodes   *nodes
+	metrics *metrics
+	file    statusFile
+	contest contest
+
+	config   config
+	refusal  string // why the configuration in the file does not count
+	binaries binaries
+
+	self     noderoutes.Node // the own Node object, as it was last
+	peers    []PeerStatus
+	node     nodefile.Node // what node.json shall have; without podCIDRs nothing is known yet
+	advice   []Problem     // by the last comparison
+	began    time.Time     // the first comparison
+	compared time.Time     // the last one
+	suspect  time.Time     // since when deletions are held back
+	failing  bool          // something has to be tried again
+	retry    time.Duration
+	problems []Problem // by the present step
+	ready    bool
+}
+
+// run keeps the node until ctx is done. Then all stays as it is.
+func run(ctx context.Context, o options, log *slog.Logger) error {
+	c, err := readConfig(o.Config)
+	if err != nil {
+		return err
+	}
+	api, err := client(o.Kubeconfig, c.APIServer)
+	if err != nil {
+		return err
+	}
+	unlock, err := lockNode(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	a := newAgent(o, c, log)
+	if o.HTTP != "" {
+		if err := (probes.Server{Ready: a.metrics.ready, Metrics: a.metrics.registry, Log: log}).Start(ctx, o.HTTP, &a.metrics.serving); err != nil {
+			return err
+		}
+		defer a.metrics.serving.Wait()
+	}
+	events, err := kernel.RouteEvents(ctx, noderoutes.Protocol)
+	if err != nil {
+		return err
+	}
+	go func() {
+		for e := range events {
+			log.Debug("the kernel", "changed", e.What, "removed", e.Removed, "lost", e.Lost)
+			a.alarm.wake(onKernel)
+		}
+	}()
+	a.watchFiles(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); watchNodes(ctx, api, a.nodes) }()
+	a.loop(ctx)
+	<-done
+	return nil
+}
+
+func newAgent(o options, c config, log *slog.Logger) *agent {
+	alarm := newAlarm()
+	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
+	return &agent{options: o, config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
+		binaries: newBinaries(o.Plugins, c.BinDir)}
+}
+
+// lockNode waits until no other agent runs on this node.
+func lockNode(ctx context.Context, log *slog.Logger) (unlock func(), err error) {
+	dir, err := store.Make(store.Root, 0o700)
+	if err != nil {
+		return nil, err
+	}
+	for told := false; ; told = true {
+		lock, err := dir.LockWithin(0, lockName, 0o600)
+		if err == nil {
+			return func() { lock.Unlock(); dir.Close() }, nil
+		}
+		if busy, ok := err.(interface{ Busy() bool }); !ok || !busy.Busy() { //nolint:errorlint // it is not wrapped
+			return nil, err
+		}
+		if !told {
+			log.Info("another podlace-node runs on this node: waiting for its end")
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// watchFiles wakes the loop when files change that the agent reads or owns.
+func (a *agent) watchFiles(ctx context.Context) {
+	folder := func(dir string, concerns func(name string) bool) {
+		if dir != "" {
+			go watch.Folder(ctx, dir, func(name string) {
+				if name == "" || concerns(name) {
+					a.alarm.wake(onFiles)
+				}
+			}, a.log)
+		}
+	}
+	// A ConfigMap volume changes by its link ..data.
+	folder(filepath.Dir(a.Config), func(name string) bool {
+		return name == "..data" || name == filepath.Base(a.Config) || name == conflistName
+	})
+	folder(store.Root, func(name string) bool { return name == filepath.Base(nodefile.Path) })
+	folder(a.config.ConfDir, func(string) bool { return true })
+	if a.Plugins != "" {
+		folder(a.config.BinDir, func(name string) bool {
+			return slices.ContainsFunc(programs(), func(p program) bool { return p.to == name })
+		})
+	}
+}
+
+// loop returns when ctx is done.
+func (a *agent) loop(ctx context.Context) {
+	causes := map[cause]bool{onStart: true}
+	for ctx.Err() == nil {
+		again := a.step(causes)
+		causes = a.alarm.wait(ctx, again, a.contest.pause)
+		if len(causes) == 0 {
+			causes = map[cause]bool{onLook: true}
+		}
+	}
+}
+
+// step makes the node what it should be, and returns when to do it again, should nothing happen before. It is the only function that
+// changes the node.
+func (a *agent) step(causes map[cause]bool) (again time.Time) {
+	a.problems, a.failing = nil, false
+	why := strongest(causes)
+	if a.reload() {
+		why = onStart
+	}
+	a.install(why)
+	if why == onLook && (a.retry > 0 || time.Since(a.compared) >= compareEvery) {
+		why = onPeriod
+	}
+	if why != onLook && why != onFiles || a.compared.IsZero() {
+		a.route(why)
+	}
+	a.problems = append(a.problems, a.advice...)
+	a.writeNodeFile(why)
+	a.writeConflist(why)
+	again = a.publish()
+	if !a.failing {
+		a.retry = 0
+		return again
+	}
+	a.retry = min(max(2*a.retry, leastRetry), mostRetry)
+	return earlier(again, time.Now().Add(a.retry))
+}
+
+// strongest returns the cause that a change is put down to.
+func strongest(causes map[cause]bool) cause {
+	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
+		if causes[why] {
+			return why
+		}
+	}
+	return onLook
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// problem notes what is not as it should be. One that says how an administrator gets rid of it needs no retry.
+func (a *agent) problem(what string, err error, do string, blocking bool) {
+	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
+}
+
+// reload reads the configuration again, and reports whether it is another one. One that is wrong does not count.
+func (a *agent) reload() (changed bool) {
+	c, err := readConfig(a.Config)
+	if err != nil {
+		if a.refusal != err.Error() {
+			a.log.Error("the configuration stays as it was", "error", err)
+		}
+		a.refusal = err.Error()
+		a.problem("configuration", err, "correct the ConfigMap or the file; until then the configuration before counts", false)
+		return false
+	}
+	a.refusal = ""
+	if c.equal(a.config) {
+		return false
+	}
+	a.log.Info("the configuration has changed", "file", a.Config)
+	if c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
+		a.log.Warn("apiServer, binDir and confDir count from the next start of podlace-node on", "file", a.Config)
+		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
+	}
+	changed = !c.equal(a.config)
+	a.config = c
+	return changed
+}
+
+// did logs and counts changes of the node.
+func (a *agent) did(kind string, why cause, n int, text string, args ...any) {
+	if n == 0 {
+		return
+	}
+	a.metrics.changes.WithLabelValues(kind, string(why)).Add(float64(n))
+	a.log.Info(text, append(args, "cause", why)...)
+	if (why == onKernel || why == onFiles) && a.contest.repaired(time.Now()) {
+		a.log.Warn("another program undoes again and again what podlace-node does: repairs become slower, up to one in 30 s", "what", kind)
+	}
+}
+
+// install brings the plugins into the runtime's folder.
+func (a *agent) install(why cause) {
+	if a.Plugins == "" || a.config.BinDir == "" {
+		return
+	}
+	replaced, err := a.binaries.install()
+	a.did("binary", why, len(replaced), "installed plugins that were missing or differed", "files", strings.Join(replaced, " "))
+	if err != nil {
+		a.failing = true
+		a.problem("plugins", err, "make binDir writable, and name the folder of the image's plugins by --plugins", true)
+	}
+}
+
+// writeNodeFile tells the plugins. The first file waits for the routes, and at most for firstWait.
+func (a *agent) writeNodeFile(why cause) {
+	if len(a.node.PodCIDRs) == 0 {
+		return
+	}
+	file, before, err := nodefile.Read()
+	there := err == nil && file == nodefile.Path
+	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
+	if failed && !there && time.Since(a.began) < firstWait {
+		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", firstWait), "", true)
+		return
+	}
+	node := a.node
+	if node.MTU == 0 && there { // an uplink that is down tells nothing
+		node.MTU = before.MTU
+	}
+	changed, err := nodefile.Write(node)
+	if err != nil {
+		a.failing = true
+		a.problem("node.json", err, "", true)
+		return
+	}
+	if changed {
+		a.did("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu", node.MTU)
+	}
+	if changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs) {
+		a.reloadMasquerade()
+	}
+}
+
+// writeConflist comes last: what it names is in place, and the plugins know the node.
+func (a *agent) writeConflist(why cause) {
+	if a.config.ConfDir == "" {
+		return
+	}
+	if file, _, err := nodefile.Read(); err != nil || file != nodefile.Path {
+		return // a problem says why
+	}
+	if missing := missingPlugins(a.config.conflist, a.config.BinDir); a.config.BinDir != "" && len(missing) > 0 {
+		a.failing = true
+		a.problem("conflist", fmt.Errorf("%s names plugins that are not in %s: %s", conflistName, a.config.BinDir, strings.Join(missing, " ")),
+			"install them, or correct the conflist", true)
+		return
+	}
+	path := filepath.Join(a.config.ConfDir, conflistName)
+	changed, err := writeConflist(a.config.ConfDir, a.config.conflist)
+	if err == nil && changed {
+		a.did("conflist", why, 1, "wrote the conflist, which was missing or differed", "file", path)
+	}
+	first, readErr := shadowing(a.config.ConfDir)
+	if err == nil && readErr == nil && len(first) > 0 && a.config.TakeOver {
+		if err = takeOver(a.config.ConfDir, first); err == nil {
+			a.did("conflist", why, len(first), "took over: other configurations of the runtime got the suffix "+backup,
+				"folder", a.config.ConfDir, "files", strings.Join(first, " "))
+			first = nil
+		}
+	}
+	if err == nil {
+		err = readErr
+	}
+	switch {
+	case err != nil:
+		a.failing = true
+		a.problem("conflist", err, "make confDir writable", true)
+	case len(first) > 0:
+		a.problem("conflist", fmt.Errorf("%s is shadowed by %s: the runtime takes the first by name", path, strings.Join(first, " ")),
+			"remove that network, or set takeOver", true)
+	}
+}
+
+// publish tells the administrator and Prometheus, and returns when to look again.
+func (a *agent) publish() (again time.Time) {
+	heard, failure := a.nodes.watched()
+	if failure != "" {
+		a.problem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
+			"routes stay; changes of the cluster come when the API server answers", false)
+	}
+	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {
+		a.problem("nodes", fmt.Errorf("no whole list of the nodes was received yet"), "", true)
+	}
+	ready := len(blocked(a.problems)) == 0
+	if ready != a.ready {
+		a.log.Info("readiness has changed", "ready", ready)
+	}
+	a.ready = ready
+	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
+		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
+	a.metrics.set(s, !a.suspect.IsZero(), a.refusal != "")
+	again, err := a.file.write(s, time.Now())
+	if err != nil {
+		a.log.Error("the status cannot be written", "error", err)
+	}
+	again = earlier(again, time.Now().Add(lookEvery))
+	if !a.suspect.IsZero() {
+		again = earlier(again, a.suspect.Add(trustAfter))
+	}
+	return again
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// cause is why the node is compared with what it should be.
+type cause string
+
+const (
+	onStart    cause = "start"
+	onAPI      cause = "api"
+	onKernel   cause = "kernel"
+	onFiles    cause = "files"
+	onPeriod   cause = "periodic"
+	onLook     cause = "look" // at files alone
+	coalescing       = 100 * time.Millisecond
+)
+
+// alarm gathers causes until the loop has time for them.
+type alarm struct {
+	mu     sync.Mutex
+	causes map[cause]bool
+	ring   chan struct{}
+}
+
+func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, ring: make(chan struct{}, 1)} }
+
+// wake adds a cause. It never blocks.
+func (a *alarm) wake(why cause) {
+	a.mu.Lock()
+	a.causes[why] = true
+	a.mu.Unlock()
+	select {
+	case a.ring <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns the causes that came, 100 ms after the first, or none at the deadline. Where only what another program does to the node woke
+// it, it waits for pause, if that is longer. It returns early when ctx is done.
+func (a *alarm) wait(ctx context.Context, deadline time.Time, pause time.Duration) map[cause]bool {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(time.Until(deadline)):
+	case <-a.ring:
+	}
+	for began := time.Now(); ctx.Err() == nil; {
+		wait := coalescing
+		if a.contested() {
+			wait = max(wait, pause)
+		}
+		if wait -= time.Since(began); wait <= 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		case <-a.ring:
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	causes := a.causes
+	a.causes = map[cause]bool{}
+	return causes
+}
+
+// contested reports whether another program on this node is the only cause.
+func (a *alarm) contested() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for why := range a.causes {
+		if why != onKernel && why != onFiles {
+			return false
+		}
+	}
+	return len(a.causes) > 0
+}
+
+// contest is about what another program on this node undoes again and again: repairs come slower and slower, up to every 30 seconds.
+type contest struct {
+	last  time.Time
+	count int
+	pause time.Duration // before the next repair
+}
+
+const (
+	freeRepairs  = 5
+	longestPause = 30 * time.Second
+)
+
+// repaired notes a repair, and reports whether it is the first that the next one has to wait for.
+func (c *contest) repaired(now time.Time) (began bool) {
+	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
+		c.count, c.pause = 0, 0
+	}
+	c.last = now
+	if c.count++; c.count <= freeRepairs {
+		return false
+	}
+	began = c.pause == 0
+	c.pause = min(max(2*c.pause, time.Second), longestPause)
+	return began
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/probes"
+)
+
+// Defaults of flags.
+const (
+	defaultConfig  = "/etc/podlace-node/config.json"
+	defaultPlugins = "/plugins"
+	defaultHTTP    = "127.0.0.1:9810"
+)
+
+// memoryLimit is what the garbage collector aims at, unless GOMEMLIMIT says otherwise. 5,000 nodes need 20 MiB.
+const memoryLimit = 48 << 20
+
+// readyTimeout is how long the instance that is asked may take to say whether it is ready.
+const readyTimeout = 5 * time.Second
+
+// exitError ends the program with a status and no further words.
+type exitError int
+
+// Error gives the status.
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// command is what all subcommands share.
+type command struct {
+	stdout, stderr io.Writer
+	level          slog.Level
+}
+
+// Main runs podlace-node with the arguments of its command line, and returns the exit status: 2 for what cannot be done at all.
+func Main(args []string, stdout, stderr io.Writer) int {
+	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c := &command{stdout: stdout, stderr: stderr}
+	root := &cobra.Command{Use: "podlace-node", Short: "Routes between the nodes of a cluster, for pods on Podlace", SilenceErrors: true,
+		SilenceUsage: true, Version: plugin.BuildVersion()}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newStatus())
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	var exit exitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return int(exit)
+	}
+	fmt.Fprintln(stderr, "podlace-node:", err)
+	return exitUnknown
+}
+
+func (c *command) log() *slog.Logger {
+	log := slog.New(slog.NewTextHandler(c.stderr, &slog.HandlerOptions{Level: c.level}))
+	slog.SetDefault(log)
+	klog.SetSlogLogger(log) // of client-go
+	return log
+}
+
+func (c *command) newRun() *cobra.Command {
+	var o options
+	var askReady bool
+	cmd := &cobra.Command{Use: "run", Short: "Keep routes, node.json, plugins and conflist of this node", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if askReady {
+				ctx, cancel := context.WithTimeout(cmd.Context(), readyTimeout)
+				defer cancel()
+				if err := probes.AskReady(ctx, o.HTTP); err != nil {
+					fmt.Fprintln(c.stderr, "podlace-node: not ready:", err)
+					return exitError(exitProblems)
+				}
+				return nil
+			}
+			if o.Node == "" {
+				return errors.New("the name of this node is unknown: set NODE_NAME or --node-name")
+			}
+			if os.Getenv("GOMEMLIMIT") == "" {
+				debug.SetMemoryLimit(memoryLimit)
+			}
+			log := c.log()
+			log.Info("podlace-node starts", "version", plugin.BuildVersion(), "node", o.Node)
+			err := run(cmd.Context(), o, log)
+			if cmd.Context().Err() != nil {
+				log.Info("podlace-node ends; routes and files stay")
+				return nil
+			}
+			return err
+		}}
+	f := cmd.Flags()
+	f.StringVar(&o.Node, "node-name", os.Getenv("NODE_NAME"), "name of this node's Node object")
+	f.StringVar(&o.Config, "config", defaultConfig, "the configuration; "+conflistName+" lies beside it")
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "how to reach the API server; empty for the ServiceAccount of the pod")
+	f.StringVar(&o.Plugins, "plugins", defaultPlugins, "folder of the plugins to install; empty for none")
+	f.StringVar(&o.HTTP, "http", defaultHTTP, "host:port or unix:/path of /healthz, /readyz and /metrics; empty for none")
+	f.BoolVar(&askReady, "ready", false, "ask the instance that answers at --http whether it is ready, and end: exit status 0 or 1")
+	return cmd
+}
+
+func (c *command) newInstall() *cobra.Command {
+	var from, to string
+	cmd := &cobra.Command{Use: "install", Short: "Install the plugins, and nothing else", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			b := newBinaries(from, to)
+			replaced, err := b.install()
+			for _, path := range replaced {
+				fmt.Fprintln(c.stdout, "installed", path)
+			}
+			return err
+		}}
+	cmd.Flags().StringVar(&from, "plugins", defaultPlugins, "folder of the plugins to install")
+	cmd.Flags().StringVar(&to, "bin-dir", defaults().BinDir, "folder in which the runtime looks for plugins")
+	return cmd
+}
+
+func (c *command) newRemove() *cobra.Command {
+	config, binDir, confDir := "", defaults().BinDir, defaults().ConfDir
+	cmd := &cobra.Command{Use: "remove", Short: "Take back what podlace-node did on this node", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if conf, err := readConfig(config); err == nil {
+				binDir, confDir = flagOr(cmd, "bin-dir", conf.BinDir), flagOr(cmd, "conf-dir", conf.ConfDir)
+			}
+			return remove(cmd.Context(), binDir, confDir, c.stdout, c.log())
+		}}
+	cmd.Flags().StringVar(&config, "config", defaultConfig, "the configuration, which names both folders, if it is there")
+	cmd.Flags().StringVar(&binDir, "bin-dir", binDir, "folder of the installed plugins; empty for none")
+	cmd.Flags().StringVar(&confDir, "conf-dir", confDir, "folder of the conflist; empty for none")
+	return cmd
+}
+
+// flagOr returns the value of a flag that is set, else another.
+func flagOr(cmd *cobra.Command, name, other string) string {
+	if f := cmd.Flags().Lookup(name); f.Changed {
+		return f.Value.String()
+	}
+	return other
+}
+
+func (c *command) newStatus() *cobra.Command {
+	output, all := "table", false
+	cmd := &cobra.Command{Use: "status", Short: "Print how this node reaches the others, and what is wrong",
+		Long: "Print how this node reaches the others, and what is wrong. Exit status 0: all is fine, 1: there are problems, 2: nothing is known.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if output != "table" && output != "json" {
+				return fmt.Errorf("output %q: want table or json", output)
+			}
+			exit, err := showStatus(c.stdout, output == "json", all)
+			if err == nil && exit != exitFine {
+				err = exitError(exit)
+			}
+			return err
+		}}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "table or json")
+	cmd.Flags().BoolVar(&all, "all", false, "list all nodes, also those without a problem")
+	return cmd
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/noderoutes"
+)
+
+// route compares the kernel with what the nodes of the cluster ask for. Without a whole list, and without the own node in any, nothing is
+// known: all stays.
+func (a *agent) route(why cause) {
+	list, since, complete := a.nodes.list()
+	if !complete {
+		return
+	}
+	a.advice = nil
+	own := slices.IndexFunc(list, func(n noderoutes.Node) bool { return n.Name == a.Node })
+	if own >= 0 {
+		a.self = list[own]
+	} else if a.self.Name != "" {
+		list = append(list, a.self)
+		a.advise("own node", errors.New("its Node object is gone: routes and node.json stay as they are"), "register the node again", false)
+	}
+	began := time.Now()
+	err := a.apply(why, list, own < 0)
+	if err != nil {
+		a.failing = true
+		return
+	}
+	a.metrics.compared(began, since)
+	a.compared = time.Now()
+}
+
+// advise notes a problem that stays until the next comparison.
+func (a *agent) advise(what string, err error, do string, blocking bool) {
+	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
+}
+
+// apply makes the kernel have what the nodes of a list ask for.
+func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
+	host, err := kernel.Host()
+	if err != nil {
+		a.advise("routes", err, "", true)
+		return err
+	}
+	defer host.Close()
+	cfg, err := a.planConfig(&host.NS)
+	if err != nil {
+		a.advise("routes", err, "", true)
+		return err
+	}
+	self, peers, err := noderoutes.Peers(list, cfg)
+	if err != nil {
+		a.advise("own node", err, "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr", a.node.PodCIDRs == nil)
+		return nil // the next event tells more
+	}
+	want, peers, node := noderoutes.Plan(self, peers, noderoutes.Ways(&host.NS, gateways(self, peers)), cfg)
+	if want.Advice != "" {
+		a.advise("cluster CIDRs", errors.New(want.Advice), "set clusterCIDRs in the configuration", false)
+	}
+	if a.began.IsZero() {
+		a.began = time.Now()
+	}
+	result, err := noderoutes.Apply(&host.NS, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt})
+	if err == nil && result.Kept > 0 && a.trusted(result, selfGone) {
+		changes := result.Changes
+		result, err = noderoutes.Apply(&host.NS, want, noderoutes.Options{Adopt: a.config.Adopt})
+		result.Changes += changes
+	} else if err == nil && result.Kept == 0 && !selfGone {
+		a.suspect = time.Time{}
+	}
+	if err != nil {
+		a.advise("routes", err, "", true)
+		return err
+	}
+	a.did("route", why, result.Changes, "changed routes", "changes", result.Changes, "peers", len(peers))
+	if why == onKernel {
+		a.metrics.removals.Add(float64(result.Changes))
+	}
+	if result.Other != nil {
+		a.failing = true
+		a.advise("routes", result.Other, "", false)
+	}
+	a.setPeers(peers, result)
+	a.metrics.setRoutes(want.Routes)
+	a.node = node
+	return nil
+}
+
+// planConfig adds to the configuration what this node's links say.
+func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
+	c := a.config
+	connected, err := n.AddressSubnets()
+	return noderoutes.Config{Self: a.Node, OffLink: c.OffLink, AddressCIDRs: c.AddressCIDRs, ClusterCIDRs: c.ClusterCIDRs, MTU: c.MTU,
+		VXLAN: c.VXLAN, Connected: connected}, err
+}
+
+// gateways returns the addresses whose ways count: those of the peers, and the node's own.
+func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
+	list := slices.Clone(self.Addresses)
+	for _, p := range peers {
+		for _, addr := range []netip.Addr{p.Gateway, p.Underlay} {
+			if addr.IsValid() && p.State == "" {
+				list = append(list, addr)
+			}
+		}
+	}
+	return list
+}
+
+// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or from an old backup, or the node
+// was deleted and is about to come back. One that takes more than half of the routes has to stand for a minute.
+func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
+	if !selfGone && 2*r.Unwanted <= r.Had {
+		a.suspect = time.Time{}
+		return true
+	}
+	if a.suspect.IsZero() {
+		a.suspect = time.Now()
+		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", r.Had,
+			"unwanted", r.Unwanted, "ownNode", !selfGone)
+	}
+	if !selfGone && time.Since(a.suspect) >= trustAfter {
+		a.suspect = time.Time{}
+		return true
+	}
+	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until that has been so for a minute", r.Unwanted, r.Had),
+		"check that the API server is that of this cluster", false)
+	return false
+}
+
+// mostLogged is how many peers a step names in the log.
+const mostLogged = 10
+
+// setPeers notes how the peers are reached, and logs what is new.
+func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
+	type key struct {
+		name string
+		cidr netip.Prefix
+	}
+	before := map[key]PeerStatus{}
+	for _, p := range a.peers {
+		before[key{p.Name, p.PodCIDR}] = p
+	}
+	a.peers = make([]PeerStatus, 0, len(peers))
+	news := 0
+	for _, p := range peers {
+		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
+			p.State, p.Reason = noderoutes.Failed, err.Error()
+			a.failing = true
+		}
+		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
+			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
+		}
+		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason}
+		a.peers = append(a.peers, s)
+		was, known := before[key{p.Name, p.PodCIDR}]
+		if s.Reason == was.Reason && s.State == was.State || s.Reason == "" && !known {
+			continue
+		}
+		if news++; news > mostLogged {
+			continue
+		}
+		if s.Reason == "" {
+			a.log.Info("a node is reached again", "node", s.Name, "podCIDR", s.PodCIDR, "state", s.State)
+		} else {
+			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State, "reason", s.Reason)
+		}
+	}
+	if news > mostLogged {
+		a.log.Warn("more nodes have changed: podlace-node status names all", "nodes", news-mostLogged)
+	}
+}
+
+// reloadMasquerade lets pods that run be masqueraded by the new cluster CIDRs.
+func (a *agent) reloadMasquerade() {
+}

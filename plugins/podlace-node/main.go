@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command podlace-node connects the pods of a cluster's nodes; see the README beside it.
+package main
+
+import (
+	"os"
+
+	"github.com/podlace/podlace/pkg/nodeagent"
+)
+
+func main() { os.Exit(nodeagent.Main(os.Args[1:], os.Stdout, os.Stderr)) }
