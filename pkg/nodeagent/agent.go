@@ -4,6 +4,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -20,13 +21,20 @@ import (
 )
 
 const (
-	lookEvery    = time.Minute      // at files, should an event be lost
-	compareEvery = 5 * time.Minute  // with the kernel, likewise
-	firstWait    = 30 * time.Second // how long routes that fail may delay the first node.json
-	trustAfter   = time.Minute      // how long a suspicious list has to stand until routes are deleted
+	compareEvery = 5 * time.Minute // with the kernel, should an event be lost
 	leastRetry   = time.Second
 	mostRetry    = 5 * time.Minute
+	unknownFor   = 5 * time.Second // after the start, when the list of nodes is on its way
 )
+
+// times are those that tests shorten.
+type times struct {
+	look  time.Duration // at files, should an event be lost
+	first time.Duration // how long routes that fail may delay the first node.json
+	trust time.Duration // how long a suspicious list has to stand until routes are deleted
+}
+
+func usualTimes() times { return times{look: time.Minute, first: 30 * time.Second, trust: time.Minute} }
 
 // options are the flags of podlace-node run.
 type options struct {
@@ -35,6 +43,8 @@ type options struct {
 	Kubeconfig string
 	Plugins    string // empty: none are installed
 	HTTP       string // empty: nothing is served
+
+	times times
 }
 
 // agent keeps one node as it should be.
@@ -55,10 +65,11 @@ type agent struct {
 	peers    []PeerStatus
 	node     nodefile.Node // what node.json shall have; without podCIDRs nothing is known yet
 	advice   []Problem     // by the last comparison
-	began    time.Time     // the first comparison
-	compared time.Time     // the last one
-	suspect  time.Time     // since when deletions are held back
-	failing  bool          // something has to be tried again
+	started  time.Time
+	began    time.Time // the first comparison
+	compared time.Time // the last one
+	suspect  time.Time // since when deletions are held back
+	failing  bool      // something has to be tried again
 	retry    time.Duration
 	problems []Problem // by the present step
 	ready    bool
@@ -107,7 +118,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
-	return &agent{options: o, config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
+	return &agent{options: o, started: time.Now(), config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
 		binaries: newBinaries(o.Plugins, c.BinDir)}
 }
 
@@ -271,7 +282,7 @@ func (a *agent) install(why cause) {
 	}
 }
 
-// writeNodeFile tells the plugins. The first file waits for the routes, and at most for firstWait.
+// writeNodeFile tells the plugins. The first file waits for the routes, for a while at most.
 func (a *agent) writeNodeFile(why cause) {
 	if len(a.node.PodCIDRs) == 0 {
 		return
@@ -279,8 +290,8 @@ func (a *agent) writeNodeFile(why cause) {
 	file, before, err := nodefile.Read()
 	there := err == nil && file == nodefile.Path
 	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
-	if failed && !there && time.Since(a.began) < firstWait {
-		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", firstWait), "", true)
+	if failed && !there && time.Since(a.began) < a.times.first {
+		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", a.times.first), "", true)
 		return
 	}
 	node := a.node
@@ -348,8 +359,10 @@ func (a *agent) publish() (again time.Time) {
 		a.problem("API server", fmt.Errorf("the nodes are not watched since %s: %s", heard.UTC().Format(time.RFC3339), failure),
 			"routes stay; changes of the cluster come when the API server answers", false)
 	}
+	early := false
 	if len(a.node.PodCIDRs) == 0 && len(blocked(a.problems)) == 0 {
-		a.problem("nodes", fmt.Errorf("no whole list of the nodes was received yet"), "", true)
+		early = failure == "" && time.Since(a.started) < unknownFor
+		a.problem("nodes", errors.New("no whole list of the nodes was received yet"), "", true)
 	}
 	ready := len(blocked(a.problems)) == 0
 	if ready != a.ready {
@@ -359,13 +372,16 @@ func (a *agent) publish() (again time.Time) {
 	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
 		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
 	a.metrics.set(s, !a.suspect.IsZero(), a.refusal != "")
+	if early { // what the agent before wrote is still true
+		return a.started.Add(unknownFor)
+	}
 	again, err := a.file.write(s, time.Now())
 	if err != nil {
 		a.log.Error("the status cannot be written", "error", err)
 	}
-	again = earlier(again, time.Now().Add(lookEvery))
+	again = earlier(again, time.Now().Add(a.times.look))
 	if !a.suspect.IsZero() {
-		again = earlier(again, a.suspect.Add(trustAfter))
+		again = earlier(again, a.suspect.Add(a.times.trust))
 	}
 	return again
 }

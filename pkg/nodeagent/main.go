@@ -80,7 +80,7 @@ func (c *command) log() *slog.Logger {
 }
 
 func (c *command) newRun() *cobra.Command {
-	var o options
+	o := options{times: usualTimes()}
 	var askReady bool
 	cmd := &cobra.Command{Use: "run", Short: "Keep routes, node.json, plugins and conflist of this node", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

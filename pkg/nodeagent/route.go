@@ -127,7 +127,7 @@ func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", r.Had,
 			"unwanted", r.Unwanted, "ownNode", !selfGone)
 	}
-	if !selfGone && time.Since(a.suspect) >= trustAfter {
+	if !selfGone && time.Since(a.suspect) >= a.times.trust {
 		a.suspect = time.Time{}
 		return true
 	}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/noderoutes"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// blockNexthop takes the ID of a node's nexthop object away, as another program may by chance.
+func (l *lab) blockNexthop(name string) (free func()) {
+	l.Helper()
+	host, err := kernel.Host()
+	kerneltest.Must(l, err)
+	l.Cleanup(host.Close)
+	peer := noderoutes.Peer{Name: name, PodCIDR: netip.MustParsePrefix("10.244.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2")}
+	want, _, _ := noderoutes.Plan(noderoutes.Self{}, []noderoutes.Peer{peer}, noderoutes.Ways(&host.NS, []netip.Addr{peer.Gateway}),
+		noderoutes.Config{})
+	other := want.Nexthops[0]
+	other.Gateway = netip.MustParseAddr("192.0.2.254")
+	kerneltest.Must(l, host.AddNexthop(other, 4))
+	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
+}
+
+// TestKernelEvents: what the kernel or another program takes away comes back without a word of the API server.
+func TestKernelEvents(t *testing.T) {
+	l := newLab(t).ready()
+	link, err := netlink.LinkByName("up0")
+	kerneltest.Must(t, err)
+	for what, undo := range map[string]func() error{
+		"one route": func() error {
+			return netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24"))})
+		},
+		"all routes": func() error { _, err := removeRoutes(); return err },
+		"the link, and all of IPv4 with it": func() error {
+			kerneltest.Must(t, netlink.LinkSetDown(link))
+			time.Sleep(300 * time.Millisecond)
+			six, _ := netlink.ParseAddr("2001:db8::1/64") // which goes with the link
+			six.Flags = unix.IFA_F_NODAD
+			err := netlink.LinkSetUp(link)
+			_ = netlink.AddrReplace(link, six)
+			l.defaultRoute()
+			return err
+		},
+	} {
+		began := time.Now()
+		kerneltest.Must(t, undo())
+		l.has(full(2, 3))
+		t.Logf("%s: back after %v", what, time.Since(began))
+	}
+	l.await("all is fine again", func() bool { return l.state("n2") == "direct" && l.state("n3") == "direct" })
+	if l.node().MTU != 1500 {
+		t.Errorf("%+v: an uplink that was down changed node.json", l.node())
+	}
+}
+
+// TestForeignDaemon: what another program removes again and again comes back slower and slower, with one line in the log.
+func TestForeignDaemon(t *testing.T) {
+	l := newLab(t).ready()
+	removed := 0
+	for until := time.Now().Add(6 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		if slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
+			kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24"))}))
+			removed++
+		}
+	}
+	if removed < freeRepairs || removed > freeRepairs+5 {
+		t.Errorf("%d repairs in 6 s: want %d at once, and then few", removed, freeRepairs)
+	}
+	if l.log.count("undoes again and again") != 1 {
+		t.Error("want one line")
+	}
+	l.api.put(l.peer(4)) // the cluster does not have to wait
+	began := time.Now()
+	l.has(full(2, 3, 4))
+	t.Logf("a new node after %v", time.Since(began))
+}
+
+// TestForeignRoute: a route of another program is named and stays, until its protocol may be taken over.
+func TestForeignRoute(t *testing.T) {
+	l := newLab(t)
+	link, err := netlink.LinkByName("up0")
+	kerneltest.Must(t, err)
+	kerneltest.Must(t, netlink.RouteAdd(&netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24")), LinkIndex: link.Attrs().Index,
+		Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_BOOT}))
+	l.ready()
+	if !l.says("node n2 10.244.2.0/24", "conflict", "192.0.2.254", "adopt") || slices.Contains(l.routes(), full(2)[2]) {
+		t.Errorf("%q, %q", l.state("n2"), l.routes())
+	}
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "{", `{"adopt": ["boot"], `, 1))
+	l.has(full(2, 3))
+	l.await("no conflict", func() bool { return l.state("n2") == "direct" })
+}
+
+// TestNoDefaultRoute: an agent needs no default route.
+func TestNoDefaultRoute(t *testing.T) {
+	l := newLab(t)
+	kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Gw: []byte{192, 0, 2, 254}}))
+	l.ready()
+	l.has(full(2, 3))
+	if !l.says("node n9", "refused", "no route to 198.51.100.9") {
+		t.Errorf("%q", l.state("n9"))
+	}
+}
+
+// TestRestartWritesNothing: an agent that starts again without changes makes no change of the kernel and of any file.
+func TestRestartWritesNothing(t *testing.T) {
+	l := newLab(t).ready()
+	l.await("the status is that of the last step", func() bool { return len(l.status().Peers) == 5 && l.status().Ready })
+	time.Sleep(1500 * time.Millisecond) // what waits for its second is written
+	l.stop()
+	changes := l.monitor(store.Root, filepath.Join(l.dir, "bin"), filepath.Join(l.dir, "net.d"))
+	before := l.log.String()
+	l.start()
+	l.await("it is ready", func() bool { return strings.Count(l.log.String()[len(before):], "ready=true") == 1 })
+	time.Sleep(time.Second)
+	if got := changes(); len(got) > 0 {
+		t.Errorf("%d changes: %q", len(got), got)
+	}
+	l.api.put(l.peer(4))
+	l.has(full(2, 3, 4))
+	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
+}
+
+// monitor returns a function that tells what changed in the kernel's routes, links and neighbours, and in folders.
+func (l *lab) monitor(folders ...string) func() []string {
+	l.Helper()
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	kerneltest.Must(l, err)
+	l.Cleanup(func() { unix.Close(fd) })
+	kerneltest.Must(l, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV4_IFADDR,
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE} {
+		kerneltest.Must(l, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group))
+	}
+	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	kerneltest.Must(l, err)
+	l.Cleanup(func() { unix.Close(in) })
+	for _, dir := range folders {
+		_, err := unix.InotifyAddWatch(in, dir, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE|unix.IN_CLOSE_WRITE)
+		kerneltest.Must(l, err)
+	}
+	var seen []string
+	return func() []string {
+		buffer := make([]byte, 64<<10)
+		for {
+			n, err := unix.Read(fd, buffer)
+			if err != nil || n < unix.SizeofNlMsghdr {
+				break
+			}
+			seen = append(seen, fmt.Sprintf("netlink message %d", uint16(buffer[4])|uint16(buffer[5])<<8))
+		}
+		for {
+			n, err := unix.Read(in, buffer)
+			if err != nil || n <= 0 {
+				break
+			}
+			for at := 0; at < n; {
+				length := int(buffer[at+12])
+				mask := uint32(buffer[at+4]) | uint32(buffer[at+5])<<8
+				name := strings.TrimRight(string(buffer[at+16:at+16+length]), "\x00")
+				if name != lockName || mask&unix.IN_CLOSE_WRITE == 0 { // it is opened to be locked
+					seen = append(seen, fmt.Sprintf("inotify %#x %s", mask, name))
+				}
+				at += 16 + length
+			}
+		}
+		return seen
+	}
+}
+
+// TestFileEvents: plugins, conflist and node.json come back when somebody removes or changes them.
+func TestFileEvents(t *testing.T) {
+	l := newLab(t).ready()
+	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"
+	for _, path := range []string{bridge, conflist, node} {
+		want, err := os.ReadFile(path)
+		kerneltest.Must(t, err)
+		back := func() bool { got, _ := os.ReadFile(path); return slices.Equal(got, want) }
+		kerneltest.Must(t, os.Remove(path))
+		l.await(path+" is back", back)
+		kerneltest.Must(t, os.WriteFile(path, []byte("{}"), 0o644))
+		l.await(path+" is as it was", back)
+	}
+	if l.log.count("files="+bridge) != 2 || l.log.count("wrote the conflist") != 3 || l.log.count("wrote node.json") != 3 {
+		t.Error("not each repair is told")
+	}
+	kerneltest.Must(t, os.Chmod(bridge, 0o600))
+	l.await("it can be run", func() bool { info, err := os.Stat(bridge); return err == nil && info.Mode().Perm() == 0o755 })
+}
