@@ -33,6 +33,7 @@ type state struct {
 	Masquerade string          `json:"masquerade,omitempty"`
 	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
 	Except     []netip.Prefix  `json:"except,omitempty"`    // destinations that are not masqueraded, for the iptables backend
+	Cluster    int             `json:"cluster,omitempty"`   // as in Masquerade
 	NoMasq4    bool            `json:"noMasq4,omitempty"`   // the iptables backend leaves IPv4 out
 	NoMasq6    bool            `json:"noMasq6,omitempty"`   // the same for IPv6
 	Routes     []kernel.Route  `json:"routes,omitempty"`
@@ -112,6 +113,9 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer j.close()
+	if err := j.cfg.resolve(r); err != nil {
+		return nil, err
+	}
 	if err := b.clearResidue(j); err != nil {
 		return nil, err
 	}
@@ -145,7 +149,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	st.BridgeMAC, st.Index = w.bridge.MAC.String(), w.host.Index
 	if st.Masquerade == "iptables" {
-		st.Except, st.NoMasq4, st.NoMasq6 = j.cfg.Masquerade.of(j.cfg.Masquerade.Except), !j.cfg.Masquerade.V4, !j.cfg.Masquerade.V6
+		m := j.cfg.Masquerade
+		st.Except, st.Cluster, st.NoMasq4, st.NoMasq6 = m.Except, m.Cluster, !m.V4, !m.V6
 	}
 	st.Addresses, st.Routes, st.Gateways = layer3.Addresses, layer3.Routes, layer3.gateways
 	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())
@@ -293,7 +298,7 @@ func (b bridge) status(r *plugin.Request) error {
 		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)
-	if err := errors.Join(cfg.possible(host), attachment.Writable(r.Network)); err != nil {
+	if err := errors.Join(cfg.possible(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.IPAM != "" {

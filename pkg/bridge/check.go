@@ -32,6 +32,9 @@ func (b bridge) check(r *plugin.Request) error {
 	if j.was, j.recorded, err = attachment.Checked[state](r); err != nil {
 		return err
 	}
+	if j.cfg.Masquerade.UseCluster {
+		j.cfg.Masquerade = j.cfg.Masquerade.with(j.was.clusterCIDRs(r.Network))
+	}
 	if j.cfg.IPAM != "" {
 		if err := b.ipam.Check(r, j.cfg.IPAM); err != nil {
 			return err

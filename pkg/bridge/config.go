@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -21,7 +22,7 @@ const defaultBridge = "cni0"
 type Config struct {
 	Bridge         string
 	MTU            int  // 0 for the kernel's default
-	AutoMTU        bool // that of the uplink
+	AutoMTU        bool // that of node.json, or else of the uplink
 	MAC            net.HardwareAddr
 	IPAM           string // plugin type; "" for L2 only
 	DNS            *types.DNS
@@ -177,9 +178,13 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 		return nil
 	}
 	for _, text := range raw.IPMasq.NonMasqueradeCIDRs {
+		if strings.EqualFold(text, useClusterCIDR) {
+			m.UseCluster = true
+			continue
+		}
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
-			return plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %q: want a subnet such as 10.0.0.0/8", text)
+			return plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %q: want a subnet such as 10.0.0.0/8, or %s", text, useClusterCIDR)
 		}
 		m.Except = append(m.Except, p)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
 )
 
 // Masquerade is what a network gives the node's address when it leaves the network.
@@ -19,6 +20,9 @@ type Masquerade struct {
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
+	// Cluster is how many at the end of Except are those that useClusterCidr stands for. 0: the configuration has no such word.
+	Cluster    int  `json:"cluster,omitempty"`
+	UseCluster bool `json:"-"` // the word is in the configuration
 }
 
 // of returns those of the prefixes whose family is masqueraded.
@@ -101,14 +105,25 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err != nil {
 		return err
 	}
-	// The configuration is noted when it is in force: a kill before that writes everything once more.
-	if err := j.att.Note(masqueraded, ""); err != nil {
+	m := j.cfg.Masquerade
+	if m.UseCluster { // node.json may have changed while this ADD waited for the lock
+		if _, node, err := nodefile.Read(); err == nil && len(node.ClusterCIDRs) > 0 {
+			m = m.with(node.ClusterCIDRs)
+		}
+	}
+	return writeMasquerade(j.att, m, pods)
+}
+
+// writeMasquerade writes the sets and the chain of a network anew. The configuration is noted when it is in force: a kill before that writes
+// everything once more.
+func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
+	if err := att.Note(masqueraded, ""); err != nil {
 		return err
 	}
-	if err := SetMasquerade(wantedMasquerade(j.att.Network, j.cfg.Masquerade, pods)); err != nil {
+	if err := SetMasquerade(wantedMasquerade(att.Network, m, pods)); err != nil {
 		return err
 	}
-	return j.att.Note(masqueraded, config)
+	return att.Note(masqueraded, m.text())
 }
 
 // repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is

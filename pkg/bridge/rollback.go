@@ -102,6 +102,9 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	if err != nil {
 		return nil, err
 	}
+	if m.UseCluster {
+		m = m.with(st.clusterCIDRs(rec.Network))
+	}
 	if m.Backend == "" {
 		return []attachment.Step{{Text: "NOTE: the configuration has no ipMasq any more, so its masquerade ends"}}, nil
 	}

@@ -24,7 +24,7 @@ type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
 // wire makes the bridge when it is missing, and the veth pair, still down.
 func (j *job) wire() (w wiring, err error) {
-	if j.cfg.AutoMTU {
+	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
 			return w, err
 		}

@@ -45,8 +45,8 @@ const maxFile = 64 << 10
 // minMTU and maxMTU are the limits of Linux (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or that of flannel's file if there is no Path, and the path of the file that it is from. The API server
-// is never asked: a pod must be able to start while it is away.
+// Read returns the content of Path, or that of flannel's file if there is no Path. file is the one of the two that the content or the error
+// is from, or "". The API server is never asked: a pod must be able to start while it is away.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -57,18 +57,15 @@ func Read() (file string, node Node, err error) {
 			continue
 		}
 		if err != nil {
-			return "", Node{}, err
+			return source.file, Node{}, err
 		}
 		if node, err = source.parse(data); err != nil {
-			return "", Node{}, fmt.Errorf("%s: %w", source.file, err)
+			return source.file, Node{}, fmt.Errorf("%s: %w", source.file, err)
 		}
 		return source.file, node, nil
 	}
-	return "", Node{}, ErrMissing
+	return "", Node{}, fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
 }
-
-// ErrMissing is the error of Read on a node that has neither file.
-var ErrMissing = fmt.Errorf("neither %s nor %s is there", Path, FlannelPath)
 
 // Of is Read, once for a request and those that an IPAM plugin in process gets from it: all parts of one verb see the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
