@@ -66,12 +66,14 @@ type agent struct {
 	node     nodefile.Node // what node.json shall have; without podCIDRs nothing is known yet
 	advice   []Problem     // by the last comparison
 	started  time.Time
-	began    time.Time // the first comparison
-	compared time.Time // the last one
-	suspect  time.Time // since when deletions are held back
-	failing  bool      // something has to be tried again
-	retry    time.Duration
-	problems []Problem // by the present step
+	began    time.Time     // the first comparison
+	compared time.Time     // the last one
+	suspect  time.Time     // since when deletions are held back
+	failing  bool          // the present step has to be tried again
+	unmade   bool          // the last comparison has to be
+	retry    time.Duration // from the last attempt to the next one
+	retryAt  time.Time     // zero: nothing has to be tried again
+	problems []Problem     // by the present step
 	ready    bool
 }
 
@@ -192,7 +194,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 		why = onStart
 	}
 	a.install(why)
-	if why == onLook && (a.retry > 0 || time.Since(a.compared) >= compareEvery) {
+	if why == onLook && a.due(time.Now()) {
 		why = onPeriod
 	}
 	if why != onLook && why != onFiles || a.compared.IsZero() {
@@ -202,12 +204,20 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.writeNodeFile(why)
 	a.writeConflist(why)
 	again = a.publish()
-	if !a.failing {
-		a.retry = 0
-		return again
+	switch now := time.Now(); {
+	case !a.failing && !a.unmade:
+		a.retry, a.retryAt = 0, time.Time{}
+	case !now.Before(a.retryAt):
+		a.retry = min(max(2*a.retry, leastRetry), mostRetry)
+		a.retryAt = now.Add(a.retry)
 	}
-	a.retry = min(max(2*a.retry, leastRetry), mostRetry)
-	return earlier(again, time.Now().Add(a.retry))
+	return earlier(again, a.retryAt)
+}
+
+// due reports whether it is time for a comparison that nothing asked for.
+func (a *agent) due(now time.Time) bool {
+	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust ||
+		now.Sub(a.compared) >= compareEvery
 }
 
 // strongest returns the cause that a change is put down to.

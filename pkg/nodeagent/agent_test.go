@@ -146,7 +146,7 @@ func TestAPIAway(t *testing.T) {
 	l.api.mu.Unlock()
 	kerneltest.Must(t, os.Remove(filepath.Join(l.dir, "net.d", conflistName)))
 	l.start()
-	l.await("the reason", func() bool { return l.says("API server", "not watched", "unable to handle") })
+	l.await("the reason", func() bool { return l.says("API server", "not watched", "Service Unavailable") })
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
 		t.Errorf("%q", got)
 	}

@@ -136,16 +136,23 @@ func (c *command) newInstall() *cobra.Command {
 
 func (c *command) newRemove() *cobra.Command {
 	config, binDir, confDir := "", defaults().BinDir, defaults().ConfDir
+	wait := false
 	cmd := &cobra.Command{Use: "remove", Short: "Take back what podlace-node did on this node", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if conf, err := readConfig(config); err == nil {
 				binDir, confDir = flagOr(cmd, "bin-dir", conf.BinDir), flagOr(cmd, "conf-dir", conf.ConfDir)
 			}
-			return remove(cmd.Context(), binDir, confDir, c.stdout, c.log())
+			err := remove(cmd.Context(), binDir, confDir, c.stdout, c.log())
+			if err == nil && wait {
+				fmt.Fprintln(c.stdout, "done: waiting for the end of the container")
+				<-cmd.Context().Done()
+			}
+			return err
 		}}
 	cmd.Flags().StringVar(&config, "config", defaultConfig, "the configuration, which names both folders, if it is there")
 	cmd.Flags().StringVar(&binDir, "bin-dir", binDir, "folder of the installed plugins; empty for none")
 	cmd.Flags().StringVar(&confDir, "conf-dir", confDir, "folder of the conflist; empty for none")
+	cmd.Flags().BoolVar(&wait, "wait", false, "when all is removed, wait for SIGTERM: a container of a DaemonSet must not end")
 	return cmd
 }
 

@@ -20,7 +20,7 @@ func (a *agent) route(why cause) {
 	if !complete {
 		return
 	}
-	a.advice = nil
+	a.advice, a.unmade = nil, false
 	own := slices.IndexFunc(list, func(n noderoutes.Node) bool { return n.Name == a.Node })
 	if own >= 0 {
 		a.self = list[own]
@@ -31,7 +31,7 @@ func (a *agent) route(why cause) {
 	began := time.Now()
 	err := a.apply(why, list, own < 0)
 	if err != nil {
-		a.failing = true
+		a.unmade = true
 		return
 	}
 	a.metrics.compared(began, since)
@@ -85,7 +85,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 		a.metrics.removals.Add(float64(result.Changes))
 	}
 	if result.Other != nil {
-		a.failing = true
+		a.unmade = true
 		a.advise("routes", result.Other, "", false)
 	}
 	a.setPeers(peers, result)
@@ -154,7 +154,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	for _, p := range peers {
 		if err := r.Failed[p.PodCIDR]; err != nil && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Failed, err.Error()
-			a.failing = true
+			a.unmade = true
 		}
 		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
