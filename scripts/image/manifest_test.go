@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	conf       = root + "/conf/cluster"
+	testDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	testImage  = "registry.example.com/team/podlace@" + testDigest
+)
+
+// objects are those of the manifest. It has one of each.
+type objects struct {
+	namespace core.Namespace
+	account   core.ServiceAccount
+	role      rbac.ClusterRole
+	binding   rbac.ClusterRoleBinding
+	config    core.ConfigMap
+	agent     apps.DaemonSet
+}
+
+// parse reads a manifest as strictly as an API server: a key that the types lack, or that stands twice, is an error.
+func parse(t *testing.T, text []byte) (o objects) {
+	t.Helper()
+	want := []struct {
+		kind string
+		into any
+	}{{"v1 Namespace", &o.namespace}, {"v1 ServiceAccount", &o.account}, {"rbac.authorization.k8s.io/v1 ClusterRole", &o.role},
+		{"rbac.authorization.k8s.io/v1 ClusterRoleBinding", &o.binding}, {"v1 ConfigMap", &o.config}, {"apps/v1 DaemonSet", &o.agent}}
+	documents := bytes.Split(text, []byte("\n---\n"))
+	if len(documents) != len(want) {
+		t.Fatalf("%d objects, want %d", len(documents), len(want))
+	}
+	for i, data := range documents {
+		var kind meta.TypeMeta
+		if err := yaml.Unmarshal(data, &kind); err != nil {
+			t.Fatal(err)
+		}
+		if got := kind.APIVersion + " " + kind.Kind; got != want[i].kind {
+			t.Fatalf("object %d is a %s, want %s", i, got, want[i].kind)
+		}
+		if err := yaml.UnmarshalStrict(data, want[i].into); err != nil {
+			t.Fatalf("%s: %v", want[i].kind, err)
+		}
+	}
+	return o
+}
+
+func rendered(t *testing.T, components ...string) []byte {
+	t.Helper()
+	text, err := render(conf, testImage, components)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestManifest wants the whole of the manifest that is shipped, field by field.
+func TestManifest(t *testing.T) {
+	text := rendered(t)
+	if diff := differences(parse(t, text), shipped(t)); diff != "" {
+		t.Error(diff)
+	}
+	if again := rendered(t); !bytes.Equal(text, again) {
+		t.Error("rendered twice, it differs")
+	}
+}
+
+// TestRightsAreNoticed gives the manifest rights that it must not have: TestManifest would be red.
+func TestRightsAreNoticed(t *testing.T) {
+	text := string(rendered(t))
+	for _, change := range [][2]string{
+		{"privileged: false", "privileged: true"},
+		{"allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true"},
+		{"readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"},
+		{"            - NET_ADMIN\n", "            - NET_ADMIN\n            - SYS_ADMIN\n"},
+		{"            drop:\n            - ALL\n", ""},
+		{"type: RuntimeDefault", "type: Unconfined"},
+		{"hostNetwork: true", "hostNetwork: true\n      hostPID: true"},
+		{"hostNetwork: true", "hostNetwork: true\n      hostIPC: true"},
+		{"  - watch\n", "  - watch\n  - patch\n"},
+		{"  - nodes\n", "  - nodes\n  - nodes/status\n"},
+		{"  - nodes\n", "  - nodes\n  - pods\n"},
+		{"  - get\n", "  - '*'\n"},
+		{"  - watch\n", "  - watch\n- nonResourceURLs: ['*']\n  verbs: [get]\n"},
+		{"subjects:\n", "subjects:\n- kind: Group\n  apiGroup: rbac.authorization.k8s.io\n  name: system:authenticated\n"},
+		{"  kind: ClusterRole\n  name: podlace-node\nsubjects", "  kind: ClusterRole\n  name: cluster-admin\nsubjects"},
+		{"path: /run/podlace\n", "path: /\n"},
+		{"path: /run/podlace\n          type: DirectoryOrCreate", "path: /run/podlace"},
+		{"      volumes:\n", "      volumes:\n      - name: root\n        hostPath: {path: /}\n"},
+		{"      containers:\n", "      initContainers:\n      - {name: more, image: x}\n      containers:\n"},
+		{"      containers:\n", "      securityContext: {sysctls: [{name: net.ipv4.ip_forward, value: '1'}]}\n      containers:\n"},
+		{"        resources:\n", "        ports: [{containerPort: 9810}]\n        resources:\n"},
+		{"host: 127.0.0.1", "host: 0.0.0.0"},
+		{"            memory: 128Mi", "            memory: 1Gi"},
+		{"image: " + testImage, "image: " + testImage[:len(testImage)-1] + "0"},
+		{"automountServiceAccountToken: false", "automountServiceAccountToken: true"},
+		{`"antiSpoof": true`, `"antiSpoof": false`},
+	} {
+		t.Run(change[1], func(t *testing.T) {
+			changed := strings.Replace(text, change[0], change[1], 1)
+			if changed == text {
+				t.Fatalf("%q is not in the manifest", change[0])
+			}
+			if differences(parse(t, []byte(changed)), shipped(t)) == "" {
+				t.Errorf("nothing noticed %q in place of %q", change[1], change[0])
+			}
+		})
+	}
+}
+
+// TestStrictTypes: a misspelt key, and one that stands twice, do not pass for a manifest.
+func TestStrictTypes(t *testing.T) {
+	for _, text := range []string{"spec: {hostnetwork: true}", "spec: {template: {spec: {hostNetwork: true, hostNetwork: false}}}"} {
+		if err := yaml.UnmarshalStrict([]byte(text), &apps.DaemonSet{}); err == nil {
+			t.Errorf("%s is taken", text)
+		}
+	}
+}
+
+// TestComponents renders each component, and those that are used together.
+func TestComponents(t *testing.T) {
+	vxlan := func(o *objects) { o.config.Data["config.json"] = read(t, "components/vxlan/config.json") }
+	folder := func(name, path string) func(*objects) {
+		return func(o *objects) {
+			for _, v := range o.agent.Spec.Template.Spec.Volumes {
+				if v.Name == name {
+					v.HostPath.Path = path
+				}
+			}
+		}
+	}
+	k3s := []func(*objects){folder("plugins", "/var/lib/rancher/k3s/data/cni"), folder("networks", "/var/lib/rancher/k3s/agent/etc/cni/net.d")}
+	removal := func(o *objects) {
+		everywhere := *o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable
+		everywhere.StrVal = "100%"
+		o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &everywhere
+		c := &o.agent.Spec.Template.Spec.Containers[0]
+		c.Args, c.ReadinessProbe, c.LivenessProbe = []string{"remove", "--wait"}, nil, nil
+	}
+	cases := map[string][]func(*objects){
+		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
+		"vxlan k3s": append([]func(*objects){vxlan}, k3s...), "k3s removal": append([]func(*objects){removal}, k3s...),
+	}
+	known, err := componentNames(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range known {
+		if cases[name] == nil {
+			t.Errorf("no case renders the component %s", name)
+		}
+	}
+	for names, changes := range cases {
+		t.Run(names, func(t *testing.T) {
+			want := shipped(t)
+			for _, change := range changes {
+				change(&want)
+			}
+			if diff := differences(parse(t, rendered(t, strings.Fields(names)...)), want); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// differences compares two manifests. The order of volumes does not count: patches change it.
+func differences(got, want objects) string {
+	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
+	return cmp.Diff(want, got, cmp.AllowUnexported(objects{}), byName)
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(conf, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
