@@ -19,7 +19,7 @@ import (
 )
 
 // monitor returns a function that counts what the kernel told of changes of links, routes, nexthop objects and neighbours since the last call.
-func (n node) monitor() (changes func() int) {
+func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
 	n.run(func() (err error) {
@@ -106,7 +106,7 @@ func TestApply(t *testing.T) {
 }
 
 // foreign gives a node what other programs may have.
-func (n node) foreign() {
+func (n labNode) foreign() {
 	n.Helper()
 	n.run(func() error {
 		hop := mustLink("eth0").Attrs().Index
@@ -231,7 +231,7 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("down: %+v, %v", r, err)
 	}
 	a.setUp("eth0", true)
-	a.run(func() error { return address("eth0", "fd00:2::1/64") }) // the kernel takes these too
+	a.run(func() error { return addAddress("eth0", "fd00:2::1/64") }) // the kernel takes these too
 	if r := a.apply(want, Options{}); r.Changes != 8 {
 		t.Errorf("up: %+v", r)
 	}

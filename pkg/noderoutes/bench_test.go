@@ -16,23 +16,23 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// big is a node and what it wants for a number of peers with two podCIDRs each.
-type big struct {
-	node
+// bigNode is a node and what it wants for a number of peers with two podCIDRs each.
+type bigNode struct {
+	labNode
 	peers    int
 	gateways []netip.Addr
 	want     Wanted
 }
 
-func newBig(b *testing.B, peers int, tunnel bool) big {
+func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	b.Helper()
-	n := big{node: newNode(b), peers: peers}
+	n := bigNode{labNode: newNode(b), peers: peers}
 	n.run(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"})
 	})
 	n.run(func() error {
-		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), netlink.LinkSetUp(mustLink("eth1")), address("eth0", "172.16.0.1/12"),
-			address("eth0", "fd00:2::1/64"))
+		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), netlink.LinkSetUp(mustLink("eth1")), addAddress("eth0", "172.16.0.1/12"),
+			addAddress("eth0", "fd00:2::1/64"))
 	})
 	link := n.link("eth0").Index
 	if tunnel {
@@ -72,7 +72,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-func benchmark(b *testing.B, n big) {
+func benchmark(b *testing.B, n bigNode) {
 	b.Run("start", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()

@@ -50,14 +50,14 @@ func newLAN(t testing.TB, number int) lan {
 	return lan{t, host, bridge, number}
 }
 
-// node is a namespace with links to LANs.
-type node struct {
+// labNode is a namespace with links to LANs.
+type labNode struct {
 	testing.TB
 	pod *sandbox.Pod
 	ns  *kernel.NS
 }
 
-func newNode(t testing.TB) node {
+func newNode(t testing.TB) labNode {
 	t.Helper()
 	pod := kerneltest.NewPod(t)
 	f, err := os.Open(pod.Path)
@@ -68,13 +68,13 @@ func newNode(t testing.TB) node {
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
 		// For packets of others the kernel asks for neighbours from its link-local address, once that is no longer tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
-	n := node{t, pod, ns}
+	n := labNode{t, pod, ns}
 	n.run(func() error { return netlink.LinkSetUp(mustLink("lo")) })
 	return n
 }
 
 // join connects a node to a LAN with the addresses .id, and more addresses of the LAN.
-func (n node) join(l lan, link string, ids ...int) node {
+func (n labNode) join(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
 	kerneltest.Must(n, err)
@@ -88,7 +88,7 @@ func (n node) join(l lan, link string, ids ...int) node {
 	n.run(func() error {
 		err := netlink.LinkSetUp(mustLink(link))
 		for _, id := range ids {
-			err = errors.Join(err, address(link, fmt.Sprint(l.address(id, false), "/24")), address(link, fmt.Sprint(l.address(id, true), "/64")))
+			err = errors.Join(err, addAddress(link, fmt.Sprint(l.address(id, false), "/24")), addAddress(link, fmt.Sprint(l.address(id, true), "/64")))
 		}
 		return err
 	})
@@ -120,15 +120,15 @@ func cidr(id int, v6 bool) netip.Prefix {
 func podAddress(id int, v6 bool) netip.Addr { return cidr(id, v6).Addr().Next() }
 
 // withPods gives a node an address of each of its podCIDRs.
-func (n node) withPods(id int) node {
+func (n labNode) withPods(id int) labNode {
 	n.run(func() error {
-		return errors.Join(address("lo", fmt.Sprint(podAddress(id, false), "/32")), address("lo", fmt.Sprint(podAddress(id, true), "/128")))
+		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))
 	})
 	return n
 }
 
 // run runs f inside the namespace.
-func (n node) run(f func() error) {
+func (n labNode) run(f func() error) {
 	n.Helper()
 	if err := n.pod.Do(f); err != nil {
 		n.Fatal(err)
@@ -136,7 +136,7 @@ func (n node) run(f func() error) {
 }
 
 // link returns a link of the node.
-func (n node) link(name string) kernel.Link {
+func (n labNode) link(name string) kernel.Link {
 	n.Helper()
 	l, ok, err := n.ns.Link(name)
 	if !ok || err != nil {
@@ -146,7 +146,7 @@ func (n node) link(name string) kernel.Link {
 }
 
 // apply is Apply without errors or anything refused.
-func (n node) apply(want Wanted, opt Options) Result {
+func (n labNode) apply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)
 	if err != nil || len(r.Failed) > 0 || len(r.Conflicts) > 0 || r.Other != nil {
@@ -156,7 +156,7 @@ func (n node) apply(want Wanted, opt Options) Result {
 }
 
 // snapshot is what the namespace has.
-func (n node) snapshot() *sandbox.Snapshot {
+func (n labNode) snapshot() *sandbox.Snapshot {
 	n.Helper()
 	var s *sandbox.Snapshot
 	n.run(func() (err error) { s, err = sandbox.Take(sandbox.Options{}); return err })
@@ -164,7 +164,7 @@ func (n node) snapshot() *sandbox.Snapshot {
 }
 
 // unchanged reports what differs from a snapshot.
-func (n node) unchanged(before *sandbox.Snapshot) {
+func (n labNode) unchanged(before *sandbox.Snapshot) {
 	n.Helper()
 	for _, line := range sandbox.Diff(before, n.snapshot()) {
 		n.Errorf("differs: %s", line)
@@ -179,8 +179,8 @@ func mustLink(name string) netlink.Link {
 	return l
 }
 
-// address adds an address to a link of the namespace that the caller is in.
-func address(link, prefix string) error {
+// addAddress adds an address to a link of the namespace that the caller is in.
+func addAddress(link, prefix string) error {
 	a, err := netlink.ParseAddr(prefix)
 	if err != nil {
 		return err
@@ -202,7 +202,7 @@ func route(link, dst, via string, protocol, metric int) error {
 }
 
 // direct wants the podCIDRs of nodes of a LAN, through eth0.
-func (n node) direct(l lan, ids ...int) (want Wanted) {
+func (n labNode) direct(l lan, ids ...int) (want Wanted) {
 	link := n.link("eth0").Index
 	for _, id := range ids {
 		for _, v6 := range []bool{false, true} {

@@ -22,7 +22,7 @@ import (
 )
 
 // reaches reports an error unless an address answers, or does not.
-func (n node) reaches(to netip.Addr, want bool) {
+func (n labNode) reaches(to netip.Addr, want bool) {
 	n.Helper()
 	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
 		Patience: time.Second})
@@ -36,7 +36,7 @@ func (n node) reaches(to netip.Addr, want bool) {
 const pingers = int(time.Second/meter.PingInterval) / 10
 
 // answers returns how many echo replies the kernel of the node has received. A socket that is read late may lose some of them.
-func (n node) answers() (count int) {
+func (n labNode) answers() (count int) {
 	n.Helper()
 	n.run(func() error {
 		four, err := os.ReadFile("/proc/thread-self/net/snmp")
@@ -68,7 +68,7 @@ func (n node) answers() (count int) {
 
 // loses calls change again and again for a time while 1,000 requests a second go to addresses, and returns how many were sent and how many of
 // them no reply came to.
-func (n node) loses(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
+func (n labNode) loses(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
 		n.reaches(addr, true) // the neighbours are known from now on
@@ -199,7 +199,7 @@ func TestLossIsSeen(t *testing.T) {
 }
 
 // setUp brings a link of the node down, or up.
-func (n node) setUp(link string, up bool) {
+func (n labNode) setUp(link string, up bool) {
 	n.Helper()
 	n.run(func() error {
 		if up {

@@ -23,8 +23,8 @@ import (
 
 // tunnelLab are two nodes in two subnets with a router between them, each with a pod behind it.
 type tunnelLab struct {
-	nodes [2]node // the numbers of their podCIDRs are 1 and 2
-	pods  [2]node
+	nodes [2]labNode // the numbers of their podCIDRs are 1 and 2
+	pods  [2]labNode
 	lans  [2]lan
 	v6    bool // the underlay
 }
@@ -45,7 +45,7 @@ func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 }
 
 // withPod gives the node a pod that it routes to, with the first addresses of its podCIDRs.
-func (n node) withPod(id int) (pod node) {
+func (n labNode) withPod(id int) (pod labNode) {
 	n.Helper()
 	pod = newNode(n.TB)
 	f, err := os.Open(pod.pod.Path)
@@ -56,11 +56,11 @@ func (n node) withPod(id int) (pod node) {
 	})
 	last4, last6 := netip.MustParseAddr(fmt.Sprintf("10.0.%d.254", id)), netip.MustParseAddr(fmt.Sprintf("fd10:%x::fe", id))
 	n.run(func() error {
-		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), address("pod0", last4.String()+"/24"), address("pod0", last6.String()+"/64"))
+		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), addAddress("pod0", last4.String()+"/24"), addAddress("pod0", last6.String()+"/64"))
 	})
 	pod.run(func() error {
-		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), address("eth0", podAddress(id, false).String()+"/24"),
-			address("eth0", podAddress(id, true).String()+"/64"),
+		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), addAddress("eth0", podAddress(id, false).String()+"/24"),
+			addAddress("eth0", podAddress(id, true).String()+"/64"),
 			route("eth0", "0.0.0.0/0", last4.String(), unix.RTPROT_STATIC, 0), route("eth0", "::/0", last6.String(), unix.RTPROT_STATIC, 0))
 	})
 	return pod
@@ -75,7 +75,7 @@ func hops(id int) []netip.Addr {
 }
 
 // tunnel is what a node with an address wants for peers behind the tunnel, by their number.
-func (n node) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
+func (n labNode) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
 		mtu = 1430
@@ -101,9 +101,9 @@ func (lab tunnelLab) wants(i int) Wanted {
 	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
 }
 
-// TestTunnel: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too long get
+// TestTunnelTraffic: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too long get
 // the right answer; Remove leaves what was there.
-func TestTunnel(t *testing.T) {
+func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
 			lab := newTunnelLab(t, v6)
@@ -141,7 +141,7 @@ func TestTunnel(t *testing.T) {
 }
 
 // pathMTU returns what the node knows about the MTU to an address after a packet that is too long for the tunnel and not to be fragmented.
-func (n node) pathMTU(to netip.Addr) (mtu int) {
+func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
 	if to.Is6() {
