@@ -43,7 +43,7 @@ func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); retu
 
 func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	for _, p := range run.Builtin {
-		if p.Name == name {
+		if p.Name == plugin.Kind(name) {
 			return p, true
 		}
 	}
@@ -133,7 +133,7 @@ func (run Runner) verb(r *plugin.Request, name, verb string, of func(plugin.Plug
 
 func under(r *plugin.Request, name, verb string) *plugin.Request {
 	inner := *r
-	inner.Plugin, inner.Verb = name, verb
+	inner.Plugin, inner.Verb = plugin.Kind(name), verb
 	return &inner
 }
 

@@ -44,7 +44,7 @@ func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	}
 	for _, p := range n.Plugins {
 		err := plan.add(p)
-		if err != nil && p.IPAM == hostLocal && plan.add(Plugin{Type: hostLocal, raw: p.raw}) == nil {
+		if err != nil && plugin.Kind(p.IPAM) == hostLocal && plan.add(Plugin{Type: p.IPAM, raw: p.raw}) == nil {
 			err = fmt.Errorf("%w; its addresses are host-local's, which runs", err)
 		}
 		plan.note(p.Type, err)
@@ -52,7 +52,7 @@ func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	for _, a := range Dead(list) {
 		for _, holder := range a.Holders {
 			if a.Network == n.Name && !plan.knows(holder) {
-				plan.note(holder, plan.add(Plugin{Type: holder, raw: json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)}))
+				plan.note(holder, plan.addHolder(holder))
 			}
 		}
 	}
@@ -72,6 +72,15 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
+// addHolder adds a plugin that stands in no configuration, under the name that it is installed with.
+func (p *Plan) addHolder(kind string) error {
+	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
+	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
+		return nil
+	}
+	return p.add(Plugin{Type: kind, raw: raw})
+}
+
 func (p *Plan) note(name string, err error) {
 	if err != nil {
 		p.Notes = append(p.Notes, fmt.Sprintf("network %s: %s is left alone: %v", p.Network.Name, name, err))
@@ -79,8 +88,8 @@ func (p *Plan) note(name string, err error) {
 }
 
 // knows reports whether a plugin runs, by itself or for another, or stands in the configuration.
-func (p *Plan) knows(name string) bool {
-	same := func(pl Plugin) bool { return pl.Type == name || pl.IPAM == name }
+func (p *Plan) knows(kind string) bool {
+	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 

@@ -12,6 +12,8 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // gcVersion is the oldest cniVersion that has GC. Podlace's plugins serve it, whatever the conflist says.
@@ -125,10 +127,10 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of a type, nil when there is none.
-func (n Network) Plugin(name string) json.RawMessage {
+// Plugin returns the configuration of the first plugin of a kind (plugin.Kind), nil when there is none.
+func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
-		if p.Type == name {
+		if plugin.Kind(p.Type) == kind {
 			return p.raw
 		}
 	}

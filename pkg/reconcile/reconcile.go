@@ -158,7 +158,7 @@ func leaseFolders(networks []Network) map[string]bool {
 	}
 	for _, n := range networks {
 		for _, p := range n.Plugins {
-			if dir := p.dataDir(); p.IPAM == "host-local" && dir != "" {
+			if dir := p.dataDir(); plugin.Kind(p.IPAM) == hostLocal && dir != "" {
 				folders[filepath.Join(dir, n.Name)] = true
 			}
 		}

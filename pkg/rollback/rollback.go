@@ -140,6 +140,11 @@ func (j *job) network(r records) {
 	}
 	conf := j.configuration(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
+	for _, p := range conf.Plugins {
+		if kind := plugin.Kind(p.Type); kind != p.Type {
+			j.say("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
+		}
+	}
 	keys := attachment.Sorted(r.found)
 	of := map[string][]attachment.Key{}
 	for _, key := range keys {

@@ -301,7 +301,7 @@ func parseIPAM(c *config, raw rawConfig, r *plugin.Request) error {
 	if c.IPAM = object.Type; c.IPAM == "" {
 		return nil
 	}
-	if c.IPAM == r.Plugin {
+	if plugin.Kind(c.IPAM) == r.Plugin {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", c.IPAM)
 	}
 	return ipam.ValidType(c.IPAM)

@@ -62,11 +62,11 @@ func Config(data []byte, node Node) []plugin.Finding {
 // findings returns those of one plugin, with its keys.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
-	if ipam.Type(ipam.Object(config)) == "host-local" {
+	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
 		pods = hostlocal.Subnets(config, node.PodCIDRs)
 		found = hostlocal.Findings(config)
 	}
-	switch ipam.Type(config) { // the plugin's own
+	switch plugin.Kind(ipam.Type(config)) { // the plugin's own
 	case "bridge":
 		return append(bridge.Findings(config, pods, node.Subnets), found...)
 	case "portmap":
