@@ -57,7 +57,7 @@ func TestConflists(t *testing.T) {
 					}
 				})
 				if strings.Contains(string(data), "usePodCidr") {
-					writeNodeFile(t, `{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}`)
+					writeNodeFile(t, `{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"], "clusterCIDRs": ["10.244.0.0/16"]}`)
 				}
 				caps := wanted()
 				if name == "10-podlace-sriov-main.conflist" {

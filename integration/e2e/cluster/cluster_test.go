@@ -80,7 +80,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 func (n *clusterNode) open(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
-	for dir, file := range map[string]string{"run": `{"podCIDRs":["` + strings.Join(n.podCIDRs, `","`) + `"]}`, "lib": "", "bin": ""} {
+	const cluster = `"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]`
+	for dir, file := range map[string]string{"run": `{"podCIDRs":["` + strings.Join(n.podCIDRs, `","`) + `"],` + cluster + `}`, "lib": "", "bin": ""} {
 		if err := os.Mkdir(filepath.Join(state, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}

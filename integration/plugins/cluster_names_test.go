@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugins
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+)
+
+// renamed returns a folder with the plugins under the names podlace-bridge and so on, and none under another.
+func renamed(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range harness.AllPlugins() {
+		data, err := os.ReadFile(filepath.Join(harness.BinDir(), name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "podlace-"+name), data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestClusterNames: a node whose plugins are installed as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local has all
+// verbs of a chain, podlace ls, validate, gc and rollback.
+func TestClusterNames(t *testing.T) {
+	c := newCollector(t)
+	bin := renamed(t)
+	conflist := regexp.MustCompile(`"type":\s*"`).ReplaceAll(harness.ChainOf(t, "1.1.0", "nftables"), []byte(`"type":"podlace-`))
+	file := filepath.Join(c.conf, "10.conflist")
+	if err := os.WriteFile(file, conflist, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	list, err := libcni.NetworkConfFromBytes(conflist)
+	if err != nil || strings.Count(string(conflist), `"podlace-`) != 4 {
+		t.Fatalf("%v: %s", err, conflist)
+	}
+	c.network = &harness.Network{List: list}
+	c.network.CNI = libcni.NewCNIConfigWithCacheDir([]string{bin}, t.TempDir(), c.network.Exec())
+	podlace := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...).CombinedOutput()
+		if err != nil {
+			t.Errorf("podlace %s: %v", args, err)
+		}
+		return string(out)
+	}
+
+	pod := harness.NewPod(t, "named-web")
+	rt := harness.Named(pod, harness.Capabilities())
+	c.network.Must(t, "STATUS", nil)
+	c.network.Must(t, "ADD", rt)
+	c.network.Must(t, "CHECK", rt)
+	c.network.Must(t, "GC", nil, types.GCAttachment{ContainerID: rt.ContainerID, IfName: "eth0"})
+	c.network.Must(t, "CHECK", rt)
+	c.lose("named-lost")
+	if out := podlace("ls", "--conf-dir", c.conf); !strings.Contains(out, "shop/named-web") || !strings.Contains(out, "named-lost") {
+		t.Errorf("ls:\n%s", out)
+	}
+	if out := podlace("validate", file); strings.Contains(out, "unknown") || strings.Contains(out, "no effect") {
+		t.Errorf("validate:\n%s", out)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(conflist), `"hairpinMode"`, `"hairpinMod"`, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "validate", file).CombinedOutput(); !strings.Contains(string(out), "hairpinMod") {
+		t.Errorf("validate does not know the keys of podlace-bridge:\n%s", out)
+	}
+	if err := os.WriteFile(file, conflist, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := podlace("gc", "--yes", "--conf-dir", c.conf, "--bin-dir", bin); strings.Contains(out, "left alone") {
+		t.Errorf("gc:\n%s", out)
+	}
+	if out := podlace("ls", "--conf-dir", c.conf); !strings.Contains(out, "shop/named-web") || strings.Contains(out, "named-lost") {
+		t.Errorf("ls after gc:\n%s", out)
+	}
+	if out := podlace("rollback", "--conf-dir", c.conf); !strings.Contains(out, "pod shop/named-web") || strings.Contains(out, "FAILED") ||
+		!strings.Contains(out, "the reference is not installed as podlace-bridge: put bridge in its place in "+file) {
+		t.Errorf("rollback:\n%s", out)
+	}
+	c.network.Must(t, "DEL", rt)
+	if _, list := c.list(); len(list) != 0 {
+		t.Errorf("%d attachments are left", len(list))
+	}
+}
+
+// TestHolderUnderClusterName: what a plugin holds that stands in no configuration any more is collected by the program with the other name.
+func TestHolderUnderClusterName(t *testing.T) {
+	c := newCollector(t)
+	bin := renamed(t)
+	c.lose("holder-lost")
+	conf := `{"cniVersion":"1.1.0","name":"chain","plugins":[{"type":"podlace-bridge","bridge":"chain0"}]}`
+	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", bin).CombinedOutput()
+	if err != nil || strings.Contains(string(out), "left alone") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, list := c.list(); len(list) != 0 {
+		t.Errorf("%d attachments are left", len(list))
+	}
+}
