@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/validate"
 )
 
 // renamed returns a folder with the plugins under the names podlace-bridge and so on, and none under another.
@@ -33,7 +36,7 @@ func renamed(t *testing.T) string {
 }
 
 // TestClusterNames: a node whose plugins are installed as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local has all
-// verbs of a chain, podlace ls, validate, gc and rollback.
+// verbs of a chain, podlace ls, its findings, gc and rollback.
 func TestClusterNames(t *testing.T) {
 	c := newCollector(t)
 	bin := renamed(t)
@@ -68,17 +71,13 @@ func TestClusterNames(t *testing.T) {
 	if out := podlace("ls", "--conf-dir", c.conf); !strings.Contains(out, "shop/named-web") || !strings.Contains(out, "named-lost") {
 		t.Errorf("ls:\n%s", out)
 	}
-	if out := podlace("validate", file); strings.Contains(out, "unknown") || strings.Contains(out, "no effect") {
-		t.Errorf("validate:\n%s", out)
-	}
-	if err := os.WriteFile(file, []byte(strings.Replace(string(conflist), `"hairpinMode"`, `"hairpinMod"`, 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if out, _ := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "validate", file).CombinedOutput(); !strings.Contains(string(out), "hairpinMod") {
-		t.Errorf("validate does not know the keys of podlace-bridge:\n%s", out)
-	}
-	if err := os.WriteFile(file, conflist, 0o644); err != nil {
-		t.Fatal(err)
+	mistyped := strings.Replace(string(conflist), `"hairpinMode"`, `"hairpinMod"`, 1)
+	for data, want := range map[string]string{string(conflist): "", mistyped: "hairpinMod"} {
+		found := validate.Config([]byte(data), validate.Node{})
+		named := slices.ContainsFunc(found, func(f plugin.Finding) bool { return strings.Contains(f.Key, "hairpinMod") })
+		if named != (want != "") || want == "" && len(found) > 0 {
+			t.Errorf("validate: %v, want %q", found, want)
+		}
 	}
 	if out := podlace("gc", "--yes", "--conf-dir", c.conf, "--bin-dir", bin); strings.Contains(out, "left alone") {
 		t.Errorf("gc:\n%s", out)
@@ -105,7 +104,7 @@ func TestHolderUnderClusterName(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", c.conf, "--bin-dir", bin).CombinedOutput()
+	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--all", "--conf-dir", c.conf, "--bin-dir", bin).CombinedOutput()
 	if err != nil || strings.Contains(string(out), "left alone") {
 		t.Errorf("%v\n%s", err, out)
 	}
