@@ -3,6 +3,7 @@
 package noderoutes
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,10 +21,34 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if false {
-		os.Exit(1)
+	if path := os.Getenv(applierEnv); path != "" { // a process that a test started inside the sandbox
+		os.Exit(applier(path))
 	}
 	kerneltest.Main(m)
+}
+
+// applierEnv names the namespace in which a process of this binary applies what it reads from its standard input.
+const applierEnv = "NODEROUTES_APPLY_IN"
+
+func applier(path string) (exit int) {
+	var want Wanted
+	f, err := os.Open(path)
+	if err == nil {
+		err = json.NewDecoder(os.Stdin).Decode(&want)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ns, err := kernel.Open(f)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	if r, err := Apply(ns, want, Options{}); err != nil || len(r.Failed) > 0 || r.Other != nil {
+		return 1
+	}
+	return 0
 }
 
 // lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and fd00:<number>::x.

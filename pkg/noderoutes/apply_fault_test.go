@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build podlace_fault
+
+package noderoutes
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+)
+
+// TestFaultRoutes: Apply fails or is killed at each of its changes, from nothing, between two states, and back to nothing. The next Apply
+// makes the same as one without a fault. What is foreign stays.
+func TestFaultRoutes(t *testing.T) {
+	l := newLAN(t, 2)
+	a := newNode(t).join(l, "eth0", 1)
+	a.foreign()
+	local, remote := l.address(1, false), netip.MustParseAddr("192.0.3.2")
+	first, second := a.tunnel(1, local, map[int]netip.Addr{5: remote, 6: remote.Next()}), a.tunnel(1, local, map[int]netip.Addr{5: remote.Next()})
+	second.Tunnel.Port = 4789
+	for want, ids := range map[*Wanted][]int{&first: {2, 3}, &second: {3, 4}} {
+		direct := a.direct(l, ids...)
+		want.Nexthops, want.Routes = append(want.Nexthops, direct.Nexthops...), append(want.Routes, direct.Routes...)
+	}
+	for i, h := range second.Nexthops {
+		if h.ID == nexthopID(3, false) {
+			second.Nexthops[i].Gateway = l.address(30, false)
+		}
+	}
+	for _, c := range []struct {
+		name     string
+		from, to Wanted
+	}{{"start", Wanted{}, first}, {"change", first, second}, {"remove", second, Wanted{}}} {
+		for name, injected := range map[string]string{"fails": fault.EnvFailAt + "=%d", "killed": fault.EnvRunAt + "=%d kill -KILL $PPID"} {
+			t.Run(c.name+" "+name, func(t *testing.T) { n := a; n.TB = t; n.faults(c.from, c.to, injected) })
+		}
+	}
+}
+
+// faults brings about each fault on the way from one state to another.
+func (n node) faults(from, to Wanted, injected string) {
+	n.apply(Wanted{}, Options{})
+	n.apply(from, Options{})
+	n.apply(to, Options{})
+	want := n.snapshot()
+	for at := 1; ; at++ {
+		n.apply(Wanted{}, Options{})
+		n.apply(from, Options{})
+		moments := n.applyWith(fmt.Sprintf(injected, at), to)
+		if len(moments) < at {
+			if at < 8 {
+				n.Errorf("only %d changes: %q", at-1, moments)
+			}
+			n.Logf("%d faults", at-1)
+			return
+		}
+		n.apply(to, Options{})
+		if diff := sandbox.Diff(want, n.snapshot()); len(diff) > 0 {
+			n.Errorf("fault at %s:\n%s", moments[at-1], strings.Join(diff, "\n"))
+		}
+	}
+}
+
+// applyWith runs Apply in a process of its own with a fault, and returns the changes to which it came.
+func (n node) applyWith(injected string, want Wanted) (moments []string) {
+	n.Helper()
+	text, err := json.Marshal(want)
+	kerneltest.Must(n, err)
+	trace := filepath.Join(n.TempDir(), "trace")
+	kerneltest.Must(n, os.WriteFile(trace, nil, 0o600))
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(text), os.Stderr
+	cmd.Env = []string{applierEnv + "=" + n.pod.Path, injected, fault.EnvMoments + "=" + trace}
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		n.Fatal(err)
+	}
+	list, err := os.ReadFile(trace)
+	kerneltest.Must(n, err)
+	return strings.Split(strings.TrimSuffix(string(list), "\n"), "\n")
+}
