@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -98,7 +99,7 @@ func (n *NS) DelNexthop(id uint32) error {
 }
 
 func lacksNexthops(err error) error {
-	if err == unix.EOPNOTSUPP {
+	if errors.Is(err, unix.EOPNOTSUPP) {
 		return &MissingFeature{"nexthop objects (since 5.3)", err}
 	}
 	return err

@@ -55,8 +55,8 @@ type FoundRoute struct {
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table that carry a protocol, or all with protocol 0. The kernel selects them, so that the routes of
-// other programs cost little however many there are.
+// ProtocolRoutes returns the routes of the main table that carry a protocol, or all with protocol 0. The kernel selects them, so that the
+// routes of other programs cost little however many there are.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -100,7 +100,8 @@ func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute puts a route in the place of the first one to the same prefix with the same metric, whoever made that. No packet is lost.
+// ReplaceProtocolRoute puts a route in the place of the first one to the same prefix with the same metric, whoever made that. No packet is
+// lost.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }

@@ -22,11 +22,11 @@ type RouteEvent struct {
 	What    string // the last change, for the log: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
 }
 
-// RouteEvents sends what happens in the namespace that the caller is in: a route or a nexthop object of a protocol was deleted; a link came up,
-// went down, or got another MTU (of a bridge's or bond's port, or an ifb, nothing is told); a global IPv6 address came or went; a route of
-// another program came or went in the main table, that has no gateway or is a default route, or replaced another route. Other routes of
-// other programs do not even reach the process. Events that the receiver did not take yet become one. The kernel deletes routes and nexthop
-// objects of a link that goes down without a word. When ctx ends the channel is closed.
+// RouteEvents sends what happens in the namespace that the caller is in: a route or a nexthop object of a protocol was deleted; a link
+// came up, went down, or got another MTU (of a bridge's or bond's port, or an ifb, nothing is told); a global IPv6 address came or went; a
+// route of another program came or went in the main table, that has no gateway or is a default route, or replaced another route. Other
+// routes of other programs do not even reach the process. Events that the receiver did not take yet become one. The kernel deletes routes
+// and nexthop objects of a link that goes down without a word. When ctx ends the channel is closed.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes(protocol)
 	if err != nil {
@@ -230,7 +230,8 @@ func routeFilter(protocol int) []unix.SockFilter {
 	return p.assemble()
 }
 
-// inNetworkOrder returns how bpf, which reads in the order of the network, sees a number that the kernel writes in the order of the machine.
+// inNetworkOrder returns how bpf, which reads in the order of the network, sees a number that the kernel writes in the order of the
+// machine.
 func inNetworkOrder(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }

@@ -73,7 +73,8 @@ func parseVXLAN(link Link, message []byte) FoundVXLAN {
 			v.VXLAN.Local = local
 		}
 	}
-	for _, kind := range []uint16{nl.IFLA_VXLAN_LEARNING, nl.IFLA_VXLAN_FLOWBASED, nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_LINK} {
+	for _, kind := range []uint16{nl.IFLA_VXLAN_LEARNING, nl.IFLA_VXLAN_FLOWBASED, nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6,
+		nl.IFLA_VXLAN_LINK} {
 		v.Other = v.Other || len(bytes.Trim(attribute(data, kind), "\x00")) > 0
 	}
 	return v
@@ -84,9 +85,9 @@ func (f FoundVXLAN) same(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN makes the device, up and in the device group that marks it as made here, and returns it with the number of changes. One of the
-// group that has another name, or another VNI, port or local address, is deleted before, with the nexthop objects that lead through it. A
-// device of another program in the way gives a *ForeignLink.
+// EnsureVXLAN makes the device, up and in the device group that marks it as made here, and returns it with the number of changes. One of
+// the group that has another name, or another VNI, port or local address, is deleted before, with the nexthop objects that lead through
+// it. A device of another program in the way gives a *ForeignLink.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {

@@ -55,8 +55,8 @@ func way(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 }
 
 // Apply makes the kernel have what is wanted: it compares with what the kernel has, replaces what differs, and then deletes what carries
-// Protocol and is not wanted. No packet to a peer whose routes stay is lost. What the kernel refuses does not keep the rest from being made:
-// Result names it. An error says that the kernel could not be read, and then nothing is deleted.
+// Protocol and is not wanted. No packet to a peer whose routes stay is lost. What the kernel refuses does not keep the rest from being
+// made: Result names it. An error says that the kernel could not be read, and then nothing is deleted.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {

@@ -5,6 +5,7 @@ package noderoutes
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -18,7 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// monitor returns a function that counts what the kernel told of changes of links, routes, nexthop objects and neighbours since the last call.
+// monitor returns a function that counts what the kernel told of changes of links, routes, nexthop objects and neighbours since the last
+// call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
@@ -65,7 +67,8 @@ func TestApply(t *testing.T) {
 	a.foreign()
 	before := a.snapshot()
 	want := a.direct(l, 2, 3)
-	want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(1, false), Metric: 32767}, kernel.ProtocolRoute{Dst: cidr(1, true), Metric: 32767})
+	want.Routes = append(want.Routes, kernel.ProtocolRoute{Dst: cidr(1, false), Metric: 32767},
+		kernel.ProtocolRoute{Dst: cidr(1, true), Metric: 32767})
 	changed := a.monitor()
 	if r := a.apply(want, Options{}); r.Changes != 10 || r.Had != 0 || changed() != 10 {
 		t.Errorf("first %+v", r)
@@ -112,7 +115,8 @@ func (n labNode) foreign() {
 		hop := mustLink("eth0").Attrs().Index
 		return errors.Join(route("eth0", "10.99.0.0/24", "192.0.2.2", 17, 0), route("eth0", "10.0.2.0/24", "192.0.2.9", unix.RTPROT_STATIC, 77),
 			route("eth0", "fd10:2::/64", "fd00:2::9", unix.RTPROT_STATIC, 2000),
-			netlink.NeighAdd(&netlink.Neigh{LinkIndex: hop, IP: []byte{192, 0, 2, 77}, State: netlink.NUD_PERMANENT, HardwareAddr: []byte{2, 0, 0, 0, 0, 7}}))
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: hop, IP: []byte{192, 0, 2, 77}, State: netlink.NUD_PERMANENT,
+				HardwareAddr: []byte{2, 0, 0, 0, 0, 7}}))
 	})
 	kerneltest.Must(n, n.ns.AddNexthop(kernel.Nexthop{ID: 7, Gateway: netip.MustParseAddr("192.0.2.2"), Link: n.link("eth0").Index}, 17),
 		n.ns.AddProtocolRoute(kernel.ProtocolRoute{Dst: netip.MustParsePrefix("10.98.0.0/24"), Nexthop: 7}, 17))
@@ -158,7 +162,8 @@ func TestForeignNexthop(t *testing.T) {
 	before := a.snapshot()
 	r, err := Apply(a.ns, a.direct(l, 2, 3), Options{})
 	kerneltest.Must(t, err)
-	if len(r.Failed) != 1 || !strings.Contains(r.Failed[cidr(2, false)].Error(), "nexthop 1342177284 belongs to another program") || r.Changes != 6 {
+	says := fmt.Sprint(r.Failed[cidr(2, false)])
+	if len(r.Failed) != 1 || !strings.Contains(says, "nexthop 1342177284 belongs to another program") || r.Changes != 6 {
 		t.Errorf("%+v", r)
 	}
 	_, err = Remove(a.ns)
@@ -199,8 +204,8 @@ func TestFailedAlone(t *testing.T) {
 	}
 }
 
-// TestFamilyOfGateway: a podCIDR of IPv4 goes through a gateway of IPv6, and back to one of IPv4 by the same nexthop object, in one Apply, also
-// while a route of IPv6 that is no longer wanted refers to it.
+// TestFamilyOfGateway: a podCIDR of IPv4 goes through a gateway of IPv6, and back to one of IPv4 by the same nexthop object, in one Apply,
+// also while a route of IPv6 that is no longer wanted refers to it.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).join(l, "eth0", 1), newNode(t).join(l, "eth0", 2).withPods(2)
@@ -245,7 +250,8 @@ func TestWays(t *testing.T) {
 	a := newNode(t).join(l, "eth0", 1)
 	a.run(func() error { return route("eth0", "198.51.100.0/24", "192.0.2.2", unix.RTPROT_STATIC, 0) })
 	addr := netip.MustParseAddr
-	ways := Ways(a.ns, []netip.Addr{addr("192.0.2.2"), addr("fd00:2::2"), addr("198.51.100.1"), addr("203.0.113.1"), addr("192.0.2.1"), addr("fd00:2::1")})
+	ways := Ways(a.ns, []netip.Addr{addr("192.0.2.2"), addr("fd00:2::2"), addr("198.51.100.1"), addr("203.0.113.1"), addr("192.0.2.1"),
+		addr("fd00:2::1")})
 	for gateway, want := range map[string]string{"192.0.2.2": "eth0 true ", "fd00:2::2": "eth0 true ", "198.51.100.1": "eth0 false ",
 		"203.0.113.1": " false this node has no route to 203.0.113.1", "192.0.2.1": "eth0 false 192.0.2.1 is an address of this node",
 		"fd00:2::1": "eth0 false fd00:2::1 is an address of this node"} {

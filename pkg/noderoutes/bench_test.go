@@ -61,8 +61,8 @@ func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	return n
 }
 
-// BenchmarkApply measures the start of a node, a comparison that changes nothing, and one peer that changes its addresses, with peers of two
-// families. Of the start, Ways are a part.
+// BenchmarkApply measures the start of a node, a comparison that changes nothing, and one peer that changes its addresses, with peers of
+// two families. Of the start, Ways are a part.
 func BenchmarkApply(b *testing.B) {
 	for _, peers := range []int{1000, 5000} {
 		for _, tunnel := range []bool{false, true} {

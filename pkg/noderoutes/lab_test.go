@@ -51,7 +51,8 @@ func applier(path string) (exit int) {
 	return 0
 }
 
-// lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and fd00:<number>::x.
+// lan is a link that nodes share: a bridge in the namespace of the test. Its nodes have the addresses 192.0.<number>.x and
+// fd00:<number>::x.
 type lan struct {
 	testing.TB
 	host   *kernel.Node

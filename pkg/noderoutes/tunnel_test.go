@@ -171,8 +171,8 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	return mtu
 }
 
-// TestTunnelChanges: of the peers that stay no packet is lost while others come, go and move, and the MTU of the device changes; what is gone
-// leaves nothing; another port makes the device anew; without peers the device goes.
+// TestTunnelChanges: of the peers that stay no packet is lost while others come, go and move, and the MTU of the device changes; what is
+// gone leaves nothing; another port makes the device anew; without peers the device goes.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
