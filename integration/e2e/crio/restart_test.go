@@ -136,7 +136,7 @@ func TestCheckAtStart(t *testing.T) {
 }
 
 // TestFlush: a flush of the firewall takes masquerade and CRI-O's own hostPorts from a pod. STATUS, which CRI-O calls every five seconds, brings
-// back what is Podlace's. Nothing brings back the hostPorts: not even a restart of CRI-O, only another pod.
+// back what is Podlace's. Not even a restart of CRI-O brings back the hostPorts, but another pod has its own.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091
