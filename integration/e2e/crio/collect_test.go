@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is away. CRI-O calls DEL for the pod when it starts, and nothing of
-// the pod is left. The other pod notices nothing.
+// TestDeathWhileAway: a pod loses its processes and namespaces while CRI-O is away. CRI-O calls DEL for the pod when it starts, and
+// nothing of the pod is left. The other pod notices nothing.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
@@ -33,8 +33,8 @@ func TestDeathWhileAway(t *testing.T) {
 	web.Serves("", web.At(web.V4))
 }
 
-// TestLostStore: CRI-O was killed and comes back with a store without pods, as after /var/lib/containers was removed. Its GC leaves nothing of
-// them, although their namespaces exist.
+// TestLostStore: CRI-O was killed and comes back with a store without pods, as after /var/lib/containers was removed. Its GC leaves
+// nothing of them, although their namespaces exist.
 func TestLostStore(t *testing.T) {
 	c := cri.Open(t, socket)
 	const store, saved = "/var/lib/containers/storage", "/run/node/store"

@@ -67,8 +67,8 @@ func within(t *testing.T, limit time.Duration, what string, check func() error) 
 	}
 }
 
-// TestRestart: while CRI-O ends, is away and starts, its pods lose no packet. They keep the addresses in their status, for which the CHECK of
-// the start must pass.
+// TestRestart: while CRI-O ends, is away and starts, its pods lose no packet. They keep the addresses in their status, for which the
+// CHECK of the start must pass.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -118,8 +118,8 @@ func lossless(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: CRI-O calls CHECK of live pods when it starts. A pod that lost its addresses has none in its status from then on, and the
-// others have theirs.
+// TestCheckAtStart: CRI-O calls CHECK of live pods when it starts. A pod that lost its addresses has none in its status from then on,
+// and the others have theirs.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
@@ -135,8 +135,8 @@ func TestCheckAtStart(t *testing.T) {
 	}
 }
 
-// TestFlush: a flush of the firewall takes masquerade and CRI-O's own hostPorts from a pod. STATUS, which CRI-O calls every five seconds, brings
-// back what is Podlace's. Not even a restart of CRI-O brings back the hostPorts, but another pod has its own.
+// TestFlush: a flush of the firewall takes masquerade and CRI-O's own hostPorts from a pod. STATUS, which CRI-O calls every five
+// seconds, brings back what is Podlace's. Not even a restart of CRI-O brings back the hostPorts, but another pod has its own.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

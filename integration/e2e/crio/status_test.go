@@ -98,7 +98,8 @@ func TestWhoMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	use := func(text string) func() { return func() { write(t, file, text) } }
-	restart(t, c, syscall.SIGTERM, use(strings.Replace(string(config), "[crio.runtime]\n", "[crio.runtime]\ndisable_hostport_mapping = true\n", 1)))
+	const section, off = "[crio.runtime]\n", "disable_hostport_mapping = true\n"
+	restart(t, c, syscall.SIGTERM, use(strings.Replace(string(config), section, section+off, 1)))
 	nobodys := cri.RunPod(t, c, "nobodys", cri.HostPort(port))
 	nobodys.Ignores(cri.OutsideNetns, nobodys.OnNode4(port))
 	unmapped(t, nobodys)

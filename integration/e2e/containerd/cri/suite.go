@@ -61,8 +61,9 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods answer one another, and a hostPort answers the node, the outside and other pods, whether or not bridged packets pass the
-// rules for routed ones, which nodes differ in. Localhost and the pod itself have an answer exactly if the one who maps gives it.
+// testTraffic: pods answer one another, and a hostPort answers the node, the outside and other pods, whether or not bridged packets
+// pass the rules for routed ones, which nodes differ in. Localhost and the pod itself have an answer exactly if the one who maps gives
+// it.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -77,7 +78,8 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 				to      netip.AddrPort
 				answers bool
 			}{
-				{"", on4, true}, {"", on6, true}, {OutsideNetns, on4, true}, {OutsideNetns, on6, true}, {shop.Netns, on4, true}, {shop.Netns, on6, true},
+				{"", on4, true}, {"", on6, true}, {OutsideNetns, on4, true}, {OutsideNetns, on6, true},
+				{shop.Netns, on4, true}, {shop.Netns, on6, true},
 				{"", netip.AddrPortFrom(localhost, port), ports.Localhost}, {web.Netns, on4, ports.Itself}, {web.Netns, on6, ports.Itself},
 				{shop.Netns, web.At(web.V4), true}, {shop.Netns, web.At(web.V6), true}, {web.Netns, web.At(web.V4), true},
 			} {
