@@ -38,6 +38,9 @@ rm -rf "$folder"
 step soak
 make soak ARGS='-seed 1 -for 45s'
 
+step image and manifest
+go -C scripts/image test -count=1 ./...
+
 step race detector
 if command -v gcc >/dev/null; then
   make race
