@@ -79,8 +79,8 @@ crio: build ## run pods through a real CRI-O, also with a real kubelet; both are
 	@KUBELET='$(KUBELET)' scripts/crio-test.sh '$(CACHE)' $(ARGS)
 
 .PHONY: cluster
-cluster: build ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
-	@scripts/make-cluster.sh '$(CACHE)' $(ARGS)
+cluster: build image ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
+	@IMAGE='$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' scripts/make-cluster.sh '$(CACHE)' $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third behind a
-# router, each a node.sh. It ends with its parent process and the machine keeps nothing of it. Any number may run at once.
+# cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third
+# behind a router, each a node.sh. It ends with its parent process and the machine keeps nothing of it. Any number may run at once.
 #
 #   cluster.sh check             exit 0 if a cluster can be had here, else say why not
 #   cluster.sh run DIR           start it, print what is where and "ready", stay in the foreground; the end of standard input, TERM or
@@ -9,10 +9,10 @@
 #   cluster.sh up DIR            the same in the background
 #   cluster.sh down DIR          end what `up` started
 #   cluster.sh exec DIR WHERE CMD..   run a command in plane, node1, node2, node3, outside or router; kubectl is in plane's PATH
-#   cluster.sh byhand DIR        make the nodes Ready without an agent: plugins, node.json, routes and the conflist
+#   cluster.sh byhand DIR        make the nodes Ready without an agent, to compare: plugins, node.json, routes and the conflist
 #
-# DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its logs,
-# and keys and tokens that are made anew for each cluster.
+# DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its
+# logs, and keys and tokens that are made anew for each cluster.
 #
 # KUBERNETES   folder of Kubernetes' programs and etcd (scripts/programs.sh makes one), needed by run and exec
 # CONTAINERD   containerd of the nodes (default: that in PATH); CRIO as for node.sh, for node3 alone
@@ -22,8 +22,8 @@
 # NODES        default "node1 node2 node3"
 # PODLACE_BIN  folder of the plugins, for byhand (default bin)
 #
-# Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no node;
-# 198.51.100.0/24 and 2001:db8:1::/64 hold the router .1 and node3 .13. Pods are in 10.244.0.0/16 and fd00:10:244::/56.
+# Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no
+# node; 198.51.100.0/24 and 2001:db8:1::/64 hold the router .1 and node3 .13. Pods are in 10.244.0.0/16 and fd00:10:244::/56.
 set -euo pipefail
 
 die() {
@@ -84,12 +84,16 @@ link() {
   ip -n "$1" link set lo up
   ip -n "$1" link set eth0 up
   for f in $families; do
-    case $f in
-    4) ip -n "$1" address add "$(address "$1" 4)/24" dev eth0 ;;
-    6) ip -n "$1" address add "$(address "$1" 6)/64" dev eth0 nodad ;;
-    esac
+    give "$1" eth0 "$1" "$f"
     [ -z "$3" ] || ip -n "$1" "-$f" route add default via "$(address "$3" "$f")"
   done
+}
+
+# give NETNS DEVICE MACHINE FAMILY gives the device the machine's address.
+give() {
+  local length=(/24)
+  [ "$4" = 4 ] || length=(/64 nodad)
+  ip -n "$1" address add "$(address "$3" "$4")${length[0]}" dev "$2" "${length[@]:1}"
 }
 
 # links makes the two subnets, the router between them and the client outside.
@@ -104,12 +108,7 @@ links() {
   ip link add routerb type veth peer name eth1 netns router
   ip link set routerb master far up
   ip -n router link set eth1 up
-  for f in $families; do
-    case $f in
-    4) ip -n router address add "$(address routerb 4)/24" dev eth1 ;;
-    6) ip -n router address add "$(address routerb 6)/64" dev eth1 nodad ;;
-    esac
-  done
+  for f in $families; do give router eth1 routerb "$f"; done
   inside router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
   for n in plane outside $nodes; do
     case $n in
@@ -122,102 +121,6 @@ links() {
 
 # inside MACHINE CMD.. runs a command in the machine's network namespace.
 inside() { nsenter "--net=/run/netns/$1" "${@:2}"; }
-
-# keys makes a certificate authority, the API server's certificate, the key of service accounts, and one token for each client.
-keys() {
-  local pki=$dir/pki who
-  mkdir -p "$pki"
-  chmod 700 "$pki"
-  local new=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
-  openssl req -x509 "${new[@]}" -days 30 -subj /CN=podlace-cluster -keyout "$pki/ca.key" -out "$pki/ca.crt"
-  openssl req "${new[@]}" -subj /CN=kube-apiserver -keyout "$pki/api.key" -out "$pki/api.csr"
-  openssl x509 -req -in "$pki/api.csr" -CA "$pki/ca.crt" -CAkey "$pki/ca.key" -CAcreateserial -days 30 -out "$pki/api.crt" \
-    -extfile <(echo "subjectAltName=IP:127.0.0.1,$(each subject)")
-  openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out "$pki/sa.key"
-  openssl pkey -in "$pki/sa.key" -pubout -out "$pki/sa.pub"
-  client plane/admin admin system:masters
-  for who in $nodes; do
-    client "$who/kubelet" "system:node:$who" system:nodes
-    client "$who/proxy" system:kube-proxy ""
-  done
-}
-
-# client FILE USER GROUP writes a kubeconfig.
-client() {
-  local token
-  token=$(openssl rand -hex 16)
-  echo "$token,$2,$2,\"$3\"" >>"$dir/pki/tokens.csv"
-  cat >"$dir/$1.kubeconfig" <<Y
-apiVersion: v1
-kind: Config
-clusters: [{name: podlace, cluster: {server: "$(api)", certificate-authority: $dir/pki/ca.crt}}]
-users: [{name: "$2", user: {token: $token}}]
-contexts: [{name: podlace, context: {cluster: podlace, user: "$2"}}]
-current-context: podlace
-Y
-}
-
-# serve MACHINE NAME PROGRAM ARGS.. lets node.sh keep the program running.
-serve() {
-  local to=$dir/$1/services/$2
-  printf '#!/bin/sh\nexec' >"$to"
-  printf " '%s'" "${@:3}" >>"$to"
-  chmod 755 "$to"
-}
-
-plane() {
-  local pki=$dir/pki as=$dir/plane/admin.kubeconfig etcd=http://127.0.0.1:2379
-  serve plane etcd "$kubernetes/etcd" --name=podlace --data-dir=/run/etcd --unsafe-no-fsync --listen-client-urls=$etcd \
-    --advertise-client-urls=$etcd --listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380 \
-    --initial-cluster=podlace=http://127.0.0.1:2380 --log-level=warn
-  serve plane apiserver "$kubernetes/kube-apiserver" --etcd-servers=$etcd --bind-address=:: --secure-port=6443 \
-    "--advertise-address=$(address plane "${families%% *}")" "--tls-cert-file=$pki/api.crt" "--tls-private-key-file=$pki/api.key" \
-    "--client-ca-file=$pki/ca.crt" "--token-auth-file=$pki/tokens.csv" --service-account-issuer=https://kubernetes.default.svc \
-    "--service-account-key-file=$pki/sa.pub" "--service-account-signing-key-file=$pki/sa.key" --authorization-mode=Node,RBAC \
-    --enable-admission-plugins=NodeRestriction --allow-privileged "--service-cluster-ip-range=$(each services)" \
-    --kubelet-preferred-address-types=InternalIP
-  serve plane controllers "$kubernetes/kube-controller-manager" "--kubeconfig=$as" --leader-elect=false --secure-port=0 \
-    "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" --allocate-node-cidrs "--cluster-cidr=$(each pods)" \
-    "--service-cluster-ip-range=$(each services)" "--cluster-signing-cert-file=$pki/ca.crt" "--cluster-signing-key-file=$pki/ca.key"
-  serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0
-}
-
-# member NODE writes what its kubelet and kube-proxy read.
-member() {
-  local to=$dir/$1 runtime
-  runtime=$(runtime "$1")
-  ln -sfn "$dir/images" "$to/images"
-  echo "nameserver $(address plane "${families%% *}")" >"$to/resolv.conf"
-  cat >"$to/kubelet.yaml" <<Y
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
-authorization: {mode: AlwaysAllow}
-containerRuntimeEndpoint: unix:///run/$runtime/$runtime.sock
-cgroupDriver: cgroupfs
-failCgroupV1: false
-failSwapOn: false
-oomScoreAdj: 0
-imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 50Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
-resolvConf: $to/resolv.conf
-clusterDNS: ["$(address plane "${families%% *}")"]
-clusterDomain: cluster.local
-nodeStatusUpdateFrequency: 5s
-Y
-  cat >"$to/proxy.yaml" <<Y
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-mode: $proxy
-clientConnection: {kubeconfig: $to/proxy.kubeconfig}
-clusterCIDR: $(each pods)
-detectLocalMode: ClusterCIDR
-conntrack: {maxPerCore: 0, min: 0}
-Y
-  serve "$1" kubelet "$kubernetes/kubelet" "--config=$to/kubelet.yaml" "--kubeconfig=$to/kubelet.kubeconfig" \
-    "--node-ip=$(each address "$1")"
-  serve "$1" proxy "$kubernetes/kube-proxy" "--config=$to/proxy.yaml"
-}
 
 # crio NODE prints the folder of CRI-O if that is the node's runtime.
 crio() { [ "$1" != node3 ] || echo "${CRIO:-}"; }
@@ -242,16 +145,32 @@ lan() {
   mount -t tmpfs -o mode=755 tmpfs /run
   links
   exec 5<&0
-  (
-    while read -r _; do :; done
-    kill -TERM $$
-  ) <&5 &
+  # shellcheck disable=SC2016
+  setpriv --pdeathsig KILL sh -c 'while read -r _; do :; done; kill -TERM $PPID' <&5 &
   for n in plane $nodes; do start "$n" <&5; done
-  await 60 "the API server" kubectl get --raw /readyz
-  for n in $nodes; do await 60 "$n" kubectl get node "$n"; done
+  await 300 "the API server" kubectl get --raw /readyz
+  for n in $nodes; do
+    await 300 "podCIDRs of $n" cidrs_of "$n"
+    plane_route "$n"
+  done
   summary
   echo ready
   wait
+}
+
+# plane_route NODE lets the API server reach the node's pods. Through the router nobody else does.
+plane_route() {
+  local c f
+  for c in $(cidrs_of "$1"); do
+    f=$(family "$c")
+    if [ "$1" = node3 ]; then
+      inside plane ip route add "$c" via "$(address router "$f")"
+      inside router ip "-$f" rule add from "$(address plane "$f")" to "$c" lookup 100
+      inside router ip route add "$c" via "$(address node3 "$f")" table 100
+    else
+      inside plane ip route add "$c" via "$(address "$1" "$f")"
+    fi
+  done
 }
 
 finish() {
@@ -344,12 +263,10 @@ enter() {
 byhand() {
   local n other c f cidrs via
   for n in $nodes; do
-    await 30 "podCIDRs of $n" cidrs_of "$n"
     cidrs=$(cidrs_of "$n")
     for c in $cidrs; do
-      f=4
-      case $c in *:*) f=6 ;; esac
-      for other in router plane $nodes; do
+      f=$(family "$c")
+      for other in router $nodes; do
         case $n$other in
         "$n$n") continue ;;
         node3router) via=$(address node3 "$f") ;;
@@ -368,14 +285,14 @@ byhand() {
   done
 }
 
+family() { case $1 in *:*) echo 6 ;; *) echo 4 ;; esac }
 cidrs_of() { kubectl get node "$1" -o 'jsonpath={.spec.podCIDRs[*]}' | grep .; }
 
 conflist() {
-  local ranges routes
+  local ranges='[{"subnet":"usePodCidr"}]' routes='{"dst":"0.0.0.0/0"}'
   case $families in
-  4) ranges='[{"subnet":"usePodCidr"}]' routes='{"dst":"0.0.0.0/0"}' ;;
-  6) ranges='[{"subnet":"usePodCidr"}]' routes='{"dst":"::/0"}' ;;
-  *) ranges='[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]' routes='{"dst":"0.0.0.0/0"},{"dst":"::/0"}' ;;
+  6) routes='{"dst":"::/0"}' ;;
+  *" "*) ranges="$ranges,[{\"subnet\":\"usePodCidrIPv6\"}]" routes="$routes,{\"dst\":\"::/0\"}" ;;
   esac
   cat <<J
 {"cniVersion":"1.0.0","cniVersions":["1.0.0","1.1.0"],"name":"podlace","plugins":[
@@ -387,6 +304,8 @@ J
 }
 
 self=$(realpath "$0") node=$(dirname "$(realpath "$0")")/node.sh
+# shellcheck source=scripts/cluster-kubernetes.sh
+. "$(dirname "$self")/cluster-kubernetes.sh"
 verb=${1-} dir=${2-} units=()
 families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3}
 kubernetes=${KUBERNETES:-} bin=$(realpath -m "${PODLACE_BIN:-$(dirname "$self")/../bin}")

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # make-cluster.sh CACHE [-test [go test flags]]: starts a cluster with Podlace and opens a shell in its control plane, or runs the tests of
 # integration/e2e/kubernetes, which start clusters of their own. Kubernetes, etcd and containerd are built before, once, into the cache.
+#
+# IMAGE     name of Podlace's image, which build/image.tar holds (make image)
+# MANIFEST  what is applied (default: the shipped manifest, with VXLAN to nodes in another subnet)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$1
@@ -26,13 +29,19 @@ go build -C scripts/image -o "$dir/image" .
 # shellcheck disable=SC2016
 "$dir/image" pack -name podlace.test/busybox:1 -out "$dir/images/busybox.tar" -env PATH=/bin -entrypoint /bin/sh -entrypoint -c \
   -entrypoint 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done' "/bin=$dir/bin" dir:/tmp=1777
+ln -s "$PWD/build/image.tar" "$dir/images/podlace.tar"
+if [ -z "${MANIFEST:-}" ]; then
+  MANIFEST=$dir/podlace.yaml
+  "$dir/image" manifest -conf conf/cluster -image "$IMAGE" -component vxlan -out "$MANIFEST"
+fi
+export MANIFEST
 
 if [ "${1:-}" = -test ]; then
   shift
   IMAGES=$dir/images go test -buildvcs=false -count=1 -v -timeout 40m "$@" ./integration/e2e/kubernetes
 else
   scripts/cluster.sh up "$dir" | grep -vx ready
-  scripts/cluster.sh byhand "$dir"
+  scripts/cluster.sh exec "$dir" plane kubectl apply -f "$MANIFEST"
   scripts/cluster.sh exec "$dir" plane kubectl wait --for=condition=Ready nodes --all --timeout=60s
   echo "a shell in the control plane, with kubectl; the cluster ends with it"
   scripts/cluster.sh exec "$dir" plane bash || :

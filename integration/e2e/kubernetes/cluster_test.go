@@ -5,7 +5,7 @@
 //	KUBERNETES    folder of Kubernetes' programs and etcd
 //	CONTAINERD    containerd of the nodes
 //	IMAGES        folder of the images that the nodes have
-//	PODLACE_BIN   folder of the plugins
+//	MANIFEST      the manifest of Podlace
 package kubernetes_test
 
 import (
@@ -17,6 +17,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,14 +32,16 @@ type cluster struct {
 	input       io.Closer
 	cmd         *exec.Cmd
 	groups      []string // cgroups of its machines
+	sysctls     string   // of the machine before
+	killed      bool     // by the test
 }
 
 // start runs a cluster until the end of the test. No node has a network yet.
 func start(t *testing.T, families string, env ...string) *cluster {
 	t.Helper()
 	images := os.Getenv("IMAGES")
-	if os.Getenv("KUBERNETES") == "" || images == "" {
-		t.Skip("SKIP, no cluster: KUBERNETES or IMAGES is not set; make cluster ARGS=-test has all")
+	if os.Getenv("KUBERNETES") == "" || images == "" || os.Getenv("MANIFEST") == "" {
+		t.Skip("SKIP, no cluster: KUBERNETES, IMAGES or MANIFEST is not set; make cluster ARGS=-test has all")
 	}
 	script, err := filepath.Abs("../../../scripts/cluster.sh")
 	if err != nil {
@@ -50,7 +54,8 @@ func start(t *testing.T, families string, env ...string) *cluster {
 	if err := os.Symlink(images, filepath.Join(dir, "images")); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{dir: dir, script: script, families: strings.Fields(families), cmd: exec.Command(script, "run", dir)}
+	c := &cluster{dir: dir, script: script, families: strings.Fields(families), cmd: exec.Command(script, "run", dir),
+		sysctls: sysctls()}
 	c.env = append(append(os.Environ(), "FAMILIES="+families), env...)
 	c.cmd.Env, c.cmd.Stderr = c.env, os.Stderr
 	input, err := c.cmd.StdinPipe()
@@ -108,14 +113,8 @@ func (c *cluster) noteGroups(t *testing.T) {
 	}
 }
 
-// stop ends the cluster and says what of it is left on the machine.
-func (c *cluster) stop(t *testing.T) {
-	t.Helper()
-	_ = c.input.Close()
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("cluster.sh: %v", err)
-	}
-	var left []string
+// left is what the machine still has of the cluster.
+func (c *cluster) left() (left []string) {
 	for _, g := range c.groups {
 		found, _ := filepath.Glob("/sys/fs/cgroup/*/" + g)
 		lone, _ := filepath.Glob("/sys/fs/cgroup/" + g)
@@ -124,10 +123,24 @@ func (c *cluster) stop(t *testing.T) {
 	for _, pattern := range []string{"/proc/[0-9]*/cmdline", "/proc/self/mounts"} {
 		files, _ := filepath.Glob(pattern)
 		for _, f := range files {
-			if data, err := os.ReadFile(f); err == nil && bytes.Contains(data, []byte(c.dir+"/")) {
+			if data, err := os.ReadFile(f); err == nil && bytes.Contains(data, []byte(c.dir)) {
 				left = append(left, f+": "+strings.ReplaceAll(string(data), "\x00", " "))
 			}
 		}
+	}
+	return left
+}
+
+// stop ends the cluster and says what of it is left on the machine.
+func (c *cluster) stop(t *testing.T) {
+	t.Helper()
+	_ = c.input.Close()
+	if err := c.cmd.Wait(); err != nil && !c.killed {
+		t.Errorf("cluster.sh: %v", err)
+	}
+	left := c.left()
+	if now := sysctls(); now != c.sysctls {
+		left = append(left, fmt.Sprintf("the sysctls are %s and were %s", now, c.sysctls))
 	}
 	if len(left) > 0 {
 		t.Errorf("left on the machine: %s", strings.Join(left, "\n"))
@@ -137,6 +150,15 @@ func (c *cluster) stop(t *testing.T) {
 		return
 	}
 	_ = os.RemoveAll(c.dir)
+}
+
+// sysctls are those that a kubelet sets, whatever its namespaces.
+func sysctls() (values string) {
+	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
+		data, _ := os.ReadFile("/proc/sys/" + name)
+		values += name + "=" + strings.TrimSpace(string(data)) + " "
+	}
+	return values
 }
 
 // run runs a command of cluster.sh, or with "exec" one in a machine, and returns its output.
@@ -186,11 +208,31 @@ func (c *cluster) apply(t *testing.T, objects ...any) {
 	}
 }
 
-// network makes Podlace the network of the cluster and waits until all nodes are ready.
+// network makes Podlace the network of the cluster by its manifest and waits until all nodes are ready.
 func (c *cluster) network(t *testing.T) {
 	t.Helper()
+	before := c.watchLists(t)
 	begin := time.Now()
-	c.run(t, "byhand")
+	c.kubectl(t, "apply", "-f", os.Getenv("MANIFEST"))
 	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
-	t.Logf("all nodes are Ready %.1f s later", time.Since(begin).Seconds())
+	t.Logf("all nodes are Ready %.1f s after kubectl apply", time.Since(begin).Seconds())
+	if now := c.watchLists(t); now < before+3 {
+		t.Errorf("the API server has sent the list of nodes as a watch %d times before the agents came and %d times since", before, now-before)
+	}
+}
+
+var watchLists = regexp.MustCompile(`(?m)^apiserver_watch_list_duration_seconds_count\{.*resource="nodes",scope="cluster".*\} (\d+)$`)
+
+// watchLists counts the lists of all nodes that the API server has sent as a watch (WatchList).
+func (c *cluster) watchLists(t *testing.T) int {
+	t.Helper()
+	found := watchLists.FindStringSubmatch(c.kubectl(t, "get", "--raw", "/metrics"))
+	if found == nil {
+		return 0
+	}
+	count, err := strconv.Atoi(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
 }

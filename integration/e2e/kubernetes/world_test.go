@@ -76,7 +76,8 @@ func services() (objects []any) {
 	for i, name := range []string{"server1", "server2", "server3", "client1", "local1"} {
 		var ports []any
 		for _, protocol := range []string{"TCP", "UDP"} {
-			ports = append(ports, map[string]any{"name": strings.ToLower(protocol), "port": 80, "targetPort": 8080, "nodePort": 31001 + i, "protocol": protocol})
+			ports = append(ports, map[string]any{"name": strings.ToLower(protocol), "protocol": protocol,
+				"port": 80, "targetPort": 8080, "nodePort": 31001 + i})
 		}
 		app, policy := name, "Cluster"
 		if name == "local1" {
