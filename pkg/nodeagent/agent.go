@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
@@ -68,6 +69,7 @@ type agent struct {
 	started  time.Time
 	began    time.Time     // the first comparison
 	compared time.Time     // the last one
+	stale    bool          // masquerade rules of pods do not follow node.json yet
 	suspect  time.Time     // since when deletions are held back
 	failing  bool          // the present step has to be tried again
 	unmade   bool          // the last comparison has to be
@@ -120,7 +122,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
-	return &agent{options: o, started: time.Now(), config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
+	return &agent{options: o, started: time.Now(), stale: true, config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
 		binaries: newBinaries(o.Plugins, c.BinDir)}
 }
 
@@ -317,9 +319,16 @@ func (a *agent) writeNodeFile(why cause) {
 	if changed {
 		a.did("node", why, 1, "wrote node.json", "podCIDRs", orNone(node.PodCIDRs), "clusterCIDRs", len(node.ClusterCIDRs), "mtu", node.MTU)
 	}
-	if changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs) {
-		a.reloadMasquerade()
+	a.stale = a.stale || changed && there && !slices.Equal(before.ClusterCIDRs, node.ClusterCIDRs)
+	if !a.stale {
+		return
 	}
+	if err := bridge.RenewClusterCIDRs(a.log); err != nil {
+		a.failing = true
+		a.problem("masquerade", err, "podlace reload does it too", false)
+		return
+	}
+	a.stale = false
 }
 
 // writeConflist comes last: what it names is in place, and the plugins know the node.

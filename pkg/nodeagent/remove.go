@@ -54,12 +54,14 @@ func remove(ctx context.Context, binDir, confDir string, out io.Writer, log *slo
 		return errors.Join(errs...)
 	}
 	records, err := attachment.All()
-	switch {
+	damaged, readErr := attachment.Unreadable()
+	n := len(records) + len(damaged)
+	switch err = errors.Join(err, readErr); {
 	case err != nil:
 		errs = append(errs, fmt.Errorf("the plugins in %s stay: %w", binDir, err))
-	case len(records) > 0:
+	case n > 0:
 		errs = append(errs, fmt.Errorf("the plugins in %s stay: %d attachments of pods need them for their end; remove again when they are gone",
-			binDir, len(records)))
+			binDir, n))
 	default:
 		done, err := removePrograms(binDir)
 		say(done...)

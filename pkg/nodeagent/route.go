@@ -178,7 +178,3 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 		a.log.Warn("more nodes have changed: podlace-node status names all", "nodes", news-mostLogged)
 	}
 }
-
-// reloadMasquerade lets pods that run be masqueraded by the new cluster CIDRs.
-func (a *agent) reloadMasquerade() {
-}

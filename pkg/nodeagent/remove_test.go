@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/sandbox"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// command runs podlace-node in this process.
+func (l *lab) command(args ...string) (exit int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	exit = Main(args, &out, &err)
+	return exit, out.String(), err.String()
+}
+
+// process runs the agent in a process of its own, with plugins, configuration and API server of the lab.
+func (l *lab) process() *exec.Cmd {
+	l.Helper()
+	cmd := exec.Command("/proc/self/exe", "run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
+		"--plugins", l.Plugins, "--http", "unix:"+l.dir+"/http")
+	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
+	kerneltest.Must(l, cmd.Start())
+	return cmd
+}
+
+// TestRemove: after remove the node is as it was before the first start; while the agent runs, nothing is removed.
+func TestRemove(t *testing.T) {
+	l := newLab(t, `"takeOver": true`)
+	l.put("net.d/05-other.conflist", "{}")
+	l.put("net.d/99-later.conf", "{}")
+	opt := sandbox.Options{Dirs: []string{store.Root, l.dir}, Ignore: regexp.MustCompile(`/run/podlace(/\.node\.lock)?$|/bin/loopback|/run/podlace/\.node\.lock`)}
+	before, err := sandbox.Take(opt)
+	kerneltest.Must(t, err)
+	l.ready()
+	if l.read("net.d/05-other.conflist"+backup) != "{}" || l.read("net.d/05-other.conflist") != "" || l.read("net.d/99-later.conf") != "{}" {
+		t.Error("the other conflist was not taken over, or one that does not matter was")
+	}
+	l.stop()
+	exit, out, stderr := l.command("remove", "--config", l.Config)
+	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName) ||
+		strings.Index(out, conflistName) > strings.Index(out, "removed routes") || strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	after, err := sandbox.Take(opt)
+	kerneltest.Must(t, err)
+	if diff := sandbox.Diff(before, after); len(diff) > 0 {
+		t.Errorf("left: %q", diff)
+	}
+	if exit, out, stderr = l.command("remove", "--config", l.Config); exit != 0 || out != "" {
+		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestRemoveWithPods: plugins stay while a pod needs them for its end; all else goes.
+func TestRemoveWithPods(t *testing.T) {
+	l := newLab(t).ready()
+	l.stop()
+	kerneltest.Must(t, os.MkdirAll(store.Root+"/podlace", 0o700),
+		os.WriteFile(store.Root+"/podlace/bridge-0123456789abcdef", []byte(`{"format": 1, "network": "podlace", "containerID": "a", "ifName": "eth0"}`), 0o600))
+	exit, out, stderr := l.command("remove", "--config", l.Config)
+	if exit == 0 || !strings.Contains(stderr, "the plugins in "+l.dir+"/bin stay") || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" ||
+		l.read("bin/podlace-bridge") == "" {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+}
+
+// TestShadowed: a configuration that comes before ours keeps the node from being ready, is named, and is not touched.
+func TestShadowed(t *testing.T) {
+	l := newLab(t)
+	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
+		l.put("net.d/"+name, "{}")
+	}
+	l.start()
+	l.await("the shadow is told", func() bool { return l.says("conflist", "shadowed by .hidden.conf 05-other.conflist", "takeOver") })
+	if l.status().Ready || l.read("net.d/05-other.conflist") != "{}" {
+		t.Errorf("%+v", l.status())
+	}
+	kerneltest.Must(t, os.Remove(l.dir+"/net.d/05-other.conflist"), os.Remove(l.dir+"/net.d/.hidden.conf"))
+	l.await("ready", func() bool { return l.status().Ready })
+}
+
+// TestPutBack: a configuration that came again beside its backup stays.
+func TestPutBack(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b", conflistName: "{}"} {
+		kerneltest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	done, err := putBack(dir)
+	a, _ := os.ReadFile(dir + "/a.conf")
+	b, _ := os.ReadFile(dir + "/b.conf")
+	if err != nil || string(a) != "new" || string(b) != "b" || len(done) != 2 {
+		t.Errorf("%v %q: %s, %s", err, done, a, b)
+	}
+}
+
+// TestInstall: the programs, and nothing else; nothing again; an empty folder is no image.
+func TestInstall(t *testing.T) {
+	l := newLab(t)
+	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 || strings.Count(out, "installed") != 5 {
+		t.Errorf("exit %d: %s%s", exit, out, stderr)
+	}
+	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 || out != "" {
+		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
+	}
+	l.put("bin/loopback", "of another network")
+	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // of the same size
+	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 ||
+		strings.TrimSpace(out) != "installed "+l.dir+"/bin/podlace-bridge" || l.read("bin/loopback") != "of another network" {
+		t.Errorf("another: exit %d: %s%s", exit, out, stderr)
+	}
+	if exit, _, stderr := l.command("install", "--plugins", t.TempDir(), "--bin-dir", l.dir+"/bin"); exit == 0 || !strings.Contains(stderr, "none is in") {
+		t.Errorf("empty: exit %d: %s", exit, stderr)
+	}
+}
+
+// TestProcess: a second agent waits for the end of the first; SIGTERM ends it at once and changes nothing; --ready tells a probe.
+func TestProcess(t *testing.T) {
+	l := newLab(t)
+	first := l.process()
+	l.await("ready", func() bool { return l.status().Ready })
+	if exit, _, stderr := l.command("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 0 {
+		t.Errorf("--ready: exit %d: %s", exit, stderr)
+	}
+	second := l.process()
+	l.await("the second waits", func() bool { return l.log.count("another podlace-node runs") == 1 })
+	if exit, out, _ := l.command("status"); exit != exitProblems || strings.Contains(out, "does not run") {
+		t.Errorf("status: exit %d\n%s", exit, out)
+	}
+	kerneltest.Must(t, first.Process.Signal(syscall.SIGTERM), first.Wait())
+	if !slices.Equal(l.routes(), full(2, 3)) || l.read("net.d/"+conflistName) == "" || l.node().PodCIDRs == nil {
+		t.Error("the end of the agent changed the node")
+	}
+	l.api.put(l.peer(4))
+	l.has(full(2, 3, 4)) // by the second
+	began := time.Now()
+	kerneltest.Must(t, second.Process.Signal(syscall.SIGTERM), second.Wait())
+	t.Logf("ended within %v", time.Since(began))
+	if exit, out, _ := l.command("status"); exit != exitProblems || !strings.Contains(out, "podlace-node does not run") {
+		t.Errorf("status: exit %d\n%s", exit, out)
+	}
+	if exit, _, stderr := l.command("run", "--ready", "--http", "unix:"+l.dir+"/http"); exit != 1 || !strings.Contains(stderr, "not ready") {
+		t.Errorf("--ready: exit %d: %s", exit, stderr)
+	}
+}
+
+// TestWrongStart: what cannot work is refused before anything is done, with words that name it.
+func TestWrongStart(t *testing.T) {
+	l := newLab(t)
+	for says, args := range map[string][]string{
+		"NODE_NAME":            {"run", "--node-name", ""},
+		"/nowhere/config.json": {"run", "--node-name", "n1", "--config", "/nowhere/config.json"},
+		"/nowhere/kubeconfig":  {"run", "--node-name", "n1", "--config", l.Config, "--kubeconfig", "/nowhere/kubeconfig"},
+		"unknown command":      {"rum"},
+		"unknown flag":         {"run", "--node", "n1"},
+		"table or json":        {"status", "-o", "yaml"},
+		"has not run here":     {"status"},
+	} {
+		if exit, _, stderr := l.command(args...); exit != 2 || !strings.Contains(stderr, says) {
+			t.Errorf("%q: exit %d: %s", args, exit, stderr)
+		}
+	}
+	if _, err := os.Stat(store.Root + "/" + statusName); !errors.Is(err, os.ErrNotExist) || len(l.routes()) > 0 {
+		t.Error("something was done")
+	}
+}
