@@ -5,7 +5,7 @@
 # own.
 #
 #   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
-#   e2e         agnhost regression-issue-74839 pause dns e2e.test
+#   e2e         agnhost regression-issue-74839 pause dns ginkgo e2e.test
 #   containerd  containerd containerd-shim-runc-v2 ctr
 set -euo pipefail
 die() {
@@ -18,7 +18,7 @@ shift 2
 cd "$(dirname "$0")/../integration/e2e/programs"
 case $group in
 kubernetes) module=kubernetes all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
-e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns e2e.test" ;;
+e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns ginkgo e2e.test" ;;
 containerd) module=containerd all="containerd containerd-shim-runc-v2 ctr" ;;
 *) die "no group $group: there are kubernetes, e2e and containerd" ;;
 esac
@@ -36,6 +36,7 @@ package() {
   kube*) echo "k8s.io/kubernetes/cmd/$1" ;;
   agnhost | regression-issue-74839) echo "k8s.io/kubernetes/test/images/$1" ;;
   dns | pause) echo "./$1" ;;
+  ginkgo) echo github.com/onsi/ginkgo/v2/ginkgo ;;
   containerd* | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
   esac
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+const (
+	maxPacket = 512     // bytes of an answer over UDP to a client that announces no size
+	maxStream = 1 << 16 // bytes of an answer over TCP
+	idle      = 30 * time.Second
+)
+
+// serveStream answers the questions of one TCP connection, each with its length before it.
+func serveStream(conn net.Conn, z zone) {
+	defer conn.Close()
+	for {
+		var length [2]byte
+		if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
+			return
+		}
+		if _, err := io.ReadFull(conn, length[:]); err != nil {
+			return
+		}
+		query := make([]byte, binary.BigEndian.Uint16(length[:]))
+		if _, err := io.ReadFull(conn, query); err != nil {
+			return
+		}
+		reply := z.reply(query, maxStream-1)
+		if reply == nil {
+			return
+		}
+		if _, err := conn.Write(binary.BigEndian.AppendUint16(nil, uint16(len(reply)))); err != nil { //nolint:gosec // at most maxStream-1
+			return
+		}
+		if _, err := conn.Write(reply); err != nil {
+			return
+		}
+	}
+}
+
+// reply returns the answer to a query of one question, or nil if there is nothing to answer. An answer above the limit is cut to its
+// header with the bit "truncated", and the client asks again over TCP.
+func (z zone) reply(query []byte, limit int) []byte {
+	var parser dnsmessage.Parser
+	header, err := parser.Start(query)
+	if err != nil || header.Response {
+		return nil
+	}
+	question, err := parser.Question()
+	if err != nil {
+		return nil
+	}
+	message := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: header.ID, Response: true, Authoritative: true, RecursionDesired: header.RecursionDesired},
+		Questions: []dnsmessage.Question{question},
+	}
+	message.Answers, message.RCode = z.answer(question)
+	packed, err := message.Pack()
+	if err == nil && len(packed) > limit {
+		message.Answers, message.Truncated = nil, true
+		packed, err = message.Pack()
+	}
+	if err != nil {
+		return nil
+	}
+	return packed
+}
