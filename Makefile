@@ -82,6 +82,10 @@ crio: build ## run pods through a real CRI-O, also with a real kubelet; both are
 cluster: build image ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
 	@IMAGE='$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' scripts/make-cluster.sh '$(CACHE)' $(ARGS)
 
+.PHONY: e2e
+e2e: build reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
+	@go run ./integration/e2e/conformance -cache '$(CACHE)' $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
 	@scripts/fuzz.sh

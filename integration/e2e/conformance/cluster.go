@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// names are the addresses of the DNS server: those of the control plane, which the kubelets of scripts/cluster.sh have.
+const names = "192.0.2.10:53,[2001:db8::10]:53"
+
+// cluster is what scripts/cluster.sh starts, with the images of the tests.
+type cluster struct {
+	programs, kubernetes, containerd, reference, images string // folders
+}
+
+// prepare builds the programs and images that the cache lacks.
+func prepare(ctx context.Context, cache string) (c cluster, err error) {
+	for _, one := range []struct {
+		to      *string
+		command []string
+	}{
+		{&c.kubernetes, []string{"scripts/programs.sh", filepath.Join(cache, "programs"), "kubernetes"}},
+		{&c.programs, []string{"scripts/programs.sh", filepath.Join(cache, "programs"), "e2e"}},
+		{&c.containerd, []string{"scripts/programs.sh", filepath.Join(cache, "programs"), "containerd"}},
+		{&c.images, []string{"scripts/e2e-images.sh", cache}},
+	} {
+		if *one.to, err = output(ctx, nil, one.command...); err != nil {
+			return c, err
+		}
+	}
+	c.reference, err = filepath.Abs("build/reference")
+	return c, err
+}
+
+// suite is the suite against a cluster that scripts/cluster.sh started.
+func (c cluster) suite(kubeconfig string, in ...string) suite {
+	return suite{programs: c.programs, kubectl: filepath.Join(c.kubernetes, "kubectl"), kubeconfig: kubeconfig, in: in}
+}
+
+// output returns the last line that a command prints.
+func output(ctx context.Context, environment []string, command ...string) (string, error) {
+	var out bytes.Buffer
+	run := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // scripts of this tree
+	run.Env, run.Stdout, run.Stderr = environment, &out, os.Stderr
+	if err := run.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(command, " "), err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	return lines[len(lines)-1], nil
+}
+
+// up starts a cluster with the plugins "podlace" or "reference", and returns the suite for it and what ends the cluster.
+func (c cluster) up(ctx context.Context, folder, mode, plugins string, nodes int) (suite, func(), error) {
+	at := filepath.Join(folder, "cluster")
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return suite{}, nil, fmt.Errorf("folder of the cluster: %w", err)
+	}
+	if err := os.Symlink(c.images, filepath.Join(at, "images")); err != nil {
+		return suite{}, nil, fmt.Errorf("images of the cluster: %w", err)
+	}
+	r := running{cluster: c, folder: at, environment: append(os.Environ(),
+		"KUBERNETES="+c.kubernetes, "CONTAINERD="+filepath.Join(c.containerd, "containerd"), "PROXY="+mode, "NODES="+nodeNames(nodes))}
+	if err := r.script(ctx, nil, "up"); err != nil {
+		return suite{}, nil, err
+	}
+	names, err := r.startNames(ctx)
+	end := func() {
+		names()
+		if err := r.script(context.WithoutCancel(ctx), nil, "down"); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+		}
+	}
+	if err == nil {
+		err = r.network(ctx, plugins, nodes)
+	}
+	if err != nil {
+		end()
+		return suite{}, nil, err
+	}
+	s := c.suite(filepath.Join(at, "plane/admin.kubeconfig"), "scripts/cluster.sh", "exec", at, "plane")
+	s.environment = r.environment
+	return s, end, nil
+}
+
+func nodeNames(count int) string {
+	var names []string
+	for i := range count {
+		names = append(names, fmt.Sprint("node", i+1))
+	}
+	return strings.Join(names, " ")
+}
+
+// running is a cluster that was started.
+type running struct {
+	cluster
+	folder      string
+	environment []string
+}
+
+// script runs a verb of scripts/cluster.sh for the cluster. Its output is shown if it fails.
+func (r running) script(ctx context.Context, input []byte, verb string, args ...string) error {
+	args = append([]string{verb, r.folder}, args...)
+	command := exec.CommandContext(ctx, "scripts/cluster.sh", args...) //nolint:gosec // a script of this tree
+	command.Env, command.Stdin = r.environment, bytes.NewReader(input)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("scripts/cluster.sh %s: %w\n%s", verb, err, out)
+	}
+	return nil
+}
+
+// startNames starts the cluster's DNS server beside the control plane and returns what ends it.
+func (r running) startNames(ctx context.Context) (stop func(), err error) {
+	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
+	if err != nil {
+		return func() {}, fmt.Errorf("log of the DNS server: %w", err)
+	}
+	command := exec.CommandContext(ctx, "scripts/cluster.sh", "exec", r.folder, "plane", //nolint:gosec // programs of this tree
+		filepath.Join(r.programs, "dns"), "-kubeconfig", filepath.Join(r.folder, "plane/admin.kubeconfig"), "-listen", names)
+	command.Env, command.Stdout, command.Stderr = r.environment, log, log
+	if err := command.Start(); err != nil {
+		return func() {}, fmt.Errorf("start the DNS server: %w", err)
+	}
+	return func() {
+		_ = command.Process.Kill() // it may have ended with the cluster
+		_ = command.Wait()
+		_ = log.Close()
+	}, nil
+}
+
+// network makes the nodes Ready with the plugins.
+func (r running) network(ctx context.Context, plugins string, nodes int) error {
+	if plugins == "reference" {
+		r.environment = append(r.environment, "PODLACE_BIN="+r.reference)
+	}
+	if err := r.script(ctx, nil, "byhand"); err != nil {
+		return err
+	}
+	if plugins != "reference" {
+		return nil
+	}
+	for name := range strings.FieldsSeq(nodeNames(nodes)) {
+		cidrs, err := output(ctx, r.environment, "scripts/cluster.sh", "exec", r.folder, "plane",
+			"kubectl", "get", "node", name, "-o", "jsonpath={.spec.podCIDRs}")
+		if err != nil {
+			return err
+		}
+		list, err := referenceConflist(cidrs)
+		if err != nil {
+			return fmt.Errorf("podCIDRs of %s: %w", name, err)
+		}
+		if err := r.script(ctx, list, "exec", name, "sh", "-ec",
+			"cat >/etc/cni/net.d/new && mv /etc/cni/net.d/new /etc/cni/net.d/10-podlace.conflist"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// referenceConflist is the chain of the reference plugins for a node with these podCIDRs, a JSON list.
+func referenceConflist(podCIDRs string) ([]byte, error) {
+	var cidrs []string
+	if err := json.Unmarshal([]byte(podCIDRs), &cidrs); err != nil {
+		return nil, fmt.Errorf("%q: %w", podCIDRs, err)
+	}
+	type object = map[string]any
+	var ranges [][]object
+	var routes []object
+	for _, cidr := range cidrs {
+		prefix, err := netip.ParsePrefix(cidr)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", podCIDRs, err)
+		}
+		ranges = append(ranges, []object{{"subnet": cidr}})
+		routes = append(routes, object{"dst": map[bool]string{true: "0.0.0.0/0", false: "::/0"}[prefix.Addr().Is4()]})
+	}
+	return json.Marshal(object{"cniVersion": "1.0.0", "name": "reference", "plugins": []object{
+		{
+			"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+			"ipam": object{"type": "host-local", "ranges": ranges, "routes": routes},
+		},
+		{"type": "portmap", "capabilities": object{"portMappings": true}, "snat": true},
+		{"type": "bandwidth", "capabilities": object{"bandwidth": true}},
+	}})
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// write prints the outcome of a run: every spec that ran, and what the list says of it.
+func write(to io.Writer, title string, list []string, got report, took time.Duration) {
+	count := map[state]int{}
+	var ran []result
+	for _, one := range got.Results {
+		count[one.State]++
+		if one.State != notRun {
+			ran = append(ran, one)
+		}
+	}
+	order := []state{passed, skipped, failed}
+	slices.SortFunc(ran, func(a, b result) int {
+		return cmp.Or(slices.Index(order, a.State)-slices.Index(order, b.State), strings.Compare(a.Name, b.Name))
+	})
+	for _, one := range ran {
+		mark := " "
+		if slices.Contains(list, one.Name) {
+			mark = "*"
+		}
+		fmt.Fprintf(to, "%-7s %s %4.0f s  %s\n", one.State, mark, one.Took.Seconds(), one.Name)
+		if one.State != passed {
+			fmt.Fprintf(to, "                  %s\n", strings.ReplaceAll(shorten(one.Reason), "\n", "\n                  "))
+		}
+	}
+	for _, trouble := range got.Trouble {
+		fmt.Fprintf(to, "outside of specs: %s\n", shorten(trouble))
+	}
+	fmt.Fprintf(to, "%s: %d passed, %d failed, %d skipped, %d not selected, in %s; %d of the %d specs in the list (*) passed\n",
+		title, count[passed], count[failed], count[skipped], count[notRun], took.Round(time.Second), len(list)-len(broken(list, got)), len(list))
+	if more := unlisted(list, got, passed); len(list) > 0 && len(more) > 0 {
+		fmt.Fprintf(to, "%d passed that are not in the list\n", len(more))
+	}
+}
+
+// differ prints the specs whose outcomes differ between two runs.
+func differ(to io.Writer, titles [2]string, got [2]report) {
+	var names []string
+	for name, one := range got[0].Results {
+		if one.State != got[1].Results[name].State {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	fmt.Fprintf(to, "%d specs differ between %s and %s\n", len(names), titles[0], titles[1])
+	for _, name := range names {
+		fmt.Fprintf(to, "%-7s %-7s  %s\n", got[0].Results[name].State, cmp.Or(got[1].Results[name].State, notRun), name)
+	}
+}
+
+// shorten returns the first lines of a reason: Kubernetes' failures print whole objects.
+func shorten(reason string) string {
+	const lines, columns = 3, 200
+	var short []string
+	for line := range strings.Lines(reason) {
+		line = strings.TrimRight(line, "\n")
+		if len(short) == lines {
+			break
+		}
+		if len(line) > columns {
+			line = line[:columns] + "..."
+		}
+		short = append(short, line)
+	}
+	return strings.Join(short, "\n")
+}
