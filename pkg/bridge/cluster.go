@@ -69,8 +69,8 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 }
 
 // RenewClusterCIDRs writes the exceptions from masquerade of live networks anew, after clusterCIDRs of node.json changed: of those networks
-// and pods whose exceptions came from useClusterCidr. It is a no-op where they are up to date, or if the file has none. It waits for locks of
-// attachments, so the caller must not hold one.
+// and pods whose exceptions came from useClusterCidr. It is a no-op where they are up to date, or if the file has none. It waits for
+// locks of attachments, so the caller must not hold one.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}

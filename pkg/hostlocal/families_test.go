@@ -20,7 +20,8 @@ func TestFamilies(t *testing.T) {
 		{"IPv4", `"10.1.2.0/24"`, both, "0.0.0.0/0 192.0.2.0/24"},
 		{"IPv6", `"fd00:1::/64"`, both, "::/0"},
 		{"one word: all routes stay", `"10.1.2.0/24"`, `"subnet":"usePodCidr",` + routes, "0.0.0.0/0 ::/0 192.0.2.0/24"},
-		{"a further range of the family", `"fd00:1::/64"`, strings.Replace(both, "[[", `[[{"subnet":"10.9.0.0/24"}],[`, 1), "0.0.0.0/0 ::/0 192.0.2.0/24"},
+		{"a further range of the family", `"fd00:1::/64"`, strings.Replace(both, "[[", `[[{"subnet":"10.9.0.0/24"}],[`, 1),
+			"0.0.0.0/0 ::/0 192.0.2.0/24"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			writeNode(t, nodefile.Path, `{"podCIDRs":[`+c.podCIDRs+`]}`)

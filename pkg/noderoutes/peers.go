@@ -166,8 +166,8 @@ func notForPods() [8]netip.Prefix {
 		return netip.PrefixFrom(netip.AddrFrom16([16]byte{a, b}), bits)
 	}
 	broadcast := netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)
-	return [8]netip.Prefix{v4(0, 0, 8), v4(127, 0, 8), v4(169, 254, 16), v4(224, 0, 4), broadcast, // this node, loopback, link-local, multicast
-		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback and others, link-local, multicast
+	return [8]netip.Prefix{v4(0, 0, 8), v4(127, 0, 8), v4(169, 254, 16), v4(224, 0, 4), broadcast, // this node, loopback, ...
+		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
 // parsePodCIDR refuses what no node can give to pods. A route to such a prefix would take other traffic away.

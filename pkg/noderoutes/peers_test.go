@@ -12,7 +12,8 @@ import (
 )
 
 func same() cmp.Options {
-	return cmp.Options{cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
+	return cmp.Options{cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
 // node returns a node object from its name, which day of 2026 it was made on, its podCIDRs and addresses.

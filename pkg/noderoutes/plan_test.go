@@ -260,3 +260,11 @@ func TestCollisions(t *testing.T) {
 		t.Errorf("%d IDs and %d next hops of 1002; %d of the two has the ID of its hash", len(ids), len(hops), stays)
 	}
 }
+
+// TestHopCollision: two peers whose names have the same hash get different next hops.
+func TestHopCollision(t *testing.T) {
+	tunnel := newTunneler(Self{})
+	if a, b := tunnel.hop4("a"), tunnel.hop4("a"); a == b || !netip.MustParsePrefix("169.254.0.0/16").Contains(b) {
+		t.Errorf("%s and %s", a, b)
+	}
+}
