@@ -104,7 +104,8 @@ func TestHolderUnderClusterName(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--all", "--conf-dir", c.conf, "--bin-dir", bin).CombinedOutput()
+	gc := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--all", "--conf-dir", c.conf, "--bin-dir", bin)
+	out, err := gc.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "left alone") {
 		t.Errorf("%v\n%s", err, out)
 	}

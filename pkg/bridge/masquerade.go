@@ -114,8 +114,8 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade writes the sets and the chain of a network anew. The configuration is noted when it is in force: a kill before that writes
-// everything once more.
+// writeMasquerade writes the sets and the chain of a network anew. The configuration is noted when it is in force: a kill before that
+// writes everything once more.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err

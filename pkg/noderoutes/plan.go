@@ -22,8 +22,8 @@ const (
 )
 
 // Plan returns what the kernel shall have for the peers that Peers returned, the peers with their states, and what the plugins shall know
-// of the node. ways tells how each Gateway is reached now; those of the own addresses, if there, are the links whose MTU counts even without
-// peers. The output is sorted, and the same for the same input in any order.
+// of the node. ways tells how each Gateway is reached now; those of the own addresses, if there, are the links whose MTU counts even
+// without peers. The output is sorted, and the same for the same input in any order.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
