@@ -27,8 +27,8 @@ type entry struct {
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and the folders above them. The bytes follow from the entries and the time alone, not from
-// their order or from the owners and times of the files.
+// newLayer returns one compressed layer of entries and the folders above them. The bytes follow from the entries and the time alone, not
+// from their order or from the owners and times of the files.
 func newLayer(entries []entry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {

@@ -138,7 +138,8 @@ func checkPacked(t *testing.T, img v1.Image) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := v1.Config{Entrypoint: []string{"/bin/program", "two words"}, Cmd: []string{"x"}, Env: []string{"A=B"}, User: "65534", WorkingDir: "/data"}
+	want := v1.Config{Entrypoint: []string{"/bin/program", "two words"}, Cmd: []string{"x"}, Env: []string{"A=B"}, User: "65534",
+		WorkingDir: "/data"}
 	if diff := cmp.Diff(want, config.Config); diff != "" || config.OS != "linux" || config.Architecture != "arm64" {
 		t.Errorf("%s/%s, config: %s", config.OS, config.Architecture, diff)
 	}
@@ -147,10 +148,12 @@ func checkPacked(t *testing.T, img v1.Image) {
 		t.Fatal(layers, err)
 	}
 	byName, names := headers(t, layers[0], time.Unix(0, 0))
-	if diff := cmp.Diff([]string{"bin/", "bin/program", "bin/sh", "data/", "data/link", "data/sub/", "data/sub/data", "tmp/"}, names); diff != "" {
+	paths := []string{"bin/", "bin/program", "bin/sh", "data/", "data/link", "data/sub/", "data/sub/data", "tmp/"}
+	if diff := cmp.Diff(paths, names); diff != "" {
 		t.Fatal(diff)
 	}
-	for path, mode := range map[string]int64{"bin/program": 0o755, "data/sub/data": 0o644, "data/": 0o755, "data/sub/": 0o755, "tmp/": 0o1777} {
+	modes := map[string]int64{"bin/program": 0o755, "data/sub/data": 0o644, "data/": 0o755, "data/sub/": 0o755, "tmp/": 0o1777}
+	for path, mode := range modes {
 		if byName[path].Mode != mode {
 			t.Errorf("%s has mode %o, want %o", path, byName[path].Mode, mode)
 		}
