@@ -30,7 +30,7 @@ type options struct {
 	at                time.Time // of all files and of the image
 }
 
-// tools are the programs that lie in the root of the image. Every other folder of plugins/ is a CNI plugin, and its program lies in /plugins.
+// tools are the programs in the root of the image. Every other folder of plugins/ is a CNI plugin, and its program lies in /plugins.
 func tools() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {
