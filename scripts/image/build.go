@@ -213,7 +213,8 @@ func report(out string, index v1.ImageIndex, tag name.Tag, pushed bool) error {
 		}
 		sizes = append(sizes, fmt.Sprintf("%s %.1f MB", m.Platform, float64(layers.Layers[0].Size)/1e6))
 	}
-	fmt.Printf("%s\n  %s\n  %s (OCI layout), %s\n", tag, strings.Join(sizes, ", "), filepath.Join(out, "image"), filepath.Join(out, "image.tar"))
+	fmt.Printf("%s\n  %s\n", tag, strings.Join(sizes, ", "))
+	fmt.Printf("  %s (OCI layout), %s\n", filepath.Join(out, "image"), filepath.Join(out, "image.tar"))
 	fmt.Printf("  import on a node: ctr -n k8s.io images import image.tar\n  %s\n", digest)
 	if pushed {
 		fmt.Printf("  pushed; next: make manifest IMAGE=%s@%s\n", tag.Context(), digest)
