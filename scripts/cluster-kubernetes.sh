@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # SPDX-License-Identifier: Apache-2.0
-# What of Kubernetes runs in the machines of cluster.sh, which sources this file: keys, the control plane's programs, kubelets and kube-proxies.
+# What of Kubernetes runs in the machines of cluster.sh, which sources this file.
 
 # keys makes a certificate authority, the API server's certificate, the key of service accounts, and one token for each client.
 keys() {
