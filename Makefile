@@ -6,7 +6,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 
 CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov
-TOOLS       := podlace sriov-device-plugin
+TOOLS       := podlace sriov-device-plugin podlace-node
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace
 PROGRAMS    := $(CACHE)/programs
@@ -64,7 +64,7 @@ quick: build ## run the quick tests, in less than a minute, without root
 
 .PHONY: race
 race: build ## run the tests of packages with goroutines with Go's race detector (needs gcc)
-	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter pci plugin podresources pool store)' scripts/test.sh -race $(ARGS)
+	@CGO_ENABLED=1 PACKAGES='$(addprefix ./pkg/,allocation deviceplugin iptables meter nodeagent pci plugin podresources pool store)' scripts/test.sh -race $(ARGS)
 
 .PHONY: vm
 vm: build ## run the tests of what distribution kernels have in a virtual machine, set up once in the cache (needs root and Debian)

@@ -28,7 +28,7 @@ func cniPlugins(t testing.TB) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.Name() != "podlace" && e.Name() != "sriov-device-plugin" {
+		if e.Name() != "podlace" && e.Name() != "sriov-device-plugin" && e.Name() != "podlace-node" {
 			names = append(names, e.Name())
 		}
 	}

@@ -43,7 +43,7 @@ func unitKeys() map[string][]string {
 			"NoNewPrivileges",
 			"ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectClock", "ProtectControlGroups", "ProtectKernelLogs", "ProtectKernelModules",
 			"RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
-			"SystemCallArchitectures", "ProtectHostname", "KeyringMode", "Environment", "MemoryMax", "TasksMax", "LimitNOFILE"},
+			"SystemCallArchitectures", "ProtectHostname", "KeyringMode", "Environment", "MemoryMax", "TasksMax", "LimitNOFILE", "EnvironmentFile"},
 		"Timer":   {"OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec"},
 		"Install": {"WantedBy"},
 	}
@@ -62,6 +62,9 @@ func TestUnits(t *testing.T) {
 		program, says := "podlace", "exit status"
 		if len(service["Type"]) == 0 {
 			program, says = "sriov-device-plugin", "-config-file"
+			if strings.HasPrefix(name, "podlace-node") {
+				program, says = "podlace-node", "--kubeconfig"
+			}
 		} else if slices.Index(service["Type"], "oneshot") != 0 {
 			t.Errorf("%s: %q", name, service)
 		}
