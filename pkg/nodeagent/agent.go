@@ -96,7 +96,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	defer unlock()
 	a := newAgent(o, c, log)
 	if o.HTTP != "" {
-		if err := (probes.Server{Ready: a.metrics.ready, Metrics: a.metrics.registry, Log: log}).Start(ctx, o.HTTP, &a.metrics.serving); err != nil {
+		server := probes.Server{Ready: a.metrics.ready, Metrics: a.metrics.registry, Log: log}
+		if err := server.Start(ctx, o.HTTP, &a.metrics.serving); err != nil {
 			return err
 		}
 		defer a.metrics.serving.Wait()
@@ -124,31 +125,6 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
 	return &agent{options: o, started: time.Now(), stale: true, config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
 		binaries: newBinaries(o.Plugins, c.BinDir)}
-}
-
-// lockNode waits until no other agent runs on this node.
-func lockNode(ctx context.Context, log *slog.Logger) (unlock func(), err error) {
-	dir, err := store.Make(store.Root, 0o700)
-	if err != nil {
-		return nil, err
-	}
-	for told := false; ; told = true {
-		lock, err := dir.LockWithin(0, lockName, 0o600)
-		if err == nil {
-			return func() { lock.Unlock(); dir.Close() }, nil
-		}
-		if busy, ok := err.(interface{ Busy() bool }); !ok || !busy.Busy() { //nolint:errorlint // it is not wrapped
-			return nil, err
-		}
-		if !told {
-			log.Info("another podlace-node runs on this node: waiting for its end")
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(time.Second):
-		}
-	}
 }
 
 // watchFiles wakes the loop when files change that the agent reads or owns.

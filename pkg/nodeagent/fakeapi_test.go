@@ -59,7 +59,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true, "tls-server-name": %q}}]}`, url, strings.ToLower(f.t.Name()))
+"clusters": [{"name": "c", "cluster": {"server": %q, "insecure-skip-tls-verify": true, "tls-server-name": %q}}]}`, url,
+		strings.ToLower(f.t.Name()))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
@@ -132,7 +133,8 @@ func (f *fakeAPI) hangUp(gone bool) {
 }
 
 func status(code int) *metav1.Status {
-	reason := map[int]metav1.StatusReason{http.StatusGone: metav1.StatusReasonExpired, http.StatusUnprocessableEntity: metav1.StatusReasonInvalid}[code]
+	reason := map[int]metav1.StatusReason{http.StatusGone: metav1.StatusReasonExpired,
+		http.StatusUnprocessableEntity: metav1.StatusReasonInvalid}[code]
 	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason,
 		Message: http.StatusText(code)}
 }

@@ -39,7 +39,8 @@ func programs() []program {
 // binaryMode is that of every installed program.
 const binaryMode = 0o755
 
-// binaries installs programs from one folder into another. It remembers which files were equal, and reads them again only when they changed.
+// binaries installs programs from one folder into another. It remembers which files were equal, and reads them again only when they
+// changed.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo

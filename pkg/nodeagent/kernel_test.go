@@ -143,7 +143,8 @@ func (l *lab) monitor(folders ...string) func() []string {
 	kerneltest.Must(l, err)
 	l.Cleanup(func() { unix.Close(fd) })
 	kerneltest.Must(l, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
-	for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV4_IFADDR,
+	for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP,
+		unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE} {
 		kerneltest.Must(l, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group))
 	}

@@ -21,8 +21,8 @@ import (
 const removeWait = 30 * time.Second
 
 // remove takes back what the agent did on this node, in the order in which it stops being needed: no pod starts any more, then none reaches
-// another node, then no plugin is there. A step that fails does not keep the others from being done. Plugins stay while a pod needs them for
-// its DEL.
+// another node, then no plugin is there. A step that fails does not keep the others from being done. Plugins stay while a pod needs them
+// for its DEL.
 func remove(ctx context.Context, binDir, confDir string, out io.Writer, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()

@@ -52,7 +52,8 @@ func TestRemove(t *testing.T) {
 	l.stop()
 	exit, out, stderr := l.command("remove", "--config", l.Config)
 	if exit != 0 || !strings.Contains(out, "put back "+l.dir+"/net.d/05-other.conflist\nremoved "+l.dir+"/net.d/"+conflistName) ||
-		strings.Index(out, conflistName) > strings.Index(out, "removed routes") || strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
+		strings.Index(out, conflistName) > strings.Index(out, "removed routes") ||
+		strings.Index(out, "node.json") > strings.Index(out, "podlace-bridge") {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
 	after, err := sandbox.Take(opt)
@@ -72,7 +73,8 @@ func TestRemoveWithPods(t *testing.T) {
 	kerneltest.Must(t, os.MkdirAll(store.Root+"/podlace", 0o700),
 		os.WriteFile(store.Root+"/podlace/bridge-0123456789abcdef", []byte(`{"format": 1, "network": "podlace", "containerID": "a", "ifName": "eth0"}`), 0o600))
 	exit, out, stderr := l.command("remove", "--config", l.Config)
-	if exit == 0 || !strings.Contains(stderr, "the plugins in "+l.dir+"/bin stay") || len(l.routes()) > 0 || l.read("net.d/"+conflistName) != "" ||
+	if exit == 0 || !strings.Contains(stderr, "the plugins in "+l.dir+"/bin stay") || len(l.routes()) > 0 ||
+		l.read("net.d/"+conflistName) != "" ||
 		l.read("bin/podlace-bridge") == "" {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
@@ -110,19 +112,22 @@ func TestPutBack(t *testing.T) {
 // TestInstall: the programs, and nothing else; nothing again; an empty folder is no image.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
-	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 || strings.Count(out, "installed") != 5 {
+	install := func(from string) (int, string, string) {
+		return l.command("install", "--plugins", from, "--bin-dir", l.dir+"/bin")
+	}
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 || strings.Count(out, "installed") != 5 {
 		t.Errorf("exit %d: %s%s", exit, out, stderr)
 	}
-	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 || out != "" {
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 || out != "" {
 		t.Errorf("again: exit %d: %s%s", exit, out, stderr)
 	}
 	l.put("bin/loopback", "of another network")
 	l.put("plugins/bridge", strings.Repeat("bridgf", 100_000)) // of the same size
-	if exit, out, stderr := l.command("install", "--plugins", l.dir+"/plugins", "--bin-dir", l.dir+"/bin"); exit != 0 ||
+	if exit, out, stderr := install(l.dir + "/plugins"); exit != 0 ||
 		strings.TrimSpace(out) != "installed "+l.dir+"/bin/podlace-bridge" || l.read("bin/loopback") != "of another network" {
 		t.Errorf("another: exit %d: %s%s", exit, out, stderr)
 	}
-	if exit, _, stderr := l.command("install", "--plugins", t.TempDir(), "--bin-dir", l.dir+"/bin"); exit == 0 || !strings.Contains(stderr, "none is in") {
+	if exit, _, stderr := install(t.TempDir()); exit == 0 || !strings.Contains(stderr, "none is in") {
 		t.Errorf("empty: exit %d: %s", exit, stderr)
 	}
 }

@@ -115,8 +115,8 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or from an old backup, or the node
-// was deleted and is about to come back. One that takes more than half of the routes has to stand for a minute.
+// trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or from an old backup, or the
+// node was deleted and is about to come back. One that takes more than half of the routes has to stand for a minute.
 func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 	if !selfGone && 2*r.Unwanted <= r.Had {
 		a.suspect = time.Time{}
@@ -171,7 +171,8 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 		if s.Reason == "" {
 			a.log.Info("a node is reached again", "node", s.Name, "podCIDR", s.PodCIDR, "state", s.State)
 		} else {
-			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State, "reason", s.Reason)
+			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State,
+				"reason", s.Reason)
 		}
 	}
 	if news > mostLogged {

@@ -20,7 +20,8 @@ import (
 func TestPrintStatus(t *testing.T) {
 	s := Status{Node: "n1", Ready: true, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, MTU: 1450}
 	s.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
-	s.Peers = []PeerStatus{{Name: "n2", PodCIDR: netip.MustParsePrefix("10.244.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2"), State: noderoutes.Direct},
+	s.Peers = []PeerStatus{{Name: "n2", PodCIDR: netip.MustParsePrefix("10.244.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.2"),
+		State: noderoutes.Direct},
 		{Name: "n3", State: noderoutes.Refused, Reason: "it has no podCIDR"}}
 	s.Problems = peerProblems(s.Peers)
 	var short, long bytes.Buffer
@@ -83,7 +84,8 @@ func TestAlarm(t *testing.T) {
 	a.wake(onKernel)
 	go func() { time.Sleep(10 * time.Millisecond); a.wake(onFiles) }()
 	began := time.Now()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), 0); len(causes) != 2 || strongest(causes) != onKernel || time.Since(began) < coalescing {
+	if causes := a.wait(t.Context(), began.Add(time.Hour), 0); len(causes) != 2 || strongest(causes) != onKernel ||
+		time.Since(began) < coalescing {
 		t.Errorf("%v after %v", causes, time.Since(began))
 	}
 	a.wake(onKernel)

@@ -93,7 +93,8 @@ func TestWatch(t *testing.T) {
 		t.Errorf("want a stream and no list: %q", w.requests)
 	}
 	list, _, _ := w.nodes.list()
-	if n := list[1]; fmt.Sprint(n.PodCIDRs, n.Addresses) != "[10.244.1.0/24] [192.0.2.1]" || n.UID != "uid-n1" || n.Created.Unix() != 1_000_000 {
+	if n := list[1]; fmt.Sprint(n.PodCIDRs, n.Addresses) != "[10.244.1.0/24] [192.0.2.1]" || n.UID != "uid-n1" ||
+		n.Created.Unix() != 1_000_000 {
 		t.Errorf("%+v", n)
 	}
 	before := w.changes.Load()
@@ -147,7 +148,7 @@ func TestTruncated(t *testing.T) {
 		w := newWatching(t)
 		w.Paged, w.Cut = paged, 2
 		seen := false
-		w.nodes.changed = func() {
+		w.changed = func() {
 			list, _, complete := w.nodes.list()
 			seen = seen || complete && len(list) < 3
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves what a daemon of the node is asked over HTTP: /healthz and /readyz by the kubelet, /metrics by Prometheus. It bounds
-// connections and times, and keeps its unix socket alive while other programs remove it.
+// Package probes serves what a daemon of the node is asked over HTTP: /healthz and /readyz by the kubelet, /metrics by Prometheus. It
+// bounds connections and times, and keeps its unix socket alive while other programs remove it.
 package probes
 
 import (

@@ -15,8 +15,8 @@ import (
 // lookEvery is how often a folder is looked for that is not there.
 const lookEvery = time.Second
 
-// Folder calls changed whenever something happened in a folder, until ctx is done, with the name of the file, or with none when anything may
-// have changed. The folder may come later, and go and come again.
+// Folder calls changed whenever something happened in a folder, until ctx is done, with the name of the file, or with none when anything
+// may have changed. The folder may come later, and go and come again.
 func Folder(ctx context.Context, dir string, changed func(name string), log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, dir, changed); err != nil {
