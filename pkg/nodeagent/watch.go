@@ -34,8 +34,8 @@ const pageSize = 500
 // silence is how long the API server may say nothing before the nodes count as unwatched. It sends a bookmark each minute.
 const silence = 10 * time.Minute
 
-// nodes is what the API server says of all nodes: the store of a reflector. It keeps nothing but what routes depend on, and tells of nothing
-// else: each kubelet changes its Node object every some minutes.
+// nodes is what the API server says of all nodes: the store of a reflector. It keeps nothing but what routes depend on, and tells of
+// nothing else: each kubelet changes its Node object every some minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
