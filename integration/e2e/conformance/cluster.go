@@ -144,6 +144,11 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 	if err := r.script(ctx, nil, "byhand"); err != nil {
 		return err
 	}
+	for name := range strings.FieldsSeq(nodeNames(nodes)) { // some specs want three zones
+		if err := r.script(ctx, nil, "exec", "plane", "kubectl", "label", "node", name, "topology.kubernetes.io/zone=zone-of-"+name); err != nil {
+			return err
+		}
+	}
 	if plugins != "reference" {
 		return nil
 	}

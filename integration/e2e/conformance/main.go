@@ -43,7 +43,7 @@ func main() {
 	flag.StringVar(&o.focus, "focus", "", "run only specs whose names match the `expression`, and compare nothing with the list")
 	flag.StringVar(&o.filter, "filter", "", "run only specs whose labels match Ginkgo's `filter`")
 	flag.IntVar(&o.processes, "procs", 6, "specs that run at the same time")
-	flag.IntVar(&o.nodes, "nodes", 3, "nodes of the cluster: 2 on one link, the third behind a router")
+	flag.IntVar(&o.nodes, "nodes", 3, "nodes of the cluster: 2 on one link, the third behind a router; the list wants 3")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "test the cluster of this `file` instead of starting one; -proxy is the mode of its kube-proxy")
 	flag.StringVar(&o.in, "in", "", "`command` that runs another one where the cluster of -kubeconfig is reached")
 	flag.Parse()
