@@ -65,7 +65,9 @@ func (o options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		lists[mode] = list
+		if o.focus == "" {
+			lists[mode] = list
+		}
 	}
 	c, err := prepare(ctx, o.cache)
 	if err != nil {
@@ -77,10 +79,8 @@ func (o options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if o.focus == "" {
-			for _, line := range broken(lists[mode], got) {
-				lines = append(lines, mode+": "+line)
-			}
+		for _, line := range broken(lists[mode], got) {
+			lines = append(lines, mode+": "+line)
 		}
 		if o.reference {
 			other, err := o.once(ctx, c, mode, "reference", lists[mode])

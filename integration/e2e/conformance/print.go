@@ -38,10 +38,11 @@ func write(to io.Writer, title string, list []string, got report, took time.Dura
 	for _, trouble := range got.Trouble {
 		fmt.Fprintf(to, "outside of specs: %s\n", shorten(trouble))
 	}
-	fmt.Fprintf(to, "%s: %d passed, %d failed, %d skipped, %d not selected, in %s; %d of the %d specs in the list (*) passed\n",
-		title, count[passed], count[failed], count[skipped], count[notRun], took.Round(time.Second), len(list)-len(broken(list, got)), len(list))
-	if more := unlisted(list, got, passed); len(list) > 0 && len(more) > 0 {
-		fmt.Fprintf(to, "%d passed that are not in the list\n", len(more))
+	fmt.Fprintf(to, "%s: %d passed, %d failed, %d skipped, %d not selected, in %s\n",
+		title, count[passed], count[failed], count[skipped], count[notRun], took.Round(time.Second))
+	if len(list) > 0 {
+		fmt.Fprintf(to, "%d of the %d specs in the list (*) passed, and %d that are not in it\n",
+			len(list)-len(broken(list, got)), len(list), len(unlisted(list, got, passed)))
 	}
 }
 
