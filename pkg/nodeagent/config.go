@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodeagent is podlace-node: it makes the pods of all nodes of a cluster reach each other. It watches the Node objects of
-// Kubernetes, keeps the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist. It writes nothing to
-// Kubernetes and remembers nothing: the kernel and the files of the node are compared with what is wanted, in one function (step).
+// Kubernetes, keeps the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist. It
+// writes nothing to Kubernetes and remembers nothing: the kernel and the files of the node are compared with what is wanted, in one
+// function (step).
 package nodeagent
 
 import (

@@ -56,7 +56,8 @@ func (n labNode) withPod(id int) (pod labNode) {
 	})
 	last4, last6 := netip.MustParseAddr(fmt.Sprintf("10.0.%d.254", id)), netip.MustParseAddr(fmt.Sprintf("fd10:%x::fe", id))
 	n.run(func() error {
-		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), addAddress("pod0", last4.String()+"/24"), addAddress("pod0", last6.String()+"/64"))
+		return errors.Join(netlink.LinkSetUp(mustLink("pod0")), addAddress("pod0", last4.String()+"/24"),
+			addAddress("pod0", last6.String()+"/64"))
 	})
 	pod.run(func() error {
 		return errors.Join(netlink.LinkSetUp(mustLink("eth0")), addAddress("eth0", podAddress(id, false).String()+"/24"),
@@ -101,8 +102,8 @@ func (lab tunnelLab) wants(i int) Wanted {
 	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
 }
 
-// TestTunnelTraffic: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too long get
-// the right answer; Remove leaves what was there.
+// TestTunnelTraffic: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too
+// long get the right answer; Remove leaves what was there.
 func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestClusterConflist: the conflist of a cluster's manifest has nothing to remark upon, and its plugins are looked into under the names that they
-// have there.
+// TestClusterConflist: the conflist of a cluster's manifest has nothing to remark upon, and its plugins are looked into under the names
+// that they have there.
 func TestClusterConflist(t *testing.T) {
 	data, err := os.ReadFile("../../conf/cluster/base/10-podlace.conflist")
 	if err != nil {
@@ -18,7 +18,8 @@ func TestClusterConflist(t *testing.T) {
 	if keys, all := text(string(data), Node{}); len(keys) > 0 {
 		t.Error(all)
 	}
-	for right, wrong := range map[string]string{`"isGateway"`: `"isGatway"`, `"backend"`: `"backnd"`, `"nonMasqueradeCIDRs"`: `"nonMasqueradeCIDR"`} {
+	for right, wrong := range map[string]string{`"isGateway"`: `"isGatway"`, `"backend"`: `"backnd"`,
+		`"nonMasqueradeCIDRs"`: `"nonMasqueradeCIDR"`} {
 		broken := strings.Replace(string(data), right, wrong, 1)
 		if keys, _ := text(broken, Node{}); len(keys) == 0 || broken == string(data) {
 			t.Errorf("%s in place of %s is not noticed", wrong, right)

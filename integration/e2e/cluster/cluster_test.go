@@ -81,7 +81,8 @@ func (n *clusterNode) open(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
 	const cluster = `"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]`
-	for dir, file := range map[string]string{"run": `{"podCIDRs":["` + strings.Join(n.podCIDRs, `","`) + `"],` + cluster + `}`, "lib": "", "bin": ""} {
+	node := `{"podCIDRs":["` + strings.Join(n.podCIDRs, `","`) + `"],` + cluster + `}`
+	for dir, file := range map[string]string{"run": node, "lib": "", "bin": ""} {
 		if err := os.Mkdir(filepath.Join(state, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
