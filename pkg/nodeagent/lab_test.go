@@ -90,6 +90,11 @@ func (l *lab) peer(i int) *corev1.Node {
 // wire connects the node by the link up0.
 func (l *lab) wire() {
 	l.Helper()
+	host, err := kernel.Host()
+	kerneltest.Must(l, err)
+	defer host.Close()
+	// A link-local address that is tentative for a second would change after the test looked.
+	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
 	defer peer.Close()
