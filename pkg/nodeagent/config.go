@@ -2,8 +2,8 @@
 
 // Package nodeagent is podlace-node: it makes the pods of all nodes of a cluster reach each other. It watches the Node objects of
 // Kubernetes, keeps the node's routes to its peers, writes node.json for the plugins, and installs the plugins and their conflist. It
-// writes nothing to Kubernetes and remembers nothing: the kernel and the files of the node are compared with what is wanted, in one
-// function (step).
+// writes nothing to Kubernetes and remembers nothing: one function (step) compares the kernel and the files of the node with what is
+// wanted.
 package nodeagent
 
 import (
