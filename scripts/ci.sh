@@ -57,9 +57,6 @@ if root; then
   step real containerd
   (cd integration/e2e/containerd && PODLACE_BIN="$OLDPWD/bin" go test -count=1 -timeout 15m ./...)
 
-  step real CRI-O
-  make crio
-
   step real kubelet
   make node
 fi
