@@ -168,13 +168,19 @@ func (c irregularCase) run(rt *libcni.RuntimeConf) error {
 	return errors.Join(append(errs, err, c.end(rt, restore))...)
 }
 
-// put puts the thing in the place of the file. restore takes it away; a file that pods share comes back.
+// aside is where host-local puts what is damaged, for the administrator.
+const aside = "/var/lib/cni/networks/.podlace/chain/torn"
+
+// put puts the thing in the place of the file. restore takes it away, also from aside; a file that pods share comes back.
 func (c irregularCase) put() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err
 	}
 	former, unread := os.ReadFile(c.path)
 	restore = func() error {
+		if err := os.RemoveAll(aside); err != nil {
+			return err
+		}
 		if info, err := os.Lstat(c.path); err == nil && info.Mode().IsRegular() {
 			return nil // a verb replaced the thing
 		}

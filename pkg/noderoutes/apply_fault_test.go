@@ -49,7 +49,7 @@ func TestFaultRoutes(t *testing.T) {
 }
 
 // faults brings about each fault on the way from one state to another.
-func (n node) faults(from, to Wanted, injected string) {
+func (n labNode) faults(from, to Wanted, injected string) {
 	n.apply(Wanted{}, Options{})
 	n.apply(from, Options{})
 	n.apply(to, Options{})
@@ -73,7 +73,7 @@ func (n node) faults(from, to Wanted, injected string) {
 }
 
 // applyWith runs Apply in a process of its own with a fault, and returns the changes to which it came.
-func (n node) applyWith(injected string, want Wanted) (moments []string) {
+func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)
 	kerneltest.Must(n, err)
