@@ -83,8 +83,8 @@ cluster: build image ## start a Kubernetes cluster of three nodes with Podlace a
 	@IMAGE='$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' scripts/make-cluster.sh '$(CACHE)' $(ARGS)
 
 .PHONY: e2e
-e2e: build reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
-	@go run ./integration/e2e/conformance -cache '$(CACHE)' $(ARGS)
+e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
+	@go run ./integration/e2e/conformance -cache '$(CACHE)' -image '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser, FUZZTIME (default 10s) each
@@ -128,8 +128,8 @@ sim: ## simulate which VFs pods get, by the kubelet and by each policy; ARGS='-s
 	@go run ./integration/sim $(ARGS)
 
 .PHONY: picture
-picture: ## draw docs/node.svg from docs/node.dot (needs Graphviz)
-	@dot -Tsvg docs/node.dot -o docs/node.svg
+picture: ## draw the pictures of docs/ from their sources (needs Graphviz)
+	@for p in node cluster; do dot -Tsvg docs/$$p.dot -o docs/$$p.svg; done
 
 .PHONY: cover
 cover: build ## run the tests and show the coverage of each package

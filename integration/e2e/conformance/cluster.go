@@ -20,6 +20,7 @@ const names = "192.0.2.10:53,[2001:db8::10]:53"
 // cluster is what scripts/cluster.sh starts, with the images of the tests.
 type cluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
+	image, archive                                      string // the name of Podlace's image, and the file that holds it
 }
 
 // prepare builds the programs and images that the cache lacks.
@@ -37,8 +38,28 @@ func prepare(ctx context.Context, cache string) (c cluster, err error) {
 			return c, err
 		}
 	}
+	if c.archive, err = filepath.Abs("build/image.tar"); err != nil {
+		return c, err
+	}
 	c.reference, err = filepath.Abs("build/reference")
 	return c, err
+}
+
+// linkImages makes a folder with links to the images of the tests and to Podlace's.
+func (c cluster) linkImages(folder string) error {
+	archives, err := filepath.Glob(filepath.Join(c.images, "*.tar"))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for _, archive := range archives {
+		if err := os.Symlink(archive, filepath.Join(folder, filepath.Base(archive))); err != nil {
+			return err
+		}
+	}
+	return os.Symlink(c.archive, filepath.Join(folder, "podlace.tar"))
 }
 
 // suite is the suite against a cluster that scripts/cluster.sh started.
@@ -61,10 +82,7 @@ func output(ctx context.Context, environment []string, command ...string) (strin
 // up starts a cluster with the plugins "podlace" or "reference", and returns the suite for it and what ends the cluster.
 func (c cluster) up(ctx context.Context, folder, mode, plugins string, nodes int) (suite, func(), error) {
 	at := filepath.Join(folder, "cluster")
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		return suite{}, nil, fmt.Errorf("folder of the cluster: %w", err)
-	}
-	if err := os.Symlink(c.images, filepath.Join(at, "images")); err != nil {
+	if err := c.linkImages(filepath.Join(at, "images")); err != nil {
 		return suite{}, nil, fmt.Errorf("images of the cluster: %w", err)
 	}
 	r := running{cluster: c, folder: at, environment: append(os.Environ(),
@@ -140,8 +158,10 @@ func (r running) startNames(ctx context.Context) (stop func(), err error) {
 func (r running) network(ctx context.Context, plugins string, nodes int) error {
 	if plugins == "reference" {
 		r.environment = append(r.environment, "PODLACE_BIN="+r.reference)
-	}
-	if err := r.script(ctx, nil, "byhand"); err != nil {
+		if err := r.script(ctx, nil, "byhand"); err != nil {
+			return err
+		}
+	} else if err := r.apply(ctx); err != nil {
 		return err
 	}
 	for name := range strings.FieldsSeq(nodeNames(nodes)) { // some specs want three zones
@@ -164,6 +184,25 @@ func (r running) network(ctx context.Context, plugins string, nodes int) error {
 		}
 		if err := r.script(ctx, list, "exec", name, "sh", "-ec",
 			"cat >/etc/cni/net.d/new && mv /etc/cni/net.d/new /etc/cni/net.d/10-podlace.conflist"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply makes Podlace the cluster's network by its manifest, with VXLAN to the node behind the router.
+func (r running) apply(ctx context.Context) error {
+	manifest := filepath.Join(r.folder, "podlace.yaml")
+	conf, err := filepath.Abs("conf/cluster")
+	if err != nil {
+		return err
+	}
+	if _, err := output(ctx, nil, "go", "run", "-C", "scripts/image", ".", "manifest",
+		"-conf", conf, "-image", r.image, "-component", "vxlan", "-out", manifest); err != nil {
+		return err
+	}
+	for _, kubectl := range [][]string{{"apply", "-f", manifest}, {"wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s"}} {
+		if err := r.script(ctx, nil, "exec", append([]string{"plane", "kubectl"}, kubectl...)...); err != nil {
 			return err
 		}
 	}

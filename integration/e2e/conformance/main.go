@@ -24,6 +24,7 @@ var specs string
 
 type options struct {
 	cache, out string
+	image      string
 	proxy      string
 	reference  bool
 	focus      string
@@ -37,6 +38,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.cache, "cache", "", "`folder` of programs and images that are built once")
+	flag.StringVar(&o.image, "image", "", "`name` of Podlace's image, which build/image.tar holds")
 	flag.StringVar(&o.out, "out", "build/e2e", "`folder` for logs and reports")
 	flag.StringVar(&o.proxy, "proxy", "nftables", "`modes` of kube-proxy, with commas between them: nftables, iptables")
 	flag.BoolVar(&o.reference, "reference", false, "run the suite with the reference plugins, too, and print what differs")
@@ -56,8 +58,8 @@ func main() {
 }
 
 func (o options) run(ctx context.Context) error {
-	if o.cache == "" || flag.NArg() > 0 {
-		return errors.New("-cache is missing, or there are arguments behind the flags")
+	if o.cache == "" || o.image == "" || flag.NArg() > 0 {
+		return errors.New("-cache or -image is missing, or there are arguments behind the flags")
 	}
 	lists := map[string][]string{}
 	for mode := range strings.SplitSeq(o.proxy, ",") {
@@ -73,6 +75,7 @@ func (o options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.image = o.image
 	var lines []string
 	for mode := range strings.SplitSeq(o.proxy, ",") {
 		got, err := o.once(ctx, c, mode, "podlace", lists[mode])

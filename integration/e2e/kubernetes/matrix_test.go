@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+	"time"
 )
 
 // A path is one row of the matrix, tried in each family with TCP and UDP.
@@ -117,9 +118,27 @@ func (w *world) walk(p path, proxy, network, family string) (cell, wrong string)
 	return cell, ""
 }
 
-// matrix walks all paths and prints the table: the source address that each server sees.
+// settle waits until each path works, or until the deadline: kube-proxy hears of a backend some time after the backend is ready.
+func (w *world) settle(proxy string) {
+	end := time.Now().Add(30 * time.Second)
+	for _, p := range paths() {
+		for _, f := range w.families {
+			for _, network := range []string{"tcp", "udp"} {
+				for time.Now().Before(end) {
+					if _, wrong := w.walk(p, proxy, network, f); wrong == "" {
+						break
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		}
+	}
+}
+
+// matrix walks all paths, once all services are served, and prints the table: the source address that each server sees.
 func (w *world) matrix(t *testing.T, proxy string) {
 	t.Helper()
+	w.settle(proxy)
 	var table strings.Builder
 	out := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprint(out, "path")
