@@ -137,6 +137,9 @@ func (x *index) write(name string, data []byte) error {
 	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ { // somebody else's: the lock file was removed
 		err = x.dir.Write(name, data, 0o600)
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return plugin.Errorf(plugin.CodeTryAgain, "lease index: %s is removed again and again: %w", name, err)
+	}
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder in its place
 		if err = x.leases.putAside(x.dir, name); err == nil {
 			err = x.dir.Write(name, data, 0o600)

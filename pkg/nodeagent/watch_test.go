@@ -84,6 +84,12 @@ func (w *watching) await(names ...string) {
 	await(w.t, fmt.Sprint(names), func() bool { return w.has(names...) })
 }
 
+// awaitWatch waits until the API server has somebody to send events to.
+func (w *watching) awaitWatch() {
+	w.t.Helper()
+	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
+}
+
 // TestWatch: nodes come, change and go; a change that no route depends on wakes nobody; the list is streamed.
 func TestWatch(t *testing.T) {
 	w := newWatching(t)
@@ -147,16 +153,19 @@ func TestTruncated(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
 		w.Paged, w.Cut = paged, 2
-		seen := false
+		var seen atomic.Bool
 		w.changed = func() {
-			list, _, complete := w.nodes.list()
-			seen = seen || complete && len(list) < 3
+			if list, _, complete := w.nodes.list(); complete && len(list) < 3 {
+				seen.Store(true)
+			}
 		}
 		w.start(w.server.URL)
 		w.await("n0", "n1", "n2")
-		if seen || w.Cut > 0 {
+		w.fakeAPI.mu.Lock()
+		if seen.Load() || w.Cut > 0 {
 			t.Errorf("paged %t: half a list counted as a whole one, or none was cut (%d)", paged, w.Cut)
 		}
+		w.fakeAPI.mu.Unlock()
 	}
 }
 
@@ -167,17 +176,20 @@ func TestGone(t *testing.T) {
 		w.Paged = paged
 		w.start(w.server.URL)
 		w.await("n0", "n1", "n2")
+		w.awaitWatch()
 		old := w.fakeAPI.nodes["n1"].DeepCopy()
 		w.remove("n1", true)
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
 		// Out of order: the deletion of a node that the list lacks already, and one of a node that came back.
-		await(t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
+		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		w.put(nodeObject("n5", nil, nil))
 		w.await("n0", "n2", "n4", "n5")
+		w.fakeAPI.mu.Lock()
 		w.GoneOnce = true
+		w.fakeAPI.mu.Unlock()
 		w.hangUp(false)
 		w.await("n0", "n2", "n4", "n5")
 	}
