@@ -181,8 +181,8 @@ func lived() map[string]healthy {
 }
 
 // cleanUp are the commands that leave the node as other tests want it.
-const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link del vrf0; ip rule del table 77; ip rule del table 78; ip rule del table 79; " +
-	"ip rule del pref 98; ip route flush table 78; ip route flush table 79; ip route del blackhole 10.90.0.0/16; " +
+const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link del vrf0; ip rule del table 77; ip rule del table 78; " +
+	"ip rule del table 79; ip rule del pref 98; ip route flush table 78; ip route flush table 79; ip route del blackhole 10.90.0.0/16; " +
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
