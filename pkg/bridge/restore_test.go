@@ -55,7 +55,7 @@ func TestPlainVerbsRestore(t *testing.T) {
 			for _, verb := range c.verbs {
 				for _, flush := range c.flushes {
 					l.run(flush)
-					l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
+					l.Fails(a.check(), plugin.CodeStateDiffers, "miss")
 					next := l.plain("plain"+what, bridge)
 					if verb == "STATUS" {
 						l.OK(next.Call("STATUS", ""))
