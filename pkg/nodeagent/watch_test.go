@@ -141,6 +141,7 @@ func TestPages(t *testing.T) {
 	if w.asked("limit=500") != 3 || w.asked("continue=1000") != 1 || w.asked("resourceVersion=0") != 0 {
 		t.Errorf("want three pages: %q", w.requests)
 	}
+	w.awaitWatch()
 	w.remove("n0007", false)
 	w.await(append(append([]string{}, names[:7]...), names[8:]...)...)
 	if w.log.String() != "" {
