@@ -22,7 +22,7 @@ import (
 )
 
 // CallLimit is far above what any verb needs, so that a hang fails a test by name.
-const CallLimit = 20 * time.Second
+const CallLimit = 60 * time.Second
 
 // PodArgs names the pod that every call of the tables is about.
 const PodArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
