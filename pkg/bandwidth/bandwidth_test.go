@@ -318,19 +318,21 @@ func TestNetkit(t *testing.T) {
 	l.must(netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk0").Index}}),
 		netlink.LinkSetNsFd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.link("bwk1").Index}}, int(netns.Fd())))
 	t.Cleanup(func() { l.must(l.host.DelLink("bwk0")) })
-	l.OK(l.Call("ADD", "a", "CNI_IFNAME", "bwk1"))
-	l.OK(l.Call("CHECK", "a", "CNI_IFNAME", "bwk1"))
+	keys := []any{"CNI_IFNAME", "bwk1", "prevResult", object{"cniVersion": "1.1.0", "interfaces": []any{
+		object{"name": "bwk0"}, object{"name": "bwk1", "sandbox": l.Pod.Path}}}}
+	l.OK(l.Call("ADD", "a", keys...))
+	l.OK(l.Call("CHECK", "a", keys...))
 	if s, ok, err := l.host.Shaped(l.link("bwk0")); !ok || s.Rate != 20e6 || err != nil {
 		t.Errorf("%+v, %t, %v", s, ok, err)
 	}
-	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("DEL", "a", keys...))
 	if _, ok, err := l.host.Shaped(l.link("bwk0")); ok || err != nil {
 		t.Errorf("left: %t, %v", ok, err)
 	}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "bwk1"}
-	l.OK(l.Call("ADD", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("ADD", "a", keys...))
 	l.lose(key)
-	l.OK(l.Call("DEL", "a", "CNI_IFNAME", "bwk1"))
+	l.OK(l.Call("DEL", "a", keys...))
 	if _, ok, err := l.host.Link(ifbName(key)); ok || err != nil {
 		t.Errorf("without a record the device is left: %v", err)
 	}

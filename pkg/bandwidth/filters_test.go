@@ -47,7 +47,7 @@ func TestCheckTellsFilters(t *testing.T) {
 			"pref 1 ALL action mirred egress redirect dev gone0\nip link del gone0", "drops all frames"},
 		"matchall drops":          {receiving + "pref 1 matchall action drop", "(ingress) drops all frames: matchall, chain 0, pref 1"},
 		"matchall lets pass":      {receiving + "pref 1 matchall action ok", "takes all frames"},
-		"matchall without action": {receiving + "pref 1 matchall", "takes all frames"},
+		"matchall without action": {receiving + "pref 1 matchall flowid 1:1", "takes all frames"},
 		"polices and lets pass":   {receiving + "pref 1 matchall action police rate 1mbit burst 10k conform-exceed drop/ok", "takes all"},
 		"edits and lets pass":     {receiving + "pref 1 matchall action skbedit mark 1", "takes all frames"},
 		"goes to a chain that drops": {receiving + "pref 1 chain 3 matchall action drop\n" + receiving +
