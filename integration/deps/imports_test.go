@@ -25,7 +25,7 @@ func layers() [][]string {
 		{"pkg/child"},
 		{"pkg/plugin", "pkg/sandbox", "pkg/podresources"},
 		{"pkg/store", "pkg/nft", "pkg/kernel/kerneltest"},
-		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile"},
+		{"pkg/attachment", "pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},

@@ -40,6 +40,8 @@ type Question struct {
 	UID       string `json:"uid,omitempty"` // of the pod, which may not be the first of its name
 	// Resources are those that a question for one pod is about, also of other device plugins; none is all that this one has.
 	Resources []string `json:"resources,omitempty"`
+	// Claims asks for the devices of ResourceClaims, too.
+	Claims bool `json:"claims,omitempty"`
 }
 
 // Device is a device and the container that has it, as far as the source knows: PodResources does not tell the pod's UID, and the kubelet's
@@ -55,6 +57,24 @@ type Device struct {
 	NUMA      []int  `json:"-"`        // the NUMA nodes that it is near to, as the kubelet was told
 	// CPUs are those that the container has for itself, none if it shares them with others.
 	CPUs []int64 `json:"cpus,omitempty"`
+	// Claim is that by which the pod has the device; nil where the device plugin API gave it to a container.
+	Claim *Claim `json:"claim,omitempty"`
+}
+
+// Claim is the ResourceClaim of resource.k8s.io that a device was allocated by, and the place of the device in it.
+type Claim struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// PodClaim is the name of the claim in spec.resourceClaims of the pod that it was generated for; "" for another one.
+	PodClaim string `json:"podClaim,omitempty"`
+	Request  string `json:"request"`           // "request", or "request/subrequest"
+	Result   int    `json:"result"`            // index in status.allocation.devices.results
+	Pool     string `json:"pool"`              // the node
+	Device   string `json:"device"`            // the name in the ResourceSlice
+	ShareID  string `json:"shareID,omitempty"` // of a device that claims share
+	// Admin is for access that leaves the device to whoever has it: it is never moved, set or bound.
+	Admin bool `json:"admin,omitempty"`
 }
 
 // Answer is what the device plugin knows. With an Error the devices are unknown: the pod may have some.
@@ -65,6 +85,8 @@ type Answer struct {
 	UID string `json:"uid,omitempty"`
 	// Resources are those of the question, if all their devices are among these.
 	Resources []string `json:"resources,omitempty"`
+	// Claims is that of the question: devices of ResourceClaims are among these.
+	Claims bool `json:"claims,omitempty"`
 	// Faults are why devices are not healthy, by ID; only who asks for all pods is told.
 	Faults map[string]string `json:"faults,omitempty"`
 	Error  string            `json:"error,omitempty"`

@@ -15,6 +15,9 @@ import (
 func TestWire(t *testing.T) {
 	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2",
 		CPUs: []int64{2, 3}}
+	claimed := Device{Namespace: "shop", Pod: "web-0", Resource: "example.com/fast", ID: "0000:3b:10.3", Claim: &Claim{UID: "c-0",
+		Namespace: "shop", Name: "web-0-vf-x7k2p", PodClaim: "vf", Request: "nic/fast", Result: 1, Pool: "node1", Device: "0000-3b-10-3",
+		ShareID: "s-0", Admin: true}}
 	for _, c := range []struct {
 		line string
 		of   any
@@ -28,6 +31,12 @@ func TestWire(t *testing.T) {
 			`{"namespace":"","pod":"","container":"","index":0,"resource":"","id":""}],"uid":"u-0","resources":["example.com/fast"],"faults":{"0000:3b:10.3":"the link is down"}}`,
 			&Answer{Devices: []Device{device, {}}, UID: "u-0", Resources: []string{"example.com/fast"},
 				Faults: map[string]string{"0000:3b:10.3": "the link is down"}}, new(Answer)},
+		{`{"namespace":"shop","pod":"web-0","uid":"u-0","claims":true}`, &Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Claims: true},
+			new(Question)},
+		{`{"devices":[{"namespace":"shop","pod":"web-0","container":"","index":0,"resource":"example.com/fast","id":"0000:3b:10.3","claim":` +
+			`{"uid":"c-0","namespace":"shop","name":"web-0-vf-x7k2p","podClaim":"vf","request":"nic/fast","result":1,"pool":"node1",` +
+			`"device":"0000-3b-10-3","shareID":"s-0","admin":true}}],"claims":true}`,
+			&Answer{Devices: []Device{claimed}, Claims: true}, new(Answer)},
 		{`{"devices":null,"error":"who knows","uncertain":true}`, &Answer{Error: "who knows", Uncertain: true}, new(Answer)},
 	} {
 		var written bytes.Buffer

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sriov"
@@ -74,7 +75,8 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	if err := f.free(ctx, a); err != nil {
 		return err
 	}
-	o := sriov.ResetOptions{Sysfs: f.sysfs, Address: a, Act: f.yes, Out: stdout, Log: slog.New(slog.NewTextHandler(stderr, nil))}
+	o := sriov.ResetOptions{Sysfs: f.sysfs, Claims: claim.Folder, Address: a, Act: f.yes, Out: stdout,
+		Log: slog.New(slog.NewTextHandler(stderr, nil))}
 	if f.function {
 		o.Function = func() error { return f.resetFunction(ctx, a) }
 	}

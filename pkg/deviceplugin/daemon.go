@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/podresources"
@@ -52,8 +53,10 @@ type daemon struct {
 	serving     map[string]*service
 	wake        map[chan<- struct{}]bool // of the registrars
 	unpublished error                    // why there are no CDI specifications
-	running     sync.WaitGroup           // all that ever served, until their sockets are gone
-	begun       bool                     // serving is what it should be
+
+	unreadClaims error          // why it is not known which devices claims hold
+	running      sync.WaitGroup // all that ever served, until their sockets are gone
+	begun        bool           // serving is what it should be
 }
 
 // service is a resource that the kubelet is told of.
@@ -68,7 +71,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	defer d.gate.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mergeHandOuts()
+	d.mergeUnlisted()
 	env := d.env()
 	d.tellFindings(env)
 	pools := d.assign(env)
@@ -126,7 +129,9 @@ func (d *daemon) tellFindings(env pool.Env) {
 func (d *daemon) assign(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
-		from[h.ID] = h.Resource
+		if from[h.ID] = h.Resource; h.Claim != nil {
+			from[h.ID] = h.Claim.UID // what a claim holds the kubelet may not give to a container
+		}
 	}
 	pools := pool.Assign(d.config, d.snapshot, env)
 	for i, p := range pools {
@@ -169,8 +174,18 @@ func (d *daemon) lost(p pool.Pool) (lost []allocation.Device) {
 	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
 }
 
-// mergeHandOuts adds what was handed out since the kubelet was asked.
-func (d *daemon) mergeHandOuts() { d.held = merge(d.held, d.gate.handOuts.recent()) }
+// mergeUnlisted adds what was handed out since the kubelet was asked, and what claims hold, of which it does not tell.
+func (d *daemon) mergeUnlisted() {
+	d.held = merge(d.held, d.gate.handOuts.recent())
+	records, err := claim.List(d.Claims)
+	if err != nil && (d.unreadClaims == nil || err.Error() != d.unreadClaims.Error()) {
+		d.log.Error("it is not known which devices claims hold: nothing is changed of any device", "error", err)
+	}
+	d.unreadClaims = err
+	for _, r := range records {
+		d.held = merge(d.held, slices.DeleteFunc(r.Devices, func(h allocation.Device) bool { return h.Claim.Admin }))
+	}
+}
 
 // offer tells the endpoint of a resource, which begins to serve with the first offer.
 func (d *daemon) offer(ctx context.Context, o *offer) {
@@ -317,6 +332,14 @@ func (d *daemon) answer(ctx context.Context, q allocation.Question) allocation.A
 			return allocation.Answer{Error: err.Error(), Uncertain: errors.Is(err, allocation.ErrUncertain)}
 		}
 		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
+		if !q.Claims {
+			return a
+		}
+		claimed, err := claim.Find(d.Claims, d.Root, claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+		if err != nil {
+			return allocation.Answer{Error: err.Error()}
+		}
+		a.Devices, a.Claims = append(a.Devices, claim.Of(claimed, q.Resources)...), true
 		return a
 	}
 	held, err := podresources.List(ctx, d.kubelet())

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	cni "github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/probes"
 	"github.com/podlace/podlace/pkg/sriov"
@@ -128,6 +129,7 @@ func parseFlags(args []string, stderr io.Writer) (o settings, level slog.Level, 
 	if c.Poll < time.Second {
 		return o, 0, complain(f, "poll %s: want at least 1s", c.Poll)
 	}
+	c.Root, c.Claims = c.kubelet, claim.Folder
 	c.Pods = filepath.Join(c.kubelet, "pod-resources")
 	registry := filepath.Join(c.kubelet, "plugins_registry")
 	switch _, err := os.Stat(registry); {

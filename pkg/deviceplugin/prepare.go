@@ -132,11 +132,18 @@ func (d *daemon) inUse(dev pci.Device) string {
 func (d *daemon) withPod(dev pci.Device) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mergeHandOuts()
+	d.mergeUnlisted()
 	for _, h := range d.held {
-		if h.ID == dev.Address.String() {
+		switch {
+		case h.ID != dev.Address.String():
+		case h.Claim != nil:
+			return fmt.Sprintf("is of claim %s/%s", h.Claim.Namespace, h.Claim.Name)
+		default:
 			return fmt.Sprintf("is of pod %s/%s", h.Namespace, h.Pod)
 		}
+	}
+	if d.unreadClaims != nil {
+		return fmt.Sprintf("may be of a claim: %v", d.unreadClaims)
 	}
 	if last, ok := d.last[dev.Address]; ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0 {
 		return "has its interface in another namespace"

@@ -32,6 +32,8 @@ type settings struct {
 	Sysfs      string // /sys
 	Dev        string // /dev
 	Kubelet    kubeletDirs
+	Root       string        // the kubelet's root folder
+	Claims     string        // the folder of records of claims
 	Pods       string        // the folder of the kubelet's PodResources socket
 	InfoDir    string        // the folder of device-info files
 	CDIDir     string        // the folder of CDI specifications

@@ -31,7 +31,7 @@ type entry struct {
 // Notes returns the devices of all entries of a checkpoint, a device of two NUMA nodes once for each. The pods, which may have ended, have
 // a UID and no name there. An error means that nothing can be said.
 func Notes(path string) (notes []allocation.Device, err error) {
-	data, err := readRegular(path)
+	data, err := ReadRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +67,8 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 	return noted, err
 }
 
-// readRegular returns a file.
-func readRegular(path string) ([]byte, error) {
+// ReadRegular returns a file of the kubelet, of at most 64 MiB. It never blocks.
+func ReadRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not block
 	if err != nil {
 		return nil, err

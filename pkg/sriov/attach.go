@@ -102,10 +102,13 @@ func (n *node) has(left journal) (bool, error) {
 }
 
 func busy(left journal) error {
+	hint := "it is container %s, %s in network %s; when that is gone, DEL gives the VF back"
+	if left.Claim != nil {
+		hint += ". Pods that share a claim have its VF one after the other: a ResourceClaimTemplate gives each pod its own"
+	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.whose(),
 		left.Since.Format(time.RFC3339)),
-		"it is container %s, %s in network %s; when that is gone, DEL gives the VF back", left.Owner.ContainerID, left.Owner.IfName,
-		left.Owner.Network)
+		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
 // usable refuses what no pod may have.
@@ -168,7 +171,7 @@ func (j *job) record(h *held, v *vf, c card) error {
 	return h.save(journal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
 		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: j.cfg.Rebind,
-		Told: c.link.Device != "", Chained: j.st.Chained, Former: f})
+		Told: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, Former: f})
 }
 
 // setPF sets the PF for the VF. It comes before a driver is bound: some learn then which MAC the VF has.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -51,7 +52,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 		kerneltest.Await(t, "the PF knows the MAC of "+f.Name, func() bool { return bytes.Equal(l.asPF(i).MAC, l.link(f.Name).MAC) })
 	}
 	l.Pod = kerneltest.NewPod(t)
-	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket}
+	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket, claim.Folder}
 	l.serve()
 	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
 		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}}}.With(keys...)

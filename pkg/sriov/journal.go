@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
@@ -44,6 +45,8 @@ type journal struct {
 	Told    bool           `json:"told,omitempty"`   // the kernel tells of which device an interface is, since Linux 5.14
 	Chained bool           `json:"chained,omitempty"`
 	Former  former         `json:"former"`
+
+	Claim *allocation.Claim `json:"claim,omitempty"` // by which the pod has it
 }
 
 // whose tells who has the VF, or had.

@@ -9,7 +9,9 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"time"
 
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -18,6 +20,7 @@ import (
 // ResetOptions say which VF to reset, and how.
 type ResetOptions struct {
 	Sysfs    string
+	Claims   string // the folder of records of claims
 	Address  pci.Address
 	Function func() error // resets the function itself, which has no driver then; nil for not
 	Act      bool         // false: only tell
@@ -38,6 +41,13 @@ func Reset(o ResetOptions) error {
 		return err
 	}
 	defer h.close()
+	switch r, ok, err := claim.Holder(o.Claims, o.Address.String()); {
+	case ok:
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", o.Address, r, r.Time.Format(time.RFC3339)),
+			"the kubelet gives it back when the last pod of the claim has ended")
+	case err != nil:
+		return plugin.Errorf(plugin.CodeDevice, "%w", err)
+	}
 	left, journaled, unreadable := h.load()
 	if unreadable != nil { // nobody knows any more what the VF was like
 		fmt.Fprintf(o.Out, "%v: remove it\n", unreadable)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/podresources"
@@ -28,34 +29,35 @@ const daemonTimeout = allocation.Within + time.Second
 
 // wanted returns the VFs that the pod of an ADD gets, each with its name in the pod; none for a pod that was not allocated any.
 func (s sriov) wanted(r *plugin.Request, cfg config) ([]vf, error) {
-	addresses := []pci.Address{cfg.Device}
+	vfs := []vf{{Address: cfg.Device}}
 	if !cfg.Device.IsValid() {
 		devices, err := s.allocated(r, cfg)
 		if err == nil {
-			addresses, err = order(devices, cfg.Resources)
+			vfs, err = order(devices, cfg.Resources)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	if len(addresses) == 0 && !chained(r) {
+	if len(vfs) == 0 && !chained(r) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod was allocated no device of %s", strings.Join(cfg.Resources, ", ")),
 			"a pod gets one by resources.limits of a container")
 	}
-	return named(r, cfg, addresses)
+	return named(r, cfg, vfs)
 }
 
 // named gives the VFs their names. Called by Multus or as the main plugin, the first one is the interface that the runtime asks for.
-func named(r *plugin.Request, cfg config, addresses []pci.Address) (vfs []vf, err error) {
-	if cfg.MAC != nil && len(addresses) > 1 {
-		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: the pod has %d VFs, and only one of them could have it", cfg.MAC, len(addresses))
+func named(r *plugin.Request, cfg config, vfs []vf) ([]vf, error) {
+	if cfg.MAC != nil && len(vfs) > 1 {
+		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: the pod has %d VFs, and only one of them could have it", cfg.MAC, len(vfs))
 	}
-	if len(addresses) > maxVFs {
-		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(addresses), maxVFs)
+	if len(vfs) > maxVFs {
+		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), maxVFs)
 	}
 	first := !chained(r) || cfg.Device.IsValid()
-	for i, a := range addresses {
-		v := vf{Address: a, Name: cfg.name(i + 1), Fixed: cfg.MAC}
+	for i := range vfs {
+		v := &vfs[i]
+		v.Name, v.Fixed = cfg.name(i+1), cfg.MAC
 		switch {
 		case first && i == 0:
 			v.Name = r.IfName
@@ -63,7 +65,6 @@ func named(r *plugin.Request, cfg config, addresses []pci.Address) (vfs []vf, er
 			v.Name = cfg.name(i)
 		}
 		v.Default = v.Name
-		vfs = append(vfs, v)
 	}
 	if err := choose(r, cfg, vfs); err != nil {
 		return nil, err
@@ -106,78 +107,110 @@ func (c config) hint(err error) string {
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
 	case errors.Is(err, podresources.ErrNoCheckpoint):
 		return "no device plugin has registered with the kubelet: take sriov out of the conflist, or start sriov-device-plugin with a resource for this node"
+	case errors.Is(err, claim.ErrUnprepared):
+		return "does sriov-device-plugin run? It prepares claims"
 	case errors.Is(err, allocation.ErrUncertain):
 		return "wait a minute: podlace sriov ls shows the VF"
 	}
 	return "is the kubelet running, and its folder " + c.Kubelet + "? See systemctl status kubelet, podlace sriov"
 }
 
-// ask asks the device plugin, and if that does not answer the kubelet. What the kubelet tells is certain, except that a pod has no device:
-// a device plugin that runs may have handed out one of which the kubelet tells nothing.
+// ask asks the device plugin, and if that does not answer the kubelet, and the records of claims. What these tell is certain, except that
+// a pod has no device: a device plugin that runs may have handed out one of which the kubelet tells nothing.
 func (s sriov) ask(r *plugin.Request, cfg config) ([]allocation.Device, error) {
 	began := time.Now()
-	devices, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
-	if err == nil {
-		return devices, nil
+	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
+	if err == nil && answer.Claims {
+		return answer.Devices, nil
 	}
-	away := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	devices := answer.Devices
+	if err != nil {
+		if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
+			return nil, err
+		}
+	}
+	claimed, err := claim.Find(s.claims, cfg.Kubelet, claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
+	if err != nil {
+		return nil, err
+	}
+	return append(devices, claim.Of(claimed, cfg.Resources)...), nil
+}
+
+// askKubelet asks the kubelet which devices it allocated, where the device plugin did not answer, for the reason given.
+func (s sriov) askKubelet(r *plugin.Request, cfg config, until time.Time, unanswered error) ([]allocation.Device, error) {
+	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {
-		r.Log.Warn("the kubelet is asked instead", "error", err)
+		r.Log.Warn("the kubelet is asked instead", "error", unanswered)
 	}
 	kubelet := podresources.At(cfg.Kubelet)
 	kubelet.Resources = cfg.Resources
-	ctx, cancel := context.WithDeadline(context.Background(), began.Add(askTimeout))
+	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
-	devices, err2 := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	devices, err := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
 	switch {
 	case away:
-		return devices, err2
-	case err2 != nil:
-		return nil, fmt.Errorf("%w; before that, %w", err2, err)
+		return devices, err
+	case err != nil:
+		return nil, fmt.Errorf("%w; before that, %w", err, unanswered)
 	case len(devices) == 0:
-		return nil, fmt.Errorf("the SR-IOV device plugin does not confirm that the pod has no VF: %w", err)
+		return nil, fmt.Errorf("the SR-IOV device plugin does not confirm that the pod has no VF: %w", unanswered)
 	}
 	return devices, nil
 }
 
-// askDaemon returns the devices that the device plugin is certain of.
-func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) ([]allocation.Device, error) {
+// askDaemon returns the devices that the device plugin is certain of, without those of claims if it is too old for these.
+func (s sriov) askDaemon(r *plugin.Request, cfg config, until time.Time) (allocation.Answer, error) {
 	answer, err := allocation.Ask(s.socket, until,
-		allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
+		allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources, Claims: true})
 	if err != nil {
-		return nil, err
+		return allocation.Answer{}, err
 	}
 	if !slices.Equal(answer.Resources, cfg.Resources) || answer.UID != r.Pod.UID {
-		return nil, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin",
+		return allocation.Answer{}, fmt.Errorf("the SR-IOV device plugin tells of %q and UID %q, and not of %q and UID %q: it is older than this plugin",
 			answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !slices.Contains(cfg.Resources, d.Resource) {
-			return nil, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
+			return allocation.Answer{}, fmt.Errorf("the SR-IOV device plugin answers with %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
 	}
-	return answer.Devices, nil
+	return answer, nil
 }
 
-// order sorts the devices of a pod: by container as in the pod, by resource as in the configuration, by address.
-func order(devices []allocation.Device, resources []string) (addresses []pci.Address, err error) {
-	of := map[string]pci.Address{} // by ID
+// order sorts the devices of a pod: by container as in the pod, by resource as in the configuration, by address; then those of claims, by
+// the claim's name in the pod, in the order of the claim.
+func order(devices []allocation.Device, resources []string) (vfs []vf, err error) {
+	devices = slices.DeleteFunc(devices, func(d allocation.Device) bool { return d.Claim != nil && d.Claim.Admin })
+	of, seen := map[string]pci.Address{}, map[pci.Address]bool{} // by ID
 	for _, d := range devices {
 		a, err := pci.ParseAddress(d.ID)
 		if err != nil {
 			return nil, plugin.Errorf(plugin.CodeDevice, "resource %s: the pod has the device %q, which is no VF", d.Resource, d.ID)
 		}
-		if slices.Contains(addresses, a) {
+		if seen[a] {
 			return nil, plugin.Errorf(plugin.CodeDevice, "device %s was allocated to the pod twice", a)
 		}
-		addresses, of[d.ID] = append(addresses, a), a
+		of[d.ID], seen[a] = a, true
 	}
 	slices.SortFunc(devices, func(a, b allocation.Device) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)),
-			of[a.ID].Compare(of[b.ID]))
+		return cmp.Or(compareClaims(a.Claim, b.Claim), cmp.Compare(a.Index, b.Index),
+			cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)), of[a.ID].Compare(of[b.ID]))
 	})
-	for i, d := range devices {
-		addresses[i] = of[d.ID]
+	for _, d := range devices {
+		vfs = append(vfs, vf{Address: of[d.ID], Claim: d.Claim})
 	}
-	return addresses, nil
+	return vfs, nil
+}
+
+func compareClaims(a, b *allocation.Claim) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return -1
+	case b == nil:
+		return 1
+	}
+	return cmp.Or(strings.Compare(cmp.Or(a.PodClaim, a.Name), cmp.Or(b.PodClaim, b.Name)), strings.Compare(a.UID, b.UID),
+		cmp.Compare(a.Result, b.Result))
 }

@@ -49,6 +49,7 @@ type lab struct {
 	host    *kernel.Node
 	devices *[]allocation.Device
 	unsure  *bool              // the device plugin: whether a pod of its name is the one that is meant
+	claims  *bool              // and whether it tells of claims
 	refusal *allocation.Answer // the device plugin's, while it has an error
 	golden  string
 	card    func() string // describes the card when it is a real one
@@ -63,7 +64,8 @@ func newLab(t *testing.T, keys ...any) lab {
 	t.Cleanup(host.Close)
 	l := unsetLab(t, host)
 	l.Pod = kerneltest.NewPod(t)
-	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), ""}
+	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 4}), "",
+		filepath.Join(t.TempDir(), "claims")}
 	l.serve()
 	for i := range 4 {
 		name := fmt.Sprint("ens0f0v", i)
@@ -81,7 +83,7 @@ func newLab(t *testing.T, keys ...any) lab {
 // unsetLab is a lab without VFs, pod and configuration.
 func unsetLab(t *testing.T, host *kernel.Node) lab {
 	t.Helper()
-	l := lab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), refusal: &allocation.Answer{}}
+	l := lab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool), refusal: &allocation.Answer{}}
 	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
@@ -114,11 +116,11 @@ func (l *lab) serve() {
 	must(l, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	devices, unsure, refusal := l.devices, l.unsure, l.refusal
+	devices, unsure, claims, refusal := l.devices, l.unsure, l.claims, l.refusal
 	go func() {
 		defer close(done)
 		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
-			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID}
+			a := allocation.Answer{Devices: *devices, Resources: q.Resources, UID: q.UID, Claims: *claims && q.Claims}
 			if refusal.Error != "" {
 				return *refusal
 			}

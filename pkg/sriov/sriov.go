@@ -18,6 +18,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
@@ -49,6 +50,8 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
+	Claim *allocation.Claim `json:"claim,omitempty"` // by which the pod has it
+
 	held      bool        // this process has written the journal
 	detecting kernel.Link // whose addresses of IPv6 are looked for on others; Index is 0 for none
 	ips       *ipam.Plan
@@ -59,11 +62,12 @@ type sriov struct {
 	ipam   ipam.Runner
 	sysfs  string
 	socket string // of the device plugin
+	claims string // the folder of records of claims
 }
 
 // Plugin returns the sriov plugin; builtin are the IPAM plugins that it runs in process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
-	return sriov{ipam.Runner{Builtin: builtin}, pci.Sysfs, allocation.Socket}.plugin()
+	return sriov{ipam.Runner{Builtin: builtin}, pci.Sysfs, allocation.Socket, claim.Folder}.plugin()
 }
 
 func (s sriov) plugin() plugin.Plugin {

@@ -12,10 +12,10 @@ scripts/vm/setup.sh "$VM"
 # What integration tests would build themselves, which takes long in the machine.
 CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/tools/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
-  exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 "$@"
+  exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 -timeout 90m "$@"
 fi
 status=0
-PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 "$@" || status=1
-PACKAGES='./integration/plugins' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
-PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov ./pkg/deviceplugin' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
+PACKAGES='./pkg/kernel ./pkg/bridge ./pkg/bandwidth' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -timeout 90m "$@" || status=1
+PACKAGES='./integration/plugins' scripts/test.sh -exec "$PWD/scripts/vm/exec.sh" -count=1 -timeout 90m -run 'TestScripts/(bridge|portmap|gc)' "$@" || status=1
+PACKAGES='./pkg/kernel ./pkg/pci ./pkg/sriov ./pkg/deviceplugin' scripts/test.sh -exec "$PWD/scripts/vm/card.sh" -count=1 -timeout 90m -run 'TestNIC|TestLife|TestIGB' "$@" || status=1
 exit "$status"

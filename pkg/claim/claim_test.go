@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/allocation"
+)
+
+const ours = `"sriov.podlace.io":{"Devices":[{"PoolName":"node1","DeviceName":"0000-3b-10-2","RequestNames":["nic"],"CDIDeviceIDs":null}]}`
+
+// inState is a claim in the kubelet's file, with drivers and pods.
+func inState(uid, name, drivers string, pods ...string) string {
+	set := map[string]struct{}{}
+	for _, p := range pods {
+		set[p] = struct{}{}
+	}
+	text, _ := json.Marshal(set)
+	return fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":%s,"DriverState":{%s}}`, uid, name, text, drivers)
+}
+
+// state is the kubelet's file with claims.
+func state(claims ...string) string {
+	return sealed(`{"kind":"DRACheckpoint","apiVersion":"` + stateVersion + `","ClaimInfoStateList":[` + strings.Join(claims, ",") + `]}`)
+}
+
+// sealed is a text with its checksum.
+func sealed(text string) string {
+	data, _ := json.Marshal(struct {
+		Data     string
+		Checksum uint32
+	}{text, crc32.ChecksumIEEE([]byte(text))})
+	return string(data)
+}
+
+// record is one with a device for each request.
+func record(uid, namespace, name string, requests ...string) Record {
+	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
+	for i, request := range requests {
+		r.Devices = append(r.Devices, allocation.Device{Resource: "example.com/fast", ID: fmt.Sprintf("0000:3b:10.%d", i),
+			Claim: &allocation.Claim{UID: uid, Namespace: namespace, Name: name, Request: request, Result: i, Pool: "node1",
+				Device: fmt.Sprintf("0000-3b-10-%d", i)}})
+	}
+	return r
+}
+
+// node is a kubelet with a file, and a folder with records.
+func node(t *testing.T, file string, records ...Record) (folder, kubelet string) {
+	t.Helper()
+	kubelet = t.TempDir()
+	folder = filepath.Join(kubelet, "run", "claims")
+	if file != "" {
+		if err := os.WriteFile(stateFile(kubelet), []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range records {
+		if err := Write(folder, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder, kubelet
+}
+
+// TestFind: a pod has the devices of its claims, also of one that it shares and that was prepared for another pod; others have none.
+func TestFind(t *testing.T) {
+	shared, other := inState("c-1", "shared", ours, "first", "second"), inState("c-2", "other", ours, "third")
+	one, two := record("c-1", "shop", "shared", "a", "b"), record("c-2", "shop", "other", "c")
+	preparing := two
+	preparing.State = Preparing
+	for _, c := range []struct {
+		title, file string
+		records     []Record
+		uid         string
+		want        string // the requests
+		says        string // of an error
+	}{
+		{title: "nothing was ever prepared", uid: "first"},
+		{title: "no record", file: state(), uid: "first"},
+		{title: "of other pods", file: state(shared, other), records: []Record{one, two}, uid: "fourth"},
+		{title: "first pod", file: state(shared, other), records: []Record{one, two}, uid: "first", want: "a b"},
+		{title: "second pod", file: state(shared, other), records: []Record{one, two}, uid: "second", want: "a b"},
+		{title: "two claims", file: state(shared, inState("c-2", "other", ours, "first")), records: []Record{one, two}, uid: "first",
+			want: "a b c"},
+		{title: "of another driver", file: state(inState("c-9", "gpu", `"gpu.example.com":{"Devices":null}`, "first")), uid: "first"},
+		{title: "reserved, and the kubelet does not say so", file: state(), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+		{title: "reserved and said", file: state(inState("c-1", "shared", ours, "pod-c-1")), records: []Record{one}, uid: "pod-c-1", want: "a b"},
+
+		{title: "lost record", file: state(shared), uid: "first", says: "the pod has claim shop/shared: it is not prepared: there is no record"},
+		{title: "being prepared", file: state(other), records: []Record{preparing}, uid: "third",
+			says: "the pod has claim shop/other: it is not prepared"},
+		{title: "no file", records: []Record{one}, uid: "first", says: "the pod may have claim shop/shared"},
+		{title: "no file, another namespace", records: []Record{record("c-3", "lab", "x", "a")}, uid: "first"},
+		{title: "torn file", file: state(shared)[:50], records: []Record{one}, uid: "fourth", says: "the pod may have claim shop/shared"},
+		{title: "wrong checksum", file: strings.Replace(state(shared), "second", "secord", 1), records: []Record{one}, uid: "second",
+			says: "checksum"},
+		{title: "another version", file: sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`), records: []Record{one}, uid: "fourth",
+			says: `version "checkpoint.dra.kubelet.k8s.io/v2"`},
+		{title: "no UID", file: state(shared), records: []Record{one}, says: "the runtime does not say the pod's UID"},
+		{title: "no UID, no claims", file: state()},
+	} {
+		t.Run(c.title, func(t *testing.T) {
+			folder, kubelet := node(t, c.file, c.records...)
+			devices, err := Find(folder, kubelet, Pod{"shop", "web-0", c.uid})
+			var got []string
+			for _, d := range devices {
+				got = append(got, d.Claim.Request)
+				if d.Namespace != "shop" || d.Pod != "web-0" || d.UID != c.uid {
+					t.Errorf("of pod %s/%s with UID %s", d.Namespace, d.Pod, d.UID)
+				}
+			}
+			if strings.Join(got, " ") != c.want || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestDamaged: whatever byte of the kubelet's file is wrong, a pod that has a claim is never one that has none.
+func TestDamaged(t *testing.T) {
+	good := state(inState("c-1", "shared", ours, "first"))
+	folder, kubelet := node(t, good, record("c-1", "shop", "shared", "a"))
+	for i := range good {
+		for _, bad := range []string{good[:i], good[:i] + "x" + good[i+1:], good[:i] + "\x00" + good[i+1:], good[:i] + good[i+1:]} {
+			if err := os.WriteFile(stateFile(kubelet), []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if devices, err := Find(folder, kubelet, Pod{"shop", "web-0", "first"}); err == nil && len(devices) == 0 {
+				t.Fatalf("byte %d: no claims in %s", i, bad)
+			}
+		}
+	}
+}
+
+// TestUnreadable: a record that cannot be read leaves no pod of its namespace, nor the pod that it was reserved for, without a device.
+func TestUnreadable(t *testing.T) {
+	folder, kubelet := node(t, state(inState("c-1", "shared", ours, "first")), record("c-1", "shop", "shared", "a"))
+	path := filepath.Join(folder, "c-1")
+	for _, text := range []string{"", "{", `{"format":1}`, `{"format":2,"pod-c-1":0}`, "pod-c-1"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Find(folder, kubelet, Pod{"shop", "web-0", "first"}); err == nil || !strings.Contains(err.Error(), "UID c-1") {
+			t.Errorf("%q: got %v", text, err)
+		}
+		if _, err := Find(folder, kubelet, Pod{"shop", "web-0", "another"}); err != nil {
+			t.Errorf("%q: a pod of no claim: %v", text, err)
+		}
+		if _, err := Find(folder, kubelet, Pod{"shop", "web-0", "pod-c-1"}); (err != nil) != strings.Contains(text, "pod-c-1") {
+			t.Errorf("%q: reserved: %v", text, err)
+		}
+		if _, _, err := Holder(folder, "0000:3b:10.0"); err == nil {
+			t.Errorf("%q: nobody has the device", text)
+		}
+		if _, err := Find(folder, t.TempDir(), Pod{"shop", "web-0", "another"}); err == nil {
+			t.Errorf("%q: without the kubelet's file", text)
+		}
+	}
+}
+
+// TestRecord: what is written is read, by its claim, in a list and by its device; what is removed is gone.
+func TestRecord(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "run", "claims")
+	if records, err := List(folder); len(records) > 0 || err != nil {
+		t.Fatalf("%v, %v", records, err)
+	}
+	if _, err := Read(folder, "c-1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	web, admin := record("c-1", "shop", "web", "a", "b/c"), record("c-2", "lab", "watch", "a")
+	admin.Devices[0].Claim.Admin = true
+	for _, r := range []Record{web, admin} {
+		if err := Write(folder, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Read(folder, "c-1")
+	if err != nil || got.Time.IsZero() || got.String() != "claim shop/web" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	web.Time, web.Format = got.Time, format
+	if diff := cmp.Diff(web, got); diff != "" {
+		t.Error(diff)
+	}
+	if records, err := List(folder); err != nil || len(records) != 2 || records[0].Claim().Name != "watch" {
+		t.Errorf("%v, %v", records, err)
+	}
+	if r, ok, err := Holder(folder, "0000:3b:10.0"); r.Claim().UID != "c-1" || !ok || err != nil {
+		t.Errorf("%v, %t, %v", r, ok, err)
+	}
+	for range 2 {
+		if err := Remove(folder, "c-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok, err := Holder(folder, "0000:3b:10.0"); ok || err != nil { // an administrator looks at it only
+		t.Errorf("%t, %v", ok, err)
+	}
+	for what, change := range map[string]func(*Record){
+		"no devices": func(r *Record) { r.Devices = nil }, "no claim": func(r *Record) { r.Devices[0].Claim = nil },
+		"no state": func(r *Record) { r.State = "" }, "another claim": func(r *Record) { r.Devices[1].Claim.UID = "c-9" },
+		"no address": func(r *Record) { r.Devices[1].ID = "" }, "no request": func(r *Record) { r.Devices[1].Claim.Request = "" },
+		"a path": func(r *Record) { r.Devices[0].Claim.UID, r.Devices[1].Claim.UID = "../x", "../x" },
+	} {
+		bad := record("c-1", "shop", "web", "a", "b")
+		change(&bad)
+		if err := Write(folder, bad); err == nil {
+			t.Errorf("%s: written", what)
+		}
+	}
+	if names, err := os.ReadDir(folder); len(names) != 1 || err != nil {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(state(inState("c-1", "shared", ours, "first"))))
+	f.Add([]byte(sealed(`{"apiVersion":"checkpoint.dra.kubelet.k8s.io/v2"}`)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		of, err := parseState(data, "first")
+		if err != nil && of != nil {
+			t.Error("claims beside an error")
+		}
+		for _, n := range of {
+			if n.UID == "" || n.Name == "" || n.Namespace == "" {
+				t.Errorf("%+v", n)
+			}
+		}
+	})
+}
+
+// BenchmarkFind is a pod without claims on a node with 256 of them.
+func BenchmarkFind(b *testing.B) {
+	kubelet := b.TempDir()
+	var all []string
+	for i := range 256 {
+		uid := fmt.Sprintf("c-%d", i)
+		all = append(all, inState(uid, uid, ours, "pod-"+uid))
+		if err := Write(filepath.Join(kubelet, "claims"), record(uid, "shop", uid, "a")); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(stateFile(kubelet), []byte(state(all...)), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if devices, err := Find(filepath.Join(kubelet, "claims"), kubelet, Pod{"shop", "web-0", "none"}); devices != nil || err != nil {
+			b.Fatal(devices, err)
+		}
+	}
+}

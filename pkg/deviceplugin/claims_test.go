@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin
+
+import (
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/pci/pcitest"
+)
+
+// claimed writes the record of a claim that has a device, for the pod with UID u-0, and the kubelet's note of it.
+func (l *lab) claimed(resource, id string, admin bool) {
+	l.Helper()
+	r := claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
+		Namespace: "shop", Name: "web-0-nic", Request: "nic", Pool: "node-a", Device: "x", Admin: admin}}}}
+	if err := claim.Write(l.Claims, r); err != nil {
+		l.Fatal(err)
+	}
+	text := `{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[{"ClaimUID":"c-0",` +
+		`"ClaimName":"web-0-nic","Namespace":"shop","PodUIDs":{"u-0":{}},"DriverState":{"sriov.podlace.io":{"Devices":[]}}}]}`
+	write(l.T, filepath.Join(l.Root, "dra_manager_state"), fmt.Sprintf(`{"Data":%q,"Checksum":%d}`, text, crc32.ChecksumIEEE([]byte(text))))
+}
+
+// TestClaimed: what a claim holds goes to no container, its PF keeps its VFs, it keeps its driver; who asks for claims is told. A record
+// that nobody can read may be of any device.
+func TestClaimed(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
+	config := func(n, driver string) string {
+		return `{"pfs": [{"pfName": "ens0f0", "numVfs": ` + n + `}], "resourceList": [{"resourceName": "all"` + driver + `}]}`
+	}
+	l := prepareLab(t, sysfs, config("2", ""))
+	pcitest.Kernel{}.Start(t, sysfs)
+	l.claimed("example.com/all", vf01, false)
+	l.writeCheckpoint()
+	l.kubelet.start()
+	l.kubelet.hold("shop", "web-0", "app", "example.com/other", "")
+	l.start()
+	l.ids("example.com/all", vf00, vf01+"!")
+	ask := func(claims bool) allocation.Answer {
+		t.Helper()
+		a, err := allocation.Ask(l.Socket, time.Now().Add(patience), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+			Resources: []string{"example.com/all"}, Claims: claims})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	if a := ask(false); len(a.Devices) != 0 || a.Claims {
+		t.Errorf("%+v", a)
+	}
+	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
+		t.Errorf("%+v", a)
+	}
+	l.configure(config("3", ""))
+	l.logged("a device is not as the configuration wants it", "keeps its 2 VFs and does not get 3", "VF "+vf01+" is of claim shop/web-0-nic")
+	if err := os.WriteFile(filepath.Join(l.Claims, "c-1"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(config("4", ""))
+	l.logged("it is not known which devices claims hold", "UID c-1")
+	l.logged("a device is not as the configuration wants it", "does not get 4", "may be of a claim")
+	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
+	if strings.TrimSpace(string(data)) != "2" || err != nil {
+		t.Errorf("%s, %v", data, err)
+	}
+}
+
+// TestAdminClaimed: a device that an administrator looks at is for others.
+func TestAdminClaimed(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.claimed("example.com/one", vf00, true)
+	l.kubelet.start()
+	l.start()
+	l.ids("example.com/one", vf00, vf01)
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/plugin"
+)
+
+// claimed is a device of a claim, the result with an index.
+func claimed(uid, podClaim string, result int, address string) allocation.Device {
+	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
+		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
+		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
+}
+
+// prepare writes the records of devices, and what the kubelet writes of them for a pod with a UID.
+func (l lab) prepare(kubelet, uid string, devices ...allocation.Device) {
+	l.Helper()
+	records := map[string]claim.Record{}
+	for _, d := range devices {
+		r := records[d.Claim.UID]
+		d.Namespace, d.Pod = "", ""
+		r.State, r.Devices = claim.Prepared, append(r.Devices, d)
+		records[d.Claim.UID] = r
+	}
+	var list []any
+	for id, r := range records {
+		must(l, claim.Write(l.sriov.claims, r))
+		list = append(list, object{"ClaimUID": id, "ClaimName": r.Claim().Name, "Namespace": "shop", "PodUIDs": object{uid: object{}},
+			"DriverState": object{claim.Driver: object{"Devices": []any{}}}})
+	}
+	text, err := json.Marshal(object{"apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "kind": "DRACheckpoint", "ClaimInfoStateList": list})
+	must(l, err)
+	data, err := json.Marshal(object{"Data": string(text), "Checksum": crc32.ChecksumIEEE(text)})
+	must(l, err, os.WriteFile(filepath.Join(kubelet, "dra_manager_state"), data, 0o600))
+}
+
+// TestClaims: a pod gets the VFs of its claims behind those of its containers, ordered by claim and result, whoever tells of them; those
+// that an administrator looks at stay where they are.
+func TestClaims(t *testing.T) {
+	admin := claimed("c-0", "a", 0, vf2)
+	admin.Claim.Admin = true
+	devices := []allocation.Device{claimed("c-2", "z", 0, vf0), claimed("c-1", "m", 1, "0000:11:02.3"), claimed("c-1", "m", 0, vf1), admin}
+	const want = "[0000:11:02.1 0000:11:02.3 0000:11:02.0]"
+	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	for _, source := range []string{"the daemon", "an older daemon", "nobody"} {
+		t.Run(source, func(t *testing.T) {
+			l := newLab(t)
+			dir := k.serve(t)
+			writeCheckpoint(t, dir, checkpoint())
+			*l.devices = []allocation.Device{}
+			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
+			switch source {
+			case "the daemon":
+				*l.devices, *l.claims = devices, true
+			case "nobody":
+				must(t, os.Remove(l.sriov.socket))
+				fallthrough
+			default:
+				l.prepare(dir, "u-0", devices...)
+			}
+			a := l.add("a", keys...)
+			var got []string
+			for _, i := range a.result.Interfaces[1:] {
+				got = append(got, i.PciID)
+			}
+			if fmt.Sprint(got) != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+			if j, err := journals(); err != nil || len(j) != 3 || j[0].Claim == nil || j[0].Claim.Request != "nic" {
+				t.Errorf("%+v, %v", j, err)
+			}
+			l.OK(a.check(keys...))
+			l.del("a", keys...)
+			l.isGolden()
+		})
+	}
+}
+
+// TestClaimUncertain: a pod whose claims are not known, or not prepared, does not start.
+func TestClaimUncertain(t *testing.T) {
+	l := newLab(t)
+	*l.devices = []allocation.Device{}
+	k := &kubelet{containers: []*api.ContainerResources{container("app")}}
+	dir := k.serve(t)
+	writeCheckpoint(t, dir, checkpoint())
+	keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
+	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
+	must(t, os.RemoveAll(l.sriov.claims))
+	o := l.Call("ADD", "a", keys...)
+	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/web-0-a: it is not prepared: there is no record of it in "+l.sriov.claims)
+	l.hints(o, "does sriov-device-plugin run?")
+	l.prepare(dir, "u-0", claimed("c-0", "a", 0, vf0))
+	must(t, os.WriteFile(filepath.Join(dir, "dra_manager_state"), []byte("{}"), 0o600))
+	l.Fails(l.Call("ADD", "a", keys...), plugin.CodeTryAgain, "the pod may have claim shop/web-0-a")
+	l.isGolden()
+}
+
+// TestSharedClaim: the VF of a claim that pods share goes from one to the next, and is never in two.
+func TestSharedClaim(t *testing.T) {
+	l := newLab(t)
+	*l.devices, *l.claims = []allocation.Device{claimed("c-0", "a", 0, vf0)}, true
+	l.add("a")
+	other := []any{"CNI_NETNS", kerneltest.NewPod(t).Path}
+	o := l.Call("ADD", "b", other...)
+	l.Fails(o, plugin.CodeDevice, "VF "+vf0+": pod shop/web-0 has it since")
+	if !strings.Contains(o.Failure.Details, "a ResourceClaimTemplate gives each pod its own") {
+		t.Error(o.Failure.Details)
+	}
+	l.del("a")
+	l.OK(l.Call("ADD", "b", other...))
+	l.OK(l.Call("DEL", "b", other...))
+	l.isGolden()
+}
+
+// TestResetClaimed: a VF that a claim holds is not made as new.
+func TestResetClaimed(t *testing.T) {
+	l := newLab(t)
+	a, err := pci.ParseAddress(vf0)
+	must(t, err)
+	o := ResetOptions{Sysfs: l.sriov.sysfs, Claims: l.sriov.claims, Address: a, Out: t.Output(), Log: slog.New(slog.DiscardHandler)}
+	l.prepare(t.TempDir(), "u-0", claimed("c-0", "a", 0, vf0))
+	if err := Reset(o); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "claim shop/web-0-a has it since") {
+		t.Errorf("got %v", err)
+	}
+	must(t, os.WriteFile(filepath.Join(l.sriov.claims, "c-0"), nil, 0o600))
+	if err := Reset(o); plugin.Code(err) != plugin.CodeDevice || !strings.Contains(err.Error(), "UID c-0") {
+		t.Errorf("got %v", err)
+	}
+	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
+}
