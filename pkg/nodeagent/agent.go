@@ -33,9 +33,12 @@ type times struct {
 	look  time.Duration // at files, should an event be lost
 	first time.Duration // how long routes that fail may delay the first node.json
 	trust time.Duration // how long a suspicious list has to stand until routes are deleted
+	again time.Duration // between comparisons while routes of other programs are in the way: the kernel does not tell when they go
 }
 
-func usualTimes() times { return times{look: time.Minute, first: 30 * time.Second, trust: time.Minute} }
+func usualTimes() times {
+	return times{look: time.Minute, first: 30 * time.Second, trust: time.Minute, again: 10 * time.Second}
+}
 
 // options are the flags of podlace-node run.
 type options struct {
@@ -68,9 +71,10 @@ type agent struct {
 	advice   []Problem     // by the last comparison
 	started  time.Time
 	began    time.Time     // the first comparison
-	compared time.Time     // the last one
+	next     time.Time     // the next one, should nothing ask for it before
 	stale    bool          // masquerade rules of pods do not follow node.json yet
-	suspect  time.Time     // since when deletions are held back
+	held     bool          // deletions are held back
+	suspect  time.Time     // since when they are, by lists that have the own node
 	failing  bool          // the present step has to be tried again
 	unmade   bool          // the last comparison has to be
 	retry    time.Duration // from the last attempt to the next one
@@ -156,7 +160,7 @@ func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
 		again := a.step(causes)
-		causes = a.alarm.wait(ctx, again, a.contest.pause)
+		causes = a.alarm.wait(ctx, again, a.contest.wait(time.Now()))
 		if len(causes) == 0 {
 			causes = map[cause]bool{onLook: true}
 		}
@@ -172,11 +176,15 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 		why = onStart
 	}
 	a.install(why)
-	if why == onLook && a.due(time.Now()) {
+	due := a.due(time.Now())
+	if due && why == onLook {
 		why = onPeriod
 	}
-	if why != onLook && why != onFiles || a.compared.IsZero() {
+	switch {
+	case why != onLook && why != onFiles:
 		a.route(why)
+	case due: // also where files change all the time
+		a.route(onPeriod)
 	}
 	a.problems = append(a.problems, a.advice...)
 	a.writeNodeFile(why)
@@ -194,8 +202,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 
 // due reports whether it is time for a comparison that nothing asked for.
 func (a *agent) due(now time.Time) bool {
-	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust ||
-		now.Sub(a.compared) >= compareEvery
+	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.next)
 }
 
 // strongest returns the cause that a change is put down to.
@@ -279,6 +286,7 @@ func (a *agent) writeNodeFile(why cause) {
 	there := err == nil && file == nodefile.Path
 	failed := slices.ContainsFunc(a.peers, func(p PeerStatus) bool { return p.State == noderoutes.Failed })
 	if failed && !there && time.Since(a.began) < a.times.first {
+		a.next = earlier(a.next, a.began.Add(a.times.first))
 		a.problem("node.json", fmt.Errorf("waits for routes that fail, at most %v", a.times.first), "", true)
 		return
 	}
@@ -366,7 +374,7 @@ func (a *agent) publish() (again time.Time) {
 	a.ready = ready
 	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
 		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
-	a.metrics.set(s, !a.suspect.IsZero(), a.refusal != "")
+	a.metrics.set(s, a.held, a.refusal != "")
 	if early { // what the agent before wrote is still true
 		return a.started.Add(unknownFor)
 	}
@@ -374,9 +382,5 @@ func (a *agent) publish() (again time.Time) {
 	if err != nil {
 		a.log.Error("the status cannot be written", "error", err)
 	}
-	again = earlier(again, time.Now().Add(a.times.look))
-	if !a.suspect.IsZero() {
-		again = earlier(again, a.suspect.Add(a.times.trust))
-	}
-	return again
+	return earlier(earlier(again, time.Now().Add(a.times.look)), a.next)
 }

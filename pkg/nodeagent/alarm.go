@@ -97,9 +97,7 @@ const (
 
 // repaired notes a repair, and reports whether it is the first that the next one has to wait for.
 func (c *contest) repaired(now time.Time) (began bool) {
-	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
-		c.count, c.pause = 0, 0
-	}
+	c.wait(now)
 	c.last = now
 	if c.count++; c.count <= freeRepairs {
 		return false
@@ -107,4 +105,12 @@ func (c *contest) repaired(now time.Time) (began bool) {
 	began = c.pause == 0
 	c.pause = min(max(2*c.pause, time.Second), longestPause)
 	return began
+}
+
+// wait returns how long a repair has to wait: not at all once nothing has been undone for a while.
+func (c *contest) wait(now time.Time) time.Duration {
+	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
+		c.count, c.pause = 0, 0
+	}
+	return c.pause
 }

@@ -20,7 +20,7 @@ func (a *agent) route(why cause) {
 	if !complete {
 		return
 	}
-	a.advice, a.unmade = nil, false
+	a.advice, a.unmade, a.next = nil, false, time.Now().Add(compareEvery)
 	own := slices.IndexFunc(list, func(n noderoutes.Node) bool { return n.Name == a.Node })
 	if own >= 0 {
 		a.self = list[own]
@@ -35,7 +35,6 @@ func (a *agent) route(why cause) {
 		return
 	}
 	a.metrics.compared(began, since)
-	a.compared = time.Now()
 }
 
 // advise notes a problem that stays until the next comparison.
@@ -73,8 +72,8 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 		changes := result.Changes
 		result, err = noderoutes.Apply(&host.NS, want, noderoutes.Options{Adopt: a.config.Adopt})
 		result.Changes += changes
-	} else if err == nil && result.Kept == 0 && !selfGone {
-		a.suspect = time.Time{}
+	} else if err == nil && result.Kept == 0 {
+		a.held, a.suspect = false, time.Time{}
 	}
 	if err != nil {
 		a.advise("routes", err, "", true)
@@ -118,20 +117,26 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 // trusted reports whether routes may be deleted. A list without the own node comes from the wrong cluster or from an old backup, or the
 // node was deleted and is about to come back. One that takes more than half of the routes has to stand for a minute.
 func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
-	if !selfGone && 2*r.Unwanted <= r.Had {
-		a.suspect = time.Time{}
+	now := time.Now()
+	until := "that has been so for a minute"
+	switch {
+	case selfGone:
+		a.suspect, until = time.Time{}, "the own Node object is there again"
+	case 2*r.Unwanted <= r.Had, !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust:
+		a.held, a.suspect = false, time.Time{}
 		return true
+	default:
+		if a.suspect.IsZero() {
+			a.suspect = now
+		}
+		a.next = earlier(a.next, a.suspect.Add(a.times.trust))
 	}
-	if a.suspect.IsZero() {
-		a.suspect = time.Now()
+	if !a.held {
 		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", r.Had,
 			"unwanted", r.Unwanted, "ownNode", !selfGone)
 	}
-	if !selfGone && time.Since(a.suspect) >= a.times.trust {
-		a.suspect = time.Time{}
-		return true
-	}
-	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until that has been so for a minute", r.Unwanted, r.Had),
+	a.held = true
+	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until %s", r.Unwanted, r.Had, until),
 		"check that the API server is that of this cluster", false)
 	return false
 }
@@ -158,6 +163,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 		}
 		if route, conflict := r.Conflicts[p.PodCIDR]; conflict && p.Reason == "" {
 			p.State, p.Reason = noderoutes.Conflict, "a route of another program: "+route
+			a.next = earlier(a.next, time.Now().Add(a.times.again))
 		}
 		s := PeerStatus{Name: p.Name, PodCIDR: p.PodCIDR, Gateway: p.Gateway, State: p.State, Reason: p.Reason}
 		a.peers = append(a.peers, s)

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// steps returns an agent of the lab whose steps the test makes, and a function that gives it the list of all nodes.
+func (l *lab) steps() (a *agent, list func(ids ...int)) {
+	l.Helper()
+	c, err := readConfig(l.Config)
+	kerneltest.Must(l, err)
+	a = newAgent(l.options, c, slog.New(slog.NewTextHandler(l.log, nil)))
+	return a, func(ids ...int) {
+		var all []any
+		for _, id := range ids {
+			all = append(all, l.peer(id))
+		}
+		kerneltest.Must(l, a.nodes.Replace(all, ""))
+	}
+}
+
+func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
+
+// mustWait fails if the next step comes at once: a loop that never waits takes a core.
+func (l *lab) mustWait(what string, again time.Time) {
+	l.Helper()
+	if wait := time.Until(again); wait < 100*time.Millisecond || wait > time.Minute {
+		l.Errorf("%s: the next step comes after %v", what, wait)
+	}
+}
+
+// TestHeldDeletions: while the own Node object is gone nothing is deleted, and nothing is compared again and again. When it is back, a list
+// that takes more than half of the routes still has to stand for a while: nodes come back one by one after etcd was restored.
+func TestHeldDeletions(t *testing.T) {
+	l := newLab(t)
+	l.times.trust = 200 * time.Millisecond
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	l.has(full(2, 3))
+	list()
+	for range 3 {
+		l.mustWait("own node gone", a.step(because(onAPI)))
+		time.Sleep(l.times.trust)
+	}
+	if l.mustWait("later", a.step(because(onLook))); !a.held {
+		t.Error("deletions are not held back")
+	}
+	list(1)
+	a.step(because(onAPI))
+	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
+		t.Errorf("routes %q: deleted as soon as the own node was back", got)
+	}
+	time.Sleep(l.times.trust)
+	if a.step(because(onLook)); a.held || !slices.Equal(l.routes(), full()) {
+		t.Errorf("held %t, routes %q", a.held, l.routes())
+	}
+}
+
+// TestBusyFolder: a folder of the runtime whose files change all the time keeps no route from being tried again.
+func TestBusyFolder(t *testing.T) {
+	l := newLab(t)
+	free := l.blockNexthop("n2")
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	free()
+	a.retryAt = time.Now()
+	a.step(because(onFiles))
+	l.has(full(2, 3))
+}
+
+// TestFirstFile: earlier failures do not make the first node.json come later than it may.
+func TestFirstFile(t *testing.T) {
+	l := newLab(t)
+	l.times.first = time.Second
+	l.blockNexthop("n2")
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.retry, a.retryAt = mostRetry, time.Now().Add(mostRetry)
+	if wait := time.Until(a.step(because(onStart))); wait > l.times.first {
+		t.Errorf("the next step comes after %v", wait)
+	}
+	time.Sleep(l.times.first)
+	if l.mustWait("late", a.step(because(onLook))); l.node().PodCIDRs == nil {
+		t.Error("no node.json")
+	}
+}
+
+// TestForeignRouteGoes: a route of another program that goes makes room for ours soon, although the kernel filters the event.
+func TestForeignRouteGoes(t *testing.T) {
+	l := newLab(t)
+	link, err := netlink.LinkByName("up0")
+	kerneltest.Must(t, err)
+	route := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix("10.244.2.0/24")), LinkIndex: link.Attrs().Index,
+		Gw: []byte{192, 0, 2, 254}, Protocol: unix.RTPROT_STATIC}
+	kerneltest.Must(t, netlink.RouteAdd(route))
+	l.times.again = 200 * time.Millisecond
+	a, list := l.steps()
+	list(1, 2, 3)
+	if wait := time.Until(a.step(because(onStart))); wait > l.times.again || slices.Contains(l.routes(), "10.244.2.0/24 192.0.2.2") {
+		t.Errorf("the next step comes after %v; routes %q", wait, l.routes())
+	}
+	kerneltest.Must(t, netlink.RouteDel(route))
+	time.Sleep(l.times.again)
+	a.step(because(onLook))
+	l.has(full(2, 3))
+	if usualTimes().again > 10*time.Second {
+		t.Error("an administrator waits for this")
+	}
+}
+
+// TestContestEnds: what happens long after a contest is repaired at once.
+func TestContestEnds(t *testing.T) {
+	c := contest{last: time.Now(), count: 20, pause: longestPause}
+	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
+		t.Errorf("%v during the contest", got)
+	}
+	if got := c.wait(c.last.Add(time.Hour)); got != 0 {
+		t.Errorf("%v after an hour", got)
+	}
+}
