@@ -14,7 +14,7 @@ type claims struct {
 	cfg       Config
 	self      Self
 	lengths   map[bool][]int           // the lengths of all podCIDRs of IPv4 (true) and IPv6
-	covers    map[netip.Prefix]address // the prefixes of these lengths that hold the address of a node
+	covers    map[netip.Prefix]address // the prefixes of these lengths that hold the address of a node: the oldest one
 	podCIDRs  map[netip.Prefix]string  // by podCIDR, the node that has it
 	holds     map[netip.Prefix]podCIDR // the larger prefixes of these lengths that hold the podCIDR of a node
 	addresses map[netip.Addr]string    // by address that leads to podCIDRs, the node that has it
@@ -24,6 +24,7 @@ type (
 	address struct {
 		addr netip.Addr
 		node string
+		age  int // the place of the node among all; -1: this node
 	}
 	podCIDR struct {
 		prefix netip.Prefix
@@ -31,8 +32,9 @@ type (
 	}
 )
 
-// newClaims needs all nodes, the oldest first.
-func newClaims(all []checked, self Self, cfg Config) *claims {
+// newClaims needs all nodes, the oldest first, and which one this node is. Of this node all addresses count, of each other those that lead
+// to it: its kubelet could name any number of others, and so refuse the podCIDRs of all nodes.
+func newClaims(all []checked, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), holds: map[netip.Prefix]podCIDR{},
 		addresses: make(map[netip.Addr]string, 2*len(all))}
@@ -43,15 +45,9 @@ func newClaims(all []checked, self Self, cfg Config) *claims {
 			}
 		}
 	}
-	for _, n := range all {
-		for _, a := range n.addresses {
-			for _, bits := range c.lengths[a.Is4()] {
-				p := netip.PrefixFrom(a, bits).Masked()
-				if _, ok := c.covers[p]; !ok {
-					c.covers[p] = address{a, n.name}
-				}
-			}
-		}
+	c.cover(all[own].addresses, cfg.Self, -1)
+	for age, n := range all {
+		c.cover(n.leading(), n.name, age)
 	}
 	for _, a := range self.Addresses {
 		c.addresses[a] = cfg.Self
@@ -59,14 +55,26 @@ func newClaims(all []checked, self Self, cfg Config) *claims {
 	return c
 }
 
-// peers returns what is known of the podCIDRs of another node.
-func (c *claims) peers(n checked, older bool) (peers []Peer) {
+// cover notes the prefixes that hold an address of a node, unless an older one has them.
+func (c *claims) cover(addresses []netip.Addr, node string, age int) {
+	for _, a := range addresses {
+		for _, bits := range c.lengths[a.Is4()] {
+			p := netip.PrefixFrom(a, bits).Masked()
+			if _, ok := c.covers[p]; !ok {
+				c.covers[p] = address{a, node, age}
+			}
+		}
+	}
+}
+
+// peers returns what is known of the podCIDRs of another node, whose place among all is age.
+func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
 	}
 	for _, p := range n.podCIDRs {
 		peer := Peer{Name: n.name, PodCIDR: p}
-		if peer.State, peer.Reason = c.claim(p, n.name, older); peer.State == "" {
+		if peer.State, peer.Reason = c.claim(p, n, age, older); peer.State == "" {
 			c.gateway(&peer, n)
 		}
 		peers = append(peers, peer)
@@ -75,7 +83,7 @@ func (c *claims) peers(n checked, older bool) (peers []Peer) {
 }
 
 // claim gives a podCIDR to a node, or tells why not.
-func (c *claims) claim(p netip.Prefix, node string, older bool) (State, string) {
+func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
 			reason := fmt.Sprintf("overlaps podCIDR %s of this node", own)
@@ -85,8 +93,11 @@ func (c *claims) claim(p netip.Prefix, node string, older bool) (State, string) 
 			return Conflict, reason
 		}
 	}
-	if a, ok := c.covers[p]; ok {
+	if a, ok := c.covers[p]; ok && a.age < age {
 		return Refused, fmt.Sprintf("holds the address %s of node %q", a.addr, a.node)
+	}
+	if i := slices.IndexFunc(n.addresses, p.Contains); i >= 0 {
+		return Refused, fmt.Sprintf("holds the address %s of node %q", n.addresses[i], n.name)
 	}
 	for _, s := range c.cfg.Connected {
 		if s.Overlaps(p) && !slices.ContainsFunc(c.self.PodCIDRs, s.Overlaps) {
@@ -102,10 +113,10 @@ func (c *claims) claim(p netip.Prefix, node string, older bool) (State, string) 
 			return Conflict, fmt.Sprintf("overlaps podCIDR %s of node %q, which is older", large, owner)
 		}
 	}
-	c.podCIDRs[p] = node
+	c.podCIDRs[p] = n.name
 	for _, bits := range c.lengths[p.Addr().Is4()] {
 		if bits < p.Bits() {
-			c.holds[netip.PrefixFrom(p.Addr(), bits).Masked()] = podCIDR{p, node}
+			c.holds[netip.PrefixFrom(p.Addr(), bits).Masked()] = podCIDR{p, n.name}
 		}
 	}
 	return "", ""
@@ -151,8 +162,15 @@ func (c *claims) taken(a netip.Addr, node string) (reason string) {
 		return fmt.Sprintf("has the address %s of node %q, which is older: delete the node object that is out of date", a, owner)
 	case own >= 0:
 		return fmt.Sprintf("its address %s is in podCIDR %s of this node", a, c.self.PodCIDRs[own])
-	case a.IsValid():
-		c.addresses[a] = node
+	case !a.IsValid():
+		return ""
 	}
+	for _, bits := range c.lengths[a.Is4()] {
+		p := netip.PrefixFrom(a, bits).Masked()
+		if owner, ok := c.podCIDRs[p]; ok {
+			return fmt.Sprintf("its address %s is in podCIDR %s of node %q, which is older", a, p, owner)
+		}
+	}
+	c.addresses[a] = node
 	return ""
 }

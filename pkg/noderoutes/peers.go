@@ -14,8 +14,8 @@ import (
 // sorted by name and podCIDR; those that cannot be used have a State and a Reason. The order of nodes does not matter. An error means that
 // this node's own object is absent or cannot be used.
 //
-// Where two nodes claim the same podCIDR or address, the older one keeps it (creationTimestamp, then UID). This node's own podCIDRs always
-// stay with this node: its pods have their addresses.
+// Where two nodes claim the same podCIDR or address, or the podCIDR of one holds the address that leads to the other, the older one keeps
+// it (creationTimestamp, then UID). This node's own podCIDRs always stay with this node: its pods have their addresses.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -31,7 +31,7 @@ func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	if err != nil {
 		return Self{}, nil, fmt.Errorf("node %.260q: %w", cfg.Self, err)
 	}
-	c := newClaims(all, self, cfg)
+	c := newClaims(all, own, self, cfg)
 	var peers []Peer
 	seen := map[string]bool{cfg.Self: true}
 	for i, n := range all {
@@ -41,7 +41,7 @@ func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 			peers = append(peers, Peer{Name: n.name, State: Refused, Reason: "there is a second node object with this name"})
 		default:
 			seen[n.name] = true
-			peers = append(peers, c.peers(n, i < own)...)
+			peers = append(peers, c.peers(n, i, i < own)...)
 		}
 	}
 	slices.SortFunc(peers, byName)
@@ -69,7 +69,7 @@ func byName(a, b Peer) int {
 type checked struct {
 	name      string
 	podCIDRs  []netip.Prefix
-	addresses []netip.Addr // each that is one, for the overlaps with podCIDRs
+	addresses []netip.Addr // each that is one, for overlaps with the node's own podCIDRs
 	usable    []netip.Addr // those of addressCIDRs that a route can lead to, in their order
 	faults    []string     // why podCIDRs are left out
 	noAddress string       // why there is no usable address, or no further one
@@ -135,17 +135,22 @@ func (c checked) first(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
+// leading returns the addresses that routes to the node can lead to: the first usable one of each family.
+func (c checked) leading() (list []netip.Addr) {
+	for _, is4 := range []bool{true, false} {
+		if a, ok := c.first(is4); ok {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
 // self returns what the object of this node says. It must be right as a whole: all podCIDRs go into node.json.
 func (c checked) self() (s Self, err error) {
 	if len(c.faults) > 0 {
 		return Self{}, fmt.Errorf("%s", c.faults[0])
 	}
-	for _, is4 := range []bool{true, false} {
-		if a, ok := c.first(is4); ok {
-			s.Addresses = append(s.Addresses, a)
-		}
-	}
-	if len(s.Addresses) == 0 {
+	if s.Addresses = c.leading(); len(s.Addresses) == 0 {
 		return Self{}, fmt.Errorf("%s", c.noAddress)
 	}
 	for _, p := range c.podCIDRs {
