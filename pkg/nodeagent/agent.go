@@ -175,7 +175,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	if a.reload() {
 		why = onStart
 	}
-	a.install(why)
+	installed := a.install(why)
 	due := a.due(time.Now())
 	if due && why == onLook {
 		why = onPeriod
@@ -188,7 +188,9 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	}
 	a.problems = append(a.problems, a.advice...)
 	a.writeNodeFile(why)
-	a.writeConflist(why)
+	if installed {
+		a.writeConflist(why)
+	}
 	again = a.publish()
 	switch now := time.Now(); {
 	case !a.failing && !a.unmade:
@@ -264,10 +266,10 @@ func (a *agent) did(kind string, why cause, n int, text string, args ...any) {
 	}
 }
 
-// install brings the plugins into the runtime's folder.
-func (a *agent) install(why cause) {
+// install brings the plugins into the runtime's folder, and reports whether all are there.
+func (a *agent) install(why cause) bool {
 	if a.Plugins == "" || a.config.BinDir == "" {
-		return
+		return true
 	}
 	replaced, err := a.binaries.install()
 	a.did("binary", why, len(replaced), "installed plugins that were missing or differed", "files", strings.Join(replaced, " "))
@@ -275,6 +277,7 @@ func (a *agent) install(why cause) {
 		a.failing = true
 		a.problem("plugins", err, "make binDir writable, and name the folder of the image's plugins by --plugins", true)
 	}
+	return err == nil
 }
 
 // writeNodeFile tells the plugins. The first file waits for the routes, for a while at most.

@@ -5,6 +5,8 @@ package nodeagent
 import (
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -130,5 +132,23 @@ func TestContestEnds(t *testing.T) {
 	}
 	if got := c.wait(c.last.Add(time.Hour)); got != 0 {
 		t.Errorf("%v after an hour", got)
+	}
+}
+
+// TestPluginsFirst: a conflist does not come before the plugins that it names, also where older ones or something else has their names.
+func TestPluginsFirst(t *testing.T) {
+	l := newLab(t)
+	blocked := filepath.Join(l.dir, "bin/podlace-bridge")
+	kerneltest.Must(t, os.MkdirAll(blocked+"/full", 0o755))
+	l.put("net.d/"+conflistName, "the one before")
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	if l.read("net.d/"+conflistName) != "the one before" || a.ready {
+		t.Errorf("conflist %q, ready %t", l.read("net.d/"+conflistName), a.ready)
+	}
+	kerneltest.Must(t, os.RemoveAll(blocked))
+	if a.step(because(onFiles)); l.read("net.d/"+conflistName) != testConflist || !a.ready {
+		t.Errorf("conflist %q, ready %t", l.read("net.d/"+conflistName), a.ready)
 	}
 }
