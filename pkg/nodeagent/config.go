@@ -11,7 +11,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -65,7 +67,11 @@ func readConfig(file string) (c config, err error) {
 		return c, fmt.Errorf(`read the conflist, which "confDir": "" makes unnecessary: %w`, err)
 	}
 	if _, err := pluginTypes(c.conflist); err != nil {
-		return c, fmt.Errorf("%s: %w", path, err)
+		line := 1
+		if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
+			line = lineAt(c.conflist, int(wrong.Offset))
+		}
+		return c, fmt.Errorf("%s:%d: %w", path, line, err)
 	}
 	return c, nil
 }
@@ -75,18 +81,18 @@ func parseConfig(file string, data []byte) (config, error) {
 	c := defaults()
 	o := object{file: file, data: data}
 	var adopt []string
-	o.read(0, "", fields{
+	o.read(0, "", `{"offLink": "refuse"}`, fields{
 		"clusterCIDRs": into(&c.ClusterCIDRs, checkCIDRs),
 		"offLink":      into(&c.OffLink, oneOf(noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric)),
 		"addressCIDRs": into(&c.AddressCIDRs, checkCIDRs),
 		"mtu": into(&c.MTU, func(n int) error {
-			if n == 0 {
-				return nil
+			if n != 0 && between(576, 65535)(n) != nil {
+				return fmt.Errorf("%d: want 576 to 65535, or 0 for that of the uplink", n)
 			}
-			return between(576, 65535)(n)
+			return nil
 		}),
 		"vxlan": func(offset int, _ json.RawMessage) error {
-			o.read(offset, "vxlan.", fields{
+			o.read(offset, "vxlan.", `{"vni": 142, "port": 8472}`, fields{
 				"vni":  into(&c.VXLAN.VNI, between(1, 1<<24-1)),
 				"port": into(&c.VXLAN.Port, between(1, 65535)),
 			})
@@ -109,23 +115,28 @@ type object struct {
 }
 
 func (o *object) fail(offset int, key, format string, args ...any) {
-	line := 1 + bytes.Count(o.data[:min(offset, len(o.data))], []byte("\n"))
 	text := fmt.Sprintf(format, args...)
 	if key != "" {
 		text = plugin.Plain(key, 80) + ": " + text
 	}
-	o.errs = append(o.errs, fmt.Errorf("%s:%d: %s", o.file, line, text))
+	o.errs = append(o.errs, fmt.Errorf("%s:%d: %s", o.file, lineAt(o.data, offset), text))
+}
+
+// lineAt returns the number of the line of an offset.
+func lineAt(data []byte, offset int) int {
+	return 1 + bytes.Count(data[:min(offset, len(data))], []byte("\n"))
 }
 
 // fields are the keys that an object may have, with the functions that read their values, which stand at an offset.
 type fields map[string]func(offset int, raw json.RawMessage) error
 
-// read reads the object at an offset. An unknown key and a key that stands twice are errors: either may be a misspelt one.
-func (o *object) read(offset int, path string, known fields) {
+// read reads the object at an offset, which looks like an example. An unknown key and a key that stands twice are errors: either may be a
+// misspelt one.
+func (o *object) read(offset int, path, example string, known fields) {
 	dec := json.NewDecoder(bytes.NewReader(o.data[offset:]))
 	at := func() int { return offset + int(dec.InputOffset()) }
 	if token, err := dec.Token(); err != nil || token != json.Delim('{') {
-		o.fail(at(), strings.TrimSuffix(path, "."), "want a JSON object such as {\"offLink\": \"refuse\"}")
+		o.fail(at(), strings.TrimSuffix(path, "."), "want a JSON object such as %s", example)
 		return
 	}
 	seen := map[string]bool{}
@@ -138,7 +149,7 @@ func (o *object) read(offset int, path string, known fields) {
 			err = dec.Decode(&raw)
 		}
 		if err != nil {
-			o.fail(at(), path+key, "%v", err)
+			o.fail(at(), path+key, "%v", broken(err))
 			return
 		}
 		switch read, ok := known[key]; {
@@ -154,7 +165,7 @@ func (o *object) read(offset int, path string, known fields) {
 		seen[key] = true
 	}
 	if _, err := dec.Token(); err != nil {
-		o.fail(at(), "", "%v", err)
+		o.fail(at(), "", "%v", broken(err))
 	} else if path == "" && len(bytes.TrimSpace(o.data[at():])) > 0 {
 		o.fail(at(), "", "text after the end of the object")
 	}
@@ -172,16 +183,20 @@ func suggest(key string, known fields) string {
 	return "; known are " + strings.Join(words, ", ")
 }
 
+// broken says what is wrong with text that is no JSON.
+func broken(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("the file ends here: a }, a ] or a quote is missing")
+	}
+	return fmt.Errorf("no JSON: %w; want a comma between keys and none after the last, and keys and texts in quotes", err)
+}
+
 // into returns a function that reads a value and checks it.
 func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	return func(_ int, raw json.RawMessage) error {
 		var v T
-		if err := json.Unmarshal(raw, &v); err != nil {
-			var kind *json.UnmarshalTypeError
-			if errors.As(err, &kind) {
-				return fmt.Errorf("got a JSON %s, want a value such as %s", kind.Value, example(v))
-			}
-			return err
+		if err := json.Unmarshal(raw, &v); err != nil || string(raw) == "null" {
+			return fmt.Errorf("%s: want %s", plugin.Plain(string(raw), 80), wanted(check))
 		}
 		if err := check(v); err != nil {
 			return err
@@ -191,18 +206,25 @@ func into[T any](to *T, check func(T) error) func(int, json.RawMessage) error {
 	}
 }
 
-func example(of any) string {
-	switch of.(type) {
-	case bool:
-		return "true"
-	case int:
-		return "1450"
-	case []netip.Prefix:
-		return `["10.244.0.0/16"]`
-	case []string:
-		return `["boot"]`
+// wanted says which values a check lets pass: in the words of the check, where these are known.
+func wanted[T any](check func(T) error) string {
+	var v T
+	if err := check(v); err != nil {
+		if _, want, ok := strings.Cut(err.Error(), "want "); ok {
+			return want
+		}
 	}
-	return `"text"`
+	switch any(v).(type) {
+	case bool:
+		return "true or false"
+	case int:
+		return "a whole number without quotes"
+	case []netip.Prefix:
+		return `a list such as ["10.244.0.0/16"]`
+	case []string:
+		return `a list such as ["boot"]`
+	}
+	return "a text in quotes"
 }
 
 func anything[T any](T) error { return nil }
@@ -227,8 +249,13 @@ func oneOf[T ~string](words ...T) func(T) error {
 
 func checkCIDRs(list []netip.Prefix) error {
 	for _, p := range list {
-		if !p.IsValid() || p != p.Masked() || p.Bits() == 0 {
-			return fmt.Errorf("%s: want the first address of a CIDR, and its length, such as %s", p, p.Masked())
+		switch {
+		case !p.IsValid() || p.Addr().Is4In6():
+			return fmt.Errorf("%s: want a CIDR such as 10.244.0.0/16 or fd00::/48", p)
+		case p.Bits() == 0:
+			return fmt.Errorf("%s is all addresses of its family: want the CIDR of the cluster, such as 10.244.0.0/16", p)
+		case p != p.Masked():
+			return fmt.Errorf("%s has host bits set: want %s", p, p.Masked())
 		}
 	}
 	return nil
@@ -242,9 +269,10 @@ func checkFolder(path string) error {
 	return nil
 }
 
-func checkURL(url string) error {
-	if url != "" && !strings.HasPrefix(url, "https://") && !strings.HasPrefix(url, "http://") {
-		return fmt.Errorf("%q: want a URL such as https://192.0.2.1:6443", plugin.Plain(url, 80))
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	if text != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http") {
+		return fmt.Errorf("%q: want a URL such as https://192.0.2.1:6443", plugin.Plain(text, 80))
 	}
 	return nil
 }
@@ -274,13 +302,19 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 		} `json:"plugins"`
 	}
 	if err := json.Unmarshal(conflist, &list); err != nil {
-		return nil, err
+		wrong := (*json.SyntaxError)(nil)
+		if errors.As(err, &wrong) {
+			return nil, fmt.Errorf("no JSON: %w", err)
+		}
+		return nil, errNoConflist
 	}
 	for _, p := range list.Plugins {
 		types = append(types, p.Type)
 	}
 	if list.Name == "" || len(types) == 0 || slices.Contains(types, "") {
-		return nil, errors.New("want a CNI configuration with a name, and plugins with a type each")
+		return nil, errNoConflist
 	}
 	return types, nil
 }
+
+var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

@@ -42,17 +42,31 @@ func TestConfigRefused(t *testing.T) {
 		`{"fastPath": "off"}`:                               "c:1: fastPath: unknown key",
 		`{"offLink": "tunnel"}`:                             `c:1: offLink: "tunnel": want one of ["refuse" "vxlan" "fabric"]`,
 		`{"mtu": 100}`:                                      "c:1: mtu: 100: want 576 to 65535",
-		`{"mtu": "1400"}`:                                   "c:1: mtu: got a JSON string, want a value such as 1450",
-		`{"clusterCIDRs": ["10.244.0.1/16"]}`:               "c:1: clusterCIDRs: 10.244.0.1/16: want the first address of a CIDR, and its length, such as 10.244.0.0/16",
+		`{"mtu": "1400"}`:                                   `c:1: mtu: "1400": want a whole number without quotes`,
+		`{"mtu": 14.5}`:                                     "c:1: mtu: 14.5: want a whole number",
+		`{"mtu": -1}`:                                       "c:1: mtu: -1: want 576 to 65535, or 0 for that of the uplink",
+		`{"takeOver": "yes"}`:                               `c:1: takeOver: "yes": want true or false`,
+		`{"takeOver": null}`:                                "c:1: takeOver: null: want true or false",
+		`{"offLink": 7}`:                                    `c:1: offLink: 7: want one of ["refuse" "vxlan" "fabric"]`,
+		`{"vxlan": {"port": "8472"}}`:                       `c:1: vxlan.port: "8472": want 1 to 65535`,
+		`{"vxlan": {"vni": 1, "vni": 2}}`:                   "c:1: vxlan.vni: the key stands twice",
+		`{"binDir": ["/a"]}`:                                `c:1: binDir: ["/a"]: want a text in quotes`,
+		`{"adopt": "boot"}`:                                 `c:1: adopt: "boot": want a list such as ["boot"]`,
+		`{"clusterCIDRs": ["::ffff:10.0.0.0/104"]}`:         "c:1: clusterCIDRs: ::ffff:10.0.0.0/104: want a CIDR such as",
+		`{"addressCIDRs": ["::/0"]}`:                        "c:1: addressCIDRs: ::/0 is all addresses of its family: want",
+		`{"apiServer": "https://"}`:                         `c:1: apiServer: "https://": want a URL`,
+		"{\n\"mtu\": 1400,\n}":                              "no JSON: invalid character '}'",
+		"{mtu: 1400}":                                       "c:1: no JSON: invalid character 'm'; want a comma between keys",
+		`{"clusterCIDRs": ["10.244.0.1/16"]}`:               "c:1: clusterCIDRs: 10.244.0.1/16 has host bits set: want 10.244.0.0/16",
 		`{"clusterCIDRs": ["0.0.0.0/0"]}`:                   "clusterCIDRs",
-		`{"clusterCIDRs": ["ten"]}`:                         "c:1: clusterCIDRs: ",
-		`{"vxlan": 8472}`:                                   "c:1: vxlan: want a JSON object",
+		`{"clusterCIDRs": ["ten"]}`:                         `c:1: clusterCIDRs: ["ten"]: want a list such as ["10.244.0.0/16"]`,
+		`{"vxlan": 8472}`:                                   `c:1: vxlan: want a JSON object such as {"vni": 142, "port": 8472}`,
 		`{"binDir": "cni/bin"}`:                             `c:1: binDir: "cni/bin": want an absolute path`,
 		`{"adopt": ["kernel"]}`:                             `c:1: adopt: "kernel": want boot, static, or the number`,
 		`{"adopt": ["142"]}`:                                `c:1: adopt: "142": want`,
 		`{"apiServer": "192.0.2.1"}`:                        `c:1: apiServer: "192.0.2.1": want a URL`,
 		"{\"a%s\": 1}":                                      "c:1: a%s: unknown key; known are addressCIDRs, adopt",
-		"{\n\"mtu\": 1400":                                  "c:2: ",
+		"{\n\"mtu\": 1400":                                  "c:2: the file ends here: a }, a ] or a quote is missing",
 		"":                                                  "c:1: want a JSON object",
 		"[]":                                                "c:1: want a JSON object",
 		"{}\n{}":                                            "text after the end",
@@ -87,9 +101,11 @@ func TestConflistBeside(t *testing.T) {
 	if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName) || !strings.Contains(err.Error(), "confDir") {
 		t.Errorf("no conflist: %v", err)
 	}
-	for _, bad := range []string{"", "{", "{}", `{"name": "x", "plugins": []}`, `{"name": "x", "plugins": [{"typ": "bridge"}]}`} {
+	for bad, says := range map[string]string{"": ":1: no JSON", "{\n\n": ":3: no JSON", "{}": ":1: want a CNI configuration", "[]": ":1: want a CNI",
+		`{"name": "x", "plugins": []}`: ":1: want a CNI", `{"name": "x", "plugins": [{"typ": "bridge"}]}`: ":1: want a CNI",
+		`{"name": "x", "plugins": [{"type": 1}]}`: ":1: want a CNI"} {
 		put(filepath.Join(dir, conflistName), bad)
-		if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName) {
+		if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName+says) {
 			t.Errorf("conflist %q: %v", bad, err)
 		}
 	}
