@@ -106,8 +106,8 @@ func TestWatch(t *testing.T) {
 	before := w.changes.Load()
 	n := nodeObject("n1", []string{"10.244.1.0/24"}, []string{"192.0.2.1"})
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
-	w.put(n)
 	heard, _ := w.watched()
+	w.put(n)
 	await(t, "the heartbeat is heard", func() bool { now, _ := w.watched(); return now.After(heard) })
 	if w.changes.Load() != before {
 		t.Error("a heartbeat of a kubelet woke the agent")
@@ -219,14 +219,22 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestLargeNode: a Node object with annotations of 10 MB is read as any other, and nothing of them is kept.
+// TestLargeNode: a Node object with annotations of 10 MB is read as any other, streamed, in a list, and when it changes.
 func TestLargeNode(t *testing.T) {
-	w := newWatching(t)
-	n := nodeObject("n9", []string{"10.244.9.0/24"}, nil)
-	n.Annotations = map[string]string{"a": strings.Repeat("x", 10<<20)}
-	w.put(n)
-	w.start(w.server.URL)
-	w.await("n0", "n1", "n2", "n9")
+	for _, paged := range []bool{false, true} {
+		w := newWatching(t)
+		w.Paged = paged
+		n := nodeObject("n9", []string{"10.244.9.0/24"}, nil)
+		n.Annotations = map[string]string{"a": strings.Repeat("x", 10<<20)}
+		w.put(n)
+		w.start(w.server.URL)
+		w.await("n0", "n1", "n2", "n9")
+		w.awaitWatch()
+		n = n.DeepCopy()
+		n.Spec.PodCIDRs[0] = "10.244.10.0/24"
+		w.put(n)
+		await(t, "the change", func() bool { list, _, _ := w.nodes.list(); return list[3].PodCIDRs[0] == "10.244.10.0/24" })
+	}
 }
 
 // TestHalfOpen: a connection whose other end vanished without a word is given up, and the watch goes on over another one.
