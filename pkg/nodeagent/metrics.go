@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -27,9 +26,9 @@ type metrics struct {
 
 	mu     sync.Mutex
 	status Status
-	routes map[string]int // by family
-	held   bool           // deletions are held back
-	stale  bool           // the configuration in the file is refused
+	routes map[bool]int // of IPv4 (true) and of IPv6
+	held   bool         // deletions are held back
+	stale  bool         // the configuration in the file is refused
 }
 
 func newMetrics(n *nodes) *metrics {
@@ -83,9 +82,8 @@ func (g gauges) Collect(to chan<- prometheus.Metric) {
 		send(peers, float64(n), string(state))
 	}
 	routes := describe("routes", "Routes of the agent, by family.", "family")
-	for _, family := range []string{"ipv4", "ipv6"} {
-		send(routes, float64(g.routes[family]), family)
-	}
+	send(routes, float64(g.routes[true]), "ipv4")
+	send(routes, float64(g.routes[false]), "ipv6")
 	send(describe("ready", "Whether pods can start on this node."), one(g.status.Ready))
 	send(describe("mtu", "MTU of pods, in bytes; 0: that of the uplink."), float64(g.status.MTU))
 	send(describe("problems", "Lines of podlace-node status that name a problem."), float64(len(g.status.Problems)))
@@ -107,16 +105,8 @@ func (m *metrics) set(s Status, held, stale bool) {
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes counts the routes that the kernel has.
-func (m *metrics) setRoutes(list []kernel.ProtocolRoute) {
-	routes := map[string]int{}
-	for _, r := range list {
-		if r.Dst.Addr().Is4() {
-			routes["ipv4"]++
-		} else {
-			routes["ipv6"]++
-		}
-	}
+// setRoutes notes how many routes the kernel has, of IPv4 (true) and of IPv6.
+func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes

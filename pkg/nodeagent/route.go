@@ -88,7 +88,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 		a.advise("routes", result.Other, "", false)
 	}
 	a.setPeers(peers, result)
-	a.metrics.setRoutes(want.Routes)
+	a.metrics.setRoutes(result.Has)
 	a.node = node
 	return nil
 }

@@ -92,7 +92,7 @@ type found = kernel.FoundRoute
 
 func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	p := &pass{n: n, opt: opt, bad: map[uint32]error{}, badHops: map[netip.Addr]error{},
-		Result: Result{Failed: map[netip.Prefix]error{}, Conflicts: map[netip.Prefix]string{}}}
+		Result: Result{Failed: map[netip.Prefix]error{}, Conflicts: map[netip.Prefix]string{}, Has: map[bool]int{}}}
 	sweepTunnel, err := p.applyTunnel(want)
 	if err != nil {
 		return p, err
@@ -105,6 +105,9 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 		return p, err
 	}
 	p.Had = len(p.had)
+	for _, r := range p.had {
+		p.Has[r.Dst.Addr().Is4()]++
+	}
 	wantedHops := p.applyNexthops(want, nexthops)
 	staying, err := p.applyRoutes(want)
 	if err != nil {
@@ -256,6 +259,9 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err != nil {
 		return err
 	}
+	if !ours {
+		p.Has[r.Dst.Addr().Is4()]++
+	}
 	return p.takeOver(adopted, r, ours)
 }
 
@@ -301,7 +307,13 @@ func (p *pass) sweepRoutes(want Wanted) {
 	for _, r := range p.had {
 		if !wanted[placeOf(r.ProtocolRoute)] {
 			p.Unwanted++
-			p.sweep(func() error { return p.n.DelProtocolRoute(r.ProtocolRoute, Protocol) })
+			p.sweep(func() error {
+				err := p.n.DelProtocolRoute(r.ProtocolRoute, Protocol)
+				if err == nil {
+					p.Has[r.Dst.Addr().Is4()]--
+				}
+				return err
+			})
 		}
 	}
 }

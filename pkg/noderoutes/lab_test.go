@@ -171,12 +171,21 @@ func (n labNode) link(name string) kernel.Link {
 	return l
 }
 
-// apply is Apply without errors or anything refused.
+// apply is Apply without errors or anything refused. What it says that the kernel has is what a dump says.
 func (n labNode) apply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)
 	if err != nil || len(r.Failed) > 0 || len(r.Conflicts) > 0 || r.Other != nil {
 		n.Fatalf("%v, failed %v, conflicts %v, other %v", err, r.Failed, r.Conflicts, r.Other)
+	}
+	routes, err := n.ns.ProtocolRoutes(Protocol)
+	kerneltest.Must(n, err)
+	has := map[bool]int{}
+	for _, route := range routes {
+		has[route.Dst.Addr().Is4()]++
+	}
+	if r.Has[true] != has[true] || r.Has[false] != has[false] {
+		n.Errorf("the kernel has %v routes, told are %v", has, r.Has)
 	}
 	return r
 }

@@ -121,6 +121,7 @@ type Result struct {
 	Changes   int                     // of the kernel
 	Had       int                     // routes with Protocol that were there before
 	Unwanted  int                     // of those, how many Wanted lacks
+	Has       map[bool]int            // routes with Protocol that are there now, of IPv4 (true) and of IPv6
 	Kept      int                     // deletions that Options.Keep held back: of routes, nexthops, neighbours, the tunnel
 	Failed    map[netip.Prefix]error  // routes that the kernel refused
 	Other     error                   // what else the kernel refused: the tunnel, a deletion
