@@ -194,21 +194,29 @@ func TestBadNodes(t *testing.T) {
 		object.CreationTimestamp.Time = time.Unix(2_000_000, 0)
 		l.api.put(object)
 	}
+	good := l.peer(4)
+	good.Name = strings.Repeat("long.", 50) + "fin"
+	l.api.put(good)
 	l.ready()
 	for name := range bad {
 		if !l.says("node "+name) || len(strings.SplitN(l.state(name), " ", 2)) < 2 {
 			t.Errorf("%s: %q: want a reason", name, l.state(name))
 		}
 	}
-	for _, r := range full(2, 3) {
-		if !slices.Contains(l.routes(), r) {
-			t.Errorf("no route %s", r)
-		}
+	l.has(full(2, 3, 4)) // all else goes on
+	if l.state(good.Name) != "direct" {
+		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	for _, r := range l.routes() {
-		if !slices.Contains(full(2, 3), r) && !strings.Contains(r, ".26") && !strings.Contains(r, ":26") {
-			t.Errorf("route %s", r)
-		}
+	// In the log, so many lines at once do not help.
+	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
+		t.Error("want ten lines about nodes, and one about the others")
+	}
+	for name, n := range bad {
+		l.api.remove(name, false)
+		l.await(name+" is gone", func() bool { return l.state(name) == "" })
+		lines := l.log.count("node=" + name + " ")
+		l.api.put(nodeObject(name, n[0], n[1]))
+		l.await(name+" is named in the log", func() bool { return l.log.count("node="+name+" ") == lines+1 })
 	}
 }
 

@@ -31,6 +31,9 @@ import (
 const agentEnv = "PODLACE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(panicEnv) != "" {
+		os.Exit(panicking())
+	}
 	if os.Getenv(agentEnv) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))
 	}

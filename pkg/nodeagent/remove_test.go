@@ -27,11 +27,11 @@ func (l *lab) command(args ...string) (exit int, stdout, stderr string) {
 	return exit, out.String(), err.String()
 }
 
-// process runs the agent in a process of its own, with plugins, configuration and API server of the lab.
-func (l *lab) process() *exec.Cmd {
+// process runs the agent in a process of its own, with plugins, configuration and API server of the lab, and with further flags.
+func (l *lab) process(flags ...string) *exec.Cmd {
 	l.Helper()
-	cmd := exec.Command("/proc/self/exe", "run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
-		"--plugins", l.Plugins, "--http", "unix:"+l.dir+"/http")
+	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
+		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
 	cmd.Env, cmd.Stderr = append(os.Environ(), agentEnv+"=1"), l.log
 	kerneltest.Must(l, cmd.Start())
 	return cmd
