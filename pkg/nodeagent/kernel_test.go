@@ -3,7 +3,6 @@
 package nodeagent
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -135,52 +134,13 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// monitor returns a function that tells what changed in the kernel's routes, links and neighbours, and in folders.
+// monitor returns a function that tells what changed in the kernel and in folders.
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	changes, stop, err := kerneltest.Monitor(folders...)
 	kerneltest.Must(l, err)
-	l.Cleanup(func() { unix.Close(fd) })
-	kerneltest.Must(l, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
-	for _, group := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP,
-		unix.RTNLGRP_IPV4_IFADDR,
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE} {
-		kerneltest.Must(l, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group))
-	}
-	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	kerneltest.Must(l, err)
-	l.Cleanup(func() { unix.Close(in) })
-	for _, dir := range folders {
-		_, err := unix.InotifyAddWatch(in, dir, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE|unix.IN_CLOSE_WRITE)
-		kerneltest.Must(l, err)
-	}
-	var seen []string
-	return func() []string {
-		buffer := make([]byte, 64<<10)
-		for {
-			n, err := unix.Read(fd, buffer)
-			if err != nil || n < unix.SizeofNlMsghdr {
-				break
-			}
-			seen = append(seen, fmt.Sprintf("netlink message %d", uint16(buffer[4])|uint16(buffer[5])<<8))
-		}
-		for {
-			n, err := unix.Read(in, buffer)
-			if err != nil || n <= 0 {
-				break
-			}
-			for at := 0; at < n; {
-				length := int(buffer[at+12])
-				mask := uint32(buffer[at+4]) | uint32(buffer[at+5])<<8
-				name := strings.TrimRight(string(buffer[at+16:at+16+length]), "\x00")
-				if name != lockName || mask&unix.IN_CLOSE_WRITE == 0 { // it is opened to be locked
-					seen = append(seen, fmt.Sprintf("inotify %#x %s", mask, name))
-				}
-				at += 16 + length
-			}
-		}
-		return seen
-	}
+	l.Cleanup(stop)
+	return changes
 }
 
 // TestFileEvents: plugins, conflist and node.json come back when somebody removes or changes them.
