@@ -82,6 +82,18 @@ crio: build ## run pods through a real CRI-O, also with a real kubelet; both are
 cluster: build image ## start a Kubernetes cluster of three nodes with Podlace and open a shell in it; ARGS=-test runs its tests (needs root)
 	@IMAGE='$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' scripts/make-cluster.sh '$(CACHE)' $(ARGS)
 
+# What runs agents against a real API server, with the programs that it needs.
+APISERVER = programs=$$(scripts/programs.sh '$(PROGRAMS)' kubernetes etcd kube-apiserver); \
+  KUBERNETES=$$programs PODLACE_BIN='$(CURDIR)/$(BIN)' go test -buildvcs=false -count=1 -v -timeout 60m ./integration/e2e/apiserver
+
+.PHONY: apiserver
+apiserver: build ## run agents on three nodes against a real etcd and kube-apiserver, which are built once into the cache
+	@$(APISERVER) $(ARGS)
+
+.PHONY: scale
+scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API server; ARGS='-nodes 2000 -for 10m'
+	@$(APISERVER) -run '^TestScale$$' -args $(or $(ARGS),-nodes 1000,5000)
+
 .PHONY: e2e
 e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
 	@go run ./integration/e2e/conformance -cache '$(CACHE)' -image '$(or $(PUSH),$(IMAGE),localhost/podlace:$(VERSION))' $(ARGS)

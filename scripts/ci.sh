@@ -59,6 +59,9 @@ if root; then
 
   step real kubelet
   make node
+
+  step real API server
+  make apiserver
 fi
 
 step benchmark, a few rounds to see that it runs

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/podlace/podlace/integration/harness"
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// background is what a cluster does beside: kubelets that report their status, and other watchers of nodes.
+type background struct {
+	updates, events atomic.Int64
+	failure         atomic.Value
+	stop            func()
+}
+
+// background lets the nodes report in turn, each every 5 minutes as kubelets do, while others watch all nodes.
+func (p *plane) background(nodes, watchers int) *background {
+	p.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	b := &background{}
+	var running sync.WaitGroup
+	b.stop = func() { cancel(); running.Wait() }
+	p.Cleanup(b.stop)
+	text, err := p.admin.Get().AbsPath("/api/v1/nodes").Param("limit", "1").SetHeader("Accept", "application/json").Do(ctx).Raw()
+	kerneltest.Must(p, err)
+	var list unstructured.UnstructuredList
+	kerneltest.Must(p, list.UnmarshalJSON(text))
+	fail := func(err error) {
+		if err != nil && ctx.Err() == nil {
+			b.failure.Store(err)
+		}
+	}
+	for range watchers {
+		stream, err := p.admin.Get().Resource("nodes").Param("watch", "true").Param("resourceVersion", list.GetResourceVersion()).Stream(ctx)
+		kerneltest.Must(p, err)
+		running.Go(func() {
+			defer stream.Close()
+			n, err := io.Copy(io.Discard, stream)
+			b.events.Add(n)
+			fail(err)
+		})
+	}
+	running.Go(func() {
+		every := time.NewTicker(5 * time.Minute / time.Duration(nodes))
+		defer every.Stop()
+		for id := 2; ; id = 2 + (id-1)%(nodes-1) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-every.C:
+			}
+			err := p.admin.Patch(types.StrategicMergePatchType).Resource("nodes").Name(nodeName(id)).SubResource("status").
+				Body(harness.Encode(map[string]any{"status": map[string]any{"conditions": conditions(time.Now())}})).Do(ctx).Error()
+			fail(err)
+			b.updates.Add(1)
+		}
+	})
+	return b
+}
+
+// usage measures what part of a core a process uses from now on.
+func usage(t *testing.T, p *process) (percent func() float64) {
+	t.Helper()
+	began := time.Now()
+	before, err := p.cpu()
+	kerneltest.Must(t, err)
+	return func() float64 {
+		now, err := p.cpu()
+		kerneltest.Must(t, err)
+		return 100 * (now - before).Seconds() / time.Since(began).Seconds()
+	}
+}

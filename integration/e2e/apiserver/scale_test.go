@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel/kerneltest"
+)
+
+// Flags of TestScale.
+var (
+	sizes    = flag.String("nodes", "", "numbers of nodes with which an agent is measured, such as 1000,5000")
+	updating = flag.Duration("for", 3*time.Minute, "how long the nodes report their status")
+)
+
+// The load of TestScale.
+const (
+	watchers = 50
+	joining  = 1000
+	within   = time.Minute
+)
+
+// row is what was measured with one number of nodes.
+type row struct {
+	nodes          int
+	lists          string
+	start          time.Duration // from the start of the agent to all routes
+	started, peak  int64         // peak of the resident memory after the start, and at the end
+	updates, joins float64       // percent of a core
+	lags           []time.Duration
+	writes         int // at a restart
+	load           string
+}
+
+// TestScale measures one agent among thousands of nodes. Missing routes, writes at a restart and more memory than the DaemonSet allows fail
+// it; times are printed.
+func TestScale(t *testing.T) {
+	if *sizes == "" {
+		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
+	}
+	need(t)
+	var rows []row
+	for size := range strings.SplitSeq(*sizes, ",") {
+		nodes, err := strconv.Atoi(size)
+		kerneltest.Must(t, err)
+		t.Run(size+" streamed", func(t *testing.T) { rows = append(rows, measure(t, nodes, "stream")) })
+		t.Run(size+" in pages", func(t *testing.T) { rows = append(rows, measure(t, nodes, "pages", "--feature-gates=WatchList=false")) })
+	}
+	printRows(t, rows)
+}
+
+func printRows(t *testing.T, rows []row) {
+	var table strings.Builder
+	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "nodes\tfirst list\tstart to all routes\tpeak RSS after it\tpeak RSS\tCPU, status updates\tCPU, joins\tlag of joins\twrites at a restart\tload")
+	for _, r := range rows {
+		fmt.Fprintf(w, "%d\t%s\t%.2f s\t%d MB\t%d MB\t%.1f %%\t%.1f %%\t%s\t%d\t%s\n", r.nodes, r.lists, r.start.Seconds(), r.started/1e6, r.peak/1e6,
+			r.updates, r.joins, quantiles(r.lags), r.writes, r.load)
+	}
+	kerneltest.Must(t, w.Flush())
+	t.Logf("figures:\n%s", table.String())
+}
+
+// measure runs the agent of the first node.
+func measure(t *testing.T, nodes int, lists string, flags ...string) row {
+	links(t)
+	p := newPlane(t, flags...)
+	began := time.Now()
+	p.fill(1, nodes)
+	t.Logf("%d nodes made in %.0f s, load %s", nodes, time.Since(began).Seconds(), load())
+	n := p.newNode(1, "lan")
+	r := row{nodes: nodes, lists: lists}
+
+	began = time.Now()
+	n.start()
+	n.awaitFile()
+	r.start = time.Since(began)
+	n.has(nodes)
+	var err error
+	r.started, err = n.agent.peak()
+	kerneltest.Must(t, err)
+	t.Logf("all routes %.2f s after the start of the agent, peak RSS %d MB, load %s", r.start.Seconds(), r.started/1e6, load())
+
+	b := p.background(nodes, watchers)
+	n.awaitReady()
+	time.Sleep(2 * time.Second)
+	percent := usage(t, n.agent)
+	time.Sleep(*updating)
+	r.updates = percent()
+	t.Logf("%.1f %% of a core at %d status updates in %s, load %s", r.updates, b.updates.Load(), *updating, load())
+
+	percent = usage(t, n.agent)
+	r.lags = n.joinMany(nodes)
+	r.joins, r.load = percent(), load()
+	n.has(nodes + joining)
+	t.Logf("%.1f %% of a core at %d joins, %s, load %s", r.joins, joining, quantiles(r.lags), r.load)
+
+	r.peak, err = n.agent.peak()
+	kerneltest.Must(t, err)
+	limits := shipped(t).Resources.Limits
+	if limit := limits.Memory().Value(); r.peak > limit {
+		t.Errorf("the agent needed %d bytes, and the DaemonSet allows %d", r.peak, limit)
+	}
+	r.writes = n.restart()
+	b.stop()
+	if err := b.failure.Load(); err != nil || b.updates.Load() == 0 || b.events.Load() == 0 {
+		t.Errorf("the load failed: %v, %d updates, %d bytes to the watchers", err, b.updates.Load(), b.events.Load())
+	}
+	return r
+}
+
+// awaitFile waits until the agent has written node.json, which it does after the routes.
+func (n *node) awaitFile() {
+	n.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(n.dir + "/run/node.json"); err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			n.Fatal("no node.json")
+		}
+	}
+}
+
+// has fails the test unless the kernel has all routes to a number of nodes.
+func (n *node) has(nodes int) {
+	n.Helper()
+	got, missing := n.routes(), []netip.Prefix{}
+	for id := 1; id <= nodes; id++ {
+		for family, cidr := range podCIDRs(id) {
+			if gateway, there := got[cidr]; !there || id > 1 && gateway.String() != addresses(id, "lan")[family] {
+				missing = append(missing, cidr)
+			}
+		}
+	}
+	if len(missing) > 0 || len(got) != 2*nodes {
+		n.Errorf("%d routes of %d, %d missing or wrong: %v\n%s", len(got), 2*nodes, len(missing), missing[:min(len(missing), 10)], n.problems())
+	}
+}
+
+// joinMany adds nodes evenly within a minute, and returns how long their routes took.
+func (n *node) joinMany(nodes int) []time.Duration {
+	n.Helper()
+	heard := n.arrivals()
+	var mu sync.Mutex
+	var failure error
+	before := map[int]time.Time{}
+	var running sync.WaitGroup
+	every := time.NewTicker(within / joining)
+	defer every.Stop()
+	for id := nodes + 1; id <= nodes+joining; id++ {
+		<-every.C
+		running.Go(func() {
+			at, err := n.join(fullObject(id), id)
+			mu.Lock()
+			defer mu.Unlock()
+			before[id] = at
+			if err != nil {
+				failure = err
+			}
+		})
+	}
+	running.Wait()
+	kerneltest.Must(n, failure)
+	var lags []time.Duration
+	for id, at := range before {
+		lags = append(lags, heard.await(n.T, podCIDRs(id)).Sub(at))
+	}
+	if gone, err := heard.deleted(); gone > 0 || err != nil {
+		n.Errorf("%d routes were deleted when nodes joined, %v", gone, err)
+	}
+	return lags
+}
+
+// patience is how long an agent waits for the nodes before its status says that it has none.
+const patience = 5 * time.Second
+
+// restart restarts the agent without changes, and returns how often that wrote to the kernel and to files.
+func (n *node) restart() int {
+	n.Helper()
+	time.Sleep(1500 * time.Millisecond) // the status is written once a second
+	n.stop()
+	changes := n.monitor()
+	began := time.Now()
+	n.start()
+	n.awaitReady()
+	slow := time.Since(began) > patience
+	time.Sleep(1500 * time.Millisecond)
+	got := changes()
+	if slow {
+		n.Logf("ready %.1f s after the restart: what the status said meanwhile does not count", time.Since(began).Seconds())
+		got = slices.DeleteFunc(got, func(change string) bool { return strings.HasSuffix(change, "node-status.json") })
+	}
+	if len(got) > 0 {
+		n.Errorf("a restart wrote %d times: %q", len(got), got[:min(len(got), 20)])
+	}
+	return len(got)
+}
