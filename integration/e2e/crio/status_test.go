@@ -34,7 +34,7 @@ func TestStatus(t *testing.T) {
 		repair               func()
 	}{
 		{"no node.json", string(kubernetes), nodeFile, func() {
-			write(t, nodeFile, `{"podCIDRs":["10.244.1.0/24","fd00:10:244:1::/64"]}`)
+			write(t, nodeFile, `{"podCIDRs":["10.244.1.0/24","fd00:10:244:1::/64"],"clusterCIDRs":["10.244.0.0/16","fd00:10:244::/56"]}`)
 		}},
 		{"wrong value", strings.Replace(string(shipped), "10.58.0.0/16", "10.58.0.0/99", 1), "10.58.0.0/99", func() {
 			write(t, conflistPath(t), string(shipped))
