@@ -72,7 +72,8 @@ check() {
   case $families in 4 | 6 | "4 6" | "6 4") ;; *) die "FAMILIES is \"$families\" and must be 4, 6, \"4 6\" or \"6 4\"" ;; esac
   case $proxy in nftables | iptables) ;; *) die "PROXY is $proxy and must be nftables or iptables" ;; esac
   case $bridge_nf in 0 | 1) ;; *) die "BRIDGE_NF is $bridge_nf and must be 0 or 1" ;; esac
-  "$node" check
+  CRIO='' "$node" check
+  [ -z "${CRIO:-}" ] || "$node" check
 }
 
 # link MACHINE BRIDGE ROUTER gives a machine its network namespace, addresses and default routes.
@@ -253,7 +254,7 @@ enter() {
   pid=$(cat "$dir/pid" 2>/dev/null) || die "no cluster runs in $dir"
   case $1 in
   plane) exec env "PATH=$kubernetes:$PATH" "KUBECONFIG=$dir/plane/admin.kubeconfig" "$node" exec "$dir/plane" "${@:2}" ;;
-  node[123]) exec env "PATH=$kubernetes:$(dirname "${CONTAINERD:-/usr/bin/containerd}"):$PATH" "$node" exec "$dir/$1" "${@:2}" ;;
+  node[123]) exec env "PATH=$kubernetes:$(dirname "${CONTAINERD:-/usr/bin/containerd}")${CRIO:+:$CRIO}:$PATH" "$node" exec "$dir/$1" "${@:2}" ;;
   outside | router) exec nsenter "--net=/proc/$pid/root/run/netns/$1" "${@:2}" ;;
   *) die "no machine $1: there are plane $nodes outside router" ;;
   esac

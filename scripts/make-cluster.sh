@@ -4,6 +4,7 @@
 # integration/e2e/kubernetes, which start clusters of their own. Kubernetes, etcd and containerd are built before, once, into the cache.
 #
 # IMAGE     name of Podlace's image, which build/image.tar holds (make image)
+# CRIO      1, or a folder of crio and pinns: node3 runs CRI-O in the shell's cluster, and in the test of CRI-O
 # MANIFEST  what is applied (default: the shipped manifest, with VXLAN to nodes in another subnet)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,8 @@ cache=$1
 shift
 KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
-export KUBERNETES CONTAINERD PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
+[ "${CRIO:-}" != 1 ] || CRIO=$(scripts/crio.sh "$cache/crio")
+export KUBERNETES CONTAINERD CRIO=${CRIO:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
 scripts/cluster.sh check
 dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)
 finish() {

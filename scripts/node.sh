@@ -202,6 +202,8 @@ sysctls() {
 		cat "/proc/sys/$s" >"/run/node/sysctl/$s"
 		mount --bind "/run/node/sysctl/$s" "/proc/sys/$s"
 	done
+	mkdir /run/node/proc # the kernel lets a user namespace mount /proc only where a whole one is mounted already
+	mount -t proc proc /run/node/proc
 }
 
 network() {
@@ -258,7 +260,25 @@ containerd_images() {
 
 crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-runc} conmon skopeo"; }
 
+# crio_runc writes the runc that CRI-O calls: runc without limits of huge pages, which CRI-O sets whether or not hugetlb is mounted, and
+# with an oom_score_adj of 0 instead of less, which needs CAP_SYS_RESOURCE. containerd has options for both.
+crio_runc() {
+	cat >/run/node/runc <<-EOF
+		#!/bin/sh
+		bundle=
+		for arg; do
+			[ "\$bundle" != next ] || bundle=\$arg
+			[ "\$arg" != --bundle ] || bundle=next
+		done
+		[ -z "\$bundle" ] || sed -zi 's/"oomScoreAdj": *-[0-9]*/"oomScoreAdj":0/; s/"hugepageLimits": *\[[^]]*\]/"hugepageLimits":[]/' \\
+			"\$bundle/config.json"
+		exec "$(command -v "${RUNC:-runc}")" "\$@"
+	EOF
+	chmod 755 /run/node/runc
+}
+
 crio_configure() {
+	crio_runc
 	cat >/run/node/crio.conf <<-EOF
 		[crio]
 		storage_driver = "overlay"
@@ -277,7 +297,7 @@ crio_configure() {
 		hooks_dir = []
 		enable_criu_support = false
 		[crio.runtime.runtimes.runc]
-		runtime_path = "$(command -v "${RUNC:-runc}")"
+		runtime_path = "/run/node/runc"
 		monitor_path = "$(command -v conmon)"
 		monitor_cgroup = "pod"
 		[crio.image]
@@ -294,8 +314,10 @@ crio_start() { exec "$CRIO/crio" --config /run/node/crio.conf --config-dir ""; }
 
 crio_images() {
 	for image in "$dir"/images/*.tar; do
-		skopeo copy --quiet --insecure-policy "oci-archive:$image" \
-			"containers-storage:[overlay@/var/lib/containers/storage+/run/containers/storage]podlace.test/$(basename "$image" .tar):1"
+		tar -xOf "$image" index.json | grep -o '"io.containerd.image.name": *"[^"]*"' | cut -d'"' -f4 | while read -r as; do
+			skopeo copy --quiet --insecure-policy "oci-archive:$image:${as##*:}" \
+				"containers-storage:[overlay@/var/lib/containers/storage+/run/containers/storage]$as"
+		done
 	done
 }
 

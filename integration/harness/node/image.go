@@ -118,7 +118,7 @@ func (a archive) image(layer []byte) error {
 	if err != nil {
 		return err
 	}
-	manifest.Annotations = map[string]string{"io.containerd.image.name": Image}
+	manifest.Annotations = map[string]string{"io.containerd.image.name": Image, "org.opencontainers.image.ref.name": "1"}
 	index, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest},
 	})
