@@ -57,7 +57,8 @@ plane() {
     --kubelet-preferred-address-types=InternalIP
   serve plane controllers "$kubernetes/kube-controller-manager" "--kubeconfig=$as" --leader-elect=false --secure-port=0 \
     "--service-account-private-key-file=$pki/sa.key" "--root-ca-file=$pki/ca.crt" --allocate-node-cidrs "--cluster-cidr=$(each pods)" \
-    "--service-cluster-ip-range=$(each services)" "--cluster-signing-cert-file=$pki/ca.crt" "--cluster-signing-key-file=$pki/ca.key"
+    "--service-cluster-ip-range=$(each services)" "--cluster-signing-cert-file=$pki/ca.crt" "--cluster-signing-key-file=$pki/ca.key" \
+    $controllers
   serve plane scheduler "$kubernetes/kube-scheduler" "--kubeconfig=$as" --leader-elect=false --secure-port=0
 }
 
@@ -83,6 +84,7 @@ resolvConf: $to/resolv.conf
 clusterDNS: ["$(address plane "${families%% *}")"]
 clusterDomain: cluster.local
 nodeStatusUpdateFrequency: 5s
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 Y
   cat >"$to/proxy.yaml" <<Y
 apiVersion: kubeproxy.config.k8s.io/v1alpha1

@@ -9,6 +9,7 @@
 #   cluster.sh up DIR            the same in the background
 #   cluster.sh down DIR          end what `up` started
 #   cluster.sh exec DIR WHERE CMD..   run a command in plane, node1, node2, node3, outside or router; kubectl is in plane's PATH
+#   cluster.sh reboot DIR NODE   end a node as a power failure does, and start it anew: its memory and network are empty, its disk stays
 #   cluster.sh byhand DIR        make the nodes Ready without an agent, to compare: plugins, node.json, routes and the conflist
 #
 # DIR is a folder of the caller, absolute. Read from it: images/*.tar, for all nodes. Written to it: a folder for each machine, with its
@@ -20,6 +21,7 @@
 # PROXY        mode of kube-proxy: nftables (default) or iptables
 # BRIDGE_NF    net.bridge.bridge-nf-call-iptables of the nodes: 1 (default) or 0
 # NODES        default "node1 node2 node3"
+# CONTROLLERS  further flags of kube-controller-manager
 # PODLACE_BIN  folder of the plugins, for byhand (default bin)
 #
 # Addresses: 192.0.2.0/24 and 2001:db8::/64 hold the router .1, the plane .10, node1 .11, node2 .12 and outside .100, a client that is no
@@ -111,13 +113,16 @@ links() {
   ip -n router link set eth1 up
   for f in $families; do give router eth1 routerb "$f"; done
   inside router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-  for n in plane outside $nodes; do
-    case $n in
-    node3) link "$n" far routerb ;;
-    *) link "$n" lan router ;;
-    esac
-    inside "$n" sysctl -qw "net.bridge.bridge-nf-call-iptables=$bridge_nf" "net.bridge.bridge-nf-call-ip6tables=$bridge_nf"
-  done
+  for n in plane outside $nodes; do member_link "$n"; done
+}
+
+# member_link MACHINE links it to its subnet.
+member_link() {
+  case $1 in
+  node3) link "$1" far routerb ;;
+  *) link "$1" lan router ;;
+  esac
+  inside "$1" sysctl -qw "net.bridge.bridge-nf-call-iptables=$bridge_nf" "net.bridge.bridge-nf-call-ip6tables=$bridge_nf"
 }
 
 # inside MACHINE CMD.. runs a command in the machine's network namespace.
@@ -133,13 +138,12 @@ start() {
   [ "$1" != plane ] || none=none
   CRIO=$(crio "$1") RUNTIME=$none NODE_NAME=$1 CNI_CONF=/etc/cni/net.d CNI_BIN=/opt/cni/bin \
     setpriv --pdeathsig TERM nsenter "--net=/run/netns/$1" "$node" run "$dir/$1" <&0 >"$dir/$1/out" 2>&1 &
-  units+=($!)
+  units[$1]=$!
 }
 
 # lan is the process on which all else depends.
 lan() {
   local n
-  units=()
   echo $$ >"$dir/pid"
   trap finish EXIT
   trap 'exit 0' TERM INT HUP
@@ -148,15 +152,44 @@ lan() {
   exec 5<&0
   # shellcheck disable=SC2016
   setpriv --pdeathsig KILL sh -c 'while read -r _; do :; done; kill -TERM $PPID' <&5 &
+  for n in $nodes; do mkdir "$dir/$n/disk" && mount -t tmpfs -o mode=755 tmpfs "$dir/$n/disk"; done
   for n in plane $nodes; do start "$n" <&5; done
   await 300 "the API server" kubectl get --raw /readyz
   for n in $nodes; do
     await 300 "podCIDRs of $n" cidrs_of "$n"
     plane_route "$n"
   done
+  trap boot USR1
   summary
   echo ready
-  wait
+  until wait; do :; done # a signal interrupts it
+}
+
+# boot ends the machine that the file names, and starts it anew.
+boot() {
+  local n
+  n=$(cat "$dir/reboot")
+  kill -KILL "$(cat "$dir/$n/pid")"
+  wait "${units[$n]}" || :
+  ip link delete "$n"
+  ip netns delete "$n"
+  member_link "$n"
+  start "$n" <&5
+  rm "$dir/reboot"
+}
+
+# reboot NODE waits until the node starts anew.
+reboot() {
+  local pid
+  pid=$(cat "$dir/pid" 2>/dev/null) || die "no cluster runs in $dir"
+  case " $nodes " in *" $1 "*) ;; *) die "no node $1: there are $nodes" ;; esac
+  echo "$1" >"$dir/reboot"
+  kill -USR1 "$pid"
+  for _ in $(seq 300); do
+    [ -e "$dir/reboot" ] || return 0
+    sleep 0.1
+  done
+  die "$1 did not reboot"
 }
 
 # plane_route NODE lets the API server reach the node's pods. Through the router nobody else does.
@@ -307,11 +340,13 @@ J
 self=$(realpath "$0") node=$(dirname "$(realpath "$0")")/node.sh
 # shellcheck source=scripts/cluster-kubernetes.sh
 . "$(dirname "$self")/cluster-kubernetes.sh"
-verb=${1-} dir=${2-} units=()
-families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3}
+verb=${1-} dir=${2-}
+declare -A units=()
+families=${FAMILIES:-4 6} proxy=${PROXY:-nftables} bridge_nf=${BRIDGE_NF:-1} nodes=${NODES:-node1 node2 node3} controllers=${CONTROLLERS:-}
 kubernetes=${KUBERNETES:-} bin=$(realpath -m "${PODLACE_BIN:-$(dirname "$self")/../bin}")
 case $verb$dir in
 check | run/* | up/* | down/* | lan/* | byhand/*) "$verb" ;;
 exec/*) enter "${@:3}" ;;
+reboot/*) reboot "${3-}" ;;
 *) sed -n '/^#   cluster.sh/s/^# *//p' "$self" >&2 && exit 1 ;;
 esac

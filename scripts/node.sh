@@ -23,7 +23,8 @@
 #
 # CNI_CONF     folder of the configurations (default DIR/net.d)
 # NODE_NAME    name of a node of a cluster: its hostname; its network is the one
-#              that the caller is in, and its /etc/cni and /opt/cni start empty
+#              that the caller is in, and its /etc/cni and /opt/cni start empty.
+#              DIR/disk, if there is one, keeps what a reboot leaves
 #
 # Each program in DIR/services is kept running in the node, from when the images
 # are there; its output goes to DIR/NAME.log.
@@ -185,14 +186,21 @@ mounts() {
 		mount -t overlay -o "lowerdir=$d,upperdir=$own/upper,workdir=$own/work" overlay "$d"
 	done
 	for d in cni containerd containers crio kubelet; do # what the machine's own runtime keeps there is none of the node's
-		mkdir -p "/var/lib/$d"
-		mount -t tmpfs -o mode=755 tmpfs "/var/lib/$d"
+		own "/var/lib/$d"
 	done
-	[ -z "$name" ] || for d in /etc/cni /opt/cni; do
-		mkdir -p "$d"
-		mount -t tmpfs -o mode=755 tmpfs "$d"
-	done
+	[ -z "$name" ] || for d in /etc/cni /opt/cni; do own "$d"; done
 	sysctls
+}
+
+# own FOLDER gives the node a folder of its own, on its disk if it has one.
+own() {
+	mkdir -p "$1"
+	if [ -d "$dir/disk" ]; then
+		mkdir -p "$dir/disk$1"
+		mount --bind "$dir/disk$1" "$1"
+	else
+		mount -t tmpfs -o mode=755 tmpfs "$1"
+	fi
 }
 
 # sysctls puts files in the place of what a kubelet sets: these belong to the machine, whatever the namespaces.
