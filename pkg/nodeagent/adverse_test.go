@@ -163,7 +163,7 @@ func (l *lab) still() *agent {
 		objects = append(objects, n)
 	}
 	kerneltest.Must(l, a.nodes.Replace(objects, "1"))
-	a.alarm.wait(l.Context(), time.Now(), 0)
+	a.alarm.wait(l.Context(), time.Now(), coalescing, 0)
 	return a
 }
 

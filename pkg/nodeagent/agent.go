@@ -72,6 +72,7 @@ type agent struct {
 	started  time.Time
 	began    time.Time     // the first comparison
 	next     time.Time     // the next one, should nothing ask for it before
+	took     time.Duration // the last one
 	stale    bool          // masquerade rules of pods do not follow node.json yet
 	held     bool          // deletions are held back
 	suspect  time.Time     // since when they are, by lists that have the own node
@@ -160,7 +161,7 @@ func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
 		again := a.step(causes)
-		causes = a.alarm.wait(ctx, again, a.contest.wait(time.Now()))
+		causes = a.alarm.wait(ctx, again, gathering(a.took), a.contest.wait(time.Now()))
 		if len(causes) == 0 {
 			causes = map[cause]bool{onLook: true}
 		}

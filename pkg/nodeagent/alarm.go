@@ -12,14 +12,24 @@ import (
 type cause string
 
 const (
-	onStart    cause = "start"
-	onAPI      cause = "api"
-	onKernel   cause = "kernel"
-	onFiles    cause = "files"
-	onPeriod   cause = "periodic"
-	onLook     cause = "look" // at files alone
-	coalescing       = 100 * time.Millisecond
+	onStart  cause = "start"
+	onAPI    cause = "api"
+	onKernel cause = "kernel"
+	onFiles  cause = "files"
+	onPeriod cause = "periodic"
+	onLook   cause = "look" // at files alone
 )
+
+const (
+	coalescing     = 100 * time.Millisecond
+	mostCoalescing = 500 * time.Millisecond
+)
+
+// gathering returns how long causes are gathered after a comparison of some length: four times as long, so that comparisons one after
+// another take a fifth of a core at most. Only clusters of thousands of nodes have comparisons that matter.
+func gathering(comparison time.Duration) time.Duration {
+	return min(max(coalescing, 4*comparison), mostCoalescing)
+}
 
 // alarm gathers causes until the loop has time for them.
 type alarm struct {
@@ -41,9 +51,9 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait returns the causes that came, 100 ms after the first, or none at the deadline. Where only what another program does to the node woke
-// it, it waits for pause, if that is longer. It returns early when ctx is done.
-func (a *alarm) wait(ctx context.Context, deadline time.Time, pause time.Duration) map[cause]bool {
+// wait returns the causes that came within a time after the first, or none at the deadline. Where only what another program does to the
+// node woke it, it waits for pause, if that is longer. It returns early when ctx is done.
+func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
 		return nil
@@ -51,7 +61,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, pause time.Duratio
 	case <-a.ring:
 	}
 	for began := time.Now(); ctx.Err() == nil; {
-		wait := coalescing
+		wait := gather
 		if a.contested() {
 			wait = max(wait, pause)
 		}

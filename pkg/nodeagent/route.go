@@ -35,6 +35,7 @@ func (a *agent) route(why cause) {
 		return
 	}
 	a.metrics.compared(began, since)
+	a.took = time.Since(began)
 }
 
 // advise notes a problem that stays until the next comparison.

@@ -84,16 +84,16 @@ func TestAlarm(t *testing.T) {
 	a.wake(onKernel)
 	go func() { time.Sleep(10 * time.Millisecond); a.wake(onFiles) }()
 	began := time.Now()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), 0); len(causes) != 2 || strongest(causes) != onKernel ||
+	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, 0); len(causes) != 2 || strongest(causes) != onKernel ||
 		time.Since(began) < coalescing {
 		t.Errorf("%v after %v", causes, time.Since(began))
 	}
 	a.wake(onKernel)
 	go func() { time.Sleep(10 * time.Millisecond); a.wake(onAPI) }()
-	if causes := a.wait(t.Context(), began.Add(time.Hour), time.Hour); len(causes) != 2 || strongest(causes) != onAPI {
+	if causes := a.wait(t.Context(), began.Add(time.Hour), coalescing, time.Hour); len(causes) != 2 || strongest(causes) != onAPI {
 		t.Errorf("%v", causes)
 	}
-	if causes := a.wait(t.Context(), time.Now(), time.Hour); len(causes) != 0 {
+	if causes := a.wait(t.Context(), time.Now(), coalescing, time.Hour); len(causes) != 0 {
 		t.Errorf("%v at the deadline", causes)
 	}
 }

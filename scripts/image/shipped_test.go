@@ -75,7 +75,6 @@ func container() core.Container {
 		Name: "podlace-node", Image: testImage, ImagePullPolicy: core.PullIfNotPresent, Args: []string{"run"},
 		Env: []core.EnvVar{
 			{Name: "NODE_NAME", ValueFrom: &core.EnvVarSource{FieldRef: &core.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
-			{Name: "GOMEMLIMIT", Value: "96MiB"},
 		},
 		ReadinessProbe: &core.Probe{ProbeHandler: get("/readyz"), PeriodSeconds: 2, TimeoutSeconds: 5},
 		LivenessProbe: &core.Probe{ProbeHandler: get("/healthz"), InitialDelaySeconds: 10, PeriodSeconds: 20, TimeoutSeconds: 10,

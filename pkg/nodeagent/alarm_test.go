@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"testing"
+	"time"
+)
+
+// TestGathering: comparisons take a fifth of a core at most, as long as that delays changes by no more than half a second.
+func TestGathering(t *testing.T) {
+	const ms = time.Millisecond
+	for took, want := range map[time.Duration]time.Duration{0: 100 * ms, 25 * ms: 100 * ms, 60 * ms: 240 * ms, 3 * time.Second: 500 * ms} {
+		if got := gathering(took); got != want {
+			t.Errorf("after a comparison of %v: %v, want %v", took, got, want)
+		}
+	}
+}
