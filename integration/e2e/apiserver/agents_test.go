@@ -40,7 +40,7 @@ func TestStreamedNodes(t *testing.T) {
 		}
 	}
 	if streamed < 5 || lists > refused {
-		t.Errorf("the API server streamed the nodes %d times and refused to %d times, want one for each of 5 starts; and it sent %d lists",
+		t.Errorf("the API server streamed the nodes %d times, refused to stream %d times, and sent %d lists; want a stream for each of 5 starts",
 			streamed, refused, lists)
 	}
 }

@@ -4,7 +4,11 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -80,4 +84,31 @@ func usage(t *testing.T, p *process) (percent func() float64) {
 		kerneltest.Must(t, err)
 		return 100 * (now - before).Seconds() / time.Since(began).Seconds()
 	}
+}
+
+var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
+
+// agentLag returns how long the agent has had changes in hand until their routes were made, all comparisons together, and how many there were.
+func (n *node) agentLag() (sum, count float64) {
+	n.Helper()
+	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = harness.Networked(n.ns, func() error { c, err = net.Dial(network, address); return err })
+		return c, err
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	answer, err := client.Get("http://127.0.0.1:9810/metrics")
+	kerneltest.Must(n, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	kerneltest.Must(n, err)
+	figures := map[string]*float64{"sum": &sum, "count": &count}
+	found := lagFigure.FindAllStringSubmatch(string(text), -1)
+	for _, f := range found {
+		_, err := fmt.Sscan(f[2], figures[f[1]])
+		kerneltest.Must(n, err)
+	}
+	if len(found) != 2 {
+		n.Fatalf("the agent serves no lag: %s", text)
+	}
+	return sum, count
 }

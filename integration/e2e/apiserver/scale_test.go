@@ -39,7 +39,8 @@ type row struct {
 	started, peak  int64         // peak of the resident memory after the start, and at the end
 	updates, joins float64       // percent of a core
 	lags           []time.Duration
-	writes         int // at a restart
+	agentLag       time.Duration // the part of the agent, on average
+	writes         int           // at a restart
 	load           string
 }
 
@@ -63,10 +64,10 @@ func TestScale(t *testing.T) {
 func printRows(t *testing.T, rows []row) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "nodes\tfirst list\tstart to all routes\tpeak RSS after it\tpeak RSS\tCPU, status updates\tCPU, joins\tlag of joins\twrites at a restart\tload")
+	fmt.Fprintln(w, "nodes\tfirst list\tstart to all routes\tpeak RSS after it\tpeak RSS\tCPU, status updates\tCPU, joins\tlag of joins\tagent's part\twrites at a restart\tload")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%d\t%s\t%.2f s\t%d MB\t%d MB\t%.1f %%\t%.1f %%\t%s\t%d\t%s\n", r.nodes, r.lists, r.start.Seconds(), r.started/1e6, r.peak/1e6,
-			r.updates, r.joins, quantiles(r.lags), r.writes, r.load)
+		fmt.Fprintf(w, "%d\t%s\t%.2f s\t%d MB\t%d MB\t%.1f %%\t%.1f %%\t%s\t%s\t%d\t%s\n", r.nodes, r.lists, r.start.Seconds(), r.started/1e6, r.peak/1e6,
+			r.updates, r.joins, quantiles(r.lags), milliseconds(r.agentLag), r.writes, r.load)
 	}
 	kerneltest.Must(t, w.Flush())
 	t.Logf("figures:\n%s", table.String())
@@ -101,7 +102,10 @@ func measure(t *testing.T, nodes int, lists string, flags ...string) row {
 	t.Logf("%.1f %% of a core at %d status updates in %s, load %s", r.updates, b.updates.Load(), *updating, load())
 
 	percent = usage(t, n.agent)
+	sum, count := n.agentLag()
 	r.lags = n.joinMany(nodes)
+	sumAfter, countAfter := n.agentLag()
+	r.agentLag = time.Duration(float64(time.Second) * (sumAfter - sum) / max(countAfter-count, 1))
 	r.joins, r.load = percent(), load()
 	n.has(nodes + joining)
 	t.Logf("%.1f %% of a core at %d joins, %s, load %s", r.joins, joining, quantiles(r.lags), r.load)
