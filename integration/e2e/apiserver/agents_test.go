@@ -130,7 +130,7 @@ func (c *cluster) joins(count int) {
 	c.complete()
 }
 
-// await returns when the last of some routes came.
+// await returns when the last of some routes came. Where the kernel had no room for what it told, its routes are read, which is later.
 func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -138,8 +138,12 @@ func (a *arrivals) await(t *testing.T, prefixes []netip.Prefix) (last time.Time)
 		if ok {
 			return last
 		}
+		if a.deaf() {
+			a.read()
+			time.Sleep(100 * time.Millisecond)
+		}
 		if time.Now().After(end) {
-			t.Fatalf("no routes to %v, %v", prefixes, a.lost)
+			t.Fatalf("no routes to %v", prefixes)
 		}
 	}
 }
@@ -207,8 +211,8 @@ func (c *cluster) outage() {
 	c.other = append(c.other, id)
 	for i, a := range heard {
 		c.Logf("the API server is back: %s has the routes to a new node after %.1f s", c.nodes[i].name, a.await(c.T, podCIDRs(id)).Sub(back).Seconds())
-		if gone, err := a.deleted(); gone > 0 || err != nil {
-			c.Errorf("%s deleted %d routes while the API server was away, %v", c.nodes[i].name, gone, err)
+		if gone := a.deleted(); gone > 0 {
+			c.Errorf("%s deleted %d routes while the API server was away", c.nodes[i].name, gone)
 		}
 	}
 	c.complete()

@@ -168,13 +168,14 @@ type arrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first
 	gone int                        // routes that were deleted
-	lost error
+	lost error                      // the kernel had no room for what it told
+	node *node
 }
 
 // arrivals listens until the end of the test.
 func (n *node) arrivals() *arrivals {
 	n.Helper()
-	a := &arrivals{at: map[netip.Prefix]time.Time{}}
+	a := &arrivals{at: map[netip.Prefix]time.Time{}, node: n}
 	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
 	n.Cleanup(func() { close(done) })
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -219,11 +220,30 @@ func (a *arrivals) of(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	return last, true
 }
 
-// deleted returns how many routes were, and what kept it from counting.
-func (a *arrivals) deleted() (int, error) {
+// deleted returns how many routes were.
+func (a *arrivals) deleted() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.gone, a.lost
+	return a.gone
+}
+
+// deaf reports whether the kernel had no room for what it told.
+func (a *arrivals) deaf() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lost != nil
+}
+
+// read takes the routes of the kernel for those that come now.
+func (a *arrivals) read() {
+	routes, now := a.node.routes(), time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for dst := range routes {
+		if _, known := a.at[dst]; !known {
+			a.at[dst] = now
+		}
+	}
 }
 
 // plugins runs the plugins of a conflist in a node.

@@ -181,8 +181,11 @@ func (n *node) joinMany(nodes int) []time.Duration {
 	for id, at := range before {
 		lags = append(lags, heard.await(n.T, podCIDRs(id)).Sub(at))
 	}
-	if gone, err := heard.deleted(); gone > 0 || err != nil {
-		n.Errorf("%d routes were deleted when nodes joined, %v", gone, err)
+	if gone := heard.deleted(); gone > 0 {
+		n.Errorf("%d routes were deleted when nodes joined", gone)
+	}
+	if heard.deaf() {
+		n.Log("the kernel had no room for all that it told: some lags are longer here than they were")
 	}
 	return lags
 }
