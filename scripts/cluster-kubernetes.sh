@@ -94,6 +94,8 @@ clientConnection: {kubeconfig: $to/proxy.kubeconfig}
 clusterCIDR: $(each pods)
 detectLocalMode: ClusterCIDR
 conntrack: {maxPerCore: 0, min: 0}
+iptables: {masqueradeAll: false}
+nftables: {masqueradeAll: false}
 Y
   serve "$1" kubelet "$kubernetes/kubelet" "--config=$to/kubelet.yaml" "--kubeconfig=$to/kubelet.kubeconfig" \
     "--node-ip=$(each address "$1")"

@@ -313,7 +313,7 @@ byhand() {
     done
     "$self" exec "$dir" "$n" sh -ec 'mkdir -p /run/podlace /opt/cni/bin /etc/cni/net.d
       printf "{\"podCIDRs\":[\"%s\"]}\n" "$1" | sed "s/ /\",\"/g" >/run/podlace/node.json
-      cp "$2"/* /opt/cni/bin/
+      cp --remove-destination "$2"/* /opt/cni/bin/
       cat >/etc/cni/net.d/new
       mv /etc/cni/net.d/new /etc/cni/net.d/10-podlace.conflist' sh "$cidrs" "$bin" <<<"$(conflist)"
   done

@@ -3,23 +3,30 @@
 package kubernetes_test
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
 
-// TestDualStack: all paths work with kube-proxy in both modes and with br_netfilter on and off.
+// TestDualStack: all paths work with kube-proxy in both modes, with br_netfilter on and off, and when kube-proxy masquerades all it can.
 func TestDualStack(t *testing.T) {
 	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.network(t)
 	w := newWorld(t, c)
-	for _, v := range []struct{ proxy, bridgeNF string }{{"nftables", "1"}, {"nftables", "0"}, {"iptables", "0"}, {"iptables", "1"}} {
-		t.Run(v.proxy+", bridge-nf-call-iptables "+v.bridgeNF, func(t *testing.T) {
-			c.setProxy(t, v.proxy)
+	for _, v := range []struct {
+		proxy, bridgeNF string
+		masqueradeAll   bool
+	}{{"nftables", "1", false}, {"nftables", "0", false}, {"nftables", "0", true}, {"iptables", "0", true}, {"iptables", "0", false}, {"iptables", "1", false}} {
+		t.Run(fmt.Sprintf("%s, bridge-nf-call-iptables %s, masqueradeAll %v", v.proxy, v.bridgeNF, v.masqueradeAll), func(t *testing.T) {
+			s := setup{proxy: v.proxy, masqueradeAll: v.masqueradeAll}
 			c.setBridgeNF(t, v.bridgeNF)
-			w.matrix(t, v.proxy)
+			c.setProxy(t, s)
+			w.matrix(t, s)
 		})
 	}
 }
@@ -30,36 +37,57 @@ func TestOneFamily(t *testing.T) {
 		t.Run("IPv"+family, func(t *testing.T) {
 			c := start(t, family, "PROXY=iptables", "BRIDGE_NF=1")
 			c.network(t)
-			newWorld(t, c).matrix(t, "iptables")
+			newWorld(t, c).matrix(t, setup{proxy: "iptables"})
 		})
 	}
 }
 
-var modeLine = regexp.MustCompile(`(?m)^mode: .*$`)
+var (
+	modeLine       = regexp.MustCompile(`(?m)^mode: .*$`)
+	masqueradeLine = regexp.MustCompile(`masqueradeAll: \w+`)
+)
 
-// setProxy switches kube-proxy's mode; a kube-proxy whose configuration changes ends, and is started anew.
-func (c *cluster) setProxy(t *testing.T, mode string) {
+// writeProxy writes the configuration of a node's kube-proxy and reports whether it changed.
+func (c *cluster) writeProxy(t *testing.T, n string, s setup) bool {
 	t.Helper()
+	file := filepath.Join(c.dir, n, "proxy.yaml")
+	old, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := modeLine.ReplaceAll(old, []byte("mode: "+s.proxy))
+	text = masqueradeLine.ReplaceAll(text, fmt.Appendf(nil, "masqueradeAll: %v", s.masqueradeAll))
+	if bytes.Equal(old, text) {
+		return false
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// setProxy changes kube-proxy's configuration; a kube-proxy whose configuration changes ends, and is started anew.
+func (c *cluster) setProxy(t *testing.T, s setup) {
+	t.Helper()
+	changed := map[string]string{}
 	for _, n := range c.machines()[1:] {
-		file := filepath.Join(c.dir, n, "proxy.yaml")
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if string(modeLine.Find(text)) == "mode: "+mode {
-			continue
-		}
-		if err := os.WriteFile(file, modeLine.ReplaceAll(text, []byte("mode: "+mode)), 0o600); err != nil {
-			t.Fatal(err)
+		if pid := c.proxyPID(t, n); c.writeProxy(t, n, s) {
+			changed[n] = pid
 		}
 	}
 	for _, n := range c.machines()[1:] {
-		c.awaitProxy(t, n, mode)
+		c.awaitProxy(t, n, s.proxy, changed[n])
 	}
 }
 
-// awaitProxy waits until the node has the rules of the mode for the last service, and none of the other mode.
-func (c *cluster) awaitProxy(t *testing.T, node, mode string) {
+// proxyPID is the process of the node's kube-proxy.
+func (c *cluster) proxyPID(t *testing.T, n string) string {
+	t.Helper()
+	return strings.TrimSpace(c.run(t, "exec", n, "cat", "/run/node/proxy.pid"))
+}
+
+// awaitProxy waits until the node has another kube-proxy than before, the rules of the mode for the last service, and none of the other mode.
+func (c *cluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{
 		"nftables": "nft list table ip6 kube-proxy | grep -q 31005 && ! iptables-save -t nat | grep -q KUBE-SEP",
@@ -67,7 +95,7 @@ func (c *cluster) awaitProxy(t *testing.T, node, mode string) {
 	}[mode]
 	for end := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		_, err := c.try("exec", "", node, "sh", "-c", script)
-		if err == nil {
+		if err == nil && c.proxyPID(t, node) != before {
 			return
 		}
 		if time.Now().After(end) {

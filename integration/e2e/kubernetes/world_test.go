@@ -30,6 +30,7 @@ type world struct {
 	*cluster
 	places   map[string]*place
 	services map[string]map[string]string // name, family: address
+	cidrs    map[string][]netip.Prefix    // podCIDRs of each node
 }
 
 func familyOf(address string) string {
@@ -98,10 +99,11 @@ func nodePort(service string) int {
 // newWorld starts the pods and services of the matrix, and in each pod and outside a server that tells its name and the client's address.
 func newWorld(t *testing.T, c *cluster) *world {
 	t.Helper()
-	w := &world{cluster: c, places: map[string]*place{}, services: map[string]map[string]string{}}
+	w := &world{cluster: c, places: map[string]*place{}, services: map[string]map[string]string{}, cidrs: map[string][]netip.Prefix{}}
 	c.apply(t, append(pods(), services()...)...)
 	c.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 	w.addMachines(t)
+	w.addCIDRs(t)
 	w.addPods(t)
 	var list struct {
 		Items []struct {
@@ -132,6 +134,20 @@ func (w *world) addMachines(t *testing.T) {
 	for name, list := range addresses {
 		path := fmt.Sprintf("/proc/%s/root/run/netns/%s", strings.TrimSpace(string(root)), name)
 		w.places[name] = &place{Pod: &sandbox.Pod{Name: name, Path: path}, address: byFamily(list)}
+	}
+}
+
+func (w *world) addCIDRs(t *testing.T) {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ PodCIDRs []netip.Prefix }
+		}
+	}
+	w.list(t, &list, "nodes")
+	for _, n := range list.Items {
+		w.cidrs[n.Metadata.Name] = n.Spec.PodCIDRs
 	}
 }
 
@@ -188,7 +204,8 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serve answers on port 8080 of TCP and UDP with the place's name and the client's address, until the end of the test.
+// serve answers on port 8080 of TCP and UDP with the place's name and the client's address, until the end of the test. Over TCP it is an
+// echo server after that.
 func serve(t *testing.T, name string, p *place) {
 	t.Helper()
 	var tcp net.Listener
@@ -210,7 +227,10 @@ func serve(t *testing.T, name string, p *place) {
 				return
 			}
 			_, _ = fmt.Fprintf(conn, "%s %s", name, conn.RemoteAddr())
-			_ = conn.Close()
+			go func() {
+				_, _ = io.Copy(conn, conn)
+				_ = conn.Close()
+			}()
 		}
 	}()
 	go func() {
@@ -224,20 +244,23 @@ func serve(t *testing.T, name string, p *place) {
 	}()
 }
 
-const dialLimit = 3 * time.Second
+const (
+	dialLimit    = 3 * time.Second
+	refusedLimit = 500 * time.Millisecond // of paths that must not work; those that do take some milliseconds
+)
 
 // ask connects from a place and returns which server answered, and by which address it saw the client.
-func (w *world) ask(from, network, address string, port int) (server string, seen netip.Addr, err error) {
+func (w *world) ask(from, network, address string, port int, limit time.Duration) (server string, seen netip.Addr, err error) {
 	var conn net.Conn
 	err = w.places[from].Do(func() (err error) {
-		conn, err = net.DialTimeout(network, net.JoinHostPort(address, fmt.Sprint(port)), dialLimit)
+		conn, err = net.DialTimeout(network, net.JoinHostPort(address, fmt.Sprint(port)), limit)
 		return err
 	})
 	if err != nil {
 		return "", seen, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(dialLimit))
+	_ = conn.SetDeadline(time.Now().Add(limit))
 	buf := make([]byte, 256)
 	if network == "udp" {
 		if _, err := conn.Write([]byte("?")); err != nil {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the table of source addresses in docs/CLUSTER.md")
+
+// TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests walk. It needs no cluster.
+func TestSourceAddresses(t *testing.T) {
+	const file, head = "../../../docs/CLUSTER.md", "| From | To | The server sees | Except |\n| --- | --- | --- | --- |\n"
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(data), head)
+	if !found {
+		t.Fatalf("%s has no table with the head %q", file, head)
+	}
+	shown, after, _ := strings.Cut(rest, "\n\n")
+	var rows []string
+	for _, p := range (setup{}).paths() {
+		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.sees(), p.except()}, " | ")+" |")
+	}
+	want := strings.Join(rows, "\n")
+	if shown == want {
+		return
+	}
+	if !*update {
+		t.Fatalf("the table differs (-document +paths); go test ./integration/e2e/kubernetes -run TestSourceAddresses -update rewrites it:\n%s",
+			cmp.Diff(strings.Split(shown, "\n"), rows))
+	}
+	if err := os.WriteFile(file, []byte(before+head+want+"\n\n"+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sees returns how the server sees the client, in words.
+func (p path) sees() string {
+	if p.server == "" {
+		return "nothing: refused"
+	}
+	return p.words(p.seen)
+}
+
+func (p path) words(seen string) string {
+	kind := "pod"
+	if p.from == "outside" {
+		kind = "machine"
+	} else if strings.HasPrefix(p.from, "node") {
+		kind = "node"
+	}
+	switch {
+	case strings.HasPrefix(seen, "gateway") && number(seen) != number(p.server):
+		return "the gateway of the client's node"
+	case strings.HasPrefix(seen, "gateway"):
+		return "the gateway of its own node"
+	case seen == p.from:
+		return "the " + kind
+	case seen == p.to:
+		return "the node that was called"
+	}
+	return "the pod's node"
+}
+
+// except returns the setups in which the path has another answer.
+func (p path) except() string {
+	var list []string
+	usual := setup{proxy: "iptables"}
+	if _, refused := p.expect(setup{proxy: "nftables"}, "4"); refused != "" && p.server != "" {
+		list = append(list, "kube-proxy in nftables mode: refused")
+	}
+	if _, refused := p.expect(usual, "6"); refused != "" && p.server != "" {
+		list = append(list, "IPv6: refused")
+	}
+	if seen, _ := p.expect(usual, "6"); seen != p.seen && seen != "" {
+		list = append(list, "IPv6: "+p.words(seen))
+	}
+	all := setup{proxy: "iptables", masqueradeAll: true}
+	if seen, _ := p.expect(all, "4"); seen != p.seen && seen != "" {
+		list = append(list, "`masqueradeAll`: "+p.words(seen))
+		if by6, _ := p.expect(all, "6"); by6 != seen {
+			list = append(list, "IPv6 and `masqueradeAll`: "+p.words(by6))
+		}
+	}
+	if p.port == hostPort && p.server == "server1" {
+		for _, q := range hostPortPaths("3", "1") {
+			_, always := q.expect(setup{proxy: "nftables", crio: true}, "4")
+			_, refused := q.expect(setup{proxy: "iptables", crio: true}, "4")
+			switch {
+			case q.target != p.target || q.client != p.client || refused == "":
+			case always != "":
+				list = append(list, "CRI-O: refused")
+			default:
+				list = append(list, "CRI-O with kube-proxy in iptables mode: refused")
+			}
+		}
+	}
+	return strings.Join(list, "; ")
+}

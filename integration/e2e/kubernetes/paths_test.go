@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import "strings"
+
+// A path is one row of the matrix, tried in each family with TCP and UDP, and of the table in docs/CLUSTER.md.
+type path struct {
+	client, target string // as the table calls them
+	from           string // place
+	to             string // place whose address is dialled, "loopback", or a service whose ClusterIP is
+	port           int
+	server         string // place that must answer
+	seen           string // how the server must see the client: a place, or a gateway, which is a node's address on the bridge of its pods
+}
+
+const (
+	podPort, servicePort, hostPort = 8080, 80, 8081
+
+	pod, node, machine = "a pod", "a node", "a machine outside"
+)
+
+// A setup is what the answers depend on.
+type setup struct {
+	proxy         string // mode of kube-proxy
+	masqueradeAll bool   // of kube-proxy
+	crio          bool   // node3 runs CRI-O
+}
+
+// paths are those of Kubernetes' network model, of Services and of hostPorts.
+func (s setup) paths() []path {
+	all := append(podPaths(), servicePaths()...)
+	all = append(append(all, nodePortPaths()...), hostPortPaths("1", "2")...)
+	if s.crio {
+		all = append(all, hostPortPaths("3", "1")...)
+	}
+	return all
+}
+
+func podPaths() []path {
+	return []path{
+		{pod, "a pod of its node", "client1", "server1", podPort, "server1", "client1"},
+		{pod, "a pod of another node", "client1", "server2", podPort, "server2", "client1"},
+		{pod, "a pod of a node in another subnet", "client1", "server3", podPort, "server3", "client1"},
+		{"a pod of a node in another subnet", pod, "client3", "server1", podPort, "server1", "client3"},
+		{node, "its pod", "node1", "server1", podPort, "server1", "gateway1"},
+		{node, "a pod of another node", "node1", "server2", podPort, "server2", "node1"},
+		{node, "a pod of a node in another subnet", "node1", "server3", podPort, "server3", "node1"},
+		{pod, machine, "client1", "outside", podPort, "outside", "node1"},
+	}
+}
+
+func servicePaths() []path {
+	return []path{
+		{pod, "a ClusterIP, the backend on its node", "client1", "service/server1", servicePort, "server1", "client1"},
+		{pod, "a ClusterIP, the backend on another node", "client1", "service/server2", servicePort, "server2", "client1"},
+		{pod, "a ClusterIP, the backend in another subnet", "client1", "service/server3", servicePort, "server3", "client1"},
+		{pod, "a ClusterIP, itself the backend", "client1", "service/client1", servicePort, "client1", "gateway1"},
+		{node, "a ClusterIP, the backend on it", "node1", "service/server1", servicePort, "server1", "gateway1"},
+		{node, "a ClusterIP, the backend on another node", "node1", "service/server2", servicePort, "server2", "node1"},
+	}
+}
+
+// nodePortPaths are of NodePorts; "Local" are those of Services with externalTrafficPolicy: Local.
+func nodePortPaths() []path {
+	server1, local1 := nodePort("server1"), nodePort("local1")
+	return []path{
+		{machine, "a NodePort, the backend on that node", "outside", "node1", server1, "server1", "gateway1"},
+		{machine, "a NodePort, the backend on another node", "outside", "node1", nodePort("server2"), "server2", "node1"},
+		{pod, "a NodePort of its node", "client1", "node1", server1, "server1", "gateway1"},
+		{pod, "a NodePort of its node, itself the backend", "client1", "node1", nodePort("client1"), "client1", "gateway1"},
+		{pod, "a NodePort of another node, the backend on its own", "client1", "node2", server1, "server1", "node2"},
+		{node, "a NodePort of its address", "node1", "node1", server1, "server1", "gateway1"},
+		{node, "a NodePort of its loopback", "node1", "loopback", server1, "server1", "gateway1"},
+		{machine, "a Local NodePort, the backend on that node", "outside", "node1", local1, "server1", "outside"},
+		{machine, "a Local NodePort, no backend on that node", "outside", "node2", local1, "", ""},
+		{pod, "a Local NodePort of its node, the backend there", "client1", "node1", local1, "server1", "client1"},
+		{pod, "a Local NodePort of its node, no backend there", "client2", "node2", local1, "server1", "client2"},
+		{pod, "a Local NodePort of another node, the backend there", "client2", "node1", local1, "server1", "node2"},
+		{pod, "a Local NodePort of another node, no backend there", "client1", "node2", local1, "", ""},
+	}
+}
+
+// hostPortPaths are those to the hostPort of a node, and one from its pod to that of another node.
+func hostPortPaths(n, other string) []path {
+	at, client, server := "node"+n, "client"+n, "server"+n
+	return []path{
+		{machine, "a hostPort", "outside", at, hostPort, server, "outside"},
+		{node, "a hostPort of its address", at, at, hostPort, server, at},
+		{node, "a hostPort of its loopback", at, "loopback", hostPort, server, "gateway" + n},
+		{"another node", "a hostPort", "node" + other, at, hostPort, server, "node" + other},
+		{pod, "a hostPort of its node", client, at, hostPort, server, client},
+		{pod, "a hostPort of its node, itself behind it", server, at, hostPort, server, "gateway" + n},
+		{pod, "a hostPort of another node", client, "node" + other, hostPort, "server" + other, at},
+	}
+}
+
+// byProxy reports whether the path passes kube-proxy.
+func (p path) byProxy() bool { return p.port != podPort && p.port != hostPort }
+
+// number is that of the node which a place is or is on.
+func number(place string) string { return strings.TrimLeft(place, "abcdefghijklmnopqrstuvwxyz") }
+
+// expect returns how the server must see the client, or why the path must not work.
+func (p path) expect(s setup, family string) (seen, refused string) {
+	crio := s.crio && p.server == "server3" && p.port == hostPort
+	switch {
+	case p.server == "":
+		return "", "the node has no backend"
+	case crio && p.to == "loopback":
+		return "", "CRI-O maps no hostPort there"
+	case crio && p.from == p.server && s.proxy == "iptables":
+		return "", "CRI-O's rule for a pod's own hostPort does not match"
+	case p.to == "loopback" && p.port == hostPort && family == "6":
+		return "", "there is no route_localnet for IPv6"
+	case p.to == "loopback" && p.port != hostPort && (s.proxy == "nftables" || family == "6"):
+		return "", "kube-proxy serves no NodePort there"
+	case p.to == "server3" && p.from == "node1":
+		return p.masqueraded(family), ""
+	case s.masqueradeAll && strings.HasPrefix(p.to, "service/") && p.seen == p.from:
+		return p.masqueraded(family), ""
+	}
+	return p.seen, ""
+}
+
+// masqueraded is the address that the node gives to its own packets to the server. The tunnel to another subnet has no address, and the
+// kernel takes the node's for IPv4 and the gateway's for IPv6.
+func (p path) masqueraded(family string) string {
+	from, to := number(p.from), number(p.server)
+	if from == to || to == "3" && family == "6" {
+		return "gateway" + from
+	}
+	return "node" + from
+}

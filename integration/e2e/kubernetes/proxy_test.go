@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestKubeProxy: all paths work after kube-proxy was killed, and after it was switched to another mode and back. The paths that do not pass
+// kube-proxy work without it, too, and their connections survive all of that.
+func TestKubeProxy(t *testing.T) {
+	c := start(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
+	c.network(t)
+	w := newWorld(t, c)
+	nftables, iptables := setup{proxy: "nftables"}, setup{proxy: "iptables"}
+	w.matrix(t, nftables)
+	var direct []path
+	for _, p := range nftables.paths() {
+		if !p.byProxy() {
+			direct = append(direct, p)
+		}
+	}
+	held := w.hold(t, nftables, direct)
+	for _, step := range []struct {
+		title string
+		then  setup
+		do    func(t *testing.T, then setup)
+	}{
+		{"killed", nftables, c.killProxy},
+		{"switched to iptables", iptables, c.setProxy},
+		{"switched back", nftables, c.setProxy},
+		{"cleaned up, then iptables", iptables, func(t *testing.T, then setup) { w.cleanProxy(t, then, direct) }},
+		{"cleaned up, then nftables", nftables, func(t *testing.T, then setup) { w.cleanProxy(t, then, direct) }},
+	} {
+		t.Run(step.title, func(t *testing.T) {
+			step.do(t, step.then)
+			w.matrix(t, step.then)
+		})
+	}
+	asked, lost := held()
+	t.Logf("%d paths in %d families, connections held all the time: %d exchanges, %d lost", len(direct), len(w.families), asked, len(lost))
+	if len(lost) > 0 {
+		t.Errorf("lost, first %s", lost[0])
+	}
+}
+
+// killProxy kills the kube-proxy of each node, and waits for the next.
+func (c *cluster) killProxy(t *testing.T, s setup) {
+	t.Helper()
+	for _, n := range c.machines()[1:] {
+		pid := c.proxyPID(t, n)
+		c.run(t, "exec", n, "kill", "-KILL", pid)
+		c.awaitProxy(t, n, s.proxy, pid)
+	}
+}
+
+// cleanProxy ends kube-proxy on all nodes and lets it remove its rules. Then the other paths must work, and it starts with the setup.
+func (w *world) cleanProxy(t *testing.T, s setup, direct []path) {
+	t.Helper()
+	pids := map[string]string{}
+	for _, n := range w.machines()[1:] {
+		pids[n] = w.proxyPID(t, n)
+		w.run(t, "exec", n, "sh", "-ec", `touch /run/node/stay-down; kill "$1"; while kill -0 "$1" 2>/dev/null; do sleep 0.05; done
+			kube-proxy --cleanup`, "sh", pids[n])
+		left := w.run(t, "exec", n, "sh", "-c", "nft list tables | grep kube-proxy; iptables-save | grep -e '-j KUBE-S' -e KUBE-SEP; :")
+		if strings.TrimSpace(left) != "" {
+			t.Errorf("%s: kube-proxy --cleanup has left\n%s", n, left)
+		}
+	}
+	w.walkAll(t, s, direct)
+	for _, n := range w.machines()[1:] {
+		w.writeProxy(t, n, s)
+		w.run(t, "exec", n, "rm", "/run/node/stay-down")
+	}
+	for _, n := range w.machines()[1:] {
+		w.awaitProxy(t, n, s.proxy, pids[n])
+	}
+}
+
+// hold opens a connection of TCP and a flow of UDP for each path, in each family, and exchanges a message over each every 20 ms. What it
+// returns ends that and counts.
+func (w *world) hold(t *testing.T, s setup, paths []path) func() (asked int, lost []string) {
+	t.Helper()
+	var group sync.WaitGroup
+	var mutex sync.Mutex
+	end, asked, lost := make(chan struct{}), 0, []string(nil)
+	for _, p := range paths {
+		for _, f := range w.families {
+			if _, refused := p.expect(s, f); refused != "" {
+				continue
+			}
+			for _, network := range []string{"tcp", "udp"} {
+				conn := w.connect(t, p, network, f)
+				group.Go(func() {
+					defer conn.Close()
+					n, err := exchange(conn, end)
+					mutex.Lock()
+					defer mutex.Unlock()
+					asked += n
+					if err != nil {
+						lost = append(lost, fmt.Sprintf("%s to %s, %s, IPv%s, exchange %d: %v", p.client, p.target, network, f, n, err))
+					}
+				})
+			}
+		}
+	}
+	stop := sync.OnceFunc(func() { close(end); group.Wait() })
+	t.Cleanup(stop)
+	return func() (int, []string) {
+		stop()
+		slices.Sort(lost)
+		return asked, lost
+	}
+}
+
+func (w *world) connect(t *testing.T, p path, network, family string) (conn net.Conn) {
+	t.Helper()
+	err := w.places[p.from].Do(func() (err error) {
+		conn, err = net.DialTimeout(network, net.JoinHostPort(w.target(p, family), fmt.Sprint(p.port)), dialLimit)
+		return err
+	})
+	if err == nil && network == "tcp" { // the server speaks first
+		_ = conn.SetDeadline(time.Now().Add(dialLimit))
+		_, err = conn.Read(make([]byte, 256))
+	}
+	if err != nil {
+		t.Fatalf("%s to %s, %s, IPv%s: %v", p.client, p.target, network, family, err)
+	}
+	return conn
+}
+
+// exchange asks until the end, or until there is no answer.
+func exchange(conn net.Conn, end <-chan struct{}) (n int, err error) {
+	for ; ; n++ {
+		select {
+		case <-end:
+			return n, nil
+		case <-time.After(20 * time.Millisecond):
+		}
+		_ = conn.SetDeadline(time.Now().Add(dialLimit))
+		_, err := conn.Write([]byte("?"))
+		_, readErr := conn.Read(make([]byte, 256))
+		if err := errors.Join(err, readErr); err != nil {
+			return n, err
+		}
+	}
+}
