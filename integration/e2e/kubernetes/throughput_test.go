@@ -3,6 +3,7 @@
 package kubernetes_test
 
 import (
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,7 +16,7 @@ import (
 )
 
 // TestThroughput compares TCP from pod to pod across nodes by the agent's routes with the same by routes written by hand, in turns, and
-// measures the tunnel to another subnet. The agents are gone meanwhile, else they would name the routes of others; what they made stays.
+// measures the tunnel to another subnet. The agents are gone meanwhile; their routes stay.
 //
 //	ROUNDS   measurements of each, default 10
 func TestThroughput(t *testing.T) {
@@ -27,29 +28,27 @@ func TestThroughput(t *testing.T) {
 	c.network(t)
 	w := newWorld(t, c)
 	c.kubectl(t, "delete", "-n", "podlace", "daemonset", "podlace-node", "--wait")
-	nodes := []string{"node1", "node2"}
-	agent := map[string][]string{}
-	for _, n := range nodes {
-		agent[n] = c.tagged(t, n)
-	}
+	agent := c.podRoutes(t)
+	c.run(t, "byhand")
+	hand := c.podRoutes(t)
 	rates := map[string][]float64{}
+	measure := func(title, to string) {
+		for _, f := range w.families {
+			rates[title+" IPv"+f] = append(rates[title+" IPv"+f], w.rate(t, "client1", to, f))
+		}
+	}
 	for i := range rounds {
 		for j := range 2 {
-			title := "agent"
 			if i%2 == j { // each comes first in turn
-				title = "by hand"
-				c.run(t, "byhand")
+				c.restore(t, hand)
+				measure("by hand", "server2")
 			} else {
 				c.restore(t, agent)
-			}
-			for _, f := range w.families {
-				rates[title+" IPv"+f] = append(rates[title+" IPv"+f], w.rate(t, "client1", "server2", f))
+				measure("agent", "server2")
 			}
 		}
 		c.restore(t, agent)
-		for _, f := range w.families {
-			rates["tunnel IPv"+f] = append(rates["tunnel IPv"+f], w.rate(t, "client1", "server3", f))
-		}
+		measure("tunnel", "server3")
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	t.Logf("TCP, one stream, %d rounds of %v, load %s", rounds, flowTime, strings.TrimSpace(string(load)))
@@ -84,31 +83,38 @@ func (w *world) rate(t *testing.T, from, to, family string) float64 {
 	return result.Mean.Payload / 1e9
 }
 
-// tagged are the agent's routes, as arguments of ip route replace.
-func (c *cluster) tagged(t *testing.T, n string) (routes []string) {
+// podRoutes are the routes of node1, node2 and node3 to the pods of the others, as commands that bring them back.
+func (c *cluster) podRoutes(t *testing.T) map[string]string {
 	t.Helper()
-	for _, f := range c.families {
-		for line := range strings.Lines(c.run(t, "exec", n, "ip", "-"+f, "route", "show", "proto", "142")) {
-			words := strings.Fields(line)
-			if at := slices.Index(words, "nhid"); at > 0 {
-				routes = append(routes, "-"+f+" route replace "+words[0]+" nhid "+words[at+1]+" proto 142")
+	all := map[string]string{}
+	for _, n := range c.machines()[1:] {
+		for _, f := range c.families {
+			cidr := map[string]string{"4": "10.244.0.0/16", "6": "fd00:10:244::/56"}[f]
+			for line := range strings.Lines(c.run(t, "exec", n, "ip", "-"+f, "route", "show", "root", cidr)) {
+				words := strings.Fields(line)
+				if at := slices.Index(words, "nhid"); at > 0 { // the nexthop object says the rest
+					words = append(words[:at+2:at+2], "proto", "142")
+				} else if !slices.Contains(words, "via") {
+					continue
+				}
+				all[n] += "ip -" + f + " route replace " + strings.Join(words, " ") + "\n"
 			}
 		}
+		if got, want := strings.Count(all[n], "\n"), 2*len(c.families); got != want {
+			t.Fatalf("%s has %d routes to pods of other nodes, want %d:\n%s", n, got, want, all[n])
+		}
 	}
-	if len(routes) != 2*len(c.families) {
-		t.Fatalf("%s has the routes %q of the agent", n, routes)
-	}
-	return routes
+	return all
 }
 
-// restore puts the agent's routes in the place of those by hand.
-func (c *cluster) restore(t *testing.T, routes map[string][]string) {
+// restore puts the routes in the place of the others.
+func (c *cluster) restore(t *testing.T, routes map[string]string) {
 	t.Helper()
-	for n, list := range routes {
-		c.run(t, "exec", n, "sh", "-ec", `for r; do ip $r; done`, "sh", list[0], list[1], list[2], list[3])
-		if now := c.tagged(t, n); !slices.Equal(now, list) {
-			t.Fatalf("%s has the routes %q, want %q", n, now, list)
-		}
+	for n, commands := range routes {
+		c.run(t, "exec", n, "sh", "-ec", commands)
+	}
+	if now := c.podRoutes(t); !maps.Equal(now, routes) {
+		t.Fatalf("the routes are %q, want %q", now, routes)
 	}
 }
 
