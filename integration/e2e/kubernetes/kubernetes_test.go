@@ -21,7 +21,10 @@ func TestDualStack(t *testing.T) {
 	for _, v := range []struct {
 		proxy, bridgeNF string
 		masqueradeAll   bool
-	}{{"nftables", "1", false}, {"nftables", "0", false}, {"nftables", "0", true}, {"iptables", "0", true}, {"iptables", "0", false}, {"iptables", "1", false}} {
+	}{
+		{"nftables", "1", false}, {"nftables", "0", false}, {"nftables", "0", true},
+		{"iptables", "0", true}, {"iptables", "0", false}, {"iptables", "1", false},
+	} {
 		t.Run(fmt.Sprintf("%s, bridge-nf-call-iptables %s, masqueradeAll %v", v.proxy, v.bridgeNF, v.masqueradeAll), func(t *testing.T) {
 			s := setup{proxy: v.proxy, masqueradeAll: v.masqueradeAll}
 			c.setBridgeNF(t, v.bridgeNF)
@@ -86,7 +89,8 @@ func (c *cluster) proxyPID(t *testing.T, n string) string {
 	return strings.TrimSpace(c.run(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until the node has another kube-proxy than before, the rules of the mode for the last service, and none of the other mode.
+// awaitProxy waits until the node has another kube-proxy than before, the rules of the mode for the last service, and none of the other
+// mode.
 func (c *cluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{
