@@ -6,6 +6,7 @@
 # IMAGE     name of Podlace's image, which build/image.tar holds (make image)
 # CRIO      1, or a folder of crio and pinns: node3 runs CRI-O in the shell's cluster, and in the test of CRI-O
 # MANIFEST  what is applied (default: the shipped manifest, with VXLAN to nodes in another subnet)
+# FLANNEL   folder of flannel's programs, for TestFlannel (default: built if ARGS name the test)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$1
@@ -14,6 +15,13 @@ KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
 [ "${CRIO:-}" != 1 ] || CRIO=$(scripts/crio.sh "$cache/crio")
 export KUBERNETES CONTAINERD CRIO=${CRIO:-} PODLACE_BIN=${PODLACE_BIN:-$PWD/bin}
+case "$*" in
+*Flannel*)
+  FLANNEL=${FLANNEL:-$(scripts/programs.sh "$cache/programs" flannel)}
+  scripts/reference.sh build/reference
+  export FLANNEL REFERENCE=$PWD/build/reference
+  ;;
+esac
 scripts/cluster.sh check
 dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)
 finish() {

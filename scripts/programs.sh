@@ -7,6 +7,7 @@
 #   kubernetes  kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd
 #   e2e         agnhost regression-issue-74839 pause dns ginkgo e2e.test
 #   containerd  containerd containerd-shim-runc-v2 ctr
+#   flannel     flanneld flannel (its CNI plugin); needs gcc
 set -euo pipefail
 die() {
   echo "programs.sh: $*" >&2
@@ -20,7 +21,8 @@ case $group in
 kubernetes) module=kubernetes all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
 e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns ginkgo e2e.test" ;;
 containerd) module=containerd all="containerd containerd-shim-runc-v2 ctr" ;;
-*) die "no group $group: there are kubernetes, e2e and containerd" ;;
+flannel) module=flannel all="flanneld flannel" ;;
+*) die "no group $group: there are kubernetes, e2e, containerd and flannel" ;;
 esac
 cd "$module"
 sources=
@@ -38,6 +40,8 @@ package() {
   dns | pause) echo "./$1" ;;
   ginkgo) echo github.com/onsi/ginkgo/v2/ginkgo ;;
   containerd* | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
+  flanneld) echo github.com/flannel-io/flannel ;;
+  flannel) echo github.com/containernetworking/plugins/plugins/meta/flannel ;;
   esac
 }
 
@@ -58,7 +62,9 @@ build() {
     ;;
   containerd) flags="-X github.com/containerd/containerd/v2/version.Version=$(version github.com/containerd/containerd/v2)" ;;
   esac
-  if [ "$*" = e2e.test ]; then
+  if [ "$module" = flannel ]; then # both packages end in flannel; flanneld's backend udp is C
+    for p in "$@"; do CGO_ENABLED=1 go build -mod=readonly -trimpath -ldflags "-s -w" -o "$new/$p" "$(package "$p")"; done
+  elif [ "$*" = e2e.test ]; then
     go test -c -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/e2e.test" ./e2e
   else
     go build -mod=readonly -trimpath -ldflags "-s -w $flags" -o "$new/" "${packages[@]}"

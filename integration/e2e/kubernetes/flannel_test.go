@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The shell blocks of "From flannel" in docs/CLUSTER.md, in their order. TestFlannel runs each line.
+const (
+	blockApply = iota
+	blockLeftovers
+	blockChains
+	blockBack
+	blockRoutes
+	blockCollect
+	blockRemove
+	blocks
+)
+
+const flannelConflist = `{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
+	{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
+	{"type": "portmap", "capabilities": {"portMappings": true}}]}`
+
+// flannel is a cluster whose network was flannel.
+type flannel struct {
+	*world
+	backend  string
+	manifest string
+	nodes    []string // those that reach each other by flannel
+	steps    []string
+}
+
+// TestFlannel takes a cluster over from flannel, gives it back and takes it over again, as docs/CLUSTER.md says. Meanwhile connections
+// between nodes last, and no packet is lost.
+func TestFlannel(t *testing.T) {
+	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
+		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
+	}
+	for _, backend := range []string{"host-gw", "vxlan"} {
+		t.Run(backend, func(t *testing.T) {
+			f := startFlannel(t, backend)
+			all := f.call(t, f.tcpPaths("server", "client"), nil)
+			during := f.traffic(t, "client", "server")
+			f.takeOver(t)
+			during.end(t, "taking over")
+			f.addPodsOf(t, "new", "Podlace")
+			during = f.traffic(t, "new", "server")
+			f.giveBack(t)
+			during.end(t, "giving back")
+			f.addPodsOf(t, "back", "flannel")
+			f.removePodlace(t)
+			during = f.traffic(t, "back", "client")
+			f.takeOver(t)
+			during.end(t, "taking over again")
+			all.end(t, "all the time")
+			f.addPodsOf(t, "last", "Podlace")
+			f.removeFlannel(t)
+		})
+	}
+}
+
+// startFlannel starts a cluster whose network is flannel, with the pods and services of the matrix.
+func startFlannel(t *testing.T, backend string) *flannel {
+	t.Helper()
+	c := start(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
+	f := &flannel{world: &world{cluster: c}, backend: backend, nodes: []string{"1", "2", "3"}, steps: documented(t)}
+	offLink := "vxlan"
+	if backend == "host-gw" { // which needs nodes on one link
+		f.nodes, offLink = []string{"1", "2"}, "refuse"
+	}
+	manifest, err := os.ReadFile(os.Getenv("MANIFEST"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.manifest = strings.Replace(string(manifest), `"offLink": "vxlan"`, fmt.Sprintf(`"offLink": %q`, offLink), 1)
+	f.writeRemoval(t, string(manifest))
+	f.write(t, "net-conf.json", fmt.Sprintf(`{"Network": "10.244.0.0/16", "Backend": {"Type": %q}}`, backend))
+	f.write(t, "10-flannel.conflist", flannelConflist)
+	for _, n := range c.machines()[1:] {
+		c.run(t, "exec", n, "sh", "-ec", `mkdir -p /opt/cni/bin /etc/cni/net.d
+			cd "$0" && cp bridge host-local loopback portmap /opt/cni/bin/ && cp "$1/flannel" /opt/cni/bin/`,
+			os.Getenv("REFERENCE"), os.Getenv("FLANNEL"))
+	}
+	f.startDaemons(t)
+	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
+	f.world = newWorld(t, c)
+	for name, p := range f.places {
+		if !strings.HasPrefix(name, "node") {
+			echo(t, p)
+		}
+	}
+	f.checkRoutes(t, "flannel")
+	return f
+}
+
+// writeRemoval writes the manifest that removes Podlace.
+func (f *flannel) writeRemoval(t *testing.T, manifest string) {
+	t.Helper()
+	_, image, _ := strings.Cut(manifest, "image: ")
+	image, _, _ = strings.Cut(image, "\n")
+	cmd := exec.Command("make", "-s", "-C", "../../..", "manifest", "IMAGE="+image, "COMPONENTS=removal")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write(t, "removal.yaml", string(out))
+}
+
+func (f *flannel) write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(f.dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// documented returns the shell blocks of docs/CLUSTER.md.
+func documented(t *testing.T) (list []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/CLUSTER.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## From flannel\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, part := range strings.Split(section, "```sh\n")[1:] {
+		block, _, _ := strings.Cut(part, "```")
+		list = append(list, block)
+	}
+	if len(list) != blocks {
+		t.Fatalf("docs/CLUSTER.md has %d shell blocks under \"From flannel\", want %d", len(list), blocks)
+	}
+	return list
+}
+
+// step runs a block of the documentation in machines.
+func (f *flannel) step(t *testing.T, block int, machines ...string) {
+	t.Helper()
+	for _, m := range machines {
+		out := f.run(t, "exec", m, "env", "PATH="+os.Getenv("PODLACE_BIN")+":"+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"),
+			"bash", "-ec", "cd "+f.dir+"\n"+f.steps[block])
+		t.Logf("%s: %s%s", m, f.steps[block], out)
+	}
+}
+
+// startDaemons does what flannel's DaemonSet does: it runs flanneld, and writes the conflist.
+func (f *flannel) startDaemons(t *testing.T) {
+	t.Helper()
+	for _, n := range f.machines()[1:] {
+		f.run(t, "exec", n, "sh", "-ec", `
+			NODE_NAME=$1 setsid "$2/flanneld" --kube-subnet-mgr --kubeconfig-file="$0/plane/admin.kubeconfig" --iface=eth0 --ip-masq \
+				--net-config-path="$0/net-conf.json" </dev/null >>"$0/$1/flannel.log" 2>&1 &
+			echo $! >/run/flannel.pid
+			for i in $(seq 300); do [ ! -e /run/flannel/subnet.env ] || break; sleep 0.2; done
+			cp "$0/10-flannel.conflist" /etc/cni/net.d/new
+			mv /etc/cni/net.d/new /etc/cni/net.d/10-flannel.conflist`, f.dir, n, os.Getenv("FLANNEL"))
+	}
+}
+
+// takeOver makes Podlace the network, ends flannel, and removes what nobody needs.
+func (f *flannel) takeOver(t *testing.T) {
+	t.Helper()
+	f.write(t, "podlace.yaml", f.manifest)
+	f.step(t, blockApply, "plane")
+	f.checkRoutes(t, "142")
+	for _, n := range f.machines()[1:] {
+		f.run(t, "exec", n, "sh", "-ec", "kill $(cat /run/flannel.pid); rm /run/flannel.pid")
+	}
+	f.step(t, blockLeftovers, f.machines()[1:]...)
+	f.checkRoutes(t, "142")
+}
+
+// giveBack makes flannel the network again.
+func (f *flannel) giveBack(t *testing.T) {
+	t.Helper()
+	f.step(t, blockBack, "plane")
+	f.startDaemons(t)
+	if f.backend == "host-gw" {
+		f.step(t, blockRoutes, f.machines()[1:]...)
+	}
+	f.checkRoutes(t, "flannel")
+}
+
+// removePodlace replaces the pods that Podlace made, and removes it.
+func (f *flannel) removePodlace(t *testing.T) {
+	t.Helper()
+	for _, n := range f.nodes {
+		f.kubectl(t, "-n", namespace, "delete", "pod", "new"+n)
+	}
+	f.step(t, blockCollect, f.machines()[1:]...)
+	f.step(t, blockRemove, "plane")
+	f.checkLeases(t)
+	f.checkRoutes(t, "flannel")
+	f.ask4(t, "client1", "server2")
+}
+
+// removeFlannel deletes the last pods that flannel made, and then its rules, while the pods of Podlace talk.
+func (f *flannel) removeFlannel(t *testing.T) {
+	t.Helper()
+	during := f.traffic(t, "last", "last")
+	for _, n := range []string{"1", "2", "3"} {
+		f.kubectl(t, "-n", namespace, "delete", "pod", "server"+n, "client"+n)
+	}
+	for _, n := range f.nodes {
+		f.kubectl(t, "-n", namespace, "delete", "pod", "back"+n)
+	}
+	f.step(t, blockChains, f.machines()[1:]...)
+	during.end(t, "removing flannel's rules")
+	f.checkLeases(t)
+	for _, n := range f.machines()[1:] {
+		rules := f.run(t, "exec", n, "sh", "-c", "iptables-save; ip link; ls /run/flannel /var/lib/cni/flannel 2>&1 || :")
+		for _, word := range []string{"FLANNEL", "flannel.1", "CNI-DN-", "subnet.env"} {
+			if strings.Contains(rules, word) {
+				t.Errorf("%s still has %s:\n%s", n, word, rules)
+			}
+		}
+	}
+}
+
+// checkRoutes waits until each node's routes to the others have the protocol 142, or are flannel's.
+func (f *flannel) checkRoutes(t *testing.T, whose string) {
+	t.Helper()
+	for _, n := range f.nodes {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+			routes := f.run(t, "exec", "node"+n, "ip", "-4", "route", "show", "type", "unicast")
+			ours, others := 0, 0
+			for line := range strings.Lines(routes) {
+				switch {
+				case !strings.HasPrefix(line, "10.244.") || !strings.Contains(line, " via "):
+				case strings.Contains(line, "proto 142"):
+					ours++
+				default:
+					others++
+				}
+			}
+			if others == len(f.nodes)-1 && ours == 0 && whose == "flannel" || ours == len(f.nodes)-1 && others == 0 && whose == "142" {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("node%s has %d routes of Podlace and %d others, want those of %s:\n%s", n, ours, others, whose, routes)
+			}
+		}
+	}
+}
+
+// checkLeases wants each address leased once, to a pod that is there.
+func (f *flannel) checkLeases(t *testing.T) {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Spec   struct{ NodeName string }
+			Status struct{ PodIP string }
+		}
+	}
+	f.list(t, &list, "-n", namespace, "pods")
+	for _, n := range f.machines()[1:] {
+		var want []string
+		for _, p := range list.Items {
+			if p.Spec.NodeName == n {
+				want = append(want, p.Status.PodIP)
+			}
+		}
+		slices.Sort(want)
+		got := strings.Fields(f.run(t, "exec", n, "sh", "-c", "cd /var/lib/cni/networks/cbr0 && ls -d 10.*"))
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s leases %v, and its pods have %v", n, got, want)
+		}
+	}
+}
