@@ -136,7 +136,9 @@ func (c *calls) end(t *testing.T, what string) {
 func (f *flannel) traffic(t *testing.T, from, to string) *calls {
 	t.Helper()
 	server, outside := f.services["server2"]["4"], f.places["outside"].address["4"]
-	udp := []route{{from + "1", server, 80}, {from + "1", outside, 8080}, {"outside", "192.0.2.11", nodePort("server2")}, {"outside", "192.0.2.12", 8081}}
+	udp := []route{{from + "1", server, 80}, {from + "1", outside, 8080},
+		{"outside", "192.0.2.11", nodePort("server2")}, {"outside", "192.0.2.12", 8081},
+	}
 	if to == "last" { // the pods behind the service go
 		udp = udp[1:2]
 	}
