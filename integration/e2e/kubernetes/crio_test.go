@@ -31,8 +31,8 @@ func TestCRIO(t *testing.T) {
 	t.Run("disable_hostport_mapping", func(t *testing.T) { w.withoutHostPorts(t) })
 }
 
-// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3: paths to the pod work, and those to its hostPort
-// do not.
+// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3: paths to the pod work, and those to its
+// hostPort do not.
 func (w *world) withoutHostPorts(t *testing.T) {
 	w.run(t, "exec", "node3", "sh", "-ec", `sed -i '/^\[crio.runtime\]/a disable_hostport_mapping = true' /run/node/crio.conf
 		old=$(cat /run/node/crio.pid); kill $old
