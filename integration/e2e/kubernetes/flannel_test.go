@@ -39,7 +39,7 @@ type flannel struct {
 }
 
 // TestFlannel takes a cluster over from flannel, gives it back and takes it over again, as docs/CLUSTER.md says. Meanwhile connections
-// between nodes last, and no packet is lost.
+// of pods last. With host-gw no packet is lost; a tunnel loses packets until both its nodes have it.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -50,17 +50,17 @@ func TestFlannel(t *testing.T) {
 			all := f.call(t, f.tcpPaths("server", "client"), nil)
 			during := f.traffic(t, "client", "server")
 			f.takeOver(t)
-			during.end(t, "taking over")
+			during.end(t, "taking over", backend == "vxlan")
 			f.addPodsOf(t, "new", "Podlace")
 			during = f.traffic(t, "new", "server")
 			f.giveBack(t)
-			during.end(t, "giving back")
+			during.end(t, "giving back", backend == "vxlan")
 			f.addPodsOf(t, "back", "flannel")
 			f.removePodlace(t)
 			during = f.traffic(t, "back", "client")
 			f.takeOver(t)
-			during.end(t, "taking over again")
-			all.end(t, "all the time")
+			during.end(t, "taking over again", backend == "vxlan")
+			all.end(t, "all the time", false)
 			f.addPodsOf(t, "last", "Podlace")
 			f.removeFlannel(t)
 		})
@@ -213,7 +213,7 @@ func (f *flannel) removeFlannel(t *testing.T) {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "back"+n)
 	}
 	f.step(t, blockChains, f.machines()[1:]...)
-	during.end(t, "removing flannel's rules")
+	during.end(t, "removing flannel's rules", false)
 	f.checkLeases(t)
 	for _, n := range f.machines()[1:] {
 		rules := f.run(t, "exec", n, "sh", "-c", "iptables-save; ip link; ls /run/flannel /var/lib/cni/flannel 2>&1 || :")
@@ -269,7 +269,7 @@ func (f *flannel) checkLeases(t *testing.T) {
 			}
 		}
 		slices.Sort(want)
-		got := strings.Fields(f.run(t, "exec", n, "sh", "-c", "cd /var/lib/cni/networks/cbr0 && ls -d 10.*"))
+		got := strings.Fields(f.run(t, "exec", n, "sh", "-c", "cd /var/lib/cni/networks/cbr0 && ls -d 10.* || :"))
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s leases %v, and its pods have %v", n, got, want)

@@ -121,14 +121,17 @@ func (c *calls) ended() bool {
 	}
 }
 
-// end prints what was lost while something was done. Nothing may be.
-func (c *calls) end(t *testing.T, what string) {
+// end prints what was lost while something was done. No connection may be, and a datagram only where losses are known.
+func (c *calls) end(t *testing.T, what string, lossy bool) {
 	t.Helper()
 	close(c.stop)
 	c.tasks.Wait()
 	t.Logf("%s: %d of %d connections lost, %d of %d datagrams lost", what, c.broken, c.conns, c.lost, c.sent)
-	if c.broken+c.lost > 0 {
-		t.Errorf("lost while %s:\n%s", what, strings.Join(c.reasons, "\n"))
+	if len(c.reasons) > 0 {
+		t.Logf("lost while %s:\n%s", what, strings.Join(c.reasons, "\n"))
+	}
+	if c.broken > 0 || c.lost > 0 && !lossy {
+		t.Errorf("%s cost connections or datagrams", what)
 	}
 }
 
@@ -142,7 +145,10 @@ func (f *flannel) traffic(t *testing.T, from, to string) *calls {
 	if to == "last" { // the pods behind the service go
 		udp = udp[1:2]
 	}
-	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort}, route{"node1", f.places[to+"2"].address["4"], echoPort})
+	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort})
+	if f.backend == "host-gw" { // with vxlan a node has the address of flannel.1, which goes
+		tcp = append(tcp, route{"node1", f.places[to+"2"].address["4"], echoPort})
+	}
 	for _, p := range f.tcpPaths(from, to) {
 		udp = append(udp, route{p.from, p.address, 8080})
 	}
