@@ -82,7 +82,8 @@ func outcome(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound: a state for each peer, and routes to nothing but accepted podCIDRs, one for each, that hold no address which leads to a node.
+// mustBeSound: a state for each peer, and routes to nothing but accepted podCIDRs, one for each, that hold no address which leads to a
+// node.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}
