@@ -93,11 +93,8 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 			return Conflict, reason
 		}
 	}
-	if a, ok := c.covers[p]; ok && a.age < age {
+	if a, ok := c.held(p, n, age); ok {
 		return Refused, fmt.Sprintf("holds the address %s of node %q", a.addr, a.node)
-	}
-	if i := slices.IndexFunc(n.addresses, p.Contains); i >= 0 {
-		return Refused, fmt.Sprintf("holds the address %s of node %q", n.addresses[i], n.name)
 	}
 	for _, s := range c.cfg.Connected {
 		if s.Overlaps(p) && !slices.ContainsFunc(c.self.PodCIDRs, s.Overlaps) {
@@ -120,6 +117,17 @@ func (c *claims) claim(p netip.Prefix, n checked, age int, older bool) (State, s
 		}
 	}
 	return "", ""
+}
+
+// held returns an address within the podCIDR of a node: that of an older one, or its own.
+func (c *claims) held(p netip.Prefix, n checked, age int) (a address, ok bool) {
+	if a, ok = c.covers[p]; ok && a.age < age {
+		return a, true
+	}
+	if i := slices.IndexFunc(n.addresses, p.Contains); i >= 0 {
+		return address{n.addresses[i], n.name, age}, true
+	}
+	return address{}, false
 }
 
 // gateway sets the addresses of a peer: one of the podCIDR's family where the node has it. IPv4 goes through an IPv6 gateway as well, IPv6
