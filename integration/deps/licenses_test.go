@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deps
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// licenses are those under which code may be linked into programs under Apache-2.0, with what their texts hold.
+func licenses() map[string]string {
+	return map[string]string{
+		"Apache-2.0": "apache license version 2.0",
+		"MIT":        "permission is hereby granted, free of charge",
+		"BSD":        "redistribution and use in source and binary forms",
+		"ISC":        "distribute this software for any purpose with or without fee is hereby granted",
+	}
+}
+
+// copyleft is what no text may hold, whatever else it holds.
+func copyleft() *regexp.Regexp {
+	return regexp.MustCompile(`general public license|mozilla public license|eclipse public license|business source license|server side public`)
+}
+
+// license returns the license of a text, or "".
+func license(text string) string {
+	text = strings.Join(strings.Fields(strings.ToLower(strings.ReplaceAll(text, "#", " "))), " ")
+	if copyleft().MatchString(text) {
+		return ""
+	}
+	for name, words := range licenses() { // one is enough
+		if strings.Contains(text, words) {
+			return name
+		}
+	}
+	return ""
+}
+
+func TestLicense(t *testing.T) {
+	for text, want := range map[string]string{"GNU GENERAL PUBLIC LICENSE\nVersion 3": "", "": "", "Mozilla Public License, version 2.0": "",
+		"                Apache License\n        Version 2.0, January 2004": "Apache-2.0", "# MIT License\nPermission is hereby granted, free of\ncharge": "MIT",
+		"Permission is hereby granted, free of charge, but for the GNU Lesser General Public License": ""} {
+		if got := license(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestLicenses: each module of which a package is compiled, for a program or a test of the modules in the Makefile, has a license that goes
+// with Apache-2.0.
+func TestLicenses(t *testing.T) {
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	match := regexp.MustCompile(`(?m)^MODULES := (.*)$`).FindSubmatch(makefile)
+	if match == nil {
+		t.Fatal("the Makefile has no MODULES")
+	}
+	count := map[string]int{}
+	for folder := range strings.FieldsSeq(string(match[1])) {
+		cmd := goTool("list", "-deps", "-test", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./...")
+		cmd.Dir = filepath.Join(cmd.Dir, folder)
+		var refused bytes.Buffer
+		cmd.Stderr = &refused
+		out, err := cmd.Output()
+		if err != nil { // an ordinary user, or somebody who never built it
+			t.Logf("SKIPPED: %s: its modules are not here: %v: %.300s", folder, err, refused.String())
+			continue
+		}
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		slices.Sort(lines)
+		for _, line := range slices.Compact(lines) {
+			if module, dir, ok := strings.Cut(line, " "); ok && !strings.HasPrefix(module+"/", "github.com/podlace/podlace/") {
+				name, why := licenseOf(dir)
+				if why != nil {
+					t.Errorf("%s needs %s: %v", folder, module, why)
+				}
+				count[name]++
+			}
+		}
+	}
+	t.Logf("figures: modules by license: %v", count)
+	if len(count) < 3 {
+		t.Skip("SKIPPED: no module can be listed here")
+	}
+}
+
+// licenseOf returns the license in the folder of a module.
+func licenseOf(dir string) (name string, err error) {
+	var paths []string
+	for _, pattern := range []string{"LICENSE*", "LICENCE*", "License*", "COPYING*"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return "", err
+		}
+		paths = append(paths, found...)
+	}
+	if len(paths) == 0 {
+		return "", fmt.Errorf("no license in %s", dir)
+	}
+	text, err := os.ReadFile(paths[0])
+	if err != nil {
+		return "", err
+	}
+	if name = license(string(text)); name == "" {
+		return "", fmt.Errorf("%s is none of the licenses that are known to go with Apache-2.0:\n%.200s", paths[0], text)
+	}
+	return name, nil
+}
