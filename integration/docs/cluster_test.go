@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestEvents: each row of "What happens when" names tests, and these exist; at most five rows have none.
+func TestEvents(t *testing.T) {
+	var tests strings.Builder
+	for _, dir := range []string{"pkg/nodeagent", "pkg/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
+		paths, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		if err != nil || len(paths) == 0 {
+			t.Fatal(dir, err)
+		}
+		for _, path := range paths {
+			source, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests.Write(source)
+		}
+	}
+	_, table, _ := strings.Cut(read(t, "docs/CLUSTER.md"), "\n## What happens when\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows, without := 0, 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || strings.Contains(line, "---") || strings.HasPrefix(line, "| Event ") {
+			continue
+		}
+		rows++
+		names := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(cells[3], -1)
+		if len(names) == 0 {
+			without++
+		}
+		for _, name := range names {
+			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T)") {
+				t.Errorf("%s: there is no %s", strings.TrimSpace(cells[1]), name[1])
+			}
+		}
+	}
+	if rows < 20 || without > 5 {
+		t.Errorf("%d of %d rows have no test", without, rows)
+	}
+}
