@@ -194,7 +194,7 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 		f.ask4(t, name+n, "server"+other)
 		f.ask4(t, name+n, "server"+n)
 		f.ask4(t, "client"+other, name+n)
-		_, seen, err := f.ask(name+n, "tcp", f.places["outside"].address["4"], 8080)
+		_, seen, err := f.ask(name+n, "tcp", f.places["outside"].address["4"], 8080, dialLimit)
 		if want := f.places["node"+n].address["4"]; err != nil || seen.String() != want {
 			t.Errorf("%s%s reaches the machine outside as %s, want %s: %v", name, n, seen, want, err)
 		}
@@ -204,7 +204,7 @@ func (f *flannel) addPodsOf(t *testing.T, name, maker string) {
 func (f *flannel) ask4(t *testing.T, from, to string) {
 	t.Helper()
 	for _, network := range []string{"tcp", "udp"} {
-		got, seen, err := f.ask(from, network, f.places[to].address["4"], 8080)
+		got, seen, err := f.ask(from, network, f.places[to].address["4"], 8080, dialLimit)
 		if want := f.places[from].address["4"]; err != nil || got != to || seen.String() != want {
 			t.Errorf("%s to %s by %s: answered by %q to %s, want to %s: %v", from, to, network, got, seen, want, err)
 		}
