@@ -189,7 +189,8 @@ func TestLook(t *testing.T) {
 			return value(t, a, "podlace_node_changes_total", kind, "look") == 1 && l.log.count("cause=look") > 0
 		})
 	}
-	if l.log.count("files="+l.dir+"/bin/podlace-portmap cause=look") != 1 || l.log.count("file="+l.dir+"/net.d/"+conflistName+" cause=look") != 1 {
+	if l.log.count("files="+l.dir+"/bin/podlace-portmap cause=look") != 1 ||
+		l.log.count("file="+l.dir+"/net.d/"+conflistName+" cause=look") != 1 {
 		t.Error("the log does not name the files")
 	}
 }

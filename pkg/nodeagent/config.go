@@ -317,4 +317,5 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
+// errNoConflist says what a conflist looks like.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}]}`)

@@ -101,7 +101,8 @@ func TestConflistBeside(t *testing.T) {
 	if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName) || !strings.Contains(err.Error(), "confDir") {
 		t.Errorf("no conflist: %v", err)
 	}
-	for bad, says := range map[string]string{"": ":1: no JSON", "{\n\n": ":3: no JSON", "{}": ":1: want a CNI configuration", "[]": ":1: want a CNI",
+	for bad, says := range map[string]string{"": ":1: no JSON", "{\n\n": ":3: no JSON", "{}": ":1: want a CNI configuration",
+		"[]":                           ":1: want a CNI",
 		`{"name": "x", "plugins": []}`: ":1: want a CNI", `{"name": "x", "plugins": [{"typ": "bridge"}]}`: ":1: want a CNI",
 		`{"name": "x", "plugins": [{"type": 1}]}`: ":1: want a CNI"} {
 		put(filepath.Join(dir, conflistName), bad)

@@ -110,8 +110,8 @@ func TestMetrics(t *testing.T) {
 	l.put("config/config.json", "{")
 	l.shows("a wrong configuration", map[string]float64{"config_refused": 1, "ready": 1, "problems": 3})
 	l.put("config/config.json", strings.Replace(config, "{", `{"offLink": "fabric", "mtu": 1400, `, 1))
-	l.shows("another configuration", map[string]float64{"config_refused": 0, "mtu": 1400, `peers{state="fabric"}`: 1, `peers{state="refused"}`: 0,
-		"problems": 1})
+	l.shows("another configuration", map[string]float64{"config_refused": 0, "mtu": 1400, `peers{state="fabric"}`: 1,
+		`peers{state="refused"}`: 0, "problems": 1})
 	for _, name := range []string{"n8", "n3", "n2"} {
 		l.api.remove(name, true)
 	}
