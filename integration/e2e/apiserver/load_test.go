@@ -88,7 +88,8 @@ func usage(t *testing.T, p *process) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag returns how long the agent has had changes in hand until their routes were made, all comparisons together, and how many there were.
+// agentLag returns how long the agent has had changes in hand until their routes were made, all comparisons together, and how many there
+// were.
 func (n *node) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

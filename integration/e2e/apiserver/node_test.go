@@ -94,7 +94,8 @@ const conflistName = "10-podlace.conflist"
 // command is a program in the namespace of the node, with the node's state folders.
 func (n *node) command(program string, args ...string) *exec.Cmd {
 	script := `mount --bind "$0/run" /run/podlace; mount --bind "$0/lib" /var/lib/cni; exec "$@"`
-	return exec.Command("unshare", append([]string{"--mount", "sh", "-ec", script, n.dir, "nsenter", "--net=" + n.ns.Path, program}, args...)...)
+	return exec.Command("unshare",
+		append([]string{"--mount", "sh", "-ec", script, n.dir, "nsenter", "--net=" + n.ns.Path, program}, args...)...)
 }
 
 func agentProgram() string { return filepath.Join(harness.BinDir(), "podlace-node") }
