@@ -59,7 +59,7 @@ func fullObject(id int) *corev1.Node {
 		o.Labels[fmt.Sprintf("label-%d.example.com/topology", i)] = fmt.Sprintf("value-%d", i)
 	}
 	o.Status.NodeInfo = corev1.NodeSystemInfo{KernelVersion: "6.12.0-amd64", OSImage: "Debian GNU/Linux 13 (trixie)",
-		KubeletVersion: "v1.37.0",
+		KubeletVersion:          "v1.37.0",
 		ContainerRuntimeVersion: "containerd://2.2.9", OperatingSystem: "linux", Architecture: "amd64"}
 	o.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("16"), "memory": resource.MustParse("64Gi"),
 		"pods": resource.MustParse("110")}
