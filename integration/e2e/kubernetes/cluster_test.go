@@ -96,20 +96,26 @@ func (c *cluster) pid(t *testing.T, machine string) string {
 	return strings.TrimSpace(string(data))
 }
 
+// group is the cgroup of a machine.
+func (c *cluster) group(t *testing.T, machine string) string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/" + c.pid(t, machine) + "/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(data), "podlace-node-")
+	if !found {
+		t.Fatalf("%s has no cgroup of its own: %s", machine, data)
+	}
+	number, _, _ := strings.Cut(rest, "\n")
+	number, _, _ = strings.Cut(number, "/")
+	return "podlace-node-" + number
+}
+
 func (c *cluster) noteGroups(t *testing.T) {
 	t.Helper()
 	for _, m := range c.machines() {
-		data, err := os.ReadFile("/proc/" + c.pid(t, m) + "/cgroup")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, rest, found := strings.Cut(string(data), "podlace-node-")
-		if !found {
-			t.Fatalf("%s has no cgroup of its own: %s", m, data)
-		}
-		number, _, _ := strings.Cut(rest, "\n")
-		number, _, _ = strings.Cut(number, "/")
-		c.groups = append(c.groups, "podlace-node-"+number)
+		c.groups = append(c.groups, c.group(t, m))
 	}
 }
 

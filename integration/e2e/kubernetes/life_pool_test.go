@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+)
+
+var exhausted = flag.Duration("exhausted", 45*time.Second, "TestPoolExhausted: how long pods wait for an address")
+
+// TestPoolExhausted: a node with 5 addresses for pods gets 9 pods. It stays Ready, no pod is evicted, and pods start as others leave.
+func TestPoolExhausted(t *testing.T) {
+	const room, count = 5, 9
+	c := start(t, "4 6", "CONTROLLERS=--node-cidr-mask-size-ipv4=29")
+	c.network(t)
+	var objects []any
+	for i := range count {
+		objects = append(objects, sleeper("default", fmt.Sprintf("pod-%d", i), 1, "pool"))
+	}
+	c.kubectl(t, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+	c.apply(t, objects...)
+	await(t, "full node", func() bool { return len(c.poolPods(t)["Running"]) == room && len(c.failures(t, "default")) > 0 })
+	looks, since := 0, time.Now()
+	for ; time.Since(since) < *exhausted; time.Sleep(2 * time.Second) {
+		looks++
+		if ready := c.kubectl(t, "get", "node", "node1", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`); ready != "True" {
+			t.Fatalf("node1 is Ready=%s %v after its addresses were taken", ready, time.Since(since))
+		}
+		if pods := c.poolPods(t); len(pods["Running"]) != room || len(pods["Pending"]) != count-room {
+			t.Fatalf("%v: the pods are %v, want %d running and %d pending", time.Since(since), pods, room, count-room)
+		}
+	}
+	t.Logf("a node with room for %d of %d pods was Ready %d of %d times in %.0f s, and no pod was evicted; load %s", room, count, looks, looks,
+		time.Since(since).Seconds(), load())
+	var waits []time.Duration
+	for left := count - room; left > 0; left-- {
+		running := c.poolPods(t)["Running"]
+		c.kubectl(t, "delete", "pod", running[0])
+		waits = append(waits, await(t, "pod in the place of one that left", func() bool { return len(c.poolPods(t)["Running"]) == room }))
+	}
+	if pods := c.poolPods(t); len(pods["Running"]) != room || len(pods) != 1 {
+		t.Errorf("the pods are %v, want %d running", pods, room)
+	}
+	t.Logf("pods started in the place of others after %v; the kubelet tries again every 10 to 20 s", waits)
+}
+
+// poolPods are the names of the pods by phase.
+func (c *cluster) poolPods(t *testing.T) map[string][]string {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name              string
+				DeletionTimestamp string
+			}
+			Status struct{ Phase, Reason string }
+		}
+	}
+	c.list(t, &list, "pods", "-l", "batch=pool")
+	phases := map[string][]string{}
+	for _, p := range list.Items {
+		if p.Metadata.DeletionTimestamp == "" {
+			phases[p.Status.Phase+p.Status.Reason] = append(phases[p.Status.Phase+p.Status.Reason], p.Metadata.Name)
+		}
+	}
+	return phases
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// pace is the time between two echo requests of a flow. Six flows send 1,000 a second.
+const pace = 6 * time.Millisecond
+
+// A flow is a stream of echo requests from a pod to a pod of another node. The kernel of the sender counts the replies: no reply is lost
+// because a test reads late. No two flows of a family may begin in the same pod.
+type flow struct {
+	from, to, family string
+	place            *place
+	conn             net.Conn
+	sent             atomic.Int64
+	before           int // replies
+}
+
+func (f *flow) String() string { return fmt.Sprintf("%s to %s, IPv%s", f.from, f.to, f.family) }
+
+// traffic is flows that run until they are ended.
+type traffic struct {
+	flows   []*flow
+	stop    chan struct{}
+	running sync.WaitGroup
+	began   time.Time
+}
+
+// pairs lead from each node to each other one, there or back.
+func pairs() [][2]string {
+	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
+}
+
+// aside is a flow between other nodes than node2, from a pod that none of pairs begins in.
+func aside() [2]string { return [2]string{"server3", "client1"} }
+
+// traffic starts a flow of each family between each pair of pods.
+func (w *world) traffic(t *testing.T, pairs ...[2]string) *traffic {
+	t.Helper()
+	r := &traffic{stop: make(chan struct{}), began: time.Now()}
+	for _, p := range pairs {
+		for _, family := range w.families {
+			f := &flow{from: p[0], to: p[1], family: family, place: w.places[p[0]]}
+			if err := f.open(w.places[p[1]].address[family]); err != nil {
+				t.Fatalf("%s: %v", f, err)
+			}
+			r.flows = append(r.flows, f)
+		}
+	}
+	for _, f := range r.flows {
+		f.before = f.replies(t)
+		r.running.Go(func() { f.run(r.stop) })
+	}
+	return r
+}
+
+func (f *flow) open(address string) error {
+	network := map[string]string{"4": "ip4:icmp", "6": "ip6:ipv6-icmp"}[f.family]
+	return f.place.Do(func() (err error) {
+		f.conn, err = net.DialIP(network, nil, &net.IPAddr{IP: netip.MustParseAddr(address).AsSlice()})
+		return err
+	})
+}
+
+// run sends at fixed times, however late one of them was. A request that cannot be sent has no reply either.
+func (f *flow) run(stop chan struct{}) {
+	message := make([]byte, 64)
+	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]
+	binary.BigEndian.PutUint16(message[4:], 142)
+	begin := time.Now()
+	for i := 1; ; i++ {
+		select {
+		case <-stop:
+			_ = f.conn.Close()
+			return
+		case <-time.After(time.Until(begin.Add(time.Duration(i) * pace))):
+		}
+		binary.BigEndian.PutUint16(message[6:], uint16(i))
+		if f.family == "4" { // the kernel makes that of ICMPv6
+			binary.BigEndian.PutUint16(message[2:], 0)
+			binary.BigEndian.PutUint16(message[2:], checksum(message))
+		}
+		_, _ = f.conn.Write(message)
+		f.sent.Add(1)
+	}
+}
+
+// checksum is that of RFC 1071.
+func checksum(message []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(message); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(message[i:]))
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+// replies are the echo replies that the sender's kernel has received.
+func (f *flow) replies(t *testing.T) (count int) {
+	t.Helper()
+	err := f.place.Do(func() error {
+		if f.family == "6" {
+			text, err := os.ReadFile("/proc/thread-self/net/snmp6")
+			if err != nil {
+				return err
+			}
+			_, after, _ := strings.Cut(string(text), "Icmp6InEchoReplies")
+			count, err = strconv.Atoi(strings.Fields(after)[0])
+			return err
+		}
+		text, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		_, after, _ := strings.Cut(string(text), "\nIcmp: ")
+		names, values, _ := strings.Cut(after, "\nIcmp: ")
+		count, err = strconv.Atoi(strings.Fields(values)[slices.Index(strings.Fields(names), "InEchoReps")])
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", f, err)
+	}
+	return count
+}
+
+// lost is how many requests have no reply yet.
+func (f *flow) lost(t *testing.T) int {
+	sent := int(f.sent.Load())
+	return sent - (f.replies(t) - f.before)
+}
+
+// end stops the flows, waits for replies that are on their way, and prints what each flow lost. It returns the losses of all but of flows
+// that begin or end at pods of the node that may lose packets; empty: no node may.
+func (r *traffic) end(t *testing.T, except string) (lost, exceptLost int) {
+	t.Helper()
+	close(r.stop)
+	r.running.Wait()
+	took := time.Since(r.began)
+	sent, texts := 0, []string{}
+	for _, f := range r.flows {
+		missing := f.lost(t)
+		for end := time.Now().Add(10 * time.Second); missing > 0 && time.Now().Before(end); missing = f.lost(t) {
+			if except != "" {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		number := strings.TrimPrefix(except, "node")
+		if except != "" && (strings.HasSuffix(f.from, number) || strings.HasSuffix(f.to, number)) {
+			exceptLost = max(exceptLost, missing)
+		} else {
+			lost += missing
+		}
+		sent += int(f.sent.Load())
+		texts = append(texts, fmt.Sprintf("%s: %d", f, missing))
+	}
+	t.Logf("%d echo requests in %.1f s, %.0f a second; lost: %s; load %s", sent, took.Seconds(), float64(sent)/took.Seconds(),
+		strings.Join(texts, "; "), load())
+	return lost, exceptLost
+}
+
+// load is the machine's load average of the last minute.
+func load() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	one, _, _ := strings.Cut(string(text), " ")
+	return one
+}
