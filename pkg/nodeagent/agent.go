@@ -90,7 +90,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	api, err := client(o.Kubeconfig, c.APIServer)
+	connections := newConnections()
+	api, err := client(o.Kubeconfig, c.APIServer, connections)
 	if err != nil {
 		return err
 	}
@@ -114,6 +115,9 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	go func() {
 		for e := range events {
 			log.Debug("the kernel", "changed", e.What, "removed", e.Removed, "lost", e.Lost)
+			if connections.prune() > 0 {
+				log.Info("the node lost the address by which it watched the nodes of the cluster: watching anew")
+			}
 			a.alarm.wake(onKernel)
 		}
 	}()

@@ -196,7 +196,7 @@ func read(object any) (noderoutes.Node, error) {
 }
 
 // client returns the way to the API server: that of the kubeconfig, or that of the pod's ServiceAccount.
-func client(kubeconfig, server string) (*rest.RESTClient, error) {
+func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
 		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -209,6 +209,7 @@ func client(kubeconfig, server string) (*rest.RESTClient, error) {
 	if server != "" {
 		c.Host = server
 	}
+	c.Dial = connections.dial
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})

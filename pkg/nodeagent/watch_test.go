@@ -59,7 +59,7 @@ func newWatching(t *testing.T) *watching {
 }
 
 func (w *watching) start(url string) {
-	c, err := client(w.kubeconfig(url), "")
+	c, err := client(w.kubeconfig(url), "", newConnections())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -312,10 +312,10 @@ func TestSilence(t *testing.T) {
 // TestClient: without a kubeconfig and outside a cluster, the error says what is missing.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := client("", ""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Error(err)
 	}
-	if _, err := client("/nowhere/kubeconfig", ""); err == nil || !strings.Contains(err.Error(), "/nowhere/kubeconfig") {
+	if _, err := client("/nowhere/kubeconfig", "", newConnections()); err == nil || !strings.Contains(err.Error(), "/nowhere/kubeconfig") {
 		t.Error(err)
 	}
 }
