@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes_test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var updateFrom = flag.String("update-from", "", "TestUpdate: the revision of the older image; default: the first with the whole agent")
+
+const olderImage = "localhost/podlace:older"
+
+var imageLine = regexp.MustCompile(`image: (\S+)`)
+
+// TestUpdate: the image of an earlier commit is updated to this one under traffic, while pods come and go.
+func TestUpdate(t *testing.T) {
+	shipped, now := manifest(t)
+	withImage(t, buildOlder(t))
+	c := start(t, "4 6")
+	older := strings.Replace(shipped, now, olderImage, 1)
+	if _, err := c.try("exec", older, "plane", "kubectl", "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
+	l := c.inhabit(t)
+	l.settled(t)
+	before := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*")
+	l.replaced(t, func() {
+		l.kubectl(t, "-n", "podlace", "set", "image", "daemonset/podlace-node", "podlace-node="+now)
+	})
+	if after := l.run(t, "exec", "node1", "sh", "-c", "sha256sum /opt/cni/bin/podlace-*"); after == before {
+		t.Errorf("the update left the plugins as they were: %s", after)
+	}
+}
+
+// TestTakeOver: a cluster that was wired by hand gets the manifest. Its routes, of protocol boot, become the agent's.
+func TestTakeOver(t *testing.T) {
+	shipped, _ := manifest(t)
+	// The router has the routes to the node in the other subnet, and keeps them.
+	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
+	if ours == shipped {
+		t.Fatal("the manifest sets no offLink to vxlan")
+	}
+	c := start(t, "4 6")
+	c.run(t, "byhand")
+	c.kubectl(t, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
+	l := c.inhabit(t)
+	l.replaced(t, func() {
+		if _, err := l.try("exec", ours, "plane", "kubectl", "apply", "-f", "-"); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "DaemonSet", func() bool { return l.agent(t, "node1") != 0 })
+	})
+	if routes := l.routes(t, "node1"); strings.Count(routes, "192.0.2.12") == 0 || strings.Count(routes, "2001:db8::12") == 0 {
+		t.Errorf("the agent of node1 has not taken over the routes to node2:\n%s", routes)
+	}
+}
+
+// replaced changes the agents under traffic and waits for them: no packet and no ADD may be lost.
+func (l *life) replaced(t *testing.T, change func()) {
+	t.Helper()
+	var monitors []*monitor
+	for _, n := range l.machines()[1:] {
+		monitors = append(monitors, l.monitor(t, n))
+	}
+	tr, ch := l.traffic(t, pairs()...), l.churn(t)
+	time.Sleep(churnEvery)
+	begin := time.Now()
+	change()
+	l.settled(t)
+	took := time.Since(begin)
+	time.Sleep(churnEvery)
+	lost, _ := tr.end(t, "")
+	ch.end(t)
+	changes := 0
+	for _, m := range monitors {
+		changes += m.end(t)
+	}
+	t.Logf("all agents replaced in %.0f s, with %d changes of routes and nexthops; load %s", took.Seconds(), changes, load())
+	if lost != 0 {
+		t.Errorf("%d packets lost, want none", lost)
+	}
+}
+
+// manifest returns the shipped one, and the image that it names.
+func manifest(t *testing.T) (text, image string) {
+	t.Helper()
+	data, err := os.ReadFile(os.Getenv("MANIFEST"))
+	if err != nil {
+		t.Skipf("SKIP, no cluster: MANIFEST: %v; make cluster ARGS=-test has it", err)
+	}
+	found := imageLine.FindSubmatch(data)
+	if found == nil {
+		t.Fatal("the manifest names no image")
+	}
+	return string(data), string(found[1])
+}
+
+// withImage gives the nodes of the test one image more.
+func withImage(t *testing.T, archive string) {
+	t.Helper()
+	dir := t.TempDir()
+	all, err := filepath.Glob(os.Getenv("IMAGES") + "/*.tar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(all, archive) {
+		if path, err = filepath.EvalSymlinks(path); err == nil {
+			err = os.Symlink(path, filepath.Join(dir, filepath.Base(path)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("IMAGES", dir)
+}
+
+// buildOlder builds the image of an earlier commit, for this machine alone.
+func buildOlder(t *testing.T) (archive string) {
+	t.Helper()
+	run := func(dir, name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	root := run(".", "git", "rev-parse", "--show-toplevel")
+	revision := *updateFrom
+	if revision == "" {
+		if revision = run(root, "git", "log", "-1", "--diff-filter=A", "--format=%H", "--", "plugins/podlace-node/README.md"); revision == "" {
+			t.Skip("SKIP, no older image: the history of this clone does not go back to the first agent")
+		}
+	}
+	begin, dir := time.Now(), t.TempDir()
+	tree := filepath.Join(dir, "tree")
+	run(root, "git", "worktree", "add", "--detach", tree, revision)
+	t.Cleanup(func() { run(root, "git", "worktree", "remove", "--force", tree) })
+	programs := filepath.Join(dir, "programs")
+	run(tree, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs=false", "-o", programs+"/", "./plugins/...")
+	if err := os.Rename(programs+"/podlace-node", dir+"/podlace-node"); err != nil {
+		t.Fatal(err)
+	}
+	archive = filepath.Join(dir, "older.tar")
+	run(root+"/scripts/image", "go", "run", ".", "pack", "-name", olderImage, "-out", archive, "-entrypoint", "/podlace-node",
+		"/podlace-node="+dir+"/podlace-node", "/plugins="+programs)
+	t.Logf("the image of %.12s took %.0f s; load %s", revision, time.Since(begin).Seconds(), load())
+	return archive
+}
