@@ -34,9 +34,9 @@ func (l *life) reboot(t *testing.T) {
 	if m == nil {
 		return
 	}
-	l.noteGroups(t)
 	await(t, "bridge of the pods", func() bool { return m.count("link cni0") > 0 })
 	bridge := time.Since(begin)
+	l.noteGroups(t) // its cgroup is another one
 	l.kubectl(t, "-n", namespace, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/client2", "pod/server2", "--timeout=120s")
 	l.findPods(t)
 	back := time.Since(begin)
