@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,10 +140,10 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 			err := s.wrapped(verb, plugin, rt, strace, "-f", "-q", "-y", "-o", trace, "-e", "trace="+call,
 				"-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when))
 			log, _ := os.ReadFile(trace)
-			line := hit(string(log))
-			injected = line != ""
+			hits := hits(string(log))
+			injected = len(hits) > 0
 			switch {
-			case unspeakable(line) || injected && errno == sigkill:
+			case slices.ContainsFunc(hits, unspeakable) || injected && errno == sigkill:
 				err = nil
 			case err == nil && verb == "ADD":
 				_, err = s.Do("CHECK", rt, nil)
@@ -150,7 +151,7 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 				err = harness.Coded(err)
 			}
 			if err != nil {
-				err = fmt.Errorf("%s: %w", line, err)
+				err = fmt.Errorf("%s: %w", strings.Join(hits, "\n"), err)
 			}
 			_, del := s.Do("DEL", rt, nil)
 			return errors.Join(err, del)
@@ -162,24 +163,25 @@ func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string,
 	}
 }
 
-// hit returns the call that was made to fail, with where it began when that is a line of its own: "<... write resumed>" names no file.
-func hit(log string) string {
+// hits returns the calls that were made to fail, one in each thread, with where they began when that is a line of its own:
+// "<... write resumed>" names no file.
+func hits(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
 		process, _, _ := strings.Cut(line, " ")
 		switch {
 		case strings.Contains(line, "+++ killed by SIGKILL"):
-			return line
+			hits = append(hits, line)
 		case !strings.Contains(line, "(INJECTED)"):
 			began[process] = line
 		case strings.Contains(line, " resumed>"):
-			return began[process] + line
+			hits = append(hits, began[process]+line)
 		default:
-			return line
+			hits = append(hits, line)
 		}
 	}
-	return ""
+	return hits
 }
 
 // unspeakable is a failure after which a program cannot answer: of stdout itself, of what the Go runtime does with the standard
