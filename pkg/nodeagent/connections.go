@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// connections are those to the API server. When the node loses the address that a connection comes from, HTTP/2 notices after 45 s only, and
-// meanwhile the agent would not hear of the node's new address.
+// connections are those to the API server. When the node loses the address that a connection comes from, HTTP/2 notices after 45 s only,
+// and meanwhile the agent would not hear of the node's new address.
 type connections struct {
 	dialer net.Dialer
 

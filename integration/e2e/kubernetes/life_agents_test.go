@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentsKilled: agents are killed at random moments, also of their start, while pods come and go. The kubelet starts the container anew each
-// time, at most a second later (maxContainerRestartPeriod).
+// agentsKilled: agents are killed at random moments, also of their start, while pods come and go. The kubelet starts the container anew
+// each time, at most a second later (maxContainerRestartPeriod).
 func (l *life) agentsKilled(t *testing.T) {
 	var monitors []*monitor
 	for _, n := range l.machines()[1:] {

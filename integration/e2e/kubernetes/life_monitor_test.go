@@ -30,7 +30,8 @@ func (l *life) monitor(t *testing.T, node string) *monitor {
 	t.Helper()
 	m := &monitor{node: node, stop: make(chan struct{})}
 	err := l.places[node].Do(func() (err error) {
-		m.socket, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP)
+		m.socket, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+			unix.RTNLGRP_NEXTHOP)
 		return err
 	})
 	if err != nil {

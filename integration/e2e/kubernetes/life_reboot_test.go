@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reboot: a node ends as by a power failure and starts with what was on its disk: plugins, conflist, leases. No ADD makes a bridge there before
-// all routes are made.
+// reboot: a node ends as by a power failure and starts with what was on its disk: plugins, conflist, leases. No ADD makes a bridge there
+// before all routes are made.
 func (l *life) reboot(t *testing.T) {
 	before := l.routes(t, "node2")
 	if err := os.Remove(l.dir + "/node2/containerd.log"); err != nil {

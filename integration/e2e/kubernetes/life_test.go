@@ -21,15 +21,15 @@ import (
 )
 
 var (
-	kills   = flag.Int("kills", 100, "TestLife: how often an agent is killed")
-	apiAway = flag.Duration("api-away", time.Minute, "TestLife: how long the API server is away")
+	kills   = flag.Int("kills", 100, "TestClusterLife: how often an agent is killed")
+	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
 // patience is how long the tests of life wait for what must come. It is no figure: a machine may be slow.
 const patience = 2 * time.Minute
 
-// TestLife: what happens to a cluster in its life costs no packet that it need not cost, and no ADD.
-func TestLife(t *testing.T) {
+// TestClusterLife: what happens to a cluster in its life costs no packet that it need not cost, and no ADD.
+func TestClusterLife(t *testing.T) {
 	l := newLife(t)
 	for _, e := range []struct {
 		name string
