@@ -131,7 +131,7 @@ func documented(t *testing.T) (list []string) {
 	}
 	_, section, _ := strings.Cut(string(text), "\n## From flannel\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	for _, part := range strings.Split(section, "```sh\n")[1:] {
+	for _, part := range strings.Split(section, "```bash\n")[1:] {
 		block, _, _ := strings.Cut(part, "```")
 		list = append(list, block)
 	}
