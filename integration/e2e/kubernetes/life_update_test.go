@@ -24,7 +24,7 @@ func TestUpdate(t *testing.T) {
 	shipped, now := manifest(t)
 	withImage(t, buildOlder(t))
 	c := start(t, "4 6")
-	older := strings.Replace(shipped, now, olderImage, 1)
+	older := strings.ReplaceAll(shipped, now, olderImage)
 	if _, err := c.try("exec", older, "plane", "kubectl", "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
