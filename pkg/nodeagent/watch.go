@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	kwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -30,6 +31,13 @@ import (
 
 // pageSize is how many nodes a list has at most, where the API server cannot stream them (WatchList). A Node object has some 14 kB.
 const pageSize = 500
+
+// Retries of a watch are this far apart, or up to twice as far. client-go's own longest is a minute, and so long new nodes would have no routes
+// after the API server is back.
+const (
+	firstRetry = 800 * time.Millisecond
+	lastRetry  = 15 * time.Second
+)
 
 // silence is how long the API server may say nothing before the nodes count as unwatched. It sends a bookmark each minute.
 const silence = 10 * time.Minute
@@ -257,7 +265,8 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 		},
 	}
 	quiet := logr.Discard() // what it has to say is said above
-	r := cache.NewReflectorWithOptions(lw, &corev1.Node{}, n, cache.ReflectorOptions{Name: "nodes", Logger: &quiet})
+	retry := &wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 1, Cap: lastRetry, Steps: int(lastRetry / firstRetry)}
+	r := cache.NewReflectorWithOptions(lw, &corev1.Node{}, n, cache.ReflectorOptions{Name: "nodes", Logger: &quiet, Backoff: retry})
 	r.WatchListPageSize = pageSize
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
