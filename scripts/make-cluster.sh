@@ -48,7 +48,7 @@ export MANIFEST
 
 if [ "${1:-}" = -test ]; then
   shift
-  IMAGES=$dir/images go test -buildvcs=false -count=1 -v -timeout 40m "$@" ./integration/e2e/kubernetes
+  IMAGES=$dir/images go test -buildvcs=false -count=1 -v -timeout 40m ./integration/e2e/kubernetes "$@"
 else
   scripts/cluster.sh up "$dir" | grep -vx ready
   scripts/cluster.sh exec "$dir" plane kubectl apply -f "$MANIFEST"
