@@ -90,9 +90,11 @@ APISERVER = programs=$$(scripts/programs.sh '$(PROGRAMS)' kubernetes etcd kube-a
 apiserver: build ## run agents on three nodes against a real etcd and kube-apiserver, which are built once into the cache
 	@$(APISERVER) $(ARGS)
 
+SIZES := -nodes 1000,5000
+
 .PHONY: scale
 scale: build ## measure an agent among 1,000 and 5,000 nodes of a real API server; ARGS='-nodes 2000 -for 10m'
-	@$(APISERVER) -run '^TestScale$$' -args $(or $(ARGS),-nodes 1000,5000)
+	@$(APISERVER) -run '^TestScale$$' -args $(or $(ARGS),$(SIZES))
 
 .PHONY: e2e
 e2e: build image reference ## run Kubernetes' own e2e tests of the network; ARGS='-proxy nftables,iptables', ARGS=-reference (needs root and Debian)
