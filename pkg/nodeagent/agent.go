@@ -123,7 +123,10 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	}()
 	a.watchFiles(ctx)
 	done := make(chan struct{})
-	go func() { defer close(done); watchNodes(ctx, api, a.nodes) }()
+	go func() {
+		defer close(done)
+		connections.keep(ctx, func(ctx context.Context) { watchNodes(ctx, api, a.nodes) })
+	}()
 	a.loop(ctx)
 	<-done
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 )
 
 // connections are those to the API server. When the node loses the address that a connection comes from, HTTP/2 notices after 45 s only,
@@ -14,8 +15,9 @@ import (
 type connections struct {
 	dialer net.Dialer
 
-	mu   sync.Mutex
-	open map[*connection]struct{}
+	mu      sync.Mutex
+	open    map[*connection]struct{}
+	restart context.CancelFunc // of the watch that keep runs
 }
 
 // connection is one that its owner closes, or prune.
@@ -24,7 +26,12 @@ type connection struct {
 	of *connections
 }
 
-func newConnections() *connections { return &connections{open: map[*connection]struct{}{}} }
+// dialTimeout is short: a node without an address for a moment dials from that of its pods' bridge, and no answer comes to that.
+const dialTimeout = 5 * time.Second
+
+func newConnections() *connections {
+	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
+}
 
 // dial is that of a rest.Config.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -47,6 +54,18 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
+// keep runs a watch until ctx is done. It begins another one when prune closed a connection, since that one has no failures to wait for.
+func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
+	for ctx.Err() == nil {
+		inner, stop := context.WithCancel(ctx)
+		c.mu.Lock()
+		c.restart = stop
+		c.mu.Unlock()
+		watch(inner)
+		stop()
+	}
+}
+
 // prune closes connections from addresses that are not the node's any more, and returns how many.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
@@ -67,9 +86,13 @@ func (c *connections) prune() (closed int) {
 			lost = append(lost, conn)
 		}
 	}
+	restart := c.restart
 	c.mu.Unlock()
 	for _, conn := range lost {
 		_ = conn.Close()
+	}
+	if len(lost) > 0 && restart != nil {
+		restart()
 	}
 	return len(lost)
 }

@@ -3,6 +3,7 @@
 package nodeagent
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"testing"
@@ -12,7 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPrune: a connection is closed when the node loses the address that it comes from, and no other one.
+// TestPrune: a connection is closed when the node loses the address that it comes from, and no other one. Then
+// the watch begins anew.
 func TestPrune(t *testing.T) {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "prune0"}}
 	kerneltest.Must(t, netlink.LinkAdd(link), netlink.LinkSetUp(link))
@@ -37,6 +39,9 @@ func TestPrune(t *testing.T) {
 		return conn
 	}
 	goes, stays, local := dial("203.0.113.1", "198.51.100.1"), dial("198.51.100.1", "198.51.100.1"), dial("127.0.0.9", "127.0.0.1")
+	began := make(chan bool)
+	go c.keep(t.Context(), func(ctx context.Context) { began <- true; <-ctx.Done() })
+	<-began
 	if closed := c.prune(); closed != 0 {
 		t.Errorf("%d connections closed while all addresses are there", closed)
 	}
@@ -44,6 +49,7 @@ func TestPrune(t *testing.T) {
 	if closed := c.prune(); closed != 1 || len(c.open) != 2 {
 		t.Errorf("%d connections closed and %d open, want 1 and 2", closed, len(c.open))
 	}
+	<-began // again
 	if _, err := goes.Write([]byte("x")); err == nil {
 		t.Error("the connection from an address that is gone is still open")
 	}
