@@ -65,7 +65,7 @@ if root; then
 fi
 
 step benchmark, a few rounds to see that it runs
-make bench ARGS='-rounds 5 -scale 0.1'
+make bench ARGS='-rounds 2 -scale 0.05'
 
 step done
 for ((i = 0; i + 1 < ${#steps[@]}; i++)); do
