@@ -32,8 +32,8 @@ import (
 // pageSize is how many nodes a list has at most, where the API server cannot stream them (WatchList). A Node object has some 14 kB.
 const pageSize = 500
 
-// Retries of a watch are this far apart, or up to twice as far. client-go's own longest is a minute, and so long new nodes would have no routes
-// after the API server is back.
+// Retries of a watch are this far apart, or up to twice as far. client-go's own longest is a minute, in which new nodes would have
+// no routes after the API server is back.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
