@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -44,19 +46,28 @@ func Any(plugin string) (bool, error) {
 	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), nil
 }
 
-// AnyIn returns one of the records that a plugin has in a network; ok is false when it has none. It reads one file.
-func AnyIn(network, plugin string) (rec Record, ok bool) {
-	dir, err := store.Open(folder(network))
-	if err != nil {
-		return Record{}, false
-	}
-	defer dir.Close()
-	for _, name := range recordFiles(network, plugin) {
-		if rec, err = readRecord(dir, name); err == nil {
-			return rec, true
+// OldestIn yields the records that a plugin has in a network, the one that was written first before the others. It reads as many files as
+// the caller takes records.
+func OldestIn(network, plugin string) iter.Seq[Record] {
+	return func(yield func(Record) bool) {
+		dir, err := store.Open(folder(network))
+		if err != nil {
+			return
+		}
+		defer dir.Close()
+		written := map[string]time.Time{}
+		for _, name := range recordFiles(network, plugin) {
+			if at, err := dir.Written(name); err == nil {
+				written[name] = at
+			}
+		}
+		byTime := func(a, b string) int { return written[a].Compare(written[b]) }
+		for _, name := range slices.SortedFunc(maps.Keys(written), byTime) {
+			if rec, err := readRecord(dir, name); err == nil && !yield(rec) {
+				return
+			}
 		}
 	}
-	return Record{}, false
 }
 
 // recordFiles returns the names of the files of a plugin's records in a network.

@@ -94,8 +94,8 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. It reads one
-// record of each network at most. What cannot be read counts as intact.
+// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. Of each network it
+// reads one record. What cannot be read counts as intact.
 func intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
@@ -105,12 +105,11 @@ func intact(host *kernel.Node) bool {
 				return false
 			}
 		}
-		pod, ok := attachment.AnyIn(network, "bridge")
-		var st state
-		if !ok || json.Unmarshal(pod.State, &st) != nil || st.Unfinished {
+		key, st, ok := oldest(network)
+		if !ok {
 			continue
 		}
-		if st.lacks(host, pod.Key) {
+		if st.lacks(host, key) {
 			return false
 		}
 		needGuards = needGuards || st.Guard != nil
@@ -123,6 +122,18 @@ func intact(host *kernel.Node) bool {
 	}
 	ok, err := hasVLANTable(host)
 	return ok || err != nil
+}
+
+// oldest returns the pod of a network that was attached first: a flush that took rules of any pod took its rules, too, while younger pods
+// may have been attached since.
+func oldest(network string) (key attachment.Key, st state, ok bool) {
+	for rec := range attachment.OldestIn(network, "bridge") {
+		var st state
+		if json.Unmarshal(rec.State, &st) == nil && !st.Unfinished {
+			return rec.Key, st, true
+		}
+	}
+	return key, st, false
 }
 
 // lacks reports whether the kernel lacks paths or rules of one pod.

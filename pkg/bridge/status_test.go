@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"fmt"
 	"log/slog"
 	"os/exec"
 	"strings"
@@ -135,6 +136,28 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "missing")
 	l.OK(l.Call("STATUS", ""))
 	l.OK(a.check())
+}
+
+// TestStatusAfterYoungerPods: after a flush of iptables the rules of younger pods are in place. STATUS finds those of older ones missing, also
+// in one family alone, and beside a pod whose ADD was killed.
+func TestStatusAfterYoungerPods(t *testing.T) {
+	if !iptables.Installed(true) || !iptables.Installed(false) {
+		t.Skip("SKIPPED: iptables is not installed")
+	}
+	l := bareLab(t, "name", "younger", "bridge", "btyng", "ipMasqBackend", "iptables")
+	t.Cleanup(func() { _ = onHost("btyng", netlink.LinkDel) })
+	l.add("killed")
+	unfinish(t, l, "killed")
+	old := l.other().add("old")
+	for i, flush := range []string{"nft flush ruleset", "ip6tables -t nat -F && ip6tables -t nat -X"} {
+		l.run(flush)
+		for j := range 6 {
+			l.other().add(fmt.Sprintf("young-%d-%d", i, j))
+		}
+		l.Fails(old.check(), plugin.CodeStateDiffers, "masquerade")
+		l.OK(l.Call("STATUS", ""))
+		l.OK(old.check())
+	}
 }
 
 // TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
