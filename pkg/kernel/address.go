@@ -38,6 +38,18 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
+// AddHostAddress adds an address of full length without the route that the kernel makes for an IPv6 address beside the local one
+// (IFA_F_NOPREFIXROUTE). unix.EEXIST: the link has it already.
+func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
+	p := netip.PrefixFrom(a, a.BitLen())
+	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
+	if a.Is6() {
+		addr.Flags |= unix.IFA_F_NODAD
+	}
+	op := fmt.Sprintf("addr add %s dev %s noprefixroute", p, link.Name)
+	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
+}
+
 // AddAddress adds an address with its prefix length. Unless dad asks for duplicate address detection, an IPv6 address is usable
 // at once (IFA_F_NODAD). unix.EEXIST: the link has it already.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {

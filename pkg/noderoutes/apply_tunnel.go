@@ -40,7 +40,29 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	for _, peer := range want.Tunnel.Peers {
 		p.applyTunnelPeer(peer, neighbours, remotes)
 	}
+	if err := p.applyTunnelAddresses(want.Tunnel.Addresses); err != nil {
+		return nil, err
+	}
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
+}
+
+// applyTunnelAddresses gives the tunnel its addresses. Others are deleted before: the kernel would prefer them, as the older ones.
+func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
+	have, err := p.n.Addresses(p.tunnel)
+	if err != nil {
+		return err
+	}
+	for _, old := range have {
+		if !old.IsSingleIP() || !slices.Contains(wanted, old.Addr()) {
+			p.sweep(func() error { return p.n.DelAddress(p.tunnel, old) })
+		}
+	}
+	for _, a := range wanted {
+		if !slices.Contains(have, netip.PrefixFrom(a, a.BitLen())) {
+			p.Other = errors.Join(p.Other, p.made(p.n.AddHostAddress(p.tunnel, a)))
+		}
+	}
+	return nil
 }
 
 func (p *pass) applyTunnelPeer(peer kernel.TunnelPeer, neighbours map[netip.Addr]string, remotes map[string][]netip.Addr) {

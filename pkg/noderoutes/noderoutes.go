@@ -113,7 +113,10 @@ const TunnelLink = 0
 // Tunnel is a VXLAN device without learning, with static entries for its peers.
 type Tunnel struct {
 	kernel.VXLAN
-	Peers []kernel.TunnelPeer
+	// Addresses are of the node's own podCIDRs: the kernel takes them for the node's own packets through the tunnel, so that the answers
+	// come through the tunnel, too.
+	Addresses []netip.Addr
+	Peers     []kernel.TunnelPeer
 }
 
 // Result is what Apply did and could not do.

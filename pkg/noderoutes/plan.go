@@ -48,7 +48,7 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	}
 	node.MTU = cfg.podMTU(self, uplink)
 	if len(p.tunnel.peers) > 0 {
-		p.want.Tunnel = p.tunnel.device(cfg, uplink)
+		p.want.Tunnel = p.tunnel.device(cfg, self.PodCIDRs, uplink)
 	}
 	node.ClusterCIDRs, p.want.Advice = clusterCIDRs(cfg.ClusterCIDRs, cidrs)
 	slices.SortFunc(p.want.Nexthops, func(a, b kernel.Nexthop) int { return cmp.Compare(a.ID, b.ID) })

@@ -136,6 +136,7 @@ func TestTunnel(t *testing.T) {
 		node("a", 2, "fd00:4::/64", "198.51.100.4"))
 	addr := netip.MustParseAddr
 	tunnel := &Tunnel{
+		Addresses: []netip.Addr{addr("10.1.0.0"), addr("fd00:1::")},
 		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: addr("192.0.2.1"),
 			MAC: net.HardwareAddr{0x0e, 0x50, 192, 0, 2, 1}, MTU: 1450},
 		Peers: []kernel.TunnelPeer{

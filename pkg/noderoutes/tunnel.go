@@ -98,10 +98,15 @@ func hop6(mac [6]byte) netip.Addr {
 	return netip.AddrFrom16(hop)
 }
 
-// device returns the tunnel over a link with the MTU uplink, 0 if that is not known.
-func (t *tunneler) device(cfg Config, uplink int) *Tunnel {
+// device returns the tunnel over a link with the MTU uplink, 0 if that is not known. Its addresses are the first ones of the own podCIDRs,
+// which no pod gets.
+func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
+	var addresses []netip.Addr
+	for _, p := range podCIDRs {
+		addresses = append(addresses, p.Masked().Addr())
+	}
 	mac := tunnelMAC(t.own)
 	slices.SortFunc(t.peers, func(a, b kernel.TunnelPeer) int { return a.Remote.Compare(b.Remote) })
-	return &Tunnel{Peers: t.peers, VXLAN: kernel.VXLAN{Name: TunnelName, VNI: cfg.VXLAN.VNI, Port: cfg.VXLAN.Port, Local: t.own,
+	return &Tunnel{Addresses: addresses, Peers: t.peers, VXLAN: kernel.VXLAN{Name: TunnelName, VNI: cfg.VXLAN.VNI, Port: cfg.VXLAN.Port, Local: t.own,
 		MAC: net.HardwareAddr(mac[:]), MTU: max(0, min(uplink, maxMTU)-overhead(t.own))}}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// tunnelLab are two nodes in two subnets with a router between them, each with a pod behind it.
+// tunnelLab are two nodes in two subnets, each with a pod behind it. The router between them drops addresses of pods, as providers do.
 type tunnelLab struct {
 	nodes [2]labNode // the numbers of their podCIDRs are 1 and 2
 	pods  [2]labNode
@@ -32,7 +32,10 @@ type tunnelLab struct {
 func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 	t.Helper()
 	lab := tunnelLab{lans: [2]lan{newLAN(t, 2), newLAN(t, 3)}, v6: v6}
-	newNode(t).join(lab.lans[0], "eth0", 254).join(lab.lans[1], "eth1", 254)
+	router := newNode(t).join(lab.lans[0], "eth0", 254).join(lab.lans[1], "eth1", 254)
+	router.run(func() error {
+		return errors.Join(dropFrom("10.0.0.0/8"), dropFrom("fd10::/16"))
+	})
 	for i, l := range lab.lans {
 		lab.nodes[i] = newNode(t).join(l, "eth0", 1+i)
 		lab.nodes[i].run(func() error {
@@ -42,6 +45,20 @@ func newTunnelLab(t *testing.T, v6 bool) tunnelLab {
 		lab.pods[i] = lab.nodes[i].withPod(1 + i)
 	}
 	return lab
+}
+
+// dropFrom makes the namespace that the caller is in drop packets from a subnet.
+func dropFrom(subnet string) error {
+	from, err := netlink.ParseIPNet(subnet)
+	if err != nil {
+		return err
+	}
+	rule := netlink.NewRule()
+	rule.Src, rule.Type, rule.Priority = from, unix.FR_ACT_BLACKHOLE, 1
+	if from.IP.To4() == nil {
+		rule.Family = unix.AF_INET6
+	}
+	return netlink.RuleAdd(rule)
 }
 
 // withPod gives the node a pod that it routes to, with the first addresses of its podCIDRs.
@@ -81,7 +98,8 @@ func (n labNode) tunnel(id int, local netip.Addr, peers map[int]netip.Addr) (wan
 	if local.Is6() {
 		mtu = 1430
 	}
-	want.Tunnel = &Tunnel{VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: local, MAC: mac(id), MTU: mtu}}
+	want.Tunnel = &Tunnel{Addresses: []netip.Addr{cidr(id, false).Addr(), cidr(id, true).Addr()},
+		VXLAN: kernel.VXLAN{Name: "podlace.vx", VNI: 142, Port: 8472, Local: local, MAC: mac(id), MTU: mtu}}
 	for peer, remote := range peers {
 		want.Tunnel.Peers = append(want.Tunnel.Peers, kernel.TunnelPeer{MAC: mac(peer), Remote: remote, Hops: hops(peer)})
 		for _, v6 := range []bool{false, true} {
@@ -102,8 +120,8 @@ func (lab tunnelLab) wants(i int) Wanted {
 	return lab.nodes[i].tunnel(1+i, lab.lans[i].address(1+i, lab.v6), map[int]netip.Addr{1 + other: lab.lans[other].address(1+other, lab.v6)})
 }
 
-// TestTunnelTraffic: packets of both families cross two subnets, over both families; the same again changes nothing; packets that are too
-// long get the right answer; Remove leaves what was there.
+// TestTunnelTraffic: packets of pods and of the node itself cross two subnets in both families, over both families; the same again changes
+// nothing; packets that are too long get the right answer; Remove leaves what was there.
 func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -112,7 +130,7 @@ func TestTunnelTraffic(t *testing.T) {
 			before := a.snapshot()
 			lab.pods[0].reaches(podAddress(2, false), false)
 			changed := a.monitor()
-			if r := a.apply(lab.wants(0), Options{}); r.Changes != 8 { // device, fdb, two neighbours, two nexthops, two routes
+			if r := a.apply(lab.wants(0), Options{}); r.Changes != 10 { // device, fdb, two neighbours, two addresses, two nexthops, two routes
 				t.Errorf("%+v", r)
 			}
 			lab.nodes[1].apply(lab.wants(1), Options{})
@@ -122,6 +140,7 @@ func TestTunnelTraffic(t *testing.T) {
 			}
 			for _, inner6 := range []bool{false, true} {
 				lab.pods[0].reaches(podAddress(2, inner6), true)
+				a.reaches(podAddress(2, inner6), true)
 				if got := lab.pods[0].pathMTU(podAddress(2, inner6)); got != mtu {
 					t.Errorf("path MTU to %s: %d, want %d", podAddress(2, inner6), got, mtu)
 				}
@@ -201,8 +220,16 @@ func TestTunnelChanges(t *testing.T) {
 	a.apply(lab.wants(0), Options{})
 	a.unchanged(quiet)
 
-	index := a.link("podlace.vx").Index
+	// The node's own podCIDRs change, and another program adds an address.
 	want := lab.wants(0)
+	want.Tunnel.Addresses = []netip.Addr{cidr(7, false).Addr(), cidr(7, true).Addr()}
+	a.run(func() error { return addAddress("podlace.vx", "198.18.0.1/32") })
+	a.apply(want, Options{})
+	if have, err := a.ns.Addresses(a.link("podlace.vx")); err != nil || fmt.Sprint(have) != "[10.0.7.0/32 fd10:7::/128]" {
+		t.Errorf("%s, %v", have, err)
+	}
+
+	index := a.link("podlace.vx").Index
 	want.Tunnel.Port = 4789
 	a.apply(want, Options{})
 	if vx, err := a.ns.VXLANs(); err != nil || len(vx) != 1 || vx[0].VXLAN.Port != 4789 || vx[0].Index == index {

@@ -58,8 +58,8 @@ func (p path) words(seen string) string {
 		kind = "node"
 	}
 	switch {
-	case strings.HasPrefix(seen, "gateway") && number(seen) != number(p.server):
-		return "the gateway of the client's node"
+	case strings.HasPrefix(seen, "tunnel"):
+		return "the tunnel of the client's node"
 	case strings.HasPrefix(seen, "gateway"):
 		return "the gateway of its own node"
 	case seen == p.from:
@@ -86,9 +86,6 @@ func (p path) except() string {
 	all := setup{proxy: "iptables", masqueradeAll: true}
 	if seen, _ := p.expect(all, "4"); seen != p.seen && seen != "" {
 		list = append(list, "`masqueradeAll`: "+p.words(seen))
-		if by6, _ := p.expect(all, "6"); by6 != seen {
-			list = append(list, "IPv6 and `masqueradeAll`: "+p.words(by6))
-		}
 	}
 	if p.port == hostPort && p.server == "server1" {
 		for _, q := range hostPortPaths("3", "1") {

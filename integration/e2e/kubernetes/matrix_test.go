@@ -32,7 +32,10 @@ func (w *world) name(a netip.Addr) string {
 	}
 	for n, cidrs := range w.cidrs {
 		for _, cidr := range cidrs {
-			if cidr.Addr().Next() == a {
+			switch a {
+			case cidr.Addr():
+				return "tunnel" + number(n)
+			case cidr.Addr().Next():
 				return "gateway" + number(n)
 			}
 		}

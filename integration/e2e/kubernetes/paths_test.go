@@ -45,7 +45,7 @@ func podPaths() []path {
 		{"a pod of a node in another subnet", pod, "client3", "server1", podPort, "server1", "client3"},
 		{node, "its pod", "node1", "server1", podPort, "server1", "gateway1"},
 		{node, "a pod of another node", "node1", "server2", podPort, "server2", "node1"},
-		{node, "a pod of a node in another subnet", "node1", "server3", podPort, "server3", "node1"},
+		{node, "a pod of a node in another subnet", "node1", "server3", podPort, "server3", "tunnel1"},
 		{pod, machine, "client1", "outside", podPort, "outside", "node1"},
 	}
 }
@@ -115,20 +115,20 @@ func (p path) expect(s setup, family string) (seen, refused string) {
 		return "", "there is no route_localnet for IPv6"
 	case p.to == "loopback" && p.port != hostPort && (s.proxy == "nftables" || family == "6"):
 		return "", "kube-proxy serves no NodePort there"
-	case p.to == "server3" && p.from == "node1":
-		return p.masqueraded(family), ""
 	case s.masqueradeAll && strings.HasPrefix(p.to, "service/") && p.seen == p.from:
-		return p.masqueraded(family), ""
+		return p.masqueraded(), ""
 	}
 	return p.seen, ""
 }
 
-// masqueraded is the address that the node gives to its own packets to the server. The tunnel to another subnet has no address, and the
-// kernel takes the node's for IPv4 and the gateway's for IPv6.
-func (p path) masqueraded(family string) string {
+// masqueraded is the address that the node gives to its own packets to the server: that of the link through which they leave.
+func (p path) masqueraded() string {
 	from, to := number(p.from), number(p.server)
-	if from == to || to == "3" && family == "6" {
+	switch {
+	case from == to:
 		return "gateway" + from
+	case to == "3":
+		return "tunnel" + from
 	}
 	return "node" + from
 }
