@@ -44,7 +44,7 @@ func (f *flannel) call(t *testing.T, tcp, udp []route) *calls {
 		c.tasks.Go(func() { c.converse(p, conn) })
 	}
 	for _, p := range udp {
-		conn := f.open(t, "udp", p)
+		conn := f.answered(t, p)
 		c.tasks.Go(func() { c.count(p, conn) })
 	}
 	return c
@@ -60,6 +60,28 @@ func (f *flannel) open(t *testing.T, network string, p route) (conn net.Conn) {
 		t.Fatalf("%s to %s by %s: %v", p.from, p.address, network, err)
 	}
 	return conn
+}
+
+// answered opens a stream of datagrams to a server that answers. Each try has a socket of its own: the kernel remembers a stream that began
+// before kube-proxy had the rules of the Service as one that goes nowhere.
+func (f *flannel) answered(t *testing.T, p route) net.Conn {
+	t.Helper()
+	for deadline := time.Now().Add(callPatience); ; {
+		conn := f.open(t, "udp", p)
+		_ = conn.SetReadDeadline(time.Now().Add(100 * callEvery))
+		_, err := conn.Write([]byte("?"))
+		if err == nil {
+			_, err = conn.Read(make([]byte, 256))
+		}
+		if err == nil {
+			_ = conn.SetReadDeadline(time.Time{})
+			return conn
+		}
+		_ = conn.Close()
+		if time.Now().After(deadline) {
+			t.Fatalf("%s to %s by udp: %v", p.from, p.address, err)
+		}
+	}
 }
 
 // converse sends a word after the other and wants each back.
@@ -145,10 +167,7 @@ func (f *flannel) traffic(t *testing.T, from, to string) *calls {
 	if to == "last" { // the pods behind the service go
 		udp = udp[1:2]
 	}
-	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort})
-	if f.backend == "host-gw" { // with vxlan a node has the address of flannel.1, which goes
-		tcp = append(tcp, route{"node1", f.places[to+"2"].address["4"], echoPort})
-	}
+	tcp := append(f.tcpPaths(from, to), route{from + "1", outside, echoPort}, route{"node1", f.places[to+"2"].address["4"], echoPort})
 	for _, p := range f.tcpPaths(from, to) {
 		udp = append(udp, route{p.from, p.address, 8080})
 	}
