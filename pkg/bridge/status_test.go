@@ -138,8 +138,8 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods: after a flush of iptables the rules of younger pods are in place. STATUS finds those of older ones missing, also
-// in one family alone, and beside a pod whose ADD was killed.
+// TestStatusAfterYoungerPods: after a flush of iptables the rules of younger pods are in place. STATUS finds those of older ones missing,
+// also in one family alone, and beside a pod whose ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -107,6 +107,7 @@ func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunn
 	}
 	mac := tunnelMAC(t.own)
 	slices.SortFunc(t.peers, func(a, b kernel.TunnelPeer) int { return a.Remote.Compare(b.Remote) })
-	return &Tunnel{Addresses: addresses, Peers: t.peers, VXLAN: kernel.VXLAN{Name: TunnelName, VNI: cfg.VXLAN.VNI, Port: cfg.VXLAN.Port, Local: t.own,
-		MAC: net.HardwareAddr(mac[:]), MTU: max(0, min(uplink, maxMTU)-overhead(t.own))}}
+	vxlan := kernel.VXLAN{Name: TunnelName, VNI: cfg.VXLAN.VNI, Port: cfg.VXLAN.Port, Local: t.own, MAC: net.HardwareAddr(mac[:]),
+		MTU: max(0, min(uplink, maxMTU)-overhead(t.own))}
+	return &Tunnel{VXLAN: vxlan, Addresses: addresses, Peers: t.peers}
 }
