@@ -94,8 +94,8 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. It reads one record
-// of each network. What cannot be read counts as intact.
+// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. It reads one
+// record of each network. What cannot be read counts as intact.
 func intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
