@@ -121,7 +121,7 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 func (s *sweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
-	step := harness.Some(9, 1)
+	step := harness.Some(27, 1)
 	if call == "recvmsg" && errno == "EINTR" {
 		step = 9 // each takes until the time for an answer is over
 	}
