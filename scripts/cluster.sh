@@ -3,7 +3,7 @@
 # cluster.sh runs a Kubernetes cluster on one machine, in namespaces of its own: the control plane, two nodes on its link and a third
 # behind a router, each a node.sh. It ends with its parent process and the machine keeps nothing of it. Any number may run at once.
 #
-#   cluster.sh check             exit 0 if a cluster can be had here, else say why not
+#   cluster.sh check             exit 0 if a cluster can be had here, else say why not; the programs of KUBERNETES need not be built yet
 #   cluster.sh run DIR           start it, print what is where and "ready", stay in the foreground; the end of standard input, TERM or
 #                                Ctrl-C ends the cluster
 #   cluster.sh up DIR            the same in the background
@@ -69,13 +69,13 @@ api() { case $families in 4*) echo "https://$(address plane 4):6443" ;; *) echo 
 check() {
   [ "$(id -u)" = 0 ] || die "needs root: nodes mount and make cgroups"
   local program missing=
-  for program in openssl ip sysctl; do command -v "$program" >/dev/null || missing="$missing $program"; done
-  [ -z "$missing" ] || die "missing:$missing"
+  for program in openssl ip sysctl runc busybox ${CRIO:+conmon skopeo}; do command -v "$program" >/dev/null || missing="$missing $program"; done
+  [ -z "$missing" ] || die "missing programs:$missing
+install them; on Debian: apt-get install openssl iproute2 procps runc busybox-static ${CRIO:+conmon skopeo}"
   case $families in 4 | 6 | "4 6" | "6 4") ;; *) die "FAMILIES is \"$families\" and must be 4, 6, \"4 6\" or \"6 4\"" ;; esac
   case $proxy in nftables | iptables) ;; *) die "PROXY is $proxy and must be nftables or iptables" ;; esac
   case $bridge_nf in 0 | 1) ;; *) die "BRIDGE_NF is $bridge_nf and must be 0 or 1" ;; esac
-  CRIO='' "$node" check
-  [ -z "${CRIO:-}" ] || "$node" check
+  RUNTIME=none "$node" check
 }
 
 # link MACHINE BRIDGE ROUTER gives a machine its network namespace, addresses and default routes.

@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$1
 shift
+scripts/cluster.sh check # before minutes go into building
 KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
 CONTAINERD=${CONTAINERD:-$(scripts/programs.sh "$cache/programs" containerd)/containerd}
 [ "${CRIO:-}" != 1 ] || CRIO=$(scripts/crio.sh "$cache/crio")
@@ -22,7 +23,6 @@ case "$*" in
   export FLANNEL REFERENCE=$PWD/build/reference
   ;;
 esac
-scripts/cluster.sh check
 dir=$(mktemp -d /tmp/podlace-cluster-XXXXXX)
 finish() {
   [ ! -e "$dir/pid" ] || scripts/cluster.sh down "$dir"

@@ -23,8 +23,11 @@ type cluster struct {
 	image, archive                                      string // the name of Podlace's image, and the file that holds it
 }
 
-// prepare builds the programs and images that the cache lacks.
+// prepare builds the programs and images that the cache lacks. A machine that cannot run a cluster is an error before that.
 func prepare(ctx context.Context, cache string) (c cluster, err error) {
+	if _, err := output(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
+		return c, err
+	}
 	for _, one := range []struct {
 		to      *string
 		command []string
