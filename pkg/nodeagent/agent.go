@@ -76,6 +76,7 @@ type agent struct {
 	took     time.Duration // the last one
 	stale    bool          // masquerade rules of pods do not follow node.json yet
 	held     bool          // deletions are held back
+	heldOf   int           // how many routes there were when that began
 	suspect  time.Time     // since when they are, by lists that have the own node
 	failing  bool          // the present step has to be tried again
 	unmade   bool          // the last comparison has to be

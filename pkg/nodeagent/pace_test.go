@@ -80,6 +80,26 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
+// TestSuspicionStands: the routes to new nodes do not make a list credible that lacks all the others: that of another cluster may have as
+// many nodes.
+func TestSuspicionStands(t *testing.T) {
+	l := newLab(t)
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	list(1, 4, 5, 6, 7)
+	for range 3 {
+		a.step(because(onAPI))
+	}
+	if got := l.routes(); !a.held || !slices.Equal(got, full(2, 3, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.held, got)
+	}
+	list(1, 2, 4, 5, 6, 7) // without one of two
+	if a.step(because(onAPI)); a.held || !slices.Equal(l.routes(), full(2, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.held, l.routes())
+	}
+}
+
 // TestBusyFolder: a folder of the runtime whose files change all the time keeps no route from being tried again.
 func TestBusyFolder(t *testing.T) {
 	l := newLab(t)
