@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
@@ -90,8 +91,21 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	}
 	a.setPeers(peers, result)
 	a.metrics.setRoutes(result.Has)
+	if a.held {
+		node.ClusterCIDRs = a.keptExceptions(node.ClusterCIDRs)
+	}
 	a.node = node
 	return nil
+}
+
+// keptExceptions adds to the CIDRs of all pods those of node.json: the routes to these pods stay, and connections to them would get the
+// node's address. What the configuration lists depends on no list of nodes.
+func (a *agent) keptExceptions(cidrs []netip.Prefix) []netip.Prefix {
+	file, before, err := nodefile.Read()
+	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
+		return cidrs
+	}
+	return noderoutes.MergeCIDRs(cidrs, before.ClusterCIDRs)
 }
 
 // planConfig adds to the configuration what this node's links say.
