@@ -62,6 +62,7 @@ type agent struct {
 	contest contest
 
 	config   config
+	inFile   config // what the file said last: a part of it may count from the next start on
 	refusal  string // why the configuration in the file does not count
 	binaries binaries
 
@@ -75,6 +76,7 @@ type agent struct {
 	took     time.Duration // the last one
 	stale    bool          // masquerade rules of pods do not follow node.json yet
 	held     bool          // deletions are held back
+	heldOf   int           // how many routes there were when that began
 	suspect  time.Time     // since when they are, by lists that have the own node
 	failing  bool          // the present step has to be tried again
 	unmade   bool          // the last comparison has to be
@@ -135,8 +137,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
-	return &agent{options: o, started: time.Now(), stale: true, config: c, log: log, alarm: alarm, nodes: nodes, metrics: newMetrics(nodes),
-		binaries: newBinaries(o.Plugins, c.BinDir)}
+	return &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
+		metrics: newMetrics(nodes), binaries: newBinaries(o.Plugins, c.BinDir)}
 }
 
 // watchFiles wakes the loop when files change that the agent reads or owns.
@@ -235,31 +237,6 @@ func earlier(a, b time.Time) time.Time {
 // problem notes what is not as it should be. One that says how an administrator gets rid of it needs no retry.
 func (a *agent) problem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
-}
-
-// reload reads the configuration again, and reports whether it is another one. One that is wrong does not count.
-func (a *agent) reload() (changed bool) {
-	c, err := readConfig(a.Config)
-	if err != nil {
-		if a.refusal != err.Error() {
-			a.log.Error("the configuration stays as it was", "error", err)
-		}
-		a.refusal = err.Error()
-		a.problem("configuration", err, "correct the ConfigMap or the file; until then the configuration before counts", false)
-		return false
-	}
-	a.refusal = ""
-	if c.equal(a.config) {
-		return false
-	}
-	a.log.Info("the configuration has changed", "file", a.Config)
-	if c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
-		a.log.Warn("apiServer, binDir and confDir count from the next start of podlace-node on", "file", a.Config)
-		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
-	}
-	changed = !c.equal(a.config)
-	a.config = c
-	return changed
 }
 
 // did logs and counts changes of the node.

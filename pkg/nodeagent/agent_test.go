@@ -267,6 +267,35 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
+// TestLaterConfig: a key that counts from the next start on is told once in the log, and in the status until then. All other keys count at
+// once.
+func TestLaterConfig(t *testing.T) {
+	l := newLab(t)
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	before := l.read("config/config.json")
+	l.put("config/config.json", strings.Replace(before, "{", `{"apiServer": "https://192.0.2.99:6443", "mtu": 1400, `, 1))
+	for range 3 {
+		a.step(because(onFiles))
+	}
+	told := func() bool {
+		return slices.ContainsFunc(a.problems, func(p Problem) bool { return p.What == "configuration" && strings.Contains(p.Why, "apiServer") })
+	}
+	lines := l.log.count("the configuration has changed")
+	if lines != 1 || l.log.count("from the next start") != 1 || !told() || l.node().MTU != 1400 {
+		t.Errorf("%d lines about one change, told in the status %t, MTU %d", lines, told(), l.node().MTU)
+	}
+	l.put("config/config.json", strings.Replace(before, l.dir+"/net.d", "", 1)) // from the next start on without a conflist
+	if a.step(because(onFiles)); !told() || l.read("net.d/"+conflistName) != testConflist || !a.ready {
+		t.Errorf("confDir is empty: told %t, conflist %q", told(), l.read("net.d/"+conflistName))
+	}
+	l.put("config/config.json", before)
+	if a.step(because(onFiles)); told() || l.node().MTU != 1500 || !a.ready {
+		t.Errorf("the configuration is that of the start: told %t, MTU %d", told(), l.node().MTU)
+	}
+}
+
 // TestHeartbeats: what kubelets write every some minutes makes no comparison.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()

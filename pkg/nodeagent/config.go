@@ -76,6 +76,39 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
+// reload reads the configuration again, and reports whether it is another one. One that is wrong does not count.
+func (a *agent) reload() (changed bool) {
+	c, err := readConfig(a.Config)
+	if err != nil {
+		if a.refusal != err.Error() {
+			a.log.Error("the configuration stays as it was", "error", err)
+		}
+		a.refusal = err.Error()
+		a.problem("configuration", err, "correct the ConfigMap or the file; until then the configuration before counts", false)
+		return false
+	}
+	a.refusal = ""
+	news := !c.equal(a.inFile)
+	a.inFile = c
+	if news {
+		a.log.Info("the configuration has changed", "file", a.Config)
+	}
+	if c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
+		later := errors.New("apiServer, binDir and confDir count from the next start of podlace-node on")
+		if news {
+			a.log.Warn(later.Error(), "file", a.Config)
+		}
+		a.problem("configuration", later, "restart podlace-node on this node", false)
+		if c.ConfDir == "" { // then no conflist was read
+			c.conflist = a.config.conflist
+		}
+		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
+	}
+	changed = !c.equal(a.config)
+	a.config = c
+	return changed
+}
+
 // parseConfig reads the text of a configuration.
 func parseConfig(file string, data []byte) (config, error) {
 	c := defaults()

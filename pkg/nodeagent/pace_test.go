@@ -3,11 +3,13 @@
 package nodeagent
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +79,70 @@ func TestHeldDeletions(t *testing.T) {
 	time.Sleep(l.times.trust)
 	if a.step(because(onLook)); a.held || !slices.Equal(l.routes(), full()) {
 		t.Errorf("held %t, routes %q", a.held, l.routes())
+	}
+}
+
+// TestSuspicionStands: the routes to new nodes do not make a list credible that lacks all the others: that of another cluster may have as
+// many nodes.
+func TestSuspicionStands(t *testing.T) {
+	l := newLab(t)
+	a, list := l.steps()
+	list(1, 2, 3)
+	a.step(because(onStart))
+	list(1, 4, 5, 6, 7)
+	for range 3 {
+		a.step(because(onAPI))
+	}
+	if got := l.routes(); !a.held || !slices.Equal(got, full(2, 3, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.held, got)
+	}
+	list(1, 2, 4, 5, 6, 7) // without one of two
+	if a.step(because(onAPI)); a.held || !slices.Equal(l.routes(), full(2, 4, 5, 6, 7)) {
+		t.Errorf("held %t, routes %q", a.held, l.routes())
+	}
+}
+
+// TestHeldExceptions: while routes stay because a list of nodes is not to be believed, so do the exceptions from masquerade of the pods
+// behind them, also when the agent starts with such a list. New nodes are added.
+func TestHeldExceptions(t *testing.T) {
+	l := newLab(t)
+	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), configured, "", 1))
+	l.times.trust = time.Hour
+	has := func(when string, ids ...int) {
+		t.Helper()
+		for _, id := range ids {
+			addr := netip.MustParseAddr(fmt.Sprintf("10.244.%d.9", id))
+			if cidrs := l.node().ClusterCIDRs; !slices.ContainsFunc(cidrs, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+				t.Errorf("%s: pods of n%d are masqueraded: %v", when, id, cidrs)
+			}
+		}
+	}
+	a, list := l.steps()
+	list(1, 2, 3, 5)
+	a.step(because(onStart))
+	has("at the start", 1, 2, 3, 5)
+	list(1, 4) // it lacks all the others
+	a.step(because(onAPI))
+	a.step(because(onAPI))
+	if has("a suspicious list", 1, 2, 3, 4, 5); !a.held {
+		t.Error("the list is believed")
+	}
+	a, list = l.steps()
+	list(1, 4)
+	a.step(because(onStart))
+	if has("the agent starts with it", 1, 2, 3, 4, 5); !a.held {
+		t.Error("the list is believed")
+	}
+	list(2, 3)
+	a.step(because(onAPI))
+	has("the own node is gone, too", 1, 2, 3, 4, 5)
+	list(1, 4)
+	a.times.trust = 0
+	a.step(because(onAPI))
+	a.step(because(onAPI))
+	if got := fmt.Sprint(l.node().ClusterCIDRs); a.held || got != "[10.244.1.0/24 10.244.4.0/24 fd00:10:244:1::/64 fd00:10:244:4::/64]" {
+		t.Errorf("held %t, %s", a.held, got)
 	}
 }
 

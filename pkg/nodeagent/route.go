@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/noderoutes"
 )
 
@@ -90,8 +91,21 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	}
 	a.setPeers(peers, result)
 	a.metrics.setRoutes(result.Has)
+	if a.held {
+		node.ClusterCIDRs = a.keptExceptions(node.ClusterCIDRs)
+	}
 	a.node = node
 	return nil
+}
+
+// keptExceptions adds to the CIDRs of all pods those of node.json: the routes to these pods stay, and connections to them would get the
+// node's address. What the configuration lists depends on no list of nodes.
+func (a *agent) keptExceptions(cidrs []netip.Prefix) []netip.Prefix {
+	file, before, err := nodefile.Read()
+	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
+		return cidrs
+	}
+	return noderoutes.MergeCIDRs(cidrs, before.ClusterCIDRs)
 }
 
 // planConfig adds to the configuration what this node's links say.
@@ -120,10 +134,14 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
 	until := "that has been so for a minute"
+	if !a.held {
+		a.heldOf = r.Had
+	}
+	had := min(r.Had, a.heldOf) // without the routes to new nodes, of which a wrong list may have many
 	switch {
 	case selfGone:
 		a.suspect, until = time.Time{}, "the own Node object is there again"
-	case 2*r.Unwanted <= r.Had, !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust:
+	case 2*r.Unwanted <= had, !a.suspect.IsZero() && now.Sub(a.suspect) >= a.times.trust:
 		a.held, a.suspect = false, time.Time{}
 		return true
 	default:
@@ -133,11 +151,11 @@ func (a *agent) trusted(r noderoutes.Result, selfGone bool) bool {
 		a.next = earlier(a.next, a.suspect.Add(a.times.trust))
 	}
 	if !a.held {
-		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", r.Had,
+		a.log.Warn("the list of nodes is suspicious: no route is deleted until it has stood for a minute", "routes", had,
 			"unwanted", r.Unwanted, "ownNode", !selfGone)
 	}
 	a.held = true
-	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until %s", r.Unwanted, r.Had, until),
+	a.advise("nodes", fmt.Errorf("%d of %d routes have no node any more: they stay until %s", r.Unwanted, had, until),
 		"check that the API server is that of this cluster", false)
 	return false
 }

@@ -10,6 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -82,8 +84,11 @@ type statusFile struct {
 // write returns when to try again, zero if the file is as it should be.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
-	if err != nil || bytes.Equal(text, f.text) {
+	if err != nil {
 		return time.Time{}, err
+	}
+	if _, missing := os.Lstat(filepath.Join(store.Root, statusName)); missing == nil && bytes.Equal(text, f.text) {
+		return time.Time{}, nil
 	}
 	if next := f.written.Add(time.Second); now.Before(next) {
 		return next, nil

@@ -59,6 +59,8 @@ func TestStatusFile(t *testing.T) {
 	write("a", now, false)
 	write("b", now.Add(100*time.Millisecond), true)
 	write("b", now.Add(time.Second), false)
+	kerneltest.Must(t, os.Remove(store.Root+"/"+statusName)) // by somebody
+	write("b", now.Add(2*time.Second), false)
 	var out bytes.Buffer
 	exit, err := showStatus(&out, true, false)
 	var s Status

@@ -4,6 +4,7 @@ package nodeagent
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -108,6 +109,42 @@ func TestTunnel(t *testing.T) {
 	l.await("the node is named", func() bool { return l.says("node n9", "refused") && l.node().MTU == 1500 })
 	if l.log.count("level=ERROR") > 0 {
 		t.Error("errors in the log")
+	}
+}
+
+// TestTunnelEntries: entries and addresses of the tunnel that somebody deleted come back with the next comparison, for which the kernel
+// does not call.
+func TestTunnelEntries(t *testing.T) {
+	l := newLab(t, `"offLink": "vxlan"`)
+	a, _ := l.steps()
+	kerneltest.Must(t, a.nodes.Replace([]any{l.peer(1), nodeObject("n9", []string{"10.244.9.0/24"}, []string{"198.51.100.9"})}, ""))
+	a.step(because(onStart))
+	addresses := func(n *kernel.NS, link kernel.Link) string {
+		have, err := n.Addresses(link)
+		kerneltest.Must(t, err)
+		return fmt.Sprint(have)
+	}
+	host, err := kernel.Host()
+	kerneltest.Must(t, err)
+	defer host.Close()
+	link, ok, err := host.Link(noderoutes.TunnelName)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	before, had := l.tunnel(), addresses(&host.NS, link)
+	neighbours, err := host.PermanentNeighbours(link, noderoutes.Protocol)
+	kerneltest.Must(t, err)
+	for hop, mac := range neighbours {
+		hardware, err := net.ParseMAC(mac)
+		kerneltest.Must(t, err, host.DelNeighbour(link, hop), host.DelForwarding(link, hardware))
+	}
+	kerneltest.Must(t, host.DelAddress(link, netip.MustParsePrefix("10.244.1.0/32")))
+	if len(before) != 3 || len(l.tunnel()) != 1 || addresses(&host.NS, link) == had {
+		t.Fatalf("%q and after the deletion %q: want a device with two entries, and without", before, l.tunnel())
+	}
+	a.step(because(onPeriod))
+	if got := l.tunnel(); !slices.Equal(got, before) || addresses(&host.NS, link) != had {
+		t.Errorf("%q, addresses %s; before %q, %s", got, addresses(&host.NS, link), before, had)
 	}
 }
 

@@ -133,14 +133,17 @@ func same(a, b noderoutes.Node) bool {
 	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// Delete is a part of cache.TransformingStore.
+// Delete is a part of cache.TransformingStore. The deletion of an object whose name another one has now changes nothing.
 func (n *nodes) Delete(object any) error {
 	node, err := read(object)
 	if err == nil {
 		n.hear(func() bool {
-			_, ok := n.byName[node.Name]
+			now, ok := n.byName[node.Name]
+			if !ok || now.UID != node.UID {
+				return false
+			}
 			delete(n.byName, node.Name)
-			return ok
+			return true
 		})
 	}
 	return err

@@ -186,13 +186,21 @@ func TestGone(t *testing.T) {
 		// Out of order: the deletion of a node that the list lacks already, and one of a node that came back.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
+		again := nodeObject("n1", nil, nil)
+		again.UID = "uid-of-another"
+		w.put(again)
+		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		w.put(nodeObject("n5", nil, nil))
-		w.await("n0", "n2", "n4", "n5")
+		w.await("n0", "n1", "n2", "n4", "n5")
 		w.fakeAPI.mu.Lock()
 		w.GoneOnce = true
 		w.fakeAPI.mu.Unlock()
 		w.hangUp(false)
-		w.await("n0", "n2", "n4", "n5")
+		await(t, "410 is answered", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return !w.GoneOnce })
+		w.awaitWatch()
+		w.remove("n5", true)
+		w.hangUp(true)
+		w.await("n0", "n1", "n2", "n4")
 	}
 }
 

@@ -73,7 +73,7 @@ func (c *claims) peers(n checked, age int, older bool) (peers []Peer) {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
 	}
 	for _, p := range n.podCIDRs {
-		peer := Peer{Name: n.name, PodCIDR: p}
+		peer := Peer{Name: n.name, PodCIDR: p, Age: age}
 		if peer.State, peer.Reason = c.claim(p, n, age, older); peer.State == "" {
 			c.gateway(&peer, n)
 		}

@@ -24,6 +24,12 @@ func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, ad
 	return cidrs, ""
 }
 
+// MergeCIDRs returns the CIDRs of two lists, as many as fit into the file.
+func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
+	all := merge(slices.Concat(a, b))
+	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
+}
+
 // merge sorts CIDRs, leaves out those within others, and joins two that are the halves of one. It never covers an address that was not
 // covered before.
 func merge(cidrs []netip.Prefix) (merged []netip.Prefix) {

@@ -74,6 +74,7 @@ type Peer struct {
 	Gateway netip.Addr // the peer's address: of the same family as PodCIDR where it has one
 	// Underlay is the peer's address of the tunnel's family, with OffLinkVXLAN.
 	Underlay netip.Addr
+	Age      int   // the place of its node among all, the oldest first
 	State    State // empty until the way is known
 	Reason   string
 }

@@ -37,8 +37,7 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	for _, a := range self.Addresses {
 		uplink = smaller(uplink, ways[a])
 	}
-	for i := range peers {
-		peer := &peers[i]
+	for _, peer := range oldestFirst(peers) {
 		if peer.State != "" || !peer.PodCIDR.IsValid() {
 			continue
 		}
@@ -54,6 +53,15 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	slices.SortFunc(p.want.Nexthops, func(a, b kernel.Nexthop) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(p.want.Routes, func(a, b kernel.ProtocolRoute) int { return a.Dst.Compare(b.Dst) })
 	return p.want, peers, node
+}
+
+// oldestFirst returns the order in which peers get IDs and next hops: where two have the same hash, a node that joins moves no other one.
+func oldestFirst(peers []Peer) (list []*Peer) {
+	for i := range peers {
+		list = append(list, &peers[i])
+	}
+	slices.SortStableFunc(list, func(a, b *Peer) int { return cmp.Compare(a.Age, b.Age) })
+	return list
 }
 
 // smaller returns the smaller one of an MTU, 0 for none, and that of the link of a way.

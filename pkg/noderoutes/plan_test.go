@@ -263,6 +263,30 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
+// TestJoinMovesNothing: a node that joins takes neither the nexthop ID nor the next hop of another one, whichever name comes first: packets
+// to that one would reach the new node meanwhile.
+func TestJoinMovesNothing(t *testing.T) {
+	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
+		byHash := map[uint32]string{}
+		var first, second string
+		for i := 0; first == ""; i++ {
+			name := fmt.Sprint("node-", i)
+			h := hash(name, true) % values
+			if other, ok := byHash[h]; ok {
+				first, second = min(other, name), max(other, name)
+			}
+			byHash[h] = name
+		}
+		old := node(second, 1, "10.1.2.0/24", "198.51.100.2")
+		before, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, self(), old)
+		after, _, _ := planned(t, Config{OffLink: OffLinkVXLAN}, self(), old, node(first, 2, "10.1.3.0/24", "198.51.100.3"))
+		was, is := before.Nexthops[hopTo(before, "10.1.2.0/24")], after.Nexthops[hopTo(after, "10.1.2.0/24")]
+		if was != is || len(after.Nexthops) != 2 {
+			t.Errorf("%s: %s joins beside %s, which had %s and has %s", what, first, second, was, is)
+		}
+	}
+}
+
 // TestHopCollision: two peers whose names have the same hash get different next hops.
 func TestHopCollision(t *testing.T) {
 	tunnel := newTunneler(Self{})

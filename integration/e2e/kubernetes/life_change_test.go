@@ -135,7 +135,12 @@ func (l *life) addressChanged(t *testing.T) {
 			ip route replace default via 192.0.2.1
 			ip -6 route replace default via 2001:db8::1`, now[0], now[1]))
 		l.restartKubelet(t, "node2", "--node-ip="+strings.Join(old[:], ","), "--node-ip="+strings.Join(now[:], ","))
-		known := <-told
+		var known time.Time
+		select {
+		case known = <-told:
+		case <-time.After(patience):
+			t.Fatalf("the API server does not know of %s after %v; load %s", now[0], patience, load())
+		}
 		await(t, "routes to the new address", func() bool {
 			return l.gateway(t, "node1", l.places["server2"].address["4"]) == now[0] &&
 				l.gateway(t, "node1", l.places["server2"].address["6"]) == now[1] &&
