@@ -16,14 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs, in any case of letters, that stands for the CIDRs of the pods of all nodes.
+// useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs that stands for the pod CIDRs of all nodes. Case does not matter.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve puts what node.json says in the place of the words, for an ADD or STATUS. Without a word the file is not read.
+// resolve replaces the words in the configuration by the values in node.json, for an ADD or STATUS. It reads the file only if there is a
+// word.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
-		if err != nil && file == nodefile.Path { // a file that is not there says nothing about the MTU, as does flannel's
+		if err != nil && file == nodefile.Path { // no MTU is known if node.json or flannel's file is missing
 			return plugin.Errorf(plugin.CodeConfig, "mtu auto: %w", err)
 		}
 		c.MTU = node.MTU
@@ -43,21 +44,21 @@ func (c *Config) resolve(r *plugin.Request) error {
 	return nil
 }
 
-// clusterCIDRs returns the exceptions that useClusterCidr stands for.
+// clusterCIDRs returns the exceptions that came from useClusterCidr.
 func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listed():] }
 
-// listed returns how many exceptions the configuration lists by themselves.
+// listed returns how many exceptions the configuration lists itself.
 func (m Masquerade) listed() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// with returns m with other CIDRs for useClusterCidr.
+// with returns m with cidrs in place of useClusterCidr.
 func (m Masquerade) with(cidrs []netip.Prefix) Masquerade {
 	m.Except = slices.Concat(m.Except[:m.listed()], cidrs)
 	m.Cluster = len(cidrs)
 	return m
 }
 
-// clusterCIDRs returns what useClusterCidr stood for when the exceptions of an attachment were last written. CHECK and rollback need no
-// node.json.
+// clusterCIDRs returns the CIDRs that stood for useClusterCidr when an attachment's exceptions were last written. CHECK and rollback
+// therefore do not need node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
 	m := Masquerade{Except: st.Except, Cluster: st.Cluster}
 	if st.Masquerade != "iptables" {
@@ -68,9 +69,9 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 	return m.clusterCIDRs()
 }
 
-// RenewClusterCIDRs writes the exceptions from masquerade of live networks anew, after clusterCIDRs of node.json changed: of those networks
-// and pods whose exceptions came from useClusterCidr. It is a no-op where they are up to date, or if the file has none. It waits for
-// locks of attachments, so the caller must not hold one.
+// RenewClusterCIDRs updates the masquerade exceptions of live networks after clusterCIDRs in node.json changed. It updates the networks and
+// pods whose exceptions came from useClusterCidr. It is a no-op if they are current, or if the file has no clusterCIDRs. It waits for
+// attachment locks, so the caller must not hold one.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -83,7 +84,7 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json at its first call, and returns nil if the file has no CIDRs.
+// readClusterCIDRs returns a function that reads node.json at its first call. The function returns nil if the file has no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -94,7 +95,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork renews the exceptions that pods share, and those of each pod that has its own.
+// renewNetwork updates the exceptions that pods share, and the exceptions of each pod that has its own.
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -125,8 +126,8 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote returns what the network shall masquerade by node.json, and whether that is other than what it does. The configuration of a
-// network without the word does not change.
+// staleNote returns the masquerade that node.json asks for, and reports whether the current one differs. The configuration of a network
+// without useClusterCidr does not change.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {
@@ -139,7 +140,7 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	return m.with(cidrs), true
 }
 
-// staleExceptions reports whether node.json has other CIDRs than the rules of a pod that is masqueraded by iptables.
+// staleExceptions reports whether the CIDRs in node.json differ from the rules of a pod that iptables masquerades.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false
@@ -148,7 +149,7 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod takes the lock of the pod before that of the network, as ADD and DEL do.
+// renewPod updates the exceptions of one pod. It takes the pod's lock before the network's, as ADD and DEL do.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
 	if err != nil || !ok {
@@ -159,7 +160,7 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 	if err := json.Unmarshal(rec.State, &st); err != nil || !st.staleExceptions(read) {
 		return err
 	}
-	unlock, err := att.LockNetwork() // against those who restore rules from the records
+	unlock, err := att.LockNetwork() // excludes processes that restore rules from the records
 	if err != nil {
 		return err
 	}
