@@ -32,7 +32,7 @@ func (h *heard) take(events <-chan Event) {
 	}
 }
 
-// await waits until an event came that has the field.
+// await waits for an event for which is returns true.
 func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -48,7 +48,7 @@ func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
 	}
 }
 
-// TestEvents: links that come, are renamed, change and go are told of, with their kind; with the context all ends.
+// TestEvents: added, renamed, changed and removed links give events with their kind. Events end with the context.
 func TestEvents(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -73,7 +73,7 @@ func TestEvents(t *testing.T) {
 	<-ended
 }
 
-// TestEventsUntaken: events come in their order to a receiver that is late, and all ends although nobody takes the last ones.
+// TestEventsUntaken: a late receiver gets the events in order. Events end with the context although the last ones were not received.
 func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -89,11 +89,11 @@ func TestEventsUntaken(t *testing.T) {
 		t.Errorf("at first %+v", first)
 	}
 	stop()
-	for range events { // to its end
+	for range events { // until it is closed
 	}
 }
 
-// TestEventsOverflow: what the socket had no room for is an event, and the next ones come.
+// TestEventsOverflow: an overflow of the socket gives an event, and later events arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
@@ -126,7 +126,7 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd: a socket that nothing can be read from ends what hears, with an event.
+// TestEventsEnd: an unreadable socket ends hear, with an event.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
@@ -181,7 +181,7 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents: whatever comes is read without a panic.
+// FuzzEvents: no input causes a panic.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))
