@@ -73,7 +73,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// state is what the configuration asks for; without ports nothing is. It refuses what no node can do, before anything is changed.
+// state returns the state that the configuration wants; it is empty without ports. It refuses what no node can do before any change.
 func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err error) {
 	if len(pod) == 0 {
 		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
@@ -96,7 +96,7 @@ func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err err
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endFormer ends what is left of an earlier ADD with the same key, recorded or not, and returns the recorded ports.
+// endFormer removes the residue of an earlier ADD with the same key, with or without a record. It returns the recorded ports.
 func endFormer(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old state
 	ok, err := att.Load(&old)
@@ -113,7 +113,7 @@ func endFormer(r *plugin.Request, host *kernel.Node, att *attachment.Attachment)
 	return old.Ports, err
 }
 
-// locate completes the state with what the node tells of the pod.
+// locate completes the state with the pod's bridge and host side on this node.
 func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
@@ -132,7 +132,7 @@ func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []ne
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
+		// After a flush of the rules, route_localnet alone would open the node's 127.0.0.1 to the uplink's whole network.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -142,7 +142,7 @@ func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []ne
 	return nil
 }
 
-// choose goes without nftables where the kernel has none, unless the configuration wants it.
+// choose selects iptables if the kernel has no nftables, unless the configuration names nftables.
 func (c *Config) choose() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
@@ -155,7 +155,7 @@ func (c *Config) choose() error {
 		"load the module nf_tables, or use backend iptables")
 }
 
-// checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
+// checkTools returns an error if the iptables backend is not installed. ADD calls it before any change.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
@@ -167,8 +167,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
-// reaches them.
+// forward programs the node, and returns the ports of pods that gave way. It protects the node's loopback from the pods before the loopback
+// can reach them.
 func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -185,7 +185,7 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	var errs []error
 	for _, rec := range p.former() {
 		former = append(former, rec.Ports...)
-		if rec.Backend == "iptables" { // these rules come before all others
+		if rec.Backend == "iptables" { // these rules precede all others
 			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
 		}
 	}
@@ -196,15 +196,15 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if err != nil {
 		return nil, err
 	}
-	// From here on whoever restores the ports of all pods restores these.
+	// From now on, a process that restores the ports of all pods includes these.
 	st.Begun = false
 	return former, att.Save(*st)
 }
 
-// maxRaces bounds how often a plan is made anew.
+// maxRaces limits the retries of a plan.
 const maxRaces = 3
 
-// take takes the ports, all or none. It plans again if an element came or went meanwhile: the lock keeps out other pods, and nothing else.
+// take takes all ports or none. It plans again after a race with another program. The lock excludes other pods, but not other programs.
 func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
 	var taken []takeover
 	for races := 0; ; races++ {
@@ -232,10 +232,10 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 	}
 }
 
-// isRace reports whether an element came or went after the plan was made.
+// isRace reports whether an element was added or removed after the plan was made.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// takeApart plans for single ports: another attachment of the container has a part of a range.
+// takeApart plans with single ports, because another attachment of the container has a part of a range.
 func takeApart(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
@@ -273,7 +273,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
+// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs that.
 func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	if st.Localhost == "" {
 		return nil
@@ -287,7 +287,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	return err
 }
 
-// linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
+// linkTo returns the link towards the pod. ok is false if the node has no route to any of its addresses.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

@@ -49,7 +49,7 @@ func gc(r *plugin.Request) error {
 	return err
 }
 
-// collectLost ends hostPorts of pods that are gone, and that no record tells of.
+// collectLost removes hostPorts of dead pods that have no record.
 func collectLost(host *kernel.Node) error {
 	owners, err := listOwners(host)
 	errs := []error{err}
@@ -66,8 +66,8 @@ func collectLost(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
-// who restores the ports of all pods brings these back.
+// remove ends the forwarding, whatever the current configuration says. The record is marked as ended and deleted last, so that a concurrent
+// restore of all ports does not bring these back.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := end(host, att.Key, st, att); err != nil {
 		return err
@@ -76,8 +76,7 @@ func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
 	return att.Remove()
 }
 
-// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes. The
-// record, if it is open, then says that it has ended.
+// end ends the forwarding of an attachment. It first passes shared ports to the other attachment. An open record is then marked as ended.
 func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -100,7 +99,7 @@ func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attach
 }
 
 func endPorts(host *kernel.Node, key attachment.Key, st state, ports owned) error {
-	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
+	// In the reverse order of ADD: the protection of 127.0.0.1 goes last, and other pods get the ports only after that.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -109,11 +108,11 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports owned) erro
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
+// delUnrecorded removes the state of an attachment whose record is lost, or that the reference made.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endLost(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && namesPorts(r) {
-		// Record and rules may both be lost, and 127.0.0.1 still be open for this pod alone.
+		// Record and rules may both be lost while 127.0.0.1 is still open for this pod alone.
 		err = mendLost(host)
 	}
 	if err != nil {
@@ -122,7 +121,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.
+// endLost removes the hostPorts of an attachment without a record, by the hash of its key. lost reports whether there were any.
 func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
@@ -142,7 +141,7 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// mendLost is mendLoopback under the lock of the ports.
+// mendLost runs mendLoopback under the lock of the ports.
 func mendLost(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err

@@ -15,12 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
+// TestFlushed: without the rules no elements are added. They come with the ports of all pods; the mark of the rules would otherwise hide
+// the loss.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 80 10.1.0.5:80")
-	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without their mark
+	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without the mark
 		kerneltest.Must(t, build())
 		if ok, err := rulesIntact(h); ok || err != nil {
 			t.Errorf("got %t, %v", ok, err)
@@ -32,7 +33,7 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
+// TestRestoreHostPorts: Restore adds missing elements, and leaves a port with the attachment that has it now.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -63,7 +64,8 @@ func restored(h *kernel.Node, all []owned) error {
 	return err
 }
 
-// TestCheckHints: what 'podlace reload' brings back says so; a port that may be another pod's by now does not.
+// TestCheckHints: the error for a part that 'podlace reload' restores has that hint. The error for a port that another pod may have now
+// does not.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

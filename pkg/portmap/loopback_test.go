@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestProtectLoopback makes a table of its own.
+// TestProtectLoopback creates a separate table.
 func TestProtectLoopback(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -27,7 +27,7 @@ func TestProtectLoopback(t *testing.T) {
 	}
 }
 
-// loopbackState compares route_localnet of the bridges kt0 and kt1, and how many rules protect 127.0.0.0/8.
+// loopbackState compares route_localnet of the bridges kt0 and kt1, and the number of rules that protect 127.0.0.0/8.
 func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	t.Helper()
 	zero, err := h.Get("ipv4/conf/kt0/route_localnet")
@@ -38,8 +38,8 @@ func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	}
 }
 
-// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else
-// switched on stays.
+// TestLoopbackUsers (S-04): route_localnet of each link, and the protection, end with their last user. A link that another program opened
+// stays.
 func TestLoopbackUsers(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -77,7 +77,7 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// A lost record may have told that an earlier version, which wrote 1, opened the link.
+	// The lost record may belong to an earlier version, which wrote 1, and the link may be ours.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
@@ -87,8 +87,8 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment
-// has hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
+// TestLoopbackUsersLost (S-04): if the user files are lost, the kernel decides. A link stays open and protected while another attachment
+// has hostPorts, and the last one closes all links. A flush is repaired, and a link that another program opened stays.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

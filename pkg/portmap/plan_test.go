@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39): which attachments keep a port, give way, or refuse a claim for it. The claim is of container new and pod shop/web-0.
+// TestMakePlan (F-39): which attachments keep a port, give way, or make a claim fail. The claim is by container new of pod shop/web-0.
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -28,10 +28,10 @@ func TestMakePlan(t *testing.T) {
 	single, other := portFrom("tcp 80 10.1.0.6:80"), portFrom("tcp 90 10.1.0.6:90")
 	single.SNAT, other.SNAT = false, false
 	for title, c := range map[string]struct {
-		held  []ports.Port // by another owner
-		own   []ports.Port // what is there of the claim's owner
+		held  []ports.Port // ports of another owner
+		own   []ports.Port // existing ports of the claim's owner
 		by    holder
-		taken bool // by the iptables backend
+		taken bool // forwarded by the iptables backend
 		asks  ports.Port
 
 		remove, add string
@@ -74,7 +74,7 @@ func TestMakePlan(t *testing.T) {
 			have := existing{holders: map[string]holder{ownerHash(ownerB): c.by}}
 			for _, e := range slices.Concat(owned{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
 				owned{Owner: ownerA, Ports: c.own}.elements()) {
-				if e.Set != "owners" { // one question asks for the ports
+				if e.Set != "owners" { // one lookup covers the ports
 					have.elements = append(have.elements, e)
 				}
 			}
@@ -109,7 +109,7 @@ func TestMakePlanOnce(t *testing.T) {
 	}
 }
 
-// TestStalePlan: an element that came or went after the plan was made refuses the plan as a race, and a new plan holds.
+// TestStalePlan: after an element was added or removed, the old plan fails as a race and a new plan succeeds.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

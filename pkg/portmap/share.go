@@ -14,27 +14,27 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without
-// the mark, as after an earlier version, it looks.
+// sharedPorts is the node's note that attachments share hostPorts. Without shared ports, DEL reads no records of other pods. If the note is
+// missing, as after an earlier version, DEL reads them.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// others are the other attachments that have ports of one, by the comments of elements.
+// others are the other attachments with ports of an attachment, by the comments of elements.
 type others struct {
 	container string
 	known     map[string]other
 }
 
-// other is one of them. It shares its ports if it is of the same container.
+// other is one of these attachments. It shares its ports if it belongs to the same container.
 type other struct {
 	name   string
 	shares bool
 }
 
-// of reads the record of an owner, once.
+// of reads the record of an owner once.
 func (o others) of(owner string) other {
 	a, ok := o.known[owner]
 	if !ok {
@@ -47,7 +47,7 @@ func (o others) of(owner string) other {
 	return a
 }
 
-// who names an owner with what distinguishes it from an earlier pod of the same name.
+// who returns the name of an owner, with details that distinguish it from an earlier pod of the same name.
 func who(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
@@ -56,15 +56,15 @@ func who(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other
-// networks, and an older pod of the same name that still runs. ending are its ports, nil if they are not known. The caller holds the lock
-// of the ports.
+// passPorts passes the ports of an ending attachment to other attachments that asked for them: those of the same container in other
+// networks, or an older live pod of the same name. ending holds its ports, or is nil if they are unknown. The caller holds the lock of the
+// ports.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules
-	// too.
+	// An attachment of the same container keeps its port although its namespace is gone. The next pod that asks for the port then removes
+	// its rules too.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
 	all, err := recordedBut(hash, own.ContainerID)
 	if err != nil {
@@ -94,9 +94,8 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
-// and ports that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the
-// lock portsLock.
+// passHostPorts passes the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
+// and ports for which no attachment asks, stay. It is a no-op while the rules are missing. The caller holds portsLock.
 func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
@@ -127,8 +126,7 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	return t.Replace(once(passed), missing)
 }
 
-// sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its
-// ports yet counts.
+// sharedBut reports whether two attachments ask for one port, without the attachment whose key has the hash. An unfinished ADD counts.
 func sharedBut(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index

@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestSpoiltSocket: answers that were left in the socket after an error are not taken for those of the next question.
+// TestSpoiltSocket: answers that an error left in the socket are not used for the next request.
 func TestSpoiltSocket(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
