@@ -14,19 +14,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// probes is how many addresses are tried one by one before the folder is listed to see which are taken.
+// probes is the number of addresses that are tried one by one before the folder is listed.
 const probes = 16
 
-// allocation is one ADD under way.
+// allocation is one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases
 	mine  entry
-	taken map[netip.Addr]bool // nil until the folder was listed
+	taken map[netip.Addr]bool // nil until the folder has been listed
 	tried int
 }
 
-// all takes one address of each set, or none at all.
+// all takes one address from each set, or none at all.
 func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
@@ -56,8 +56,8 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// one takes an address of the set: the requested one, else the next free one after the last that was given. It returns the requests
-// that are left for the other sets.
+// one takes an address from the set: the requested one, or else the next free one after the last assigned one. It returns the requests that
+// remain for the other sets.
 func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pick(set, requests)
 	var got netip.Addr
@@ -75,7 +75,7 @@ func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPC
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// requested takes addr, also from a pod that is certainly gone.
+// requested takes addr, also from a dead pod.
 func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
@@ -100,7 +100,7 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 		set, owner)
 }
 
-// next takes a free address of the set. When none is left, addresses of pods that are certainly gone are collected.
+// next takes a free address from the set. If none is left, it collects the addresses of dead pods.
 func (a *allocation) next(i int, set RangeSet) (netip.Addr, error) {
 	got, ok, err := a.free(i, set, a.l.index.resting())
 	if ok || err != nil {
@@ -118,7 +118,7 @@ func (a *allocation) next(i int, set RangeSet) (netip.Addr, error) {
 	return got, a.exhausted(set)
 }
 
-// free prefers addresses that are not resting since their release, then the one that was released first.
+// free prefers addresses that are not resting after their release, then the address that was released first.
 func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.from(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
@@ -148,7 +148,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// collectDead ends the leases of pods that are certainly gone and have an address of the set, and returns how many pods these were.
+// collectDead ends the leases of dead pods with an address in the set. It returns the number of these pods.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
 	entries, err := a.l.every()
 	if err != nil {
@@ -192,7 +192,7 @@ func (a *allocation) try(addr netip.Addr) (bool, error) {
 	if !ok || err != nil {
 		return false, err
 	}
-	var written int64 // of nobody knows when: the lease is then none that the index knows
+	var written int64 // 0 stands for an unknown time; the index then does not recognise the lease
 	if at, err := a.l.dir.Written(addr.String()); err == nil {
 		written = at.UnixNano()
 	}
@@ -201,8 +201,7 @@ func (a *allocation) try(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// pick returns the request that the set serves, and those that remain: a source of lower precedence that asks for an address of the
-// same set is dropped.
+// pick returns the request that the set serves, and the remaining requests. It drops requests of lower precedence for the same set.
 func pick(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostlocal hands out addresses from ranges in the configuration and keeps a file for each in a folder on the node, in the
-// format of the reference host-local plugin, so that either can take over from the other.
+// Package hostlocal assigns addresses from configured ranges. It keeps a file per address in a folder on the node, in the format of the
+// reference host-local plugin, so that either plugin can take over from the other.
 package hostlocal
 
 import (
@@ -41,7 +41,8 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn refuses an attachment that has addresses already. Those of an earlier boot are no longer its own: the kernel forgot them.
+// clearOwn returns an error if the attachment already has addresses. It ends leases of an earlier boot, because the kernel no longer has
+// those addresses.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
 	if err != nil {
@@ -82,8 +83,8 @@ func gc(r *plugin.Request) error {
 	})
 }
 
-// valid reports whether a lease is in the list of GC; one of the old format has no interface name and is kept while its container
-// has any valid attachment.
+// valid reports whether GC's list contains the owner of a lease. A lease in the old format has no interface name; it is kept while its
+// container has any valid attachment.
 func valid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]
@@ -96,7 +97,7 @@ func valid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release ends the entries that which returns. A network that never had a lease is left alone.
+// release ends the leases of the entries that which returns. It is a no-op for a network that never had a lease.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

@@ -21,8 +21,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder is the reference plugins': a file for each address, named by it, with "<containerID>\r\n<ifname>" in it;
-// last_reserved_ip.<set> with the address that the set gave last; lock for flock(2). Programs of others read it.
+// The lease folder has the reference plugin's format, which other programs read:
+// - a file per address, named after it, with "<containerID>\r\n<ifname>";
+// - last_reserved_ip.<set> with the last address that the set assigned;
+// - lock for flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -36,7 +38,7 @@ type leases struct {
 	log   *slog.Logger
 }
 
-// openLeases locks the folder and brings the index up to date.
+// openLeases locks the folder and updates the index.
 func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
@@ -66,8 +68,8 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// mending runs f, which uses the index, and again after the index was made anew if f found it damaged. When that does not help, another
-// process is at work, since somebody removed the lock file: then f gets an index of its own.
+// mending runs f, which uses the index. If f finds the index damaged, mending rebuilds the index and runs f again. If that fails too,
+// another process works concurrently, because the lock file was removed. Then f gets its own index in memory.
 func (l *leases) mending(f func() error) error {
 	err := f()
 	for _, remedy := range []func() error{l.reindex, l.goAlone} {
@@ -102,18 +104,18 @@ func (l *leases) close() {
 	l.dir.Close()
 }
 
-// owner renders what a lease file holds.
+// owner returns the content of a lease file.
 func owner(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// maxLease is beyond what any lease holds: a container ID of 64 characters and an interface name of 15.
+// maxLease exceeds the size of any lease: a container ID of 64 characters and an interface name of 15.
 const maxLease = 1024
 
-// parseOwner reads a lease file. Files written before the reference's version 0.7 hold only the container ID. What nobody can have written
-// belongs to a container of a name that no container has: its address is taken as long as that of any lease.
+// parseOwner parses a lease file. Before version 0.7, the reference wrote only the container ID. Invalid content gives an owner whose ID no
+// container has; the address is taken as with any lease.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// Wider than plugin.ValidIfName: leases of other plugins may have "default" or "a%b".
+	// Wider than plugin.ValidIfName: leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
@@ -125,7 +127,7 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// all reads every lease. An empty file is what a process left that was killed between making and writing it: it is put aside, so that its
+// all reads all leases. A process that was killed between creating and writing a lease leaves an empty file. all puts it aside, so that its
 // address is free again.
 func (l *leases) all() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
@@ -140,13 +142,13 @@ func (l *leases) all() (map[netip.Addr]lease, error) {
 	return found, nil
 }
 
-// lease is what a lease file tells.
+// lease is the content of a lease file.
 type lease struct {
 	of      plugin.Attachment
-	written int64 // nanoseconds since 1970
+	written int64 // modification time in nanoseconds since 1970
 }
 
-// readLeases reads every lease; what is no lease file is left out, and the names of empty ones are told.
+// readLeases reads all leases. It skips files that are no leases, and returns the names of empty ones.
 func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
 	names, err := dir.List()
 	if err != nil {
@@ -176,7 +178,7 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// putAside moves a file that is damaged into a folder beside the index, for the admin to look at.
+// putAside moves a damaged file into a folder beside the index, for the admin to inspect.
 func (l *leases) putAside(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
@@ -187,7 +189,7 @@ func (l *leases) putAside(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// take makes the lease of addr; ok is false when somebody has it.
+// take creates the lease of addr. ok is false if the address is taken.
 func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	err = l.dir.Create(addr.String(), []byte(owner(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -199,7 +201,7 @@ func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error)
 	return true, nil
 }
 
-// release ends the lease of addr if it is still a's.
+// release deletes the lease of addr if a still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	ok, err := l.holds(addr, a)
 	if !ok || err != nil {
@@ -211,7 +213,7 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// holds reports whether the lease of addr is a's.
+// holds reports whether a owns the lease of addr.
 func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
@@ -223,7 +225,7 @@ func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner returns what is known of who has addr.
+// owner returns the owner of addr.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
@@ -240,7 +242,7 @@ func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	return e, indexed, err
 }
 
-// written returns when the first lease of an entry was made.
+// written returns the time of the first lease of an entry.
 func (l *leases) written(e entry) time.Time {
 	for _, addr := range e.Addresses {
 		if at, err := l.dir.Written(addr.String()); err == nil {
@@ -250,7 +252,7 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries returns what the index knows of an attachment: the entry of the old file format, without interface name, comes second.
+// entries returns the index entries of an attachment. The entry of the old file format, without an interface name, comes second.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	err = l.mending(func() error {
 		out = nil
@@ -277,7 +279,7 @@ func (l *leases) every() (out []entry, err error) {
 	return out, err
 }
 
-// end releases all leases of an entry and forgets it. What counts are the leases: an index that cannot be written is given up.
+// end deletes all leases of an entry, then the entry. Only the leases matter: if the index cannot be written, end continues without it.
 func (l *leases) end(e entry) error {
 	var errs []error
 	var released []netip.Addr
@@ -299,15 +301,15 @@ func (l *leases) end(e entry) error {
 	return nil
 }
 
-// settle is that of the index, after a verb that is done whether it can be written or not: the leases that it removed gave the folder
-// another time than the old mark has.
+// settle marks the index after a verb that succeeds even if the index cannot be written. The verb's removals changed the folder's time, so
+// the old mark is outdated.
 func (l *leases) settle() {
 	if err := l.index.settle(); err != nil {
 		l.log.Warn("the next verb makes the lease index anew", "error", err)
 	}
 }
 
-// names returns the addresses that have a lease file, whatever is in it.
+// names returns the addresses that have a lease file of any content.
 func (l *leases) names() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
@@ -331,7 +333,7 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast remembers where the next search begins; only that preference is lost when it cannot, or when this process is killed meanwhile.
+// setLast stores where the next search begins. A failure or a kill loses only that preference.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)

@@ -97,7 +97,7 @@ func TestParseRangeRefused(t *testing.T) {
 	}
 }
 
-// span makes a range of a subnet; the gateway is the subnet's first address.
+// span returns a range of a subnet. The gateway is the subnet's first address.
 func span(t testing.TB, subnet, start, end string) Range {
 	t.Helper()
 	r, err := parseRange(rawRange{Subnet: subnet, RangeStart: start, RangeEnd: end})
