@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// explain says in the words of JSON why a document could not be decoded into a value of type t, which may be nil: encoding/json speaks
-// of the types of Go.
+// explain describes in JSON terms why a document could not be decoded into a value of type t (may be nil). encoding/json uses names of Go
+// types instead.
 func explain(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -26,8 +26,8 @@ func explain(err error, t reflect.Type) error {
 	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wanted(wrong.Type))
 }
 
-// follow walks a dotted path of encoding/json from t on, through lists too. It returns the path without embedded structs, which the
-// document does not know, and the type of what stands there, nil when that is unknown.
+// follow walks a dotted path of encoding/json from t, also through lists. It returns the path without embedded structs, which the document
+// does not contain, and the type at its end, or nil if that is unknown.
 func follow(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {
@@ -49,7 +49,7 @@ func follow(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue names what was found: encoding/json calls it "string", "array", or "number 7.5" when the kind is right.
+// jsonValue names the kind of the value found. encoding/json calls it "string", "array", or "number 7.5" if the kind is right.
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
 		return number
@@ -65,7 +65,7 @@ func jsonValue(v string) string {
 	return "a " + v
 }
 
-// wanted names what a value of type t is written as.
+// wanted names the JSON kind of a value of type t.
 func wanted(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
