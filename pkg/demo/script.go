@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// What a step may need: a plugin type, or something else that a machine or a
-// configuration can be without.
+// Requirements of a step: a plugin type, or a feature that a machine or a configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -26,12 +25,12 @@ const (
 )
 
 const (
-	addTime = 100 * time.Millisecond // what the whole chain needs at most, unless the machine is slow
+	addTime = 100 * time.Millisecond // expected maximum time of the whole chain, unless the machine is slow
 	delTime = 150 * time.Millisecond
 	pings   = 20
 )
 
-// script is what the demo shows, in order. Later steps stand on earlier ones.
+// script returns the steps of the demo in order. Later steps depend on earlier ones.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -115,7 +114,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// outOf names a place of the lab.
+// outOf selects a place of the lab.
 type outOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
@@ -123,7 +122,7 @@ func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// nobody is wanted where any source address will do.
+// nobody is used if any source address is accepted.
 func nobody() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
@@ -146,7 +145,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	}
 }
 
-// reachA asks for an answer of pod-a, seen there under the wanted address.
+// reachA expects an answer of pod-a that contains the wanted source address.
 func reachA(from outOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
@@ -173,7 +172,7 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade calls a server outside, which must see the caller under the address of the node.
+// masquerade calls a server outside, which must see the node's address as the source.
 func masquerade(from outOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")

@@ -10,19 +10,18 @@ import (
 	"time"
 )
 
-// Codes that say nothing: none, and the one for errors without a code.
+// Codes without information: none, and the code of errors without a code.
 const (
 	codeNone    = 0
 	codeUnknown = 999
-	// codeLacking is the code of a plugin that needs what the kernel lacks.
+	// codeLacking is the code of a plugin that lacks a kernel feature.
 	codeLacking = 105
 )
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes one pod, so that the baseline has what a node keeps:
-// the bridge, the static rules. A plugin that says that the kernel lacks what
-// it needs is left out from here on, and so are its steps.
+// warmUp adds and deletes one pod, so that the baseline contains lasting state: the bridge and the static rules. It removes a plugin that
+// lacks a kernel feature from the chain, and its steps are skipped.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
@@ -49,7 +48,7 @@ func (l *lab) warmUpOnce(ctx context.Context) error {
 	return err
 }
 
-// pluginError tells which plugin of the chain failed.
+// pluginError names the failed plugin of the chain.
 type pluginError struct {
 	plugin string
 	error
@@ -65,8 +64,7 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// leaveOut takes the failing plugin out of the chain, or what the first one
-// can do without, when the kernel is to blame.
+// leaveOut removes the failed plugin from the chain, or a feature from the first plugin, if the kernel lacks a feature.
 func (l *lab) leaveOut(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
@@ -113,7 +111,7 @@ func (p *pod) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// timeOf shows one plugin's share of the ADD before it.
+// timeOf shows one plugin's part of the previous ADD.
 func timeOf(plugin string) func(context.Context, *lab) outcome {
 	return func(_ context.Context, l *lab) outcome {
 		for _, c := range l.adds {
@@ -135,8 +133,7 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// refuse sends a port that does not exist. The error must have a code that
-// says more than "failed" and the name of the pod.
+// refuse requests an invalid port. The error must have an informative code and the pod's name.
 func refuse(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.attachment)
@@ -191,8 +188,7 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// delGone is what a node sees after a crash: the namespace is gone, and the
-// runtime deletes with what it remembers.
+// delGone simulates a crash: the namespace is gone, and the runtime calls DEL from its cache.
 func delGone(ctx context.Context, l *lab) outcome {
 	l.b.silence()
 	if err := l.b.Close(); err != nil {

@@ -108,7 +108,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss: a time is a figure, with a note when it is long.
+// TestSlowMachineIsNoMiss: a long time is only a value with a note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")
@@ -161,7 +161,7 @@ func TestLeftovers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	// The folders themselves are part of the baseline.
+	// The folders themselves belong to the baseline.
 	write("/var/lib/cni/networks/x/lock")
 	if err := l.remember(); err != nil {
 		t.Fatal(err)

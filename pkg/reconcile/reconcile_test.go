@@ -36,7 +36,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge: dead is only what the evidence says.
+// TestJudge: an attachment is dead only if the evidence says so.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -93,7 +93,7 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// lease makes a lease of host-local's.
+// lease creates a lease of host-local.
 func lease(t *testing.T, network, id, netns string) {
 	t.Helper()
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"x","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, network)
@@ -105,7 +105,7 @@ func lease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) joins records, leases and the cache of libcni; leases of an earlier boot are told apart.
+// TestList (F-27) joins records, leases and libcni's cache, and marks leases of an earlier boot.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -263,7 +263,7 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect: each plugin of ours gets both lists, others are left alone, and all errors are told.
+// TestCollect: each of our plugins gets both lists, other plugins do not run, and all errors are returned.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }
@@ -326,7 +326,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: what holds something of the dead runs, also when no configuration names it.
+// TestPlanByRecords: a plugin with state of dead attachments runs, also if no configuration names it.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {
