@@ -50,7 +50,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	attachment.LogOnce(r, traps(r.Config))
-	if cfg.none() && !attachment.Recorded(r) {
+	if cfg.unlimited() && !attachment.Recorded(r) {
 		return nil, nil
 	}
 	att, err := attachment.Open(r)
@@ -67,7 +67,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if _, err := att.Load(&old); err != nil {
 		return nil, err
 	}
-	if cfg.none() { // the limits were lifted
+	if cfg.unlimited() { // the limits were lifted
 		return nil, remove(host, att, old)
 	}
 	link, err := hostSide(r, host)
@@ -79,10 +79,10 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	st := cfg.plan(att.Key, link, fair)
-	tellBurst(r, "ingress", cfg.Allowed.Ingress, st.Ingress)
-	tellBurst(r, "egress", cfg.Allowed.Egress, st.Egress)
+	logBurst(r, "ingress", cfg.Allowed.Ingress, st.Ingress)
+	logBurst(r, "egress", cfg.Allowed.Egress, st.Egress)
 	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
-		if err := takeAway(host, old); err != nil {
+		if err := deleteLimits(host, old); err != nil {
 			return nil, err
 		}
 		old = state{}
@@ -96,7 +96,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 
 // change replaces the limits of a link. If it fails it restores the previous limits. It returns the device of the egress limit.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
-	if err := next.own(host, link, old); err != nil {
+	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
 	}
 	var undo plugin.Undo
@@ -121,7 +121,7 @@ func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, ol
 	if ifb, err = apply(host, link, next); err != nil || lifted.Index == 0 {
 		return ifb, err
 	}
-	if err := takeAway(host, lifted); err != nil {
+	if err := deleteLimits(host, lifted); err != nil {
 		return ifb, err
 	}
 	return ifb, att.Save(next)
@@ -168,8 +168,8 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// own records whether Podlace adds the clsact qdisc for the redirect. It does not if the link already has one.
-func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
+// recordClsactOwner records whether Podlace adds the clsact qdisc for the redirect. It does not if the link already has one.
+func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
 		return nil
@@ -179,8 +179,8 @@ func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
 	return err
 }
 
-// fair reports whether the limits have fair queues.
-func (st state) fair() bool {
+// hasFairQueues reports whether the limits have fair queues.
+func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
@@ -300,15 +300,15 @@ func gc(r *plugin.Request) error {
 
 // remove removes the limits, and the record last.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	if err := takeAway(host, st); err != nil {
+	if err := deleteLimits(host, st); err != nil {
 		return err
 	}
 	return att.Remove()
 }
 
-// takeAway removes the limits in a state. It removes the redirect before its target device. If that fails, the device stays, so that a live
-// pod does not lose its traffic.
-func takeAway(host *kernel.Node, st state) error {
+// deleteLimits removes the limits in a state. It removes the redirect before its target device. If that fails, the device stays, so that a
+// live pod does not lose its traffic.
+func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
 	if err == nil && st.IFB != "" {

@@ -365,7 +365,7 @@ func TestTinyBurst(t *testing.T) {
 			o := l.OK(l.Call("ADD", "a", keys...))
 			for direction, link := range map[string]kernel.Link{"ingress": l.hostSide, "egress": l.link(l.ifb("a"))} {
 				want := max(bits/8, least)
-				if s, _, err := l.host.Shaped(link); err != nil || !near(s.Burst, uint32(want), s.Rate) {
+				if s, _, err := l.host.Shaped(link); err != nil || !nearBurst(s.Burst, uint32(want), s.Rate) {
 					t.Errorf("%s, burst %d: %s, %v, want %d bytes", direction, bits, s, err, want)
 				}
 				says := fmt.Sprintf("direction=%s asked=%d applied=%d", direction, bits, 8*want)
@@ -387,7 +387,7 @@ func TestStaticLimits(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	s, _, err := l.host.Shaped(l.link(l.ifb("a")))
-	if err != nil || !near(s.Burst, 1e6, s.Rate) {
+	if err != nil || !nearBurst(s.Burst, 1e6, s.Rate) {
 		t.Errorf("the burst of the configuration is not honoured: %+v, %v", s, err)
 	}
 	l.OK(l.Call("DEL", "a"))

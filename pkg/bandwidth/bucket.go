@@ -52,8 +52,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 	return &bucket
 }
 
-// tellBurst logs a burst that was changed for full frames or for the kernel's clock.
-func tellBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
+// logBurst logs a burst that was changed for full frames or for the kernel's clock.
+func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
 		r.Log.Warn("burst is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
 	}

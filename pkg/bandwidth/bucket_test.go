@@ -146,7 +146,7 @@ func TestNear(t *testing.T) {
 	}{{0, 0, 20e6, true}, {0, 64, 20e6, true}, {64, 0, 20e6, true}, {0, 66, 1e6, false}, {1e6, 1.02e6, 20e6, true}, {1.02e6, 1e6, 20e6, true},
 		{1e6, 1.03e6, 20e6, false},
 		{0, 864, 100e9, true}, {0, 900, 100e9, false}, {math.MaxUint32, math.MaxUint32 - 1e6, 100e9, true}} {
-		if got := near(c.a, c.b, c.rate); got != c.want {
+		if got := nearBurst(c.a, c.b, c.rate); got != c.want {
 			t.Errorf("%d and %d at %d: %t", c.a, c.b, c.rate, got)
 		}
 	}

@@ -22,7 +22,7 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	byAdmin := st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
-	if cfg.none() && !byAdmin {
+	if cfg.unlimited() && !byAdmin {
 		return nil
 	}
 	host, err := kernel.Host()
@@ -36,7 +36,7 @@ func check(r *plugin.Request) error {
 	}
 	want := st
 	if !byAdmin && (st.Asked != cfg.Asked || st.Latency != cfg.Latency) { // the MTU may have changed since
-		want = cfg.plan(attachment.KeyOf(r), link, st.fair())
+		want = cfg.plan(attachment.KeyOf(r), link, st.hasFairQueues())
 	}
 	if want.Ingress != nil {
 		if err := checkBucket(host, link, *want.Ingress, recorded); err != nil {
@@ -65,11 +65,11 @@ func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
 		return err
 	}
-	return captured(link, kernel.Sending, limit, captor)
+	return captureError(link, kernel.Sending, limit, captor)
 }
 
-// captured returns the error about another program's filter. No verb removes that filter, because the other program may need it.
-func captured(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
+// captureError returns the error about another program's filter. No verb removes that filter, because the other program may need it.
+func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
 		does = "drops all frames"
@@ -98,7 +98,7 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 		return err
 	}
 	if ok && (captor.Drops || captor.To != ifb.Index) {
-		return captured(link, kernel.Receiving, "egress", captor)
+		return captureError(link, kernel.Receiving, "egress", captor)
 	}
 	if err := checkBucket(host, ifb, *want.Egress, ours); err != nil {
 		return err
@@ -138,7 +138,7 @@ func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours b
 		return plugin.Errorf(plugin.CodeStateDiffers, "%s", noBucket(link))
 	}
 	// The kernel counts whole bytes per second, and bursts in ticks.
-	same := has.Limit == want.Limit && near(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
+	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
 	if has.Rate/8 != want.Rate/8 || ours && !same {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
 	}
@@ -149,8 +149,8 @@ func noBucket(link kernel.Link) string {
 	return fmt.Sprintf("the token bucket of %s is missing", link.Name)
 }
 
-// near allows for the rounding of a burst to ticks of 64 ns at its rate.
-func near(a, b uint32, rate uint64) bool {
+// nearBurst allows for the rounding of a burst to ticks of 64 ns at its rate.
+func nearBurst(a, b uint32, rate uint64) bool {
 	difference := uint64(max(a, b) - min(a, b))
 	return difference <= uint64(max(a, b))/50+64+rate/8*64/1e9
 }

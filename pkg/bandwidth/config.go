@@ -34,8 +34,8 @@ type Config struct {
 	Latency time.Duration // maximum wait of a packet
 }
 
-// none reports whether there is no limit.
-func (c Config) none() bool { return c.Allowed == Both[Limit]{} }
+// unlimited reports whether there is no limit.
+func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
 // rawLimits mirrors the JSON. A value is nil if its key is missing or null. number rejects other values and names the key.
 type rawLimits struct {
@@ -94,16 +94,16 @@ func Parse(r *plugin.Request) (Config, error) {
 		limits, annotations = *raw.RuntimeConfig.Bandwidth, raw.RuntimeConfig.Annotations
 	}
 	c := Config{Latency: latency}
-	if c.Asked.Ingress, err = ask("ingress", limits.IngressRate, limits.IngressBurst, annotations); err != nil {
+	if c.Asked.Ingress, err = requestedLimit("ingress", limits.IngressRate, limits.IngressBurst, annotations); err != nil {
 		return Config{}, err
 	}
-	if c.Allowed.Ingress, err = c.Asked.Ingress.within(r, "ingress", static, maxBurst); err != nil {
+	if c.Allowed.Ingress, err = c.Asked.Ingress.clamp(r, "ingress", static, maxBurst); err != nil {
 		return Config{}, err
 	}
-	if c.Asked.Egress, err = ask("egress", limits.EgressRate, limits.EgressBurst, annotations); err != nil {
+	if c.Asked.Egress, err = requestedLimit("egress", limits.EgressRate, limits.EgressBurst, annotations); err != nil {
 		return Config{}, err
 	}
-	if c.Allowed.Egress, err = c.Asked.Egress.within(r, "egress", static, maxBurst); err != nil {
+	if c.Allowed.Egress, err = c.Asked.Egress.clamp(r, "egress", static, maxBurst); err != nil {
 		return Config{}, err
 	}
 	return c, nil
@@ -112,8 +112,8 @@ func Parse(r *plugin.Request) (Config, error) {
 // annotation returns the pod annotation for the burst of a direction, in bits. Kubernetes defines none.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// ask returns the requested limit of a direction. The pod's annotation for the burst takes precedence over the runtime's value.
-func ask(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
+// requestedLimit returns the requested limit of a direction. The pod's annotation for the burst takes precedence over the runtime's value.
+func requestedLimit(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
 	}
@@ -136,8 +136,8 @@ func ask(direction string, rate, burst *json.RawMessage, annotations map[string]
 	return l, nil
 }
 
-// within rejects invalid values in a configuration, and adjusts a runtime's values to the bounds.
-func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
+// clamp rejects invalid values in a configuration, and adjusts a runtime's values to the bounds.
+func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:

@@ -73,7 +73,7 @@ func TestLook(t *testing.T) {
 				Applied: &kernel.Bucket{Rate: 1000, Burst: 4 * 1418, Limit: 16*1414 + 707}},
 			Egress: &Direction{Asked: Limit{Rate: 20e6}, Rate: got.Egress.Rate, Applied: &kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}}}}
 	near := cmp.Comparer(func(a, b kernel.Bucket) bool {
-		return a.Rate == b.Rate && a.Limit == b.Limit && near(a.Burst, b.Burst, b.Rate) && (a.Fair.Packets > 0 || b.Fair.Packets > 0) == fair
+		return a.Rate == b.Rate && a.Limit == b.Limit && nearBurst(a.Burst, b.Burst, b.Rate) && (a.Fair.Packets > 0 || b.Fair.Packets > 0) == fair
 	})
 	if diff := cmp.Diff(want, got, near); diff != "" || got.Missing() {
 		t.Errorf("%+v\n%s", got, diff)

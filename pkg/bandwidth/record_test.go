@@ -47,7 +47,7 @@ func TestStateFormat(t *testing.T) {
 			t.Errorf("%s, %v, was\n%s", again, err, text)
 		}
 		if st.Link != "bwt0" || st.Index != 7 || st.Ingress == nil || st.Ingress.Limit == 0 || (st.IFB != "") != (st.Egress != nil) ||
-			(st.Latency == 0) != (text == stateOfIngress) || st.fair() != (text == stateOfFair) ||
+			(st.Latency == 0) != (text == stateOfIngress) || st.hasFairQueues() != (text == stateOfFair) ||
 			st.Asked.Ingress.ByAdmin == (st.Ingress.Rate == 20e6) {
 			t.Errorf("%+v of %s", st, text)
 		}

@@ -20,7 +20,7 @@ import (
 // device by its name. Most pods have no limits and so no record. The configuration or prevResult shows which pods have limits.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	asked := err != nil || !cfg.none()
+	asked := err != nil || !cfg.unlimited()
 	var devices []string
 	for _, hash := range attachment.KeyOf(r).ReferenceHashes(r.Plugin) {
 		name := devicePrefix + hash[:12]

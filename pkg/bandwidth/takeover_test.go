@@ -83,7 +83,7 @@ func TestTakeAwayKeepsDevice(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
 	l.must(err)
-	if err := takeAway(l.host, state{Link: strings.Repeat("x", 20), Index: l.hostSide.Index, IFB: ifb.Name}); err == nil {
+	if err := deleteLimits(l.host, state{Link: strings.Repeat("x", 20), Index: l.hostSide.Index, IFB: ifb.Name}); err == nil {
 		t.Error("a link can have that name")
 	}
 	if _, ok, err := l.host.Link(ifb.Name); !ok || err != nil {

@@ -63,9 +63,9 @@ type job struct {
 	// shared: the IPAM plugin's subnets are known, and masquerade covers them as a whole
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
-	// CHECK: the state that ADD recorded; recorded is false if it cannot be read
-	was      state
-	recorded bool
+	// CHECK: the state that ADD recorded; hasRecord is false if it cannot be read
+	recordedState state
+	hasRecord     bool
 }
 
 func (b bridge) open(r *plugin.Request) (_ *job, err error) {
@@ -237,7 +237,7 @@ func (b bridge) del(r *plugin.Request) error {
 	as := *r
 	as.Hold = att.LockFile()
 	if recorded {
-		return b.removed(&as, att, st, errors.Join(delSuccessor(&as, host), takeAway(host, att, &st)))
+		return b.finishRemove(&as, att, st, errors.Join(delSuccessor(&as, host), deleteFromNode(host, att, &st)))
 	}
 	if err = b.delUnrecorded(&as, host); err == nil {
 		err = att.ForgetWithLink()
@@ -248,17 +248,17 @@ func (b bridge) del(r *plugin.Request) error {
 // remove removes all parts of an attachment. It continues after an error, and deletes the record last, only if everything else is gone. It
 // releases the addresses after their last use on the node, so that two pods never use one address.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
-	return b.removed(r, att, st, takeAway(host, att, &st))
+	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
 
-func takeAway(host *kernel.Node, att *attachment.Attachment, st *state) error {
+func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// removed finishes remove. err holds the failures on the node.
-func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
+// finishRemove finishes remove. err holds the failures on the node.
+func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
-		err = b.giveBack(r, st.IPAM)
+		err = b.releaseAddresses(r, st.IPAM)
 	}
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state,
 	return errors.Join(att.ForgetWithLink(), att.Remove())
 }
 
-func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
+func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) error {
 	name := ipam.Type(object)
 	if name == "" {
 		return nil
@@ -298,7 +298,7 @@ func (b bridge) status(r *plugin.Request) error {
 		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)
-	if err := errors.Join(cfg.possible(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
+	if err := errors.Join(cfg.whyUnusable(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.IPAM != "" {
@@ -307,8 +307,8 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// possible returns the reason why no ADD can work on this node, or nil.
-func (c Config) possible(host *kernel.Node) error {
+// whyUnusable returns the reason why no ADD can work on this node, or nil.
+func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
 		err = plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", c.Bridge, link.Kind)

@@ -29,11 +29,11 @@ func (b bridge) check(r *plugin.Request) error {
 		return err
 	}
 	defer j.close()
-	if j.was, j.recorded, err = attachment.Checked[state](r); err != nil {
+	if j.recordedState, j.hasRecord, err = attachment.Checked[state](r); err != nil {
 		return err
 	}
 	if j.cfg.Masquerade.UseCluster {
-		j.cfg.Masquerade = j.cfg.Masquerade.with(j.was.clusterCIDRs(r.Network))
+		j.cfg.Masquerade = j.cfg.Masquerade.withClusterCIDRs(j.recordedState.clusterCIDRs(r.Network))
 	}
 	if j.cfg.IPAM != "" {
 		if err := b.ipam.Check(r, j.cfg.IPAM); err != nil {
@@ -50,7 +50,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkFilters(w.host); err != nil {
 		return err
 	}
-	l, err := planLayer3(j.cfg, j.own(r.Prev))
+	l, err := planLayer3(j.cfg, j.ownResult(r.Prev))
 	if err != nil {
 		return err
 	}
@@ -67,11 +67,11 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkRecord(w, l); err != nil {
 		return err
 	}
-	return j.checkHabits(w, l)
+	return j.checkTolerated(w, l)
 }
 
-// own returns the part of prevResult that concerns this attachment: its addresses, and all routes.
-func (j *job) own(prev *types100.Result) *types100.Result {
+// ownResult returns the part of prevResult that concerns this attachment: its addresses, and all routes.
+func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	own := &types100.Result{Routes: prev.Routes}
 	for _, ip := range prev.IPs {
 		if at := ip.Interface; at == nil || *at < 0 || *at >= len(prev.Interfaces) || prev.Interfaces[*at].Name == j.r.IfName {
@@ -84,10 +84,10 @@ func (j *job) own(prev *types100.Result) *types100.Result {
 // recordedRoutes replaces the routes from prevResult by the recorded routes. prevResult also contains routes of other plugins, and old CNI
 // versions drop some route attributes. A route that a later plugin removed from prevResult is not required.
 func (j *job) recordedRoutes(l *layer3) {
-	if !j.recorded {
+	if !j.hasRecord {
 		return
 	}
-	l.Routes = slices.DeleteFunc(j.was.Routes, func(route kernel.Route) bool {
+	l.Routes = slices.DeleteFunc(j.recordedState.Routes, func(route kernel.Route) bool {
 		return !slices.ContainsFunc(j.r.Prev.Routes, func(r *types.Route) bool {
 			dst, ok := kernel.Prefix(&r.Dst)
 			return ok && dst == route.Dst
@@ -140,17 +140,17 @@ func (j *job) checkLinks(w wiring) error {
 	if err := j.checkVLANs(w); err != nil {
 		return err
 	}
-	return j.checkTold(w)
+	return j.checkPrevLinks(w)
 }
 
 // checkPort compares the pod's bridge port with the settings from ADD. The port state counts only if the port has a carrier, since the
 // kernel disables a port without one. It does not count under the spanning tree protocol, which sets its own states.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
-	if j.recorded && want != j.was.flags() {
+	if j.hasRecord && want != j.recordedState.flags() {
 		j.r.Log.Warn("the pod's port has the flags of its ADD, and the configuration asks for others; make the pod again",
-			"port", w.host.Name, "has", j.was.flags().Unlike(want))
-		want = j.was.flags()
+			"port", w.host.Name, "has", j.recordedState.flags().Unlike(want))
+		want = j.recordedState.flags()
 	}
 	if differing := w.host.Port.Unlike(want); differing != "" {
 		return differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
@@ -161,8 +161,8 @@ func (j *job) checkPort(w wiring) error {
 	return nil
 }
 
-// checkTold compares the links with prevResult.
-func (j *job) checkTold(w wiring) error {
+// checkPrevLinks compares the links with prevResult.
+func (j *job) checkPrevLinks(w wiring) error {
 	if err := j.checkHostName(w); err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 // cannot restore its masquerade.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
-	if !j.recorded {
+	if !j.hasRecord {
 		return j.tolerate(err)
 	}
 	return err
@@ -297,7 +297,7 @@ func (j *job) checkMasquerade(l layer3) error {
 func (j *job) compareMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
-		if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
+		if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
 			return err
 		}
 	}
@@ -309,7 +309,7 @@ func (j *job) compareMasquerade(l layer3) error {
 		return j.checkForeign(l)
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
-			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {
+			if err := j.checkIPTables(is4, m.ofMasqueradedFamilies(l.Addresses)); err != nil {
 				return err
 			}
 		}
@@ -321,7 +321,7 @@ func (j *job) compareMasquerade(l layer3) error {
 // pod is Podlace's if the host side has our name, and either its port has the flags of a guarded pod, or our rules masquerade it while the
 // reference's do not. Port flags survive a flush.
 func (j *job) checkRecord(w wiring, l layer3) error {
-	if j.recorded || w.host.Name != j.att.HostVeth() {
+	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil
 	}
 	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
@@ -331,7 +331,7 @@ func (j *job) checkRecord(w wiring, l layer3) error {
 	if m.Backend != "nftables" {
 		return nil
 	}
-	if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
+	if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
 		return err
 	}
 	if compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)) != nil {

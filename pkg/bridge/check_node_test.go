@@ -149,9 +149,9 @@ func (a attached) restores(verb string) {
 	}
 }
 
-// habits returns changes that a tenant may make in its own pod, or an admin on a bridge that Podlace created. CHECK logs them, and fails
-// with strictCheck. The command runs in the pod; a command that begins with "node:" runs on the node.
-func habits() map[string]struct{ command, says, repair string } {
+// toleratedChanges returns changes that a tenant may make in its own pod, or an admin on a bridge that Podlace created. CHECK logs them,
+// and fails with strictCheck. The command runs in the pod; a command that begins with "node:" runs on the node.
+func toleratedChanges() map[string]struct{ command, says, repair string } {
 	return map[string]struct{ command, says, repair string }{
 		"MTU":                   {"ip link set eth0 mtu 1400", "eth0 has mtu 1400 in the pod, less than the 1500 of its host side", ""},
 		"router advertisements": {"sysctl -qw net.ipv6.conf.eth0.accept_ra=2", "eth0 accepts router advertisements", ""},
@@ -175,10 +175,10 @@ func (a attached) runEither(command string) error {
 	return a.runInPod(command)
 }
 
-// TestStrictCheck (C-66): CHECK fails for the changes of habits only with strictCheck.
+// TestStrictCheck (C-66): CHECK fails for the changes of toleratedChanges only with strictCheck.
 func TestStrictCheck(t *testing.T) {
 	l := nodeLab(t, "mtu", 1500)
-	for what, h := range habits() {
+	for what, h := range toleratedChanges() {
 		l.Run(what, func(t *testing.T) {
 			own := l
 			own.T, own.Pod = t, kerneltest.NewPod(t)

@@ -136,7 +136,7 @@ func TestOwn(t *testing.T) {
 		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},
 		{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{"address":"10.0.0.6/24","interface":2}]`)
 	var got []string
-	for _, ip := range j.own(prev).IPs {
+	for _, ip := range j.ownResult(prev).IPs {
 		got = append(got, ip.Address.String())
 	}
 	if text := strings.Join(got, " "); text != "10.0.0.3/24 10.0.0.4/24 10.0.0.5/24 10.0.0.6/24" {

@@ -40,19 +40,19 @@ func (c *Config) resolve(r *plugin.Request) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %s: %w", useClusterCIDR, err),
 			`podlace-node writes the file; without it, write the cluster's CIDRs into its key clusterCIDRs, or in the place of %s`, useClusterCIDR)
 	}
-	c.Masquerade = c.Masquerade.with(node.ClusterCIDRs)
+	c.Masquerade = c.Masquerade.withClusterCIDRs(node.ClusterCIDRs)
 	return nil
 }
 
 // clusterCIDRs returns the exceptions that came from useClusterCidr.
-func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listed():] }
+func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCount():] }
 
-// listed returns how many exceptions the configuration lists itself.
-func (m Masquerade) listed() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
+// listedCount returns how many exceptions the configuration lists itself.
+func (m Masquerade) listedCount() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// with returns m with cidrs in place of useClusterCidr.
-func (m Masquerade) with(cidrs []netip.Prefix) Masquerade {
-	m.Except = slices.Concat(m.Except[:m.listed()], cidrs)
+// withClusterCIDRs returns m with cidrs in place of useClusterCidr.
+func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
+	m.Except = slices.Concat(m.Except[:m.listedCount()], cidrs)
 	m.Cluster = len(cidrs)
 	return m
 }
@@ -137,7 +137,7 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	if len(cidrs) == 0 || slices.Equal(cidrs, m.clusterCIDRs()) {
 		return m, false
 	}
-	return m.with(cidrs), true
+	return m.withClusterCIDRs(cidrs), true
 }
 
 // staleExceptions reports whether the CIDRs in node.json differ from the rules of a pod that iptables masquerades.
@@ -165,7 +165,7 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 		return err
 	}
 	defer unlock()
-	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.with(read())
+	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.withClusterCIDRs(read())
 	st.Except, st.Cluster = m.Except, m.Cluster
 	log.Info("the exceptions from masquerade follow node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
 	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except); err != nil {

@@ -21,9 +21,9 @@ type span struct {
 	elements []nft.Element
 }
 
-// foreign returns the intervals that another program added to the network's sets. An interval that is in both sets is ours: a subnet stays
-// in both sets after its last pod is gone. foreign lists the sets; their size depends on the number of subnets.
-func (m MasqueradeSets) foreign(host *kernel.Node) (all []span, err error) {
+// foreignIntervals returns the intervals that another program added to the network's sets. An interval that is in both sets is ours: a
+// subnet stays in both sets after its last pod is gone. foreign lists the sets; their size depends on the number of subnets.
+func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return nil, err
@@ -87,11 +87,11 @@ func address(key []byte) string {
 // checkForeign reports intervals that another program added to the network's sets. It reads other pods' records only if this pod does not
 // explain an interval. It ignores single addresses, which pods of external IPAM plugins have, because CHECK does not list them.
 func (j *job) checkForeign(l layer3) error {
-	if !j.shared || !j.recorded {
+	if !j.shared || !j.hasRecord {
 		return nil
 	}
 	m := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, true)
-	if what, err := m.foreign(j.host); err != nil || len(what) == 0 {
+	if what, err := m.foreignIntervals(j.host); err != nil || len(what) == 0 {
 		return err
 	}
 	pods, err := attachment.States[state](attachment.List(j.att.Network, "bridge"))
@@ -102,7 +102,7 @@ func (j *job) checkForeign(l layer3) error {
 		all := wantedMasquerade(j.att.Network, cfg, pods)
 		m.Sources, m.Local = append(m.Sources, all.Sources...), append(m.Local, all.Local...)
 	}
-	what, err := m.foreign(j.host)
+	what, err := m.foreignIntervals(j.host)
 	if err != nil || len(what) == 0 {
 		return err
 	}
@@ -126,7 +126,7 @@ func allShared(pods []attachment.Of[state]) bool {
 
 // dropForeign deletes the intervals of other programs. It keeps all other intervals, because a live pod may have lost its record.
 func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
-	all, err := m.foreign(host)
+	all, err := m.foreignIntervals(host)
 	if err != nil || len(all) == 0 {
 		return err
 	}

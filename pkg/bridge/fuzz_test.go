@@ -24,7 +24,7 @@ func FuzzAfter(f *testing.F) {
 		size := new(big.Int).Lsh(big.NewInt(1), uint(addr.BitLen()-int(bits)))
 		want := new(big.Int).SetBytes(p.Masked().Addr().AsSlice())
 		want.Add(want, size)
-		got := after(p)
+		got := addressAfter(p)
 		if want.BitLen() > addr.BitLen() {
 			if got.IsValid() {
 				t.Fatalf("%s: %s, want none", p, got)

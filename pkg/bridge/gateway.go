@@ -45,7 +45,7 @@ func (j *job) gateway(w wiring, l layer3) error {
 		return nil
 	}
 	// Our address is missing: another program may have deleted the bridge and created a new one.
-	lost, err := j.lostPorts()
+	lost, err := j.orphanedPorts()
 	if err == nil {
 		j.reattach(w.bridge, lost)
 	}
@@ -80,7 +80,7 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 		}
 		j.fresh = true
 	}
-	j.warnOfFormer(bridge, gw)
+	j.warnOfSecondBridge(bridge, gw)
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
@@ -123,9 +123,9 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	return j.att.Note(masqueraded, "")
 }
 
-// warnOfFormer logs a warning if another bridge still has this gateway address of the network. That happens after "bridge" was changed in
-// the configuration. While pods of both bridges live, the node reaches the pods of only one.
-func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
+// warnOfSecondBridge logs a warning if another bridge still has this gateway address of the network. That happens after "bridge" was
+// changed in the configuration. While pods of both bridges live, the node reaches the pods of only one.
+func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	marks, _ := j.att.Notes("gateway-")
 	for _, mark := range marks {
 		former := strings.TrimPrefix(mark, "gateway-")

@@ -127,7 +127,7 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 // checkGuard compares the recorded guard with the kernel's. A pod keeps the protection from its ADD. If the configuration now wants more,
 // or the pod has no record (a pod of the reference), checkGuard logs that. An error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
-	if had := j.was.Guard; had != nil {
+	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)
 		if err == nil {
 			err = compareGuards(j.host, *had)
@@ -145,7 +145,7 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if wanted == nil {
 		return nil
 	}
-	if !j.recorded && !j.cfg.AntiSpoof {
+	if !j.hasRecord && !j.cfg.AntiSpoof {
 		if ok, err := asReference(j.att.Key).HasSpoofCheck(); ok || err != nil {
 			return err
 		}

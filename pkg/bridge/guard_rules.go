@@ -60,7 +60,7 @@ func buildGuards(r nft.Ruleset) (sets map[string]*nftables.Set, err error) {
 	}
 	mac, arp, ip, igmp := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("igmp", nil, 0, "")
 	ip6, icmp6, all := g.Chain("ip6", nil, 0, ""), g.Chain("icmp6", nil, 0, ""), g.Chain("guard", nil, 0, "")
-	g.Rule(mac, slices.Concat(g.not(etherSource(), "macs"), nft.Drop())...)
+	g.Rule(mac, slices.Concat(g.notOwnedByPort(etherSource(), "macs"), nft.Drop())...)
 	g.Rule(mac, slices.Concat(toBridge(), nft.Drop())...)
 	for _, to := range []struct {
 		kind  uint16
@@ -107,27 +107,27 @@ func (g guardRules) lookup(set string, invert bool) expr.Any {
 	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.sets[set].ID, Invert: invert}
 }
 
-// of matches if the set contains value together with the port's name.
-func (g guardRules) of(value expr.Any, set string) []expr.Any {
+// ownedByPort matches if the set contains value together with the port's name.
+func (g guardRules) ownedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, false)}
 }
 
-// not matches if the set does not contain value together with the port's name.
-func (g guardRules) not(value expr.Any, set string) []expr.Any {
+// notOwnedByPort matches if the set does not contain value together with the port's name.
+func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
-// at loads a part of the network header into the register after the interface name.
-func at(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
+// networkField loads a part of the network header into the register after the interface name.
+func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
 // arp accepts ARP with the pod's own MAC and address (RFC 826), and probes for the pod's own address (RFC 5227), whose sender is 0.0.0.0.
 // It rejects a probe for another pod's address, which would make that pod give the address up.
 func (g guardRules) arp(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
-	g.Rule(chain, slices.Concat(g.not(at(8, 6), "macs"), nft.Drop())...)
-	g.Rule(chain, slices.Concat(g.of(at(14, 4), "addresses4"), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(14, 4), "addresses4"), nft.Accept())...)
 	probe := []expr.Any{nft.Network(1, 6, 2), nft.Equal(nft.BigEndian(1)), nft.Network(1, 14, 4), nft.Equal(make([]byte, 4))}
-	g.Rule(chain, slices.Concat(probe, g.of(at(24, 4), "addresses4"), nft.Accept())...)
+	g.Rule(chain, slices.Concat(probe, g.ownedByPort(networkField(24, 4), "addresses4"), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
@@ -190,7 +190,7 @@ func (g guardRules) ip(chain, igmp *nftables.Chain) {
 	g.Rule(chain, append(carries(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
 	g.dropAll(chain, message(unix.IPPROTO_ICMP, redirect4), message(unix.IPPROTO_ICMP, advert4))
 	g.dropAll(chain, udpTo(dhcpClient), carries(ospf), carries(vrrp))
-	g.Rule(chain, slices.Concat(g.of(at(source4, 4), "addresses4"), carriesNot(pim), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), carriesNot(pim), nft.Accept())...)
 	discover := append(udpTo(dhcpServer), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient)))
 	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, discover, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
@@ -200,7 +200,7 @@ func (g guardRules) ip(chain, igmp *nftables.Chain) {
 // multicast to the pod. It rejects fragments, which group members never send.
 func (g guardRules) igmp(chain *nftables.Chain) {
 	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
-		g.Rule(chain, slices.Concat(message(unix.IPPROTO_IGMP, kind), g.of(at(source4, 4), "addresses4"), nft.Accept())...)
+		g.Rule(chain, slices.Concat(message(unix.IPPROTO_IGMP, kind), g.ownedByPort(networkField(source4, 4), "addresses4"), nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }
@@ -232,20 +232,20 @@ func target() expr.Any {
 func (g guardRules) ip6(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, append(carries(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
 	g.dropAll(chain, udpTo(dhcp6Client), carries(ospf), carries(pim), carries(vrrp))
-	g.Rule(chain, slices.Concat(g.of(at(source6, 16), "addresses6"), carriesNot(unix.IPPROTO_AH), nft.Accept())...)
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source6, 16), "addresses6"), carriesNot(unix.IPPROTO_AH), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
 // icmp6 accepts messages that claim only the pod's own addresses. A pod must not act as a router or multicast querier. Without an address
 // it may only probe for one of its own.
 func (g guardRules) icmp6(chain *nftables.Chain) {
-	own := g.of(at(source6, 16), "addresses6")
+	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	nobody := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
 	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.of(target(), "addresses6"), own, nft.Accept())...)
+	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.ownedByPort(target(), "addresses6"), own, nft.Accept())...)
 	g.dropAll(chain, icmp6(neighAdvert)) // also a fragment without the target
 	g.Rule(chain, slices.Concat(own, nft.Accept())...)
-	g.Rule(chain, slices.Concat(nobody, icmp6(neighSolicit), g.of(target(), "addresses6"), nft.Accept())...)
+	g.Rule(chain, slices.Concat(nobody, icmp6(neighSolicit), g.ownedByPort(target(), "addresses6"), nft.Accept())...)
 	for _, kind := range []byte{routerSolicit, mldReport, mldDone, mldReport2} {
 		g.Rule(chain, slices.Concat(nobody, icmp6(kind), nft.Accept())...)
 	}

@@ -63,14 +63,14 @@ const (
 	advertMRD6    = 151
 )
 
-// guise is a frame by which a pod pretends to be a router or querier.
-type guise struct {
+// routerFrame is a frame by which a pod pretends to be a router or querier.
+type routerFrame struct {
 	what   string
 	heeded bool // the bridge treats the sender's port as a router port (br_multicast_rcv in net/bridge/br_multicast.c)
 	bytes  []byte
 }
 
-func routerGuises(m station) []guise {
+func routerGuises(m station) []routerFrame {
 	var (
 		all4, pim4, snoopers4 = netip.MustParseAddr("224.0.0.1"), netip.MustParseAddr("224.0.0.13"), netip.MustParseAddr("224.0.0.106")
 		all6, pim6, snoopers6 = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::d"), netip.MustParseAddr("ff02::6a")
@@ -91,7 +91,7 @@ func routerGuises(m station) []guise {
 	in6 := func(dst netip.Addr, first byte, body ...[]byte) []byte {
 		return ip6(groupMAC(dst), m.mac, m.linkLo, dst, first, slices.Concat(body...))
 	}
-	guises := []guise{
+	guises := []routerFrame{
 		{"IGMPv1 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v1)},
 		{"IGMPv2 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v2)},
 		{"IGMPv2 query for a group", false, in4(group, unix.IPPROTO_IGMP, 0, alert, igmp(query4, group))},
@@ -117,7 +117,7 @@ func routerGuises(m station) []guise {
 	}
 	frame := in4(all4, unix.IPPROTO_IGMP, 0, nil, igmp(query4, none, 0, 0, 0, 0))
 	for kind, name := range map[uint16]string{unix.ETH_P_8021Q: "802.1Q", unix.ETH_P_8021AD: "802.1ad"} {
-		guises = append(guises, guise{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
+		guises = append(guises, routerFrame{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
 	}
 	return guises
 }

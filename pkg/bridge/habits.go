@@ -20,8 +20,8 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkHabits compares settings that CHECK tolerates without strictCheck: settings of the pod, its record, and settings of the bridge.
-func (j *job) checkHabits(w wiring, l layer3) error {
+// checkTolerated compares settings that CHECK tolerates without strictCheck: settings of the pod, its record, and settings of the bridge.
+func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error
 	ours := w.host.Name == j.att.HostVeth() // a pod of the reference plugin has other names and settings
@@ -48,7 +48,7 @@ func (j *job) checkHabits(w wiring, l layer3) error {
 
 // compareBridgeMTU compares the MTU of a bridge that a network of ours created. ADD lowers the bridge's MTU to the pod's.
 func (j *job) compareBridgeMTU(bridge kernel.Link) error {
-	if !j.lowers(bridge) {
+	if !j.lowersMTU(bridge) {
 		return nil
 	}
 	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())

@@ -26,8 +26,8 @@ type Masquerade struct {
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
 
-// of returns the prefixes of the families that are masqueraded.
-func (m Masquerade) of(prefixes []netip.Prefix) (out []netip.Prefix) {
+// ofMasqueradedFamilies returns the prefixes of the families that are masqueraded.
+func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
 			out = append(out, p)
@@ -47,7 +47,7 @@ func (j *job) masquerade(l layer3) error {
 		return j.endMasquerade()
 	}
 	// Pods that nftables masqueraded before the configuration changed stay masqueraded.
-	return masqueradeByIPTables(j.att.Key, m.of(l.Addresses), m.of(m.Except))
+	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
 // endMasquerade removes the network's masquerade. It covers whole subnets, so the newest configuration decides for the network.
@@ -69,8 +69,8 @@ func (j *job) endMasquerade() error {
 // masqueraded is the note that the network has a chain and sets in nftables. Its text is the configuration in force.
 const masqueraded = "masqueraded"
 
-// text returns the text of the note.
-func (m Masquerade) text() string {
+// noteText returns the text of the note.
+func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
 }
@@ -78,7 +78,7 @@ func (m Masquerade) text() string {
 // masqueradeByNFT adds the missing parts for the pod, and changes nothing if nothing is missing. It rewrites everything from the records of
 // all attachments if the configuration changed, if subnets overlap, or after a flush.
 func (j *job) masqueradeByNFT(l layer3) error {
-	config := j.cfg.Masquerade.text()
+	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.UseCluster { // node.json may have changed while this ADD waited for the lock
 		if _, node, err := nodefile.Read(); err == nil && len(node.ClusterCIDRs) > 0 {
-			m = m.with(node.ClusterCIDRs)
+			m = m.withClusterCIDRs(node.ClusterCIDRs)
 		}
 	}
 	return writeMasquerade(j.att, m, pods)
@@ -124,7 +124,7 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	if err := SetMasquerade(wantedMasquerade(att.Network, m, pods)); err != nil {
 		return err
 	}
-	return att.Note(masqueraded, m.text())
+	return att.Note(masqueraded, m.noteText())
 }
 
 // repairMasquerade rewrites the sets and the chain of a network that has pods, if any part is missing. Parts that a running ADD has not yet
@@ -170,8 +170,8 @@ func unique(prefixes []netip.Prefix) []netip.Prefix {
 }
 
 func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) MasqueradeSets {
-	m := MasqueradeSets{Network: network, Local: cfg.of(cfg.Except)}
-	for _, a := range cfg.of(addresses) {
+	m := MasqueradeSets{Network: network, Local: cfg.ofMasqueradedFamilies(cfg.Except)}
+	for _, a := range cfg.ofMasqueradedFamilies(addresses) {
 		m.Local = append(m.Local, a.Masked())
 		if shared {
 			m.Sources = append(m.Sources, a.Masked())

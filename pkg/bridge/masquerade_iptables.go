@@ -91,7 +91,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 			return differs("the exception from iptables masquerade for %s is missing", a.Masked())
 		}
 	}
-	for _, p := range j.cfg.Masquerade.of(j.cfg.Masquerade.Except) {
+	for _, p := range j.cfg.Masquerade.ofMasqueradedFamilies(j.cfg.Masquerade.Except) {
 		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
 			return differs("the exception from iptables masquerade for %s is missing", p)
 		}
@@ -104,7 +104,7 @@ func (st state) byIPTables() []netip.Prefix {
 	if st.Masquerade != "iptables" {
 		return nil
 	}
-	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.of(st.Addresses)
+	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
 // repairIPTables writes the missing iptables rules of masqueraded pods. Without wait it returns a busy error instead of waiting for a lock.

@@ -151,7 +151,7 @@ func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	end, ok, err := t.Get(nft.Element{Set: set, Key: last(p).AsSlice()})
+	end, ok, err := t.Get(nft.Element{Set: set, Key: lastAddress(p).AsSlice()})
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
@@ -182,7 +182,7 @@ func endMasquerade(m MasqueradeSets) error {
 		return err
 	}
 	return nft.Install("nft delete masquerade of network "+m.Network, nft.MasqueradeTable, func(r nft.Ruleset) error {
-		chain, sets, err := m.empties(r) // deleting a missing object would abort the transaction
+		chain, sets, err := m.createEmpty(r) // deleting a missing object would abort the transaction
 		if err != nil {
 			return err
 		}
@@ -197,14 +197,14 @@ func endMasquerade(m MasqueradeSets) error {
 // interval returns the two elements of a prefix in an interval set: its first address, and the first address after it.
 func interval(set string, p netip.Prefix) []nft.Element {
 	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
-	if end := after(p); end.IsValid() {
+	if end := addressAfter(p); end.IsValid() {
 		out = append(out, nft.Element{Set: set, Key: end.AsSlice(), KeyEnd: true})
 	}
 	return out
 }
 
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
+// lastAddress returns the last address of a prefix.
+func lastAddress(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {
 		b[bit/8] |= 1 << (7 - bit%8)
@@ -213,12 +213,12 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// after returns the first address after a prefix. It is invalid if the prefix reaches the end of the address space.
-func after(p netip.Prefix) netip.Addr { return last(p).Next() }
+// addressAfter returns the first address after a prefix. It is invalid if the prefix reaches the end of the address space.
+func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// empties creates the table, and the network's chain and sets without content. The sets are the masqueraded sources and the excepted
+// createEmpty creates the table, and the network's chain and sets without content. The sets are the masqueraded sources and the excepted
 // destinations of IPv4, then of IPv6.
-func (m MasqueradeSets) empties(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
+func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
 	for _, is4 := range []bool{true, false} {
@@ -241,7 +241,7 @@ func (m MasqueradeSets) empties(r nft.Ruleset) (*nftables.Chain, []*nftables.Set
 // build writes the chain and the sets. A packet costs one lookup per network, for any number of pods. A pod whose network's subnets are in
 // the sets changes nothing.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
-	chain, sets, err := m.empties(r)
+	chain, sets, err := m.createEmpty(r)
 	if err != nil {
 		return err
 	}

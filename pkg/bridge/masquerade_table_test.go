@@ -248,7 +248,7 @@ func TestAfter(t *testing.T) {
 		"10.1.2.3/8": "11.0.0.0",
 		"fd00::/64":  "fd00:0:0:1::", "fd00:0:0:ffff::/64": "fd00:0:1::", "ff00::/8": "invalid IP", "::/0": "invalid IP", "::1/128": "::2",
 	} {
-		if got := after(netip.MustParsePrefix(s)); got.String() != want {
+		if got := addressAfter(netip.MustParsePrefix(s)); got.String() != want {
 			t.Errorf("%s: %s, want %s", s, got, want)
 		}
 	}

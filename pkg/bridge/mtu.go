@@ -25,7 +25,7 @@ func madeNote(bridge string) string { return "made-" + bridge }
 func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 	_, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	small := j.cfg.MTU != 0 && j.cfg.MTU < minMTU6
-	if !made && !owed && !small && !j.lowers(*bridge) {
+	if !made && !owed && !small && !j.lowersMTU(*bridge) {
 		return nil
 	}
 	noted, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
@@ -33,13 +33,15 @@ func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 		return err
 	}
 	ours := made || noted
-	if pin := made || small && !ours; pin || owed || ours && j.lowers(*bridge) {
+	if pin := made || small && !ours; pin || owed || ours && j.lowersMTU(*bridge) {
 		return j.setMTU(bridge, made, ours, pin)
 	}
 	return nil
 }
 
-func (j *job) lowers(bridge kernel.Link) bool { return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU }
+func (j *job) lowersMTU(bridge kernel.Link) bool {
+	return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU
+}
 
 // setMTU sets the MTU under the lock for MTU changes of bridges. It reads the MTU again, since another process may have changed it.
 func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
@@ -49,7 +51,7 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	}
 	defer unlock()
 	now, ok, err := j.host.LinkByIndex(bridge.Index)
-	if err := stillThere(bridge.Name, ok, err); err != nil {
+	if err := errIfDeleted(bridge.Name, ok, err); err != nil {
 		return err
 	}
 	bridge.MTU = now.MTU
@@ -57,7 +59,7 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	if owed && !made {
 		pin, bridge.MTU = true, mtu
 	}
-	if ours && j.lowers(*bridge) {
+	if ours && j.lowersMTU(*bridge) {
 		bridge.MTU = j.cfg.MTU
 	}
 	if pin && bridge.MTU == now.MTU {

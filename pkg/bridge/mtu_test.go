@@ -40,8 +40,8 @@ func (l lab) hasMTU(want int) {
 	}
 }
 
-// anotherMade creates a bridge as another program does, with an address for the node.
-func anotherMade(t *testing.T, bridge, address string) {
+// createForeignBridge creates a bridge as another program does, with an address for the node.
+func createForeignBridge(t *testing.T, bridge, address string) {
 	t.Helper()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestMTUOfOthers(t *testing.T) {
 	if err := onHost("btother", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	anotherMade(t, "btother", "fd00:74:1::99/64")
+	createForeignBridge(t, "btother", "fd00:74:1::99/64")
 	for _, mtu := range []int{1000, 1400, 1500, 9000} {
 		l.other().add(fmt.Sprint("mtu", mtu), "mtu", mtu)
 	}
@@ -116,7 +116,7 @@ func TestMTUOfAnotherNetwork(t *testing.T) {
 // pinning.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
-	anotherMade(t, "btonce", "fd00:74:2::99/64")
+	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
 	set := func(mtu int) {
 		t.Helper()
 		if err := onHost("btonce", func(link netlink.Link) error { return netlink.LinkSetMTU(link, mtu) }); err != nil {
@@ -172,7 +172,7 @@ func TestMTUAfterKill(t *testing.T) {
 	if err := onHost("btkill", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	anotherMade(t, "btkill", "fd00:74:5::99/64")
+	createForeignBridge(t, "btkill", "fd00:74:5::99/64")
 	if err := attachment.NoteNode(mtuNote("btkill"), "1500"); err != nil {
 		t.Fatal(err)
 	}

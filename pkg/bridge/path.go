@@ -109,10 +109,10 @@ type repair struct {
 	do   func() error
 }
 
-// lost returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that another link
-// has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as missing while the
-// link is down. In a VRF only forwarding counts, since the main table has no route for the link.
-func (p path) lost(host *kernel.Node, network string) (all []repair, err error) {
+// missingParts returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that
+// another link has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as
+// missing while the link is down. In a VRF only forwarding counts, since the main table has no route for the link.
+func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
 		return nil, err
@@ -174,7 +174,7 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 			} else {
 				seen[of] = true
 			}
-			lost, err := p.lost(host, network)
+			lost, err := p.missingParts(host, network)
 			errs = append(errs, err)
 			for _, part := range lost {
 				log.Info("part of the way from the node to its pods is missing and is restored from the records", "part", part.what,

@@ -19,10 +19,10 @@ type port struct {
 	state
 }
 
-// lostPorts returns the host sides that have no bridge, although the records of any network name them as ports of this bridge. The caller
-// needs it only if the bridge is missing, down, or different from the recorded one. ADD sets the bridge up last, so a bridge that is down
-// may be left by an ADD that was killed before it attached the lost ports.
-func (j *job) lostPorts() ([]port, error) {
+// orphanedPorts returns the host sides that have no bridge, although the records of any network name them as ports of this bridge. The
+// caller needs it only if the bridge is missing, down, or different from the recorded one. ADD sets the bridge up last, so a bridge that is
+// down may be left by an ADD that was killed before it attached the lost ports.
+func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return nil, err
@@ -44,9 +44,9 @@ func (j *job) lostPorts() ([]port, error) {
 	return lost, nil
 }
 
-// formerMAC returns the MAC of the deleted bridge, so that the pods' neighbour entries stay valid. Without lost ports it returns a random
+// previousMAC returns the MAC of the deleted bridge, so that the pods' neighbour entries stay valid. Without lost ports it returns a random
 // MAC.
-func formerMAC(lost []port) net.HardwareAddr {
+func previousMAC(lost []port) net.HardwareAddr {
 	for _, p := range lost {
 		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
 			return mac
@@ -69,7 +69,7 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	}
 	if noted && bridge.Up {
 		var err error
-		if lost, err = j.lostPorts(); err != nil {
+		if lost, err = j.orphanedPorts(); err != nil {
 			return err
 		}
 	}

@@ -19,14 +19,14 @@ import (
 )
 
 // delUnrecorded is DEL for an attachment of the reference plugin, or with a lost record. It finds objects by their computed names. The
-// reference's veth pair has no computed name; it is deleted only if proven says that it belongs to this attachment.
+// reference's veth pair has no computed name; it is deleted only if provenPodSide says that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	// Our pair goes first, because it identifies its device group. Nothing else finds the group afterwards.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
 		// The addresses are released last: the next pod with one of them must not meet the masquerade of this pod.
-		err = b.giveBack(r, object)
+		err = b.releaseAddresses(r, object)
 	}
 	return err
 }
@@ -35,7 +35,7 @@ func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 // the container since. Usually there is no such successor; then prevResult names the recorded link.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	if r.Prev != nil && names(r, key.HostVeth()) {
+	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
 		return nil
 	}
 	if _, ok, err := host.Link(key.HostVeth()); ok || err != nil {
@@ -62,7 +62,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if err != nil || !ok {
 		return err
 	}
-	side, ok, err := proven(r, host, link)
+	side, ok, err := provenPodSide(r, host, link)
 	switch {
 	case ok && side.LeadsGroup(): // our veth under another name
 		return host.DelGroup(side)
@@ -80,23 +80,23 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isAnothers reports whether a host side belongs to an attachment other than r's: our names are a hash of the key. prevResult may still
-// match it, because the MAC follows from the address. The next pod with this address, or another network with the same one, has the same
-// MAC.
-func isAnothers(r *plugin.Request, name string) bool {
+// isOtherAttachment reports whether a host side belongs to an attachment other than r's: our names are a hash of the key. prevResult may
+// still match it, because the MAC follows from the address. The next pod with this address, or another network with the same one, has the
+// same MAC.
+func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// proven reports whether the pod's interface belongs to this attachment: prevResult contains its name and MAC. Runtimes pass no prevResult
-// before cniVersion 0.4.0. Then the host side must have a name of the reference's form and be on the configured bridge. side is the host
-// side, if there is one.
-func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
+// provenPodSide reports whether the pod's interface belongs to this attachment: prevResult contains its name and MAC. Runtimes pass no
+// prevResult before cniVersion 0.4.0. Then the host side must have a name of the reference's form and be on the configured bridge. side is
+// the host side, if there is one.
+func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
 		return side, false, err
 	}
 	ok = ok && link.Kind == "veth"
-	if ok && isAnothers(r, side.Name) {
+	if ok && isOtherAttachment(r, side.Name) {
 		return side, false, nil
 	}
 	if r.Prev != nil {
@@ -129,7 +129,7 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 		return nil
 	}
 	for _, i := range r.Prev.Interfaces {
-		if i.Sandbox != "" || i.Mac == "" || isAnothers(r, i.Name) {
+		if i.Sandbox != "" || i.Mac == "" || isOtherAttachment(r, i.Name) {
 			continue
 		}
 		link, ok, err := host.Link(i.Name)
@@ -143,15 +143,15 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 		if err != nil {
 			return err
 		}
-		if ok && names(r, bridge.Name) {
+		if ok && namedInPrevResult(r, bridge.Name) {
 			return host.DelLink(link.Name)
 		}
 	}
 	return nil
 }
 
-// names reports whether prevResult contains a node interface with this name.
-func names(r *plugin.Request, name string) bool {
+// namedInPrevResult reports whether prevResult contains a node interface with this name.
+func namedInPrevResult(r *plugin.Request, name string) bool {
 	for _, i := range r.Prev.Interfaces {
 		if i.Name == name && i.Sandbox == "" {
 			return true

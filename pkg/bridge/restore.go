@@ -43,7 +43,7 @@ func (j *job) restoreFlushed() {
 	if err != nil {
 		return
 	}
-	for _, place := range witnesses() {
+	for _, place := range baseChains() {
 		if chain, ok, err := t.Chain(place); err == nil && (!ok || chain.Uses == 0) {
 			if err := Restore(j.host, j.r.Log, attachment.Waiting); err != nil {
 				j.r.Log.Warn("what other pods lost could not be restored", "error", err)
@@ -53,9 +53,9 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// witnesses returns base chains that exist unless the rules were flushed: the guards' chain, each network's masquerade chain, and the VLAN
+// baseChains returns base chains that exist unless the rules were flushed: the guards' chain, each network's masquerade chain, and the VLAN
 // gateways' chain.
-func witnesses() (all []nft.Place) {
+func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
 	}
@@ -109,7 +109,7 @@ func intact(host *kernel.Node) bool {
 		if !ok {
 			continue
 		}
-		if st.lacks(host, key) {
+		if st.lacksRules(host, key) {
 			return false
 		}
 		needGuards = needGuards || st.Guard != nil
@@ -136,13 +136,13 @@ func oldest(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacks reports whether the kernel lacks paths or rules of one pod.
-func (st state) lacks(host *kernel.Node, key attachment.Key) bool {
+// lacksRules reports whether the kernel lacks paths or rules of one pod.
+func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.lostGateway(host); lost {
 		return true
 	}
 	for _, p := range st.paths() {
-		if lost, _ := p.lost(host, key.Network); len(lost) > 0 {
+		if lost, _ := p.missingParts(host, key.Network); len(lost) > 0 {
 			return true
 		}
 	}

@@ -87,7 +87,7 @@ func TestPlainNode(t *testing.T) {
 		if got := l.run("nft list tables"); got != "" {
 			t.Errorf("tables: %s", got)
 		}
-		if places := witnesses(); len(places) > 0 {
+		if places := baseChains(); len(places) > 0 {
 			t.Errorf("the next ADD asks for %v", places)
 		}
 	}

@@ -104,17 +104,17 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 		return nil, err
 	}
 	if m.UseCluster {
-		m = m.with(st.clusterCIDRs(rec.Network))
+		m = m.withClusterCIDRs(st.clusterCIDRs(rec.Network))
 	}
 	if m.Backend == "" {
 		return []attachment.Step{{Text: "NOTE: the configuration has no ipMasq any more, so its masquerade ends"}}, nil
 	}
-	own, all := m.of(st.Addresses), m.of(addresses)
+	own, all := m.ofMasqueradedFamilies(st.Addresses), m.ofMasqueradedFamilies(addresses)
 	steps := []attachment.Step{{Text: fmt.Sprintf("masquerade %s by rules of %s", list(own), m.Backend), Do: func() error {
 		if m.Backend == "iptables" {
-			return masqueradeByIPTables(named, all, m.of(m.Except))
+			return masqueradeByIPTables(named, all, m.ofMasqueradedFamilies(m.Except))
 		}
-		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.of(m.Except))
+		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.ofMasqueradedFamilies(m.Except))
 	}}}
 	if st.Masquerade == "iptables" {
 		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),

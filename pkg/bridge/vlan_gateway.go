@@ -138,7 +138,7 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 		if l.Up {
 			continue
 		}
-		if err := j.host.Set(j.quiet(l.Name)...); err != nil {
+		if err := j.host.Set(j.hardenedSysctls(l.Name)...); err != nil {
 			return err
 		}
 		if err := j.host.SetUp(l); err != nil {

@@ -70,7 +70,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link, made); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(link.Lacks(j.quiet(j.cfg.Bridge)...)...); err != nil {
+	if err := j.host.Set(link.Lacks(j.hardenedSysctls(j.cfg.Bridge)...)...); err != nil {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
@@ -92,7 +92,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
 	if err == nil && (!ok || !link.Up) {
-		lost, err = j.lostPorts()
+		lost, err = j.orphanedPorts()
 	}
 	if err != nil || ok {
 		return link, false, lost, err
@@ -104,25 +104,25 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	// A Service whose backend is on the same bridge works only if IP rules see the backend's answer. Otherwise the answer would go directly
 	// to the client, from an address that the client never contacted.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
-	if err = add(name, formerMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
+	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
 	}
 	made = err == nil
 	link, ok, err = j.host.Link(name)
-	return link, made, lost, stillThere(name, ok, err)
+	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// stillThere returns an error if a bridge that existed a moment ago cannot be found.
-func stillThere(name string, ok bool, err error) error {
+// errIfDeleted returns an error if a bridge that existed a moment ago cannot be found.
+func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", name)
 	}
 	return err
 }
 
-// quiet returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They also avoid the one to
-// two seconds of duplicate address detection for its link-local address. They must be set before the link is up.
-func (j *job) quiet(name string) []kernel.Sysctl {
+// hardenedSysctls returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They also avoid the
+// one to two seconds of duplicate address detection for its link-local address. They must be set before the link is up.
+func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
 	settings := []kernel.Sysctl{{Path: conf + "accept_ra", Value: "0"}}
@@ -239,7 +239,7 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 // still apply.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
-	settings := append(j.quiet(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
+	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
 	switch {
 	case l.Has6():
 		settings = append(settings,

@@ -31,8 +31,9 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// kept matches files that a node may keep. host-local continues after its last address, and a lock file cannot be removed without a race.
-const kept = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
+// lastingFiles matches files that a node may keep. host-local continues after its last address, and a lock file cannot be removed without a
+// race.
+const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni keep files.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
@@ -118,7 +119,7 @@ func (l *lab) newPod(name string) (*pod, error) {
 		container: hex.EncodeToString(id[:]), netns: space.Path, ifname: "eth0", podName: name, limit: limit,
 	}}
 	l.closers = append(l.closers, func() {
-		p.silence()
+		p.stopServer()
 		_ = p.Close()
 	})
 	return p, nil
@@ -161,8 +162,8 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// learn stores the addresses from an ADD's result.
-func (p *pod) learn(result *types100.Result) {
+// storeAddresses stores the addresses from an ADD's result.
+func (p *pod) storeAddresses(result *types100.Result) {
 	for _, ip := range result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
 		switch addr = addr.Unmap(); {
@@ -181,8 +182,8 @@ func (p *pod) serve() (err error) {
 	return err
 }
 
-// silence stops the pod's server.
-func (p *pod) silence() {
+// stopServer stops the pod's server.
+func (p *pod) stopServer() {
 	if p.server != nil {
 		p.server.close()
 		p.server = nil
@@ -197,7 +198,7 @@ func (l *lab) remember() (err error) {
 
 // watched returns what the leak check compares. It leaves out pods, whose state ends with their namespaces.
 func (l *lab) watched() sandbox.Options {
-	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(kept)}
+	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
 // leftovers compares the node with its recorded state. The kernel deletes a namespace asynchronously, and slowly on a slow machine, so

@@ -33,8 +33,8 @@ type path struct {
 	name     string
 	protocol meter.Protocol
 	took     time.Duration
-	from     outOf
-	to       outOf
+	from     placeOf
+	to       placeOf
 	listen   func(*lab) netip.Addr
 	needs    []string
 }

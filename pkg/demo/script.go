@@ -72,24 +72,24 @@ func stepsOfHostPort() []step {
 	reply, preserved := "pod-a replies", "pod-a replies, sees the client"
 	four, six := []string{portmap, gateway, ipv4}, []string{portmap, gateway, ipv6}
 	steps := []step{
-		{name: "hostPort tcp from the host", want: reply, needs: four, run: reachA(fromHost, "tcp", http4, nobody)},
-		{name: "hostPort tcp from 127.0.0.1", want: reply, needs: four, run: reachA(fromHost, "tcp", local4, nobody)},
+		{name: "hostPort tcp from the host", want: reply, needs: four, run: reachA(fromHost, "tcp", http4, anySource)},
+		{name: "hostPort tcp from 127.0.0.1", want: reply, needs: four, run: reachA(fromHost, "tcp", local4, anySource)},
 		{name: "hostPort tcp from outside", want: preserved, needs: four, run: reachA(fromClient, "tcp", http4, clientV4)},
-		{name: "hostPort tcp from pod-a itself (hairpin)", want: reply, needs: four, run: reachA(fromA, "tcp", http4, nobody)},
-		{name: "hostPort tcp from pod-b", want: reply, needs: four, run: reachA(fromB, "tcp", http4, nobody)},
+		{name: "hostPort tcp from pod-a itself (hairpin)", want: reply, needs: four, run: reachA(fromA, "tcp", http4, anySource)},
+		{name: "hostPort tcp from pod-b", want: reply, needs: four, run: reachA(fromB, "tcp", http4, anySource)},
 		{name: "hostPort udp from outside", want: preserved, needs: four, run: reachA(fromClient, "udp", dns4, clientV4)},
 		{name: "hostPort tcp from outside, IPv6", want: preserved, needs: six, run: reachA(fromClient, "tcp", http6, clientV6)},
 		{name: "hostPort udp from outside, IPv6", want: preserved, needs: six, run: reachA(fromClient, "udp", dns6, clientV6)},
-		{name: "hostPort tcp from pod-b, IPv6", want: reply, needs: six, run: reachA(fromB, "tcp", http6, nobody)},
+		{name: "hostPort tcp from pod-b, IPv6", want: reply, needs: six, run: reachA(fromB, "tcp", http6, anySource)},
 	}
 	return append(steps,
 		step{
 			name: "hostPort tcp from pod-a itself, br_netfilter on", want: reply, needs: append(four, brNetfilter),
-			run: withBridgeNetfilter(reachA(fromA, "tcp", http4, nobody)),
+			run: withBridgeNetfilter(reachA(fromA, "tcp", http4, anySource)),
 		},
 		step{
 			name: "hostPort tcp from pod-b, br_netfilter on", want: reply, needs: append(four, brNetfilter),
-			run: withBridgeNetfilter(reachA(fromB, "tcp", http4, nobody)),
+			run: withBridgeNetfilter(reachA(fromB, "tcp", http4, anySource)),
 		})
 }
 
@@ -106,7 +106,7 @@ func stepsOfTheEnd() []step {
 	return []step{
 		{name: "CHECK pod-a", want: "clean", run: checkPod(a)},
 		{name: "CHECK pod-b", want: "clean", run: checkPod(b)},
-		{name: "ADD with hostPort 70000", want: "coded error names the pod", needs: []string{portmap}, run: refuse},
+		{name: "ADD with hostPort 70000", want: "coded error names the pod", needs: []string{portmap}, run: addInvalidPort},
 		{name: "DEL pod-a, all plugins", want: "succeeds", run: delPod(a)},
 		{name: "DEL pod-a again", want: "succeeds", run: delAgain(a)},
 		{name: "DEL pod-b after its namespace is gone", want: "succeeds", run: delGone},
@@ -114,16 +114,16 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// outOf selects a place of the lab.
-type outOf func(*lab) func(func() error) error
+// placeOf selects a place of the lab.
+type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
 func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// nobody is used if any source address is accepted.
-func nobody() netip.Addr { return netip.Addr{} }
+// anySource is used if any source address is accepted.
+func anySource() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
@@ -146,7 +146,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 }
 
 // reachA expects an answer of pod-a that contains the wanted source address.
-func reachA(from outOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
+func reachA(from placeOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
 		if err != nil {
@@ -173,7 +173,7 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 }
 
 // masquerade calls a server outside, which must see the node's address as the source.
-func masquerade(from outOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
+func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")
 		if err != nil {

@@ -94,8 +94,8 @@ func TestReachAndMasqueradeMiss(t *testing.T) {
 	}{
 		"right pod, right source": {reachA(fromClient, "tcp", target, clientV4)(t.Context(), l), OK},
 		"right pod, wrong source": {reachA(fromClient, "tcp", target, nodeV4)(t.Context(), l), Miss},
-		"any source":              {reachA(fromHost, "tcp", target, nobody)(t.Context(), l), OK},
-		"no way":                  {reachA(fromA, "tcp", target, nobody)(t.Context(), l), Miss},
+		"any source":              {reachA(fromHost, "tcp", target, anySource)(t.Context(), l), OK},
+		"no way":                  {reachA(fromA, "tcp", target, anySource)(t.Context(), l), Miss},
 		"no way out":              {masquerade(fromA, clientV4, nodeV4)(t.Context(), l), Miss},
 		"no address":              {pingA(func(p *pod) netip.Addr { return p.v4 })(t.Context(), l), Miss},
 	} {

@@ -28,7 +28,7 @@ func warmUp(ctx context.Context, l *lab) outcome {
 		if err == nil {
 			break
 		}
-		if !l.leaveOut(err) {
+		if !l.dropLacking(err) {
 			return failed(err)
 		}
 	}
@@ -64,8 +64,8 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// leaveOut removes the failed plugin from the chain, or a feature from the first plugin, if the kernel lacks a feature.
-func (l *lab) leaveOut(err error) bool {
+// dropLacking removes the failed plugin from the chain, or a feature from the first plugin, if the kernel lacks a feature.
+func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
 	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) {
@@ -92,7 +92,7 @@ func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 		if err != nil {
 			return failed(err)
 		}
-		p.learn(result)
+		p.storeAddresses(result)
 		if err := p.serve(); err != nil {
 			return failed(err)
 		}
@@ -133,8 +133,8 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// refuse requests an invalid port. The error must have an informative code and the pod's name.
-func refuse(ctx context.Context, l *lab) outcome {
+// addInvalidPort requests an invalid port. The error must have an informative code and the pod's name.
+func addInvalidPort(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.attachment)
 	if err == nil {
@@ -155,7 +155,7 @@ func refuse(ctx context.Context, l *lab) outcome {
 func delPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		p := which(l)
-		p.silence()
+		p.stopServer()
 		lo := p.attachment
 		lo.ifname = "lo"
 		if _, err := l.loopback.del(ctx, lo); err != nil {
@@ -190,7 +190,7 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 
 // delGone simulates a crash: the namespace is gone, and the runtime calls DEL from its cache.
 func delGone(ctx context.Context, l *lab) outcome {
-	l.b.silence()
+	l.b.stopServer()
 	if err := l.b.Close(); err != nil {
 		return failed(err)
 	}

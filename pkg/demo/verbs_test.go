@@ -139,7 +139,7 @@ func TestRefuse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(failsWith(portmap), test.fails)
-			if got := refuse(t.Context(), playedLab(t)); got.verdict != test.want {
+			if got := addInvalidPort(t.Context(), playedLab(t)); got.verdict != test.want {
 				t.Errorf("got %+v, want %s", got, test.want)
 			}
 		})

@@ -128,7 +128,7 @@ func TestPick(t *testing.T) {
 		{"10.1.0.5@1 10.1.0.6@1", "10.1.0.5", "10.1.0.6@1"},
 		{"10.1.0.5@0 10.2.0.6@2", "10.1.0.5", "10.2.0.6@2"},
 	} {
-		wanted, rest := pick(set, requestsOf(c.requests))
+		wanted, rest := pickRequest(set, requestsOf(c.requests))
 		got := ""
 		if wanted.IsValid() {
 			got = wanted.String()

@@ -25,9 +25,9 @@ type entry struct {
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// knows reports whether a lease is the one in the entry. Another program may have ended that lease and made an equal one for a new pod with
-// the same container ID, in another boot or namespace.
-func (e entry) knows(addr netip.Addr, is lease) bool {
+// matches reports whether a lease is the one in the entry. Another program may have ended that lease and made an equal one for a new pod
+// with the same container ID, in another boot or namespace.
+func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
 }
@@ -42,8 +42,8 @@ func (e entry) after(at time.Time) bool {
 	return false
 }
 
-// hold adds a lease to the entry.
-func (e *entry) hold(addr netip.Addr, written int64) {
+// addLease adds a lease to the entry.
+func (e *entry) addLease(addr netip.Addr, written int64) {
 	if e.Written == nil {
 		e.Written = map[netip.Addr]int64{}
 	}

@@ -34,7 +34,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath, Pod: r.Pod.String()}}
-	ips, err := a.all(cfg)
+	ips, err := a.allocateAll(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -50,13 +50,13 @@ func clearOwn(r *plugin.Request, l *leases) error {
 	}
 	for _, e := range entries {
 		if e.Boot != l.index.boot {
-			if err := l.end(e); err != nil {
+			if err := l.endEntry(e); err != nil {
 				return err
 			}
 			continue
 		}
 		for _, addr := range e.Addresses {
-			if ok, err := l.holds(addr, r.Attachment()); ok || err != nil {
+			if ok, err := l.ownsLease(addr, r.Attachment()); ok || err != nil {
 				return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
 					"%s has been allocated to %s, duplicate allocation is not allowed", addr, r.ContainerID)), "call DEL first")
 			}
@@ -77,7 +77,7 @@ func del(r *plugin.Request) error {
 
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
-		entries, err := l.every()
+		entries, err := l.allEntries()
 		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }),
 			err
 	})
@@ -114,8 +114,8 @@ func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, l.end(e))
+		errs = append(errs, l.endEntry(e))
 	}
-	l.settle()
+	l.markIndexCurrent()
 	return errors.Join(errs...)
 }

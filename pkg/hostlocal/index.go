@@ -80,7 +80,7 @@ func openIndex(l *leases) (*index, error) {
 	}
 	x := &index{leases: l, boot: boot}
 	if x.dir, err = store.Make(indexPath(l.dir.Path()), 0o700); err != nil {
-		x.goWithout(map[string]shard{}, err)
+		x.useMemory(map[string]shard{}, err)
 	}
 	return x, nil
 }
@@ -91,13 +91,13 @@ func (x *index) close() {
 	}
 }
 
-// goWithout makes this process continue without the index files.
-func (x *index) goWithout(memory map[string]shard, err error) {
+// useMemory makes this process continue without the index files.
+func (x *index) useMemory(memory map[string]shard, err error) {
 	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// trusted reports whether no other program changed the lease folder since settle in this boot.
+// trusted reports whether no other program changed the lease folder since markCurrent in this boot.
 func (x *index) trusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -112,10 +112,10 @@ func (x *index) trusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// settle marks the index as correct for the current state of the lease folder. If the lock file was removed, two processes may work
+// markCurrent marks the index as correct for the current state of the lease folder. If the lock file was removed, two processes may work
 // concurrently, and neither may mark the index. The second process rebuilt the index, because the folder had changed. The first one sees
 // that by the mark.
-func (x *index) settle() error {
+func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
 	}
@@ -142,7 +142,7 @@ func (x *index) write(name string, data []byte) error {
 		return plugin.Errorf(plugin.CodeTryAgain, "lease index: %s is removed again and again: %w", name, err)
 	}
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder is in its place
-		if err = x.leases.putAside(x.dir, name); err == nil {
+		if err = x.leases.quarantine(x.dir, name); err == nil {
 			err = x.dir.Write(name, data, 0o600)
 		}
 	}
@@ -309,8 +309,8 @@ func (x *index) rebuild(found map[netip.Addr]lease) {
 		err = errors.Join(err, x.renew(name, s))
 		x.note(name, len(s) > 0)
 	}
-	if err = errors.Join(err, x.settle()); err != nil {
-		x.goWithout(byName, err)
+	if err = errors.Join(err, x.markCurrent()); err != nil {
+		x.useMemory(byName, err)
 	}
 }
 
@@ -331,15 +331,15 @@ func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard
 		if !ok {
 			e = entry{Attachment: is.of, Boot: o.Boot, Netns: o.Netns, Pod: o.Pod}
 		}
-		if !o.knows(addr, is) {
+		if !o.matches(addr, is) {
 			e.Boot, e.Netns = x.boot, ""
 		}
-		e.hold(addr, is.written)
+		e.addLease(addr, is.written)
 		slices.SortFunc(e.Addresses, netip.Addr.Compare)
 		byName[name][key] = e
 	}
 	return byName
 }
 
-// dead reports whether the pod of an entry is certainly dead: the node has booted since, or its namespace no longer exists.
-func (x *index) dead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }
+// isDead reports whether the pod of an entry is certainly dead: the node has booted since, or its namespace no longer exists.
+func (x *index) isDead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

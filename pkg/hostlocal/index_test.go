@@ -245,13 +245,13 @@ func BenchmarkLeases(b *testing.B) {
 				}
 				r := &plugin.Request{ContainerID: "mine", IfName: "eth0", Log: slog.Default()}
 				a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot}}
-				if _, err := a.all(Config{Sets: []RangeSet{set}}); err != nil {
+				if _, err := a.allocateAll(Config{Sets: []RangeSet{set}}); err != nil {
 					b.Fatal(err)
 				}
-				if err := l.end(a.mine); err != nil {
+				if err := l.endEntry(a.mine); err != nil {
 					b.Fatal(err)
 				}
-				if err := l.index.settle(); err != nil {
+				if err := l.index.markCurrent(); err != nil {
 					b.Fatal(err)
 				}
 				l.close()
@@ -286,7 +286,7 @@ func TestTwoHolders(t *testing.T) {
 			}
 		}
 		for _, i := range order {
-			both[i].settle()
+			both[i].markIndexCurrent()
 		}
 		both[0].close()
 		both[1].close()

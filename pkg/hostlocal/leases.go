@@ -68,11 +68,11 @@ func (l *leases) reindex() error {
 	return err
 }
 
-// mending runs f, which uses the index. If f finds the index damaged, mending rebuilds the index and runs f again. If that fails too,
-// another process works concurrently, because the lock file was removed. Then f gets its own index in memory.
-func (l *leases) mending(f func() error) error {
+// withRebuild runs f, which uses the index. If f finds the index damaged, withRebuild rebuilds the index and runs f again. If that fails
+// too, another process works concurrently, because the lock file was removed. Then f gets its own index in memory.
+func (l *leases) withRebuild(f func() error) error {
 	err := f()
-	for _, remedy := range []func() error{l.reindex, l.goAlone} {
+	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
 		if !errors.Is(err, errDamaged) {
 			return err
 		}
@@ -84,7 +84,7 @@ func (l *leases) mending(f func() error) error {
 	return err
 }
 
-func (l *leases) goAlone() error {
+func (l *leases) detachIndex() error {
 	found, err := l.all()
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (l *leases) all() (map[netip.Addr]lease, error) {
 		return nil, err
 	}
 	for _, name := range empty {
-		if err := l.putAside(l.dir, name); err != nil {
+		if err := l.quarantine(l.dir, name); err != nil {
 			l.log.Warn("torn lease keeps its address", "lease", name, "error", err)
 		}
 	}
@@ -178,8 +178,8 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// putAside moves a damaged file into a folder beside the index, for the admin to inspect.
-func (l *leases) putAside(from *store.Dir, name string) error {
+// quarantine moves a damaged file into a folder beside the index, for the admin to inspect.
+func (l *leases) quarantine(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error)
 
 // release deletes the lease of addr if a still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
-	ok, err := l.holds(addr, a)
+	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
 		return false, err
 	}
@@ -213,8 +213,8 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// holds reports whether a owns the lease of addr.
-func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
+// ownsLease reports whether a owns the lease of addr.
+func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
 		return false, nil
@@ -232,7 +232,7 @@ func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 		return entry{}, false, nil
 	}
 	e.Attachment = parseOwner(data)
-	err = l.mending(func() error {
+	err = l.withRebuild(func() error {
 		var got entry
 		if got, indexed, err = l.index.get(e.Attachment); indexed {
 			e = got
@@ -254,7 +254,7 @@ func (l *leases) written(e entry) time.Time {
 
 // entries returns the index entries of an attachment. The entry of the old file format, without an interface name, comes second.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
-	err = l.mending(func() error {
+	err = l.withRebuild(func() error {
 		out = nil
 		for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
 			e, ok, err := l.index.get(key)
@@ -270,17 +270,18 @@ func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	return out, err
 }
 
-// every returns all entries.
-func (l *leases) every() (out []entry, err error) {
-	err = l.mending(func() error {
+// allEntries returns all entries.
+func (l *leases) allEntries() (out []entry, err error) {
+	err = l.withRebuild(func() error {
 		out, err = l.index.all(false)
 		return err
 	})
 	return out, err
 }
 
-// end deletes all leases of an entry, then the entry. Only the leases matter: if the index cannot be written, end continues without it.
-func (l *leases) end(e entry) error {
+// endEntry deletes all leases of an entry, then the entry. Only the leases matter: if the index cannot be written, end continues without
+// it.
+func (l *leases) endEntry(e entry) error {
 	var errs []error
 	var released []netip.Addr
 	for _, addr := range e.Addresses {
@@ -294,17 +295,17 @@ func (l *leases) end(e entry) error {
 		return err
 	}
 	e.Addresses = nil
-	l.index.rest(released)
-	if err := l.mending(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
-		l.index.goWithout(map[string]shard{}, err)
+	l.index.addResting(released)
+	if err := l.withRebuild(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
+		l.index.useMemory(map[string]shard{}, err)
 	}
 	return nil
 }
 
-// settle marks the index after a verb that succeeds even if the index cannot be written. The verb's removals changed the folder's time, so
-// the old mark is outdated.
-func (l *leases) settle() {
-	if err := l.index.settle(); err != nil {
+// markIndexCurrent marks the index after a verb that succeeds even if the index cannot be written. The verb's removals changed the folder's
+// time, so the old mark is outdated.
+func (l *leases) markIndexCurrent() {
+	if err := l.index.markCurrent(); err != nil {
 		l.log.Warn("the next verb makes the lease index anew", "error", err)
 	}
 }
@@ -338,7 +339,7 @@ func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)
 	if errors.Is(err, unix.EISDIR) {
-		if err = l.putAside(l.dir, name); err == nil {
+		if err = l.quarantine(l.dir, name); err == nil {
 			err = l.dir.Overwrite(name, []byte(addr.String()), 0o600)
 		}
 	}

@@ -49,7 +49,7 @@ func Leases(path string) ([]Lease, error) {
 			l = &Lease{Attachment: is.of, Netns: e.Netns, Earlier: e.Boot != "" && e.Boot != boot}
 			byOwner[is.of] = l
 		}
-		if !e.knows(addr, is) {
+		if !e.matches(addr, is) {
 			l.Netns, l.Earlier = "", false
 		}
 		l.Addresses = append(l.Addresses, addr)

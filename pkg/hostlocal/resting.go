@@ -27,16 +27,16 @@ func (x *index) resting() (list []netip.Addr) {
 	return list
 }
 
-// rest remembers released addresses.
-func (x *index) rest(released []netip.Addr) {
+// addResting remembers released addresses.
+func (x *index) addResting(released []netip.Addr) {
 	if len(released) > 0 {
 		list := append(x.resting(), released...)
 		x.setResting(list[max(0, len(list)-maxResting):])
 	}
 }
 
-// wake removes an address that is being assigned from the list.
-func (x *index) wake(addr netip.Addr) {
+// removeResting removes an address that is being assigned from the list.
+func (x *index) removeResting(addr netip.Addr) {
 	if list := x.resting(); slices.Contains(list, addr) {
 		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))
 	}

@@ -153,7 +153,7 @@ func (l lab) age() {
 		l.Fatal(err)
 	}
 	defer open.close()
-	entries, _ := open.every()
+	entries, _ := open.allEntries()
 	if err := kerneltest.Age(l.dir); err != nil {
 		l.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func (l lab) age() {
 		}
 		_ = open.index.put(e) // the disk may be full
 	}
-	open.settle()
+	open.markIndexCurrent()
 }
 
 // put writes a file into the lease folder, as another program would.

@@ -93,5 +93,5 @@ func (l *leases) collectable(set RangeSet) bool {
 	}
 	x := &index{dir: dir, leases: l, boot: boot}
 	entries, _ := x.all(true)
-	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.dead(e) })
+	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
 }

@@ -72,7 +72,7 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 			for _, f := range stale {
 				errs = append(errs, t.delete(f))
 			}
-			if stale = t.turned(stale); len(stale) == 0 {
+			if stale = t.reversedEntries(stale); len(stale) == 0 {
 				break
 			}
 		}
@@ -80,9 +80,9 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// turned returns the reversed entries that replaced deleted ones. An answer in flight creates a reversed entry; the client's next packet
-// would match it as an answer.
-func (t Conntrack) turned(deleted []UDPFlow) (found []UDPFlow) {
+// reversedEntries returns the reversed entries that replaced deleted ones. An answer in flight creates a reversed entry; the client's next
+// packet would match it as an answer.
+func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.get(f)
 		if tuple := nested(entryOf(f.message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {

@@ -31,7 +31,7 @@ func TestDelFlowsAnswered(t *testing.T) {
 	kerneltest.Must(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
 		netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	kerneltest.Track(t, now)
-	kerneltest.Must(t, table.DelUDP(table.turned(stale)))
+	kerneltest.Must(t, table.DelUDP(table.reversedEntries(stale)))
 	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, kerneltest.Tracked(t)); diff != "" || len(stale) != len(old) {
 		t.Errorf("of %d:\n%s", len(stale), diff)
 	}

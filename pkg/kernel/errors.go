@@ -25,8 +25,8 @@ func (e *MissingFeature) Unwrap() error { return e.Err }
 // MissingFeature returns what the kernel lacks.
 func (e *MissingFeature) MissingFeature() string { return e.What }
 
-// lacks wraps the error for a feature that the kernel does not know.
-func lacks(err error, what string) error {
+// missingFeature wraps the error for a feature that the kernel does not know.
+func missingFeature(err error, what string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return &MissingFeature{what, err}
 	}

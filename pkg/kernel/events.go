@@ -48,9 +48,9 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	}
 	events := make(chan Event)
 	var running sync.WaitGroup
-	running.Go(func() { hear(ctx, links, linkEvents, Event{Lost: true}, events) })
+	running.Go(func() { sendEvents(ctx, links, linkEvents, Event{Lost: true}, events) })
 	if devices != nil {
-		running.Go(func() { hear(ctx, devices, deviceEvents, Event{Lost: true}, events) })
+		running.Go(func() { sendEvents(ctx, devices, deviceEvents, Event{Lost: true}, events) })
 	}
 	context.AfterFunc(ctx, func() {
 		links.Close()
@@ -85,8 +85,8 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// hear sends the events of each datagram until the socket is closed or ctx ends. It sends lost if the socket overflowed.
-func hear[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
+// sendEvents sends the events of each datagram until the socket is closed or ctx ends. It sends lost if the socket overflowed.
+func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
 		events, err := receive(socket, buffer, parse, lost)

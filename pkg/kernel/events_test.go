@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// heard collects events.
-type heard struct {
+// eventLog collects events.
+type eventLog struct {
 	mu     sync.Mutex
 	events []Event
 }
 
-func (h *heard) take(events <-chan Event) {
+func (h *eventLog) take(events <-chan Event) {
 	for e := range events {
 		h.mu.Lock()
 		h.events = append(h.events, e)
@@ -33,7 +33,7 @@ func (h *heard) take(events <-chan Event) {
 }
 
 // await waits for an event for which is returns true.
-func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
+func (h *eventLog) await(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		h.mu.Lock()
@@ -54,7 +54,7 @@ func TestEvents(t *testing.T) {
 	h := host(t)
 	_, netns := podNS(t)
 	ctx, stop := context.WithCancel(t.Context())
-	var got heard
+	var got eventLog
 	events, err := Events(ctx)
 	kerneltest.Must(t, err)
 	ended := make(chan struct{})
@@ -107,12 +107,12 @@ func TestEventsOverflow(t *testing.T) {
 	for i := range 50 {
 		kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535+i%2))
 	}
-	var got heard
+	var got eventLog
 	ended := make(chan bool)
 	events := make(chan Event)
 	go got.take(events)
 	go func() {
-		hear(t.Context(), socket, linkEvents, Event{Lost: true}, events)
+		sendEvents(t.Context(), socket, linkEvents, Event{Lost: true}, events)
 		close(events)
 		close(ended)
 	}()
@@ -126,15 +126,15 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd: an unreadable socket ends hear, with an event.
+// TestEventsEnd: an unreadable socket ends sendEvents, with an event.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
 	defer dir.Close()
 	events := make(chan Event, 9)
-	hear(t.Context(), dir, linkEvents, Event{Lost: true}, events)
+	sendEvents(t.Context(), dir, linkEvents, Event{Lost: true}, events)
 	close(events)
-	var got heard
+	var got eventLog
 	if got.take(events); !slices.Equal(got.events, []Event{{Lost: true}}) {
 		t.Errorf("%+v", got.events)
 	}

@@ -127,8 +127,8 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return attrs
 }
 
-// indexed returns the header of a request about the link with an ifindex.
-func indexed(index int) *nl.IfInfomsg {
+// linkHeader returns the header of a request about the link with an ifindex.
+func linkHeader(index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	return msg
@@ -170,7 +170,7 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		conf := nl.NewRtAttr(iflaInetConf, nil)
 		conf.AddRtAttr(confARPNotify, nl.Uint32Attr(1))
 		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
@@ -226,7 +226,7 @@ func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
 	words := map[bool]string{true: " on", false: " off"}
 	return fault.Change("link set "+link.Name+" "+name+words[on], func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Change = flag
 		if on {
 			msg.Flags = flag
@@ -261,7 +261,7 @@ func (n *NS) DelLink(name string) error {
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		req := n.request(unix.RTM_NEWLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
 		req.AddData(msg)
 		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(groupOf(link.Index))))

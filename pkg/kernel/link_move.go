@@ -21,7 +21,7 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
 		if errors.Is(err, unix.EEXIST) {
-			return errors.Join(err, n.fetch(link, to))
+			return errors.Join(err, n.moveBack(link, to))
 		}
 		return err
 	})
@@ -38,17 +38,17 @@ func (n *NS) File() (f *os.File, err error) {
 
 func (n *NS) move(link Link, to Namespace, name string) error {
 	req := n.request(unix.RTM_SETLINK, 0)
-	req.AddData(indexed(link.Index))
+	req.AddData(linkHeader(link.Index))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	return err
 }
 
-// fetch moves a link back whose new name is taken in the target namespace. The kernel (do_setlink in net/core/rtnetlink.c) applies the new
-// name during the move only if the old name is taken there. Otherwise it moves the link and then renames it. If the rename fails, the link
-// stays in the target under its old name, which no other link has.
-func (n *NS) fetch(link Link, from Namespace) error {
+// moveBack moves a link back whose new name is taken in the target namespace. The kernel (do_setlink in net/core/rtnetlink.c) applies the
+// new name during the move only if the old name is taken there. Otherwise it moves the link and then renames it. If the rename fails, the
+// link stays in the target under its old name, which no other link has.
+func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
 	}
@@ -99,7 +99,7 @@ func (n *NS) DelAltName(link Link, name string) error {
 func (n *NS) altName(kind int, verb string, link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
 		req := n.request(kind, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
 		names.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
 		req.AddData(names)
@@ -135,7 +135,7 @@ func (n *NS) DelXDP(link Link) error {
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 		xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(fd)))
 		xdp.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
@@ -150,7 +150,7 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
 		if want.Dynamic {
 			msg.Flags |= unix.IFF_DYNAMIC

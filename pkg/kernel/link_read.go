@@ -123,7 +123,7 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
 	}
-	return n.link(indexed(index))
+	return n.link(linkHeader(index))
 }
 
 // pollPause is the interval for polling state that the kernel changes soon and without a notification.
@@ -168,7 +168,7 @@ func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 }
 
 func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error) {
-	message, ok, err := n.show(which...)
+	message, ok, err := n.readLink(which...)
 	if err != nil || !ok {
 		return Link{}, false, err
 	}
@@ -178,8 +178,8 @@ func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error
 	return link, true, nil
 }
 
-// show returns the kernel's message about one link.
-func (n *NS) show(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
+// readLink returns the kernel's message about one link.
+func (n *NS) readLink(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
 	req := n.request(unix.RTM_GETLINK, 0)
 	for _, data := range which {
 		req.AddData(data)

@@ -63,17 +63,17 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	return c
 }
 
-// An inside is the open namespace of a pod.
-type inside struct {
+// An openPod is the open namespace of a pod.
+type openPod struct {
 	*NS
 	pod   *sandbox.Pod
 	netns *os.File
 	end   func() // deletes the pod; idempotent
 }
 
-func newInside(t *testing.T) inside {
+func newInside(t *testing.T) openPod {
 	t.Helper()
-	p := inside{pod: kerneltest.NewPod(t)}
+	p := openPod{pod: kerneltest.NewPod(t)}
 	var err error
 	p.netns, err = os.Open(p.pod.Path)
 	kerneltest.Must(t, err)

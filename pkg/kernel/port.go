@@ -81,7 +81,7 @@ func (n *NS) SetPort(port Link, want BridgePort) error {
 	}
 	return fault.Change("bridge link set "+port.Name+" "+change, func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(port.Index)
+		msg := linkHeader(port.Index)
 		msg.Family = unix.AF_BRIDGE
 		req.AddData(msg)
 		info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)

@@ -62,7 +62,7 @@ func (n *NS) Redirect(from, to Link) error {
 		if found = errors.Is(err, unix.EEXIST); found {
 			return nil
 		}
-		return lacks(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
+		return missingFeature(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
 	})
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (n *NS) Redirect(from, to Link) error {
 // even if the key compares none of these bytes.
 func (n *NS) addRedirect(from, to Link) error {
 	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
-		return lacks(n.h.FilterAdd(&netlink.U32{
+		return missingFeature(n.h.FilterAdd(&netlink.U32{
 			FilterAttrs: redirectAttrs(from),
 			ClassId:     netlink.MakeHandle(1, 1),
 			Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL},

@@ -153,11 +153,11 @@ func TestNamesWhatIsMissing(t *testing.T) {
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
 		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
 	var missing *MissingFeature
-	if err = lacks(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
+	if err = missingFeature(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
 		!errors.Is(err, unix.ENOENT) {
 		t.Errorf("got %v", err)
 	}
-	if err := lacks(unix.EINVAL, "x"); err != unix.EINVAL {
+	if err := missingFeature(unix.EINVAL, "x"); err != unix.EINVAL {
 		t.Errorf("got %v", err)
 	}
 }

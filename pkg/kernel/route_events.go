@@ -38,7 +38,7 @@ func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	notices, events := make(chan notice), make(chan RouteEvent)
 	var running sync.WaitGroup
 	parse := func(datagram []byte) []notice { return routeNotices(datagram, protocol) }
-	running.Go(func() { hear(ctx, socket, parse, lostNotice(), notices) })
+	running.Go(func() { sendEvents(ctx, socket, parse, lostNotice(), notices) })
 	running.Go(func() { merge(ctx, notices, events) })
 	context.AfterFunc(ctx, func() {
 		socket.Close()

@@ -37,7 +37,7 @@ func noticed(t *testing.T, n *NS) (since func() []string) {
 	ended := make(chan struct{})
 	go func() {
 		parse := func(datagram []byte) []notice { return routeNotices(datagram, ours) }
-		hear(context.Background(), socket, parse, lostNotice(), notices)
+		sendEvents(context.Background(), socket, parse, lostNotice(), notices)
 		close(ended)
 	}()
 	t.Cleanup(func() { socket.Close(); <-ended })
@@ -246,7 +246,7 @@ func TestRouteEventsLost(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	notices := make(chan notice)
 	go func() {
-		hear(ctx, socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), notices)
+		sendEvents(ctx, socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), notices)
 		close(notices)
 	}()
 	for m := range notices {

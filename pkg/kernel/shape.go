@@ -66,7 +66,7 @@ func (n *NS) Shape(link Link, b Bucket) error {
 				0).Execute(unix.NETLINK_ROUTE, 0)
 			_, err = b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
-		return lacks(err, "token bucket (CONFIG_NET_SCH_TBF)")
+		return missingFeature(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
 	if err != nil || b.Fair == (FairQueue{}) {
 		return err

@@ -59,11 +59,11 @@ func bind(protocol byte, at netip.AddrPort) error {
 // Sockets holds the ports on which sockets of one protocol listen.
 type Sockets map[uint16]bool
 
-// unread marks an unreadable table (the kernel has no inet_diag): any port may be listened on.
-const unread = 0
+// tableUnreadable marks an unreadable table (the kernel has no inet_diag): any port may be listened on.
+const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port of any address.
-func (s Sockets) Listen(port uint16) bool { return s[port] || s[unread] }
+func (s Sockets) Listen(port uint16) bool { return s[port] || s[tableUnreadable] }
 
 // States of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
 const (
@@ -86,13 +86,13 @@ func ReadSockets(protocol byte) Sockets {
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
 			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
-			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != unread {
+			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}
 			return true
 		})
 		if err != nil && family == unix.AF_INET {
-			s[unread] = true
+			s[tableUnreadable] = true
 		}
 	}
 	return s

@@ -55,7 +55,7 @@ var (
 // such VF. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	// Without counters: they are half of the answer, and the list of all VFs must fit into 64 KiB.
-	message, ok, err := n.show(indexed(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
+	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
 	}
@@ -76,7 +76,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 		return nil, err
 	}
 	defer n.Close()
-	message, ok, err := n.show(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
+	message, ok, err := n.readLink(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
 		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs)))
 	if err == nil && !ok {
 		err = fmt.Errorf("link show %s: %w", pf, unix.ENODEV)
@@ -119,12 +119,13 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	if state := uint32s(attribute(attributes, unix.IFLA_VF_LINK_STATE)); len(state) > 1 && int(state[1]) < len(linkStates) {
 		vf.LinkState = linkStates[state[1]]
 	}
-	vf.SpoofCheck, vf.Trust = toldBy(attribute(attributes, unix.IFLA_VF_SPOOFCHK)), toldBy(attribute(attributes, unix.IFLA_VF_TRUST))
+	vf.SpoofCheck = optionalSetting(attribute(attributes, unix.IFLA_VF_SPOOFCHK))
+	vf.Trust = optionalSetting(attribute(attributes, unix.IFLA_VF_TRUST))
 	return vf, nil
 }
 
-// toldBy returns a setting that a driver may not report; the value is then -1.
-func toldBy(value []byte) *bool {
+// optionalSetting returns a setting that a driver may not report; the value is then -1.
+func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
 		return nil
@@ -176,7 +177,7 @@ func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
 		return unix.EINVAL
 	}
 	req := n.request(unix.RTM_SETLINK, 0)
-	req.AddData(indexed(pf.Index))
+	req.AddData(linkHeader(pf.Index))
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	list.AddRtAttr(unix.IFLA_VF_INFO, nil).AddChild(attribute)
 	req.AddData(list)

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// told returns a message about a PF with VFs 0 and 2, as a kernel sends it if the driver fails to report VF 1.
-func told(vfs map[int]VF, mute bool) []byte {
+// pfMessage returns a message about a PF with VFs 0 and 2, as a kernel sends it if the driver fails to report VF 1.
+func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {
 		v := vfs[index]
@@ -61,7 +61,7 @@ func TestParseVF(t *testing.T) {
 			}
 		}
 		got, stats := map[int]VF{}, map[int]VFStats{}
-		for i, attributes := range vfsIn(told(want, mute)) {
+		for i, attributes := range vfsIn(pfMessage(want, mute)) {
 			vf, err := parseVF(attributes, 6)
 			kerneltest.Must(t, err)
 			text, err := json.Marshal(vf)
@@ -154,7 +154,7 @@ func TestVFNone(t *testing.T) {
 
 // FuzzParseVF: no answer of the kernel causes a panic.
 func FuzzParseVF(f *testing.F) {
-	f.Add(told(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
+	f.Add(pfMessage(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
 	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)
 	f.Fuzz(func(t *testing.T, message []byte, length int) {
 		if len(message) < unix.SizeofIfInfomsg || length < 0 {

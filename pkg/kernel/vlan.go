@@ -108,7 +108,7 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 func (n *Node) SetVLANFiltering(bridge Link) error {
 	return fault.Change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-		req.AddData(indexed(bridge.Index))
+		req.AddData(linkHeader(bridge.Index))
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 		info.AddChild(switchedOn(nl.IFLA_BR_VLAN_FILTERING))
@@ -203,7 +203,7 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 
 func (v VLANs) request(kind int, port Link) error {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	msg := indexed(port.Index)
+	msg := linkHeader(port.Index)
 	msg.Family = unix.AF_BRIDGE
 	req.AddData(msg)
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)

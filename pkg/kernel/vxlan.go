@@ -80,8 +80,8 @@ func parseVXLAN(link Link, message []byte) FoundVXLAN {
 	return v
 }
 
-// same reports whether the device matches in the properties that cannot be changed in place.
-func (f FoundVXLAN) same(v VXLAN) bool {
+// sameImmutable reports whether the device matches in the properties that cannot be changed in place.
+func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
@@ -94,7 +94,7 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 		return Link{}, 0, err
 	}
 	for _, f := range own {
-		if f.Name == v.Name && f.same(v) {
+		if f.Name == v.Name && f.sameImmutable(v) {
 			changes, err := n.adjustVXLAN(f, v)
 			return f.Link, changes, err
 		}

@@ -111,8 +111,8 @@ func (t *tally) result(wire wireBytes) Result {
 	return r
 }
 
-// silent reports whether nothing was counted.
-func (t *tally) silent() bool {
+// isEmpty reports whether nothing was counted.
+func (t *tally) isEmpty() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.first.IsZero()

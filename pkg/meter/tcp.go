@@ -52,7 +52,7 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	receiving.Wait()
 	pause := paused()
 	stopped := context.Cause(ctx)
-	if counts.silent() {
+	if counts.isEmpty() {
 		cancel()
 	}
 	watching.Wait()
@@ -176,7 +176,7 @@ func finish(counts *tally, wire wireBytes, sent *atomic.Uint64, stopped error) (
 	if stopped != nil {
 		return Result{}, stopped
 	}
-	if counts.silent() {
+	if counts.isEmpty() {
 		return Result{}, fmt.Errorf("%w (%d bytes sent)", ErrSilent, sent.Load())
 	}
 	result := counts.result(wire)

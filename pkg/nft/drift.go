@@ -113,7 +113,7 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 		return err
 	}
 	defer t.Close()
-	if err := t.wake(); err != nil {
+	if err := t.clearDormant(); err != nil {
 		return err
 	}
 	for range maxRaces {
@@ -138,9 +138,9 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// wake enables the chains of a dormant table. It is a no-op if the table is enabled or missing. It needs its own transaction, since the
-// kernel refuses new base chains in the same one.
-func (t *Handle) wake() error {
+// clearDormant enables the chains of a dormant table. It is a no-op if the table is enabled or missing. It needs its own transaction, since
+// the kernel refuses new base chains in the same one.
+func (t *Handle) clearDormant() error {
 	if dormant, err := t.dormant(); err != nil || !dormant {
 		return err
 	}
@@ -197,7 +197,7 @@ func shapeOf(data []byte) string {
 		}
 	})
 	shape := name
-	plain, nested := telling(name)
+	plain, nested := shapeAttributes(name)
 	for _, kind := range plain {
 		shape += fmt.Sprintf(" %x", text(attributes[kind]))
 	}
@@ -220,8 +220,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// telling returns the attributes that are part of an expression's shape: plain ones, and those with a value or a verdict.
-func telling(name string) (plain, nested []uint16) {
+// shapeAttributes returns the attributes that are part of an expression's shape: plain ones, and those with a value or a verdict.
+func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":
 		return []uint16{unix.NFTA_META_KEY}, nil

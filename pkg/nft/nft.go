@@ -33,7 +33,7 @@ func Available() bool {
 	t, err := Open("")
 	if err == nil {
 		defer t.Close()
-		_, err = t.ask(mdl.Message{
+		_, err = t.query(mdl.Message{
 			Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
 			Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
 		})
@@ -87,16 +87,16 @@ func (c *Conn) Close() {
 	*c = Conn{}
 }
 
-// ask sends a request of one message and returns its answers. unix.ENOENT means that there are none.
-func (c *Conn) ask(question mdl.Message) ([]mdl.Message, error) {
-	c.begin()
+// query sends a request of one message and returns its answers. unix.ENOENT means that there are none.
+func (c *Conn) query(question mdl.Message) ([]mdl.Message, error) {
+	c.markSpoilt()
 	answers, err := c.sock.Execute(question)
 	c.spoilt = fault.Ignore(err, unix.ENOENT) != nil
 	return answers, err
 }
 
-// begin marks the connection as spoilt before a request is sent, until all answers are read.
-func (c *Conn) begin() {
+// markSpoilt marks the connection as spoilt before a request is sent, until all answers are read.
+func (c *Conn) markSpoilt() {
 	c.spoilt = true
 	_ = c.sock.SetDeadline(time.Now().Add(answerTimeout))
 }
@@ -137,7 +137,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			}
 			ask = append(ask, msg)
 		}
-		t.begin()
+		t.markSpoilt()
 		if _, err := t.sock.SendMessages(ask); err != nil {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
 		}
@@ -180,7 +180,7 @@ func (t *Handle) List(set string) ([]Element, error) {
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
-		replies, err = t.ask(ask)
+		replies, err = t.query(ask)
 		return err
 	})
 	if err := fault.Ignore(err, unix.ENOENT); err != nil {
@@ -289,7 +289,7 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 
 // send sends a transaction and reads one acknowledgement per message between its begin and end.
 func (t *Handle) send(batch []mdl.Message) error {
-	t.begin()
+	t.markSpoilt()
 	if len(batch) > 6 {
 		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
 		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer

@@ -76,7 +76,7 @@ func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	if err != nil {
 		return state, false, err
 	}
-	replies, err := t.ask(msg)
+	replies, err := t.query(msg)
 	// ERANGE means that the name is longer than any possible name.
 	if err != nil && IgnoreUnsupported(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil || err == nil && len(replies) == 0 {
 		return state, false, nil
@@ -128,7 +128,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	var found []Rule
 	err = fault.Retry(func() error {
 		found = nil
-		replies, err := t.ask(msg)
+		replies, err := t.query(msg)
 		for _, reply := range replies {
 			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
 				return unix.EINTR

@@ -58,7 +58,7 @@ func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 		r.Prev, _, _ = prevResult(env)
 		return nil
 	}
-	if err := p.gate(r.Verb, env.CNIVersion); err != nil {
+	if err := p.checkVersion(r.Verb, env.CNIVersion); err != nil {
 		return err
 	}
 	if r.Verb == "GC" {
@@ -76,8 +76,8 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// gate rejects versions that the plugin does not serve, and verbs that the version does not have.
-func (p Plugin) gate(verb, v string) error {
+// checkVersion rejects versions that the plugin does not serve, and verbs that the version does not have.
+func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
 	}

@@ -27,19 +27,19 @@ func TestNetworkName(t *testing.T) {
 func TestVersionGate(t *testing.T) {
 	for verb, oldest := range map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"} {
 		for _, v := range allVersions() {
-			err := (Plugin{}).gate(verb, v)
+			err := (Plugin{}).checkVersion(verb, v)
 			if want := slices.Index(allVersions(), v) >= slices.Index(allVersions(), oldest); (err == nil) != want {
 				t.Errorf("%s in %s: %v", verb, v, err)
 			}
 		}
 	}
 	for _, v := range []string{"0.0.9", "1.2.0", "1.1", "x", "1.1.0 ", "\x1b"} {
-		err := (Plugin{}).gate("ADD", v)
+		err := (Plugin{}).checkVersion("ADD", v)
 		if Code(err) != CodeVersion || !strings.Contains(err.Error(), "supported are 0.1.0, 0.2.0") {
 			t.Errorf("%q: %v", v, err)
 		}
 	}
-	if err := (Plugin{MinVersion: "0.3.0"}).gate("ADD", "0.2.0"); Code(err) != CodeVersion {
+	if err := (Plugin{MinVersion: "0.3.0"}).checkVersion("ADD", "0.2.0"); Code(err) != CodeVersion {
 		t.Errorf("below the plugin's oldest: %v", err)
 	}
 }
@@ -54,7 +54,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused: a request that gate rejects does not reach the plugin.
+// TestVersionRefused: a request that checkVersion rejects does not reach the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}

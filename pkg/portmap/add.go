@@ -44,7 +44,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer host.Close()
-	old, err := endFormer(r, host, att)
+	old, err := endPrevious(r, host, att)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err err
 		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
 			"name portmap after the main plugin")
 	}
-	if err := c.choose(); err != nil {
+	if err := c.chooseBackend(); err != nil {
 		return state{}, err
 	}
 	st = state{Backend: c.Backend, Ports: c.hostPorts(pod)}
@@ -96,17 +96,17 @@ func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err err
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endFormer removes the residue of an earlier ADD with the same key, with or without a record. It returns the recorded ports.
-func endFormer(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
+// endPrevious removes the residue of an earlier ADD with the same key, with or without a record. It returns the recorded ports.
+func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old state
 	ok, err := att.Load(&old)
 	if err == nil && ok {
-		err = end(host, att.Key, old, att)
+		err = endForwarding(host, att.Key, old, att)
 	}
 	if err != nil {
 		return nil, err
 	}
-	lost, err := endLost(host, att.Hash())
+	lost, err := endUnrecorded(host, att.Hash())
 	if err == nil && lost {
 		err = delReference(r, true)
 	}
@@ -142,8 +142,8 @@ func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []ne
 	return nil
 }
 
-// choose selects iptables if the kernel has no nftables, unless the configuration names nftables.
-func (c *Config) choose() error {
+// chooseBackend selects iptables if the kernel has no nftables, unless the configuration names nftables.
+func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
 	}
@@ -178,12 +178,12 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if err := openLoopback(host, att.Key, st); err != nil {
 		return nil, err
 	}
-	p, err := take(r, cfg, att, host, st)
+	p, err := takePorts(r, cfg, att, host, st)
 	if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 		return nil, err
 	}
 	var errs []error
-	for _, rec := range p.former() {
+	for _, rec := range p.displaced() {
 		former = append(former, rec.Ports...)
 		if rec.Backend == "iptables" { // these rules precede all others
 			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
@@ -204,8 +204,9 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 // maxRaces limits the retries of a plan.
 const maxRaces = 3
 
-// take takes all ports or none. It plans again after a race with another program. The lock excludes other pods, but not other programs.
-func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
+// takePorts takes all ports or none. It plans again after a race with another program. The lock excludes other pods, but not other
+// programs.
+func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
 	var taken []takeover
 	for races := 0; ; races++ {
 		if err := ensureRules(host, r.Log); err != nil {
@@ -215,7 +216,7 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 		want.Netns = st.netns(r.NetnsPath)
 		p, err = planFor(host, want)
 		if err == nil && p.singles {
-			p, err = takeApart(cfg, att, host, st, &want)
+			p, err = takeSinglePorts(cfg, att, host, st, &want)
 		}
 		if err != nil {
 			return plan{}, err
@@ -224,7 +225,7 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 		taken = p.taken
 		err = apply(host, want, p)
 		if err == nil {
-			p.tell(want, r.Log)
+			p.logTakeovers(want, r.Log)
 		}
 		if races == maxRaces || !isRace(err) {
 			return p, err
@@ -235,8 +236,8 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 // isRace reports whether an element was added or removed after the plan was made.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// takeApart plans with single ports, because another attachment of the container has a part of a range.
-func takeApart(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
+// takeSinglePorts plans with single ports, because another attachment of the container has a part of a range.
+func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
 		return plan{}, err

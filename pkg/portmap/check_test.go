@@ -33,9 +33,9 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		return c.hostPorts(pod)
 	}
 	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
-	del := func(owner string) error { return delHostPorts(h, owned{Owner: owner, Ports: list(false)}) }
+	del := func(owner string) error { return delHostPorts(h, ownedPorts{Owner: owner, Ports: list(false)}) }
 	add := func(owner string, elsewhere bool) error {
-		return addAll(h, owned{Owner: owner, Ports: list(elsewhere)})
+		return addAll(h, ownedPorts{Owner: owner, Ports: list(elsewhere)})
 	}
 	for what, c := range map[string]struct {
 		change func() error

@@ -54,8 +54,8 @@ func taken(p ports.Port, owner string) nft.Element {
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
-// owned holds the ports of one attachment.
-type owned struct {
+// ownedPorts holds the ports of one attachment.
+type ownedPorts struct {
 	// Owner is the attachment's hash, a space, and a name for humans. Only an attachment with the same hash may change and delete the
 	// elements.
 	Owner string
@@ -72,7 +72,7 @@ type owned struct {
 	Shared []ports.Port
 }
 
-func (h owned) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
+func (h ownedPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
 
 // ownerElement returns the element that stands for an attachment. Its comment ends with the pod's network namespace, if that is known.
 func ownerElement(comment string) nft.Element {
@@ -80,7 +80,7 @@ func ownerElement(comment string) nft.Element {
 	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
 }
 
-func (h owned) elements() []nft.Element {
+func (h ownedPorts) elements() []nft.Element {
 	who := ownerHash(h.Owner)
 	if with := who + " " + h.Netns; h.Netns != "" && len(with) < nft.MaxComment {
 		who = with
@@ -100,11 +100,11 @@ func (h owned) elements() []nft.Element {
 		}
 		out = append(out, of...)
 	}
-	return once(out)
+	return uniqueElements(out)
 }
 
-// once removes elements whose key occurs earlier.
-func once(elements []nft.Element) []nft.Element {
+// uniqueElements removes elements whose key occurs earlier.
+func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {
 		id := e.Set + string(e.Key)

@@ -38,7 +38,7 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	defer table.Close()
 	flows, err := table.UDPFlows(slices.Collect(maps.Keys(wanted)), slices.Collect(maps.Keys(families)))
 	stale := slices.DeleteFunc(flows, func(f kernel.UDPFlow) bool {
-		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return keepsFrom(f, p) })
+		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return isStaleFlow(f, p) })
 	})
 	if err != nil || len(stale) == 0 {
 		return err
@@ -50,9 +50,9 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// keepsFrom reports whether an entry for the port would keep a client away from the pod. That is so if the port was not mapped when the
+// isStaleFlow reports whether an entry for the port would keep a client away from the pod. That is so if the port was not mapped when the
 // entry was created, or if the entry leads to the pod. The caller checks that the destination is an address of the node.
-func keepsFrom(f kernel.UDPFlow, p ports.Port) bool {
+func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false
 	}

@@ -40,7 +40,7 @@ func TestRestoreHostPorts(t *testing.T) {
 	a, b := portList("tcp 80 10.1.0.5:80", "tcp 81 10.1.0.5:81"), portList("tcp 90 10.1.0.6:80")
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
 	whole := portElements(t)
-	all := []owned{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
+	all := []ownedPorts{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
 	c, err := nftables.New()
 	kerneltest.Must(t, err)
 	c.FlushTable(&nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet})
@@ -55,11 +55,11 @@ func TestRestoreHostPorts(t *testing.T) {
 	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
 		t.Error(diff)
 	}
-	all = append(all, owned{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
+	all = append(all, ownedPorts{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
 	kerneltest.Must(t, restored(h, all), checkPorts(h, ownerA, a))
 }
 
-func restored(h *kernel.Node, all []owned) error {
+func restored(h *kernel.Node, all []ownedPorts) error {
 	_, err := restoreTable(h, all)
 	return err
 }
@@ -69,8 +69,8 @@ func restored(h *kernel.Node, all []owned) error {
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	own := owned{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
-	check := func() error { return checkHostPorts(h, own, others{"", map[string]other{}}) }
+	own := ownedPorts{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
+	check := func() error { return checkHostPorts(h, own, otherOwners{"", map[string]otherOwner{}}) }
 	if err := check(); !isDifferent(err) || plugin.Hint(err) != "another program flushed or changed them; 'podlace reload' brings back those of all pods" {
 		t.Errorf("%v, hint %q", err, plugin.Hint(err))
 	}
@@ -84,6 +84,6 @@ func TestCheckHints(t *testing.T) {
 		if err := check(); !isDifferent(err) || plugin.Hint(err) != strings.TrimSpace(hint) {
 			t.Errorf("%s: %v, hint %q", e.Set, err, plugin.Hint(err))
 		}
-		kerneltest.Must(t, restored(h, []owned{own}), check())
+		kerneltest.Must(t, restored(h, []ownedPorts{own}), check())
 	}
 }

@@ -34,7 +34,7 @@ func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.El
 			wrong = append(wrong, slices.DeleteFunc(list, func(e nft.Element) bool { return e.Comment != "" })...)
 		}
 	}
-	return once(wrong), missing, nil
+	return uniqueElements(wrong), missing, nil
 }
 
 func sameValue(a, b nft.Element) bool {

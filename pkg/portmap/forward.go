@@ -43,7 +43,7 @@ func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err erro
 			if !c.Covers(p.Addr().Is4()) {
 				continue
 			}
-			f, err := keeper(host, c, p.Addr().Is4())
+			f, err := detectFirewall(host, c, p.Addr().Is4())
 			if err != nil {
 				return list, err
 			}
@@ -66,8 +66,8 @@ func (f firewall) obstacle(chain chainName, subnet netip.Prefix) obstacle {
 		[]string{fmt.Sprintf(f.to, subnet), fmt.Sprintf(f.from, subnet)}}
 }
 
-// keeper returns the firewall that manages a chain.
-func keeper(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
+// detectFirewall returns the firewall that manages a chain.
+func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
 	program, family, ufw := "iptables", "ip", "ufw-user-forward"
 	if !is4 {
 		program, family, ufw = "ip6tables", "ip6", "ufw6-user-forward"

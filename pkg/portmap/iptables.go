@@ -36,7 +36,7 @@ func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
 	for _, p := range st.Rules.Pod {
 		others, err := st.addFamily(key, p, log)
 		if err != nil {
-			return withHint(st.Rules.blame(err, p.Addr().Is4()))
+			return withHint(st.Rules.nameConditions(err, p.Addr().Is4()))
 		}
 		if len(others) > 0 {
 			lost = others
@@ -62,7 +62,7 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 	if err != nil {
 		return nil, err
 	}
-	if len(own) == 0 || leadsHere(table.NAT()) {
+	if len(own) == 0 || jumpsToHostports(table.NAT()) {
 		return nil, table.Apply(own)
 	}
 	if lost, err = allRecorded(); err != nil {
@@ -79,8 +79,8 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 	return lost, err
 }
 
-// blame names the conditions in the error if iptables refuses the rules. All other parts of the rules are the same for every pod.
-func (of rules) blame(err error, is4 bool) error {
+// nameConditions names the conditions in the error if iptables refuses the rules. All other parts of the rules are the same for every pod.
+func (of rules) nameConditions(err error, is4 bool) error {
 	key, words := of.conditions(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
 		return err
@@ -110,8 +110,8 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
 }
 
-// leadsHere reports whether packets reach the chain of all hostPorts.
-func leadsHere(nat iptables.NAT) bool {
+// jumpsToHostports reports whether packets reach the chain of all hostPorts.
+func jumpsToHostports(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
@@ -168,7 +168,7 @@ func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, e
 			continue
 		}
 		pod := slices.IndexFunc(rec.Rules.Pod, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
-		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
+		if pod < 0 || jumpsToHostports(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
 			continue
 		}
 		own, e := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])

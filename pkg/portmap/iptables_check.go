@@ -62,7 +62,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	if err := checkAhead(nat, chain); err != nil {
 		return err
 	}
-	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
+	led, own := portsLedTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
@@ -118,8 +118,8 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// ledTo returns the node ports that rules lead to a pod's chain, each after its protocol.
-func ledTo(nat iptables.NAT, chain string) map[string]bool {
+// portsLedTo returns the node ports that rules lead to a pod's chain, each after its protocol.
+func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
 		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {

@@ -30,8 +30,8 @@ const protectPriority = -300
 // empty one does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
-// foreign is the prefix for the folder of a link whose route_localnet another program enabled. No link name contains a colon.
-const foreign = "foreign:"
+// foreignPrefix is the prefix for the folder of a link whose route_localnet another program enabled. No link name contains a colon.
+const foreignPrefix = "foreign:"
 
 // buildLoopback writes rules that drop packets from the network with a source or destination in 127.0.0.0/8. A hostPort on 127.0.0.1 needs
 // route_localnet on the pods' interface. Without these rules every pod could then reach servers on the node's loopback. The table stays
@@ -67,7 +67,7 @@ func loopbackProtected(host *kernel.Node) (bool, error) {
 
 // loopbackUsed reports whether the records contain an attachment that the node reaches through 127.0.0.1. It reads one folder.
 func loopbackUsed() bool {
-	users, err := names(loopbackUsers, 1)
+	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
 }
 
@@ -115,7 +115,7 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
-		name = foreign + link
+		name = foreignPrefix + link
 	}
 	// The file comes first, because DEL uses it to find the links to close.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
@@ -136,16 +136,16 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// lendLoopback leaves route_localnet on for a link that Podlace opened: the reference plugins' rules need it, and never disable it.
-func lendLoopback(host *kernel.Node, link string) error {
+// leaveLoopbackOpen leaves route_localnet on for a link that Podlace opened: the reference plugins' rules need it, and never disable it.
+func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
 	}
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// opened returns the links on which Podlace enabled route_localnet. It reads all links of the node.
-func opened(host *kernel.Node) (links []string, err error) {
+// openedLinks returns the links on which Podlace enabled route_localnet. It reads all links of the node.
+func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
 		if value == openedByUs {
@@ -160,7 +160,7 @@ func opened(host *kernel.Node) (links []string, err error) {
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
-		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreign+link)); value == "1" && unknown != nil {
+		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreignPrefix+link)); value == "1" && unknown != nil {
 			return true, err
 		}
 	}
@@ -181,7 +181,7 @@ func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 
 // LoopbackOpen reports whether Podlace left route_localnet on for any link. It reads all links of the node.
 func LoopbackOpen(host *kernel.Node) (bool, error) {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	return len(links) > 0, err
 }
 
@@ -196,7 +196,7 @@ func loopbackOpenedOn(link string) bool {
 
 // CloseLoopback disables route_localnet on each link on which Podlace enabled it.
 func CloseLoopback(host *kernel.Node) error {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	for _, link := range links {
 		err = errors.Join(err, host.Set(routeLocalnet(link, "0")))
 	}
@@ -207,7 +207,7 @@ func CloseLoopback(host *kernel.Node) error {
 // the kernel can need them. users are the hashes of the recorded attachments. The caller holds the lock of the ports.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	if err == nil && len(links) > 0 {
 		_, err = restoreProtection(host)
 	}
@@ -244,10 +244,10 @@ func forgetUsers(users []string) error {
 	for _, owner := range users {
 		keep[owner] = true
 	}
-	links, err := names(loopbackUsers, -1)
+	links, err := readNames(loopbackUsers, -1)
 	for _, link := range links {
 		folder := filepath.Join(loopbackUsers, link)
-		owners, e := names(folder, -1)
+		owners, e := readNames(folder, -1)
 		err = errors.Join(err, e)
 		for _, owner := range owners {
 			if !keep[owner] {
@@ -266,12 +266,12 @@ const anyLink = "*"
 // that no link of Podlace is open anymore. The caller may then remove the protection, and then removes the owner from the users of links.
 // Callers hold the lock of OpenLoopback.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
-	links := []string{link, foreign + link}
+	links := []string{link, foreignPrefix + link}
 	switch link {
 	case "":
 		return nil, false, nil
 	case anyLink:
-		if links, err = names(loopbackUsers, -1); err != nil {
+		if links, err = readNames(loopbackUsers, -1); err != nil {
 			return nil, false, err
 		}
 	}
@@ -284,7 +284,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			continue
 		}
 		users = append(users, link)
-		few, err := names(folder, 2)
+		few, err := readNames(folder, 2)
 		if err != nil {
 			return nil, false, err
 		}
@@ -292,14 +292,14 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			continue
 		}
 		ending++
-		if strings.HasPrefix(link, foreign) {
+		if strings.HasPrefix(link, foreignPrefix) {
 			continue
 		}
 		if err := host.Set(routeLocalnet(link, "0")); err != nil {
 			return nil, false, err
 		}
 	}
-	if few, err := names(loopbackUsers, ending+1); err != nil || len(few) > ending {
+	if few, err := readNames(loopbackUsers, ending+1); err != nil || len(few) > ending {
 		return users, false, err
 	}
 	last, err = closeUnused(host, owner)
@@ -329,7 +329,7 @@ func forgetUser(owner string, links []string) error {
 // closeUnused decides by the kernel if the records name no user other than the owner, because records can be lost. While another attachment
 // has hostPorts, open links stay open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
 		return err == nil, err
 	}
@@ -340,8 +340,8 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// names returns up to most names in a folder, or all if most is less than 1. A missing folder has none.
-func names(folder string, most int) ([]string, error) {
+// readNames returns up to most names in a folder, or all if most is less than 1. A missing folder has none.
+func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)
 }

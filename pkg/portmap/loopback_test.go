@@ -56,7 +56,7 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 0 0")
 	kerneltest.Must(t, OpenLoopback(h, a, "kt0"), OpenLoopback(h, a, "kt0"), OpenLoopback(h, b, "kt0"), OpenLoopback(h, b, "kt1"))
 	state("2 2 2")
-	closeFor := func(owner, link string) error { return delHostPorts(h, owned{Owner: owner, Localhost: link}) }
+	closeFor := func(owner, link string) error { return delHostPorts(h, ownedPorts{Owner: owner, Localhost: link}) }
 	kerneltest.Must(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("2 2 2")
 	_, err := delOwnedHostPorts(h, ownerHash(ownerB))
@@ -67,7 +67,7 @@ func TestLoopbackUsers(t *testing.T) {
 	kerneltest.Must(t, closeFor(ownerA, "kt0"))
 	state("0 0 0")
 	if _, err := os.Stat(loopbackUsers); err == nil {
-		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+		if left, _ := readNames(loopbackUsers, -1); len(left) > 0 {
 			t.Errorf("left %q", left)
 		}
 	}
@@ -82,7 +82,7 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
 	state("0 0 0")
-	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+	if left, _ := readNames(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
 }
@@ -104,7 +104,7 @@ func TestLoopbackUsersLost(t *testing.T) {
 	open := func(owner, link string, port uint16) {
 		t.Helper()
 		kerneltest.Must(t, restored(h, nil), OpenLoopback(h, ownerHash(owner), link),
-			addAll(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
+			addAll(h, ownedPorts{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
 	}
 	lose := func() { t.Helper(); kerneltest.Must(t, os.RemoveAll(loopbackUsers)) }
 	del := func(owner string) {
@@ -136,6 +136,6 @@ func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	kerneltest.Must(t, mendLoopback(h, []string{ownerHash(ownerA)}))
 	state("2 1 2")
-	kerneltest.Must(t, lendLoopback(h, "kt0"), mendLoopback(h, nil))
+	kerneltest.Must(t, leaveLoopbackOpen(h, "kt0"), mendLoopback(h, nil))
 	state("1 1 0")
 }

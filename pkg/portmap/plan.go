@@ -16,12 +16,12 @@ import (
 
 // claim is the request of an ADD: the ports of one attachment, its container and its pod.
 type claim struct {
-	owned
+	ownedPorts
 	container, pod string
 }
 
-// existing holds the elements and attachments that conflict with a claim.
-type existing struct {
+// conflicts holds the elements and attachments that conflict with a claim.
+type conflicts struct {
 	elements []nft.Element     // elements with the same keys, and with the same ports in other sets
 	holders  map[string]holder // other attachments that forward a port of the claim, by hash
 }
@@ -57,7 +57,7 @@ type takeover struct {
 
 // makePlan decides about each attachment that has a port of the claim. An attachment of the same container keeps the port. An attachment
 // that gives way loses the port, or all its ports if its container is gone. Any other attachment makes the claim fail.
-func makePlan(have existing, want claim) (p plan, err error) {
+func makePlan(have conflicts, want claim) (p plan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {
 		hash, port := ownerHash(e.Comment), portOf(e)
@@ -72,7 +72,7 @@ func makePlan(have existing, want claim) (p plan, err error) {
 			p.shared = true
 			continue
 		case !h.yields(want):
-			return plan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, who(h.Record, e.Comment))
+			return plan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
 		case !slices.ContainsFunc(p.taken, func(t takeover) bool { return t.Key == h.Key }):
 			p.taken = append(p.taken, takeover{port, e.Comment, h})
 			p.remove = append(p.remove, h.elements...)
@@ -80,7 +80,7 @@ func makePlan(have existing, want claim) (p plan, err error) {
 		}
 		p.remove = append(p.remove, e)
 	}
-	p.remove = once(p.remove)
+	p.remove = uniqueElements(p.remove)
 	for _, e := range want.elements() {
 		if !isForward(e) || !kept.Overlap(portOf(e), "") {
 			p.add = append(p.add, e)
@@ -93,8 +93,8 @@ func makePlan(have existing, want claim) (p plan, err error) {
 
 const takenBy = "hostPort %s is in use by %s"
 
-// former returns all attachments of the containers that give way, in all networks, because attachments that share a port have rules too.
-func (p plan) former() (all []recorded) {
+// displaced returns all attachments of the containers that give way, in all networks, because attachments that share a port have rules too.
+func (p plan) displaced() (all []recorded) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
 			if !slices.ContainsFunc(all, func(o recorded) bool { return o.Key == rec.Key }) {
@@ -115,13 +115,13 @@ func planFor(host *kernel.Node, want claim) (plan, error) {
 }
 
 // observe reads the conflicts of a claim. It looks up the keys of the claim, and reads the records of the owners.
-func observe(host *kernel.Node, want claim) (have existing, err error) {
+func observe(host *kernel.Node, want claim) (have conflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return existing{}, err
+		return conflicts{}, err
 	}
-	if have.elements, err = clashes(t, want.owned, want.elements()); err != nil {
-		return existing{}, err
+	if have.elements, err = clashes(t, want.ownedPorts, want.elements()); err != nil {
+		return conflicts{}, err
 	}
 	have.holders = map[string]holder{}
 	for _, e := range have.elements {
@@ -130,7 +130,7 @@ func observe(host *kernel.Node, want claim) (have existing, err error) {
 			continue
 		}
 		if have.holders[hash], err = observeHolder(t, hash, want); err != nil {
-			return existing{}, err
+			return conflicts{}, err
 		}
 	}
 	return have, nil
@@ -174,8 +174,8 @@ func merge(earlier, more []takeover) []takeover {
 	return earlier
 }
 
-// tell logs the attachments that gave way.
-func (p plan) tell(want claim, log *slog.Logger) {
+// logTakeovers logs the attachments that gave way.
+func (p plan) logTakeovers(want claim, log *slog.Logger) {
 	for _, h := range p.taken {
 		log.Warn("a hostPort is taken over", "port", h.port.String(), "from", ownerName(h.owner), "container", h.ContainerID,
 			"samePod", h.Pod != "" && h.Pod == want.pod)

@@ -71,14 +71,14 @@ func TestMakePlan(t *testing.T) {
 			shared: true},
 	} {
 		t.Run(title, func(t *testing.T) {
-			have := existing{holders: map[string]holder{ownerHash(ownerB): c.by}}
-			for _, e := range slices.Concat(owned{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
-				owned{Owner: ownerA, Ports: c.own}.elements()) {
+			have := conflicts{holders: map[string]holder{ownerHash(ownerB): c.by}}
+			for _, e := range slices.Concat(ownedPorts{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
+				ownedPorts{Owner: ownerA, Ports: c.own}.elements()) {
 				if e.Set != "owners" { // one lookup covers the ports
 					have.elements = append(have.elements, e)
 				}
 			}
-			p, err := makePlan(have, claim{owned{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
+			p, err := makePlan(have, claim{ownedPorts{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
 			if c.code != 0 {
 				if plugin.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("got %v", err)
@@ -86,7 +86,7 @@ func TestMakePlan(t *testing.T) {
 				return
 			}
 			want := fmt.Sprint(c.remove, "|", c.add, "|", c.former, "|", c.shared, c.singles)
-			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", containers(p.former()), "|", p.shared, p.singles)
+			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", containers(p.displaced()), "|", p.shared, p.singles)
 			if diff := cmp.Diff(want, got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -103,8 +103,9 @@ func TestMakePlanOnce(t *testing.T) {
 		held = append(held, elementsOf(p, ownerB)...)
 	}
 	by := holder{Record: rec, found: true, gone: true, all: []recorded{{Record: rec}}, elements: slices.Clone(held)}
-	p, err := makePlan(existing{held, map[string]holder{ownerHash(ownerB): by}}, claim{owned{Owner: ownerA, Ports: list}, "new", "shop/web-0"})
-	if err != nil || len(p.taken) != 1 || len(p.former()) != 1 || len(p.remove) != len(held) {
+	want := claim{ownedPorts{Owner: ownerA, Ports: list}, "new", "shop/web-0"}
+	p, err := makePlan(conflicts{held, map[string]holder{ownerHash(ownerB): by}}, want)
+	if err != nil || len(p.taken) != 1 || len(p.displaced()) != 1 || len(p.remove) != len(held) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -114,9 +115,10 @@ func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	log := slog.New(slog.DiscardHandler)
-	want := claim{owned{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
+	want := claim{ownedPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
 	kerneltest.Must(t, ensureRules(h, log))
-	for _, change := range []func() error{func() error { return addAll(h, want.owned) }, func() error { return delHostPorts(h, want.owned) }} {
+	add, del := func() error { return addAll(h, want.ownedPorts) }, func() error { return delHostPorts(h, want.ownedPorts) }
+	for _, change := range []func() error{add, del} {
 		p, err := planFor(h, want)
 		kerneltest.Must(t, err, change())
 		if err := apply(h, want, p); !isRace(err) {

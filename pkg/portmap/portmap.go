@@ -45,8 +45,8 @@ func (c Config) rules(pod []netip.Prefix) *rules {
 const portsLock = "hostports"
 
 // hostPorts returns the attachment's entry in the hostPort table. owner is the comment of its elements.
-func (st state) hostPorts(owner string) owned {
-	return owned{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
+func (st state) hostPorts(owner string) ownedPorts {
+	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
 // netns returns the namespace path for nf_tables. It is "" for the iptables backend: without a record its rules cannot be removed, so such
@@ -83,7 +83,7 @@ func check(r *plugin.Request) error {
 	if err != nil || len(cfg.Ports) == 0 {
 		return err
 	}
-	if err := cfg.choose(); err != nil {
+	if err := cfg.chooseBackend(); err != nil {
 		return err
 	}
 	host, err := kernel.Host()
@@ -103,13 +103,13 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	st := state{Backend: cfg.Backend, Ports: ports}
-	if err := st.recall(r, host); err != nil {
+	if err := st.loadRecorded(r, host); err != nil {
 		return err
 	}
 	if reference == "iptables" {
 		st.Backend = reference
 	} else {
-		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others{r.ContainerID, map[string]other{}})
+		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), otherOwners{r.ContainerID, map[string]otherOwner{}})
 		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 			return err
 		}
@@ -120,9 +120,9 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// recall completes the state from ADD's record and from the kernel's loopback state. Without a record, the reference made the ports, unless
-// nf_tables names the attachment as their owner.
-func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
+// loadRecorded completes the state from ADD's record and from the kernel's loopback state. Without a record, the reference made the ports,
+// unless nf_tables names the attachment as their owner.
+func (st *state) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[state](r)
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := cfg.choose(); err != nil {
+	if err := cfg.chooseBackend(); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {

@@ -43,8 +43,8 @@ func protectFlushed(log *slog.Logger) error {
 	return protectAgain(host, log)
 }
 
-// mendRecorded runs mendLoopback with the recorded attachments.
-func mendRecorded(host *kernel.Node) error {
+// mendFromRecords runs mendLoopback with the recorded attachments.
+func mendFromRecords(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {
 		return err

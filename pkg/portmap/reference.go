@@ -15,14 +15,14 @@ import (
 // Most pods have no ports and so no record. Like the reference, it looks for rules only if the runtime passes ports, or if some says that
 // there were ports.
 func delReference(r *plugin.Request, some bool) error {
-	if !some && !namesPorts(r) {
+	if !some && !passesPorts(r) {
 		return nil
 	}
 	return asReference(r).Remove()
 }
 
-// namesPorts reports whether the runtime passes ports to DEL, in any form.
-func namesPorts(r *plugin.Request) bool {
+// passesPorts reports whether the runtime passes ports to DEL, in any form.
+func passesPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`

@@ -25,7 +25,7 @@ type recorded struct {
 func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
 
 // wanted returns the attachment's wanted state in nf_tables.
-func (rec recorded) wanted() owned {
+func (rec recorded) wanted() ownedPorts {
 	ports := rec.hostPorts(rec.owner())
 	ports.Netns, ports.Shared = rec.netns(rec.Netns), rec.shared
 	return ports
@@ -52,7 +52,7 @@ func repair(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error 
 	if len(all) > 0 {
 		err = restore(host, all, log, locks)
 	}
-	return errors.Join(err, mendRecorded(host))
+	return errors.Join(err, mendFromRecords(host))
 }
 
 // inUse reports whether the node has a record of hostPorts, or a link that is open for 127.0.0.1.
@@ -73,7 +73,7 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 	if loopbackUsed() {
 		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
 	}
-	var wanted []owned
+	var wanted []ownedPorts
 	var flows []ports.Port
 	for i := range all {
 		errs = append(errs, openLoopback(host, all[i].Key, &all[i].state))
@@ -103,12 +103,12 @@ func ignoreNoNFT(err error) error {
 }
 
 // allRecorded returns the attachments with ports, the newest first.
-func allRecorded() ([]recorded, error) { return recordedBut("", "") }
+func allRecorded() ([]recorded, error) { return recordedExcept("", "") }
 
-// recordedBut is allRecorded without the attachment whose key has the hash. Of two pods that ask for a port, the newer one has it.
+// recordedExcept is allRecorded without the attachment whose key has the hash. Of two pods that ask for a port, the newer one has it.
 // Attachments of one container share it. A dead pod has no ports, unless it belongs to container. A pod whose ADD has not finished has
 // none.
-func recordedBut(hash, container string) (all []recorded, err error) {
+func recordedExcept(hash, container string) (all []recorded, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index

@@ -29,7 +29,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	var lend []attachment.Step
 	if st.Localhost != "" {
 		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on",
-			Do: func() error { return lendLoopback(host, st.Localhost) }}}
+			Do: func() error { return leaveLoopbackOpen(host, st.Localhost) }}}
 	}
 	if st.Backend == "iptables" && rec.Key == named {
 		return lend, nil
@@ -89,7 +89,7 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
-	return end(host, rec.Key, st, nil)
+	return endForwarding(host, rec.Key, st, nil)
 }
 
 // withSubnets returns the target addresses of ports with the prefix lengths of their subnets. An unknown address gets its full length.

@@ -22,33 +22,33 @@ const (
 	noneShared  = "none"
 )
 
-// others are the other attachments with ports of an attachment, by the comments of elements.
-type others struct {
+// otherOwners are the other attachments with ports of an attachment, by the comments of elements.
+type otherOwners struct {
 	container string
-	known     map[string]other
+	known     map[string]otherOwner
 }
 
-// other is one of these attachments. It shares its ports if it belongs to the same container.
-type other struct {
+// otherOwner is one of these attachments. It shares its ports if it belongs to the same container.
+type otherOwner struct {
 	name   string
 	shares bool
 }
 
 // of reads the record of an owner once.
-func (o others) of(owner string) other {
+func (o otherOwners) of(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
 		a.name = ownerName(owner)
 		if rec, found, err := attachment.ByHash("portmap", ownerHash(owner)); err == nil && found {
-			a = other{who(rec, owner), rec.ContainerID == o.container}
+			a = otherOwner{describeOwner(rec, owner), rec.ContainerID == o.container}
 		}
 		o.known[owner] = a
 	}
 	return a
 }
 
-// who returns the name of an owner, with details that distinguish it from an earlier pod of the same name.
-func who(rec attachment.Record, owner string) string {
+// describeOwner returns the name of an owner, with details that distinguish it from an earlier pod of the same name.
+func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
 		name = ownerName(owner) + ", " + name
@@ -65,13 +65,13 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	}
 	// An attachment of the same container keeps its port although its namespace is gone. The next pod that asks for the port then removes
 	// its rules too.
-	own, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
-	all, err := recordedBut(hash, own.ContainerID)
+	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
+	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
 		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
 	}
 	var heirs []recorded
-	var wanted []owned
+	var wanted []ownedPorts
 	for _, rec := range all {
 		h := rec.wanted()
 		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return ending != nil && !ending.Overlap(p, "") })
@@ -80,7 +80,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 		}
 	}
 	if len(heirs) == 0 {
-		if shared, err := sharedBut(hash); err != nil || shared {
+		if shared, err := sharedExcept(hash); err != nil || shared {
 			return nil
 		}
 		return attachment.NoteNode(sharedPorts, noneShared)
@@ -96,7 +96,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 
 // passHostPorts passes the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
 // and ports for which no attachment asks, stay. It is a no-op while the rules are missing. The caller holds portsLock.
-func passHostPorts(host *kernel.Node, owner string, to []owned) error {
+func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
 	}
@@ -108,7 +108,7 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	for _, h := range to {
 		want = append(want, h.elements()...)
 	}
-	want = once(want)
+	want = uniqueElements(want)
 	has, err := t.Find(want)
 	if err != nil {
 		return err
@@ -123,11 +123,11 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 			passed = append(passed, *has[i])
 		}
 	}
-	return t.Replace(once(passed), missing)
+	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedBut reports whether two attachments ask for one port, without the attachment whose key has the hash. An unfinished ADD counts.
-func sharedBut(hash string) (bool, error) {
+// sharedExcept reports whether two attachments ask for one port, without the attachment whose key has the hash. An unfinished ADD counts.
+func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index
 	for _, rec := range records {

@@ -19,7 +19,7 @@ import (
 )
 
 // ownedBy returns the wanted elements of h that exist and still belong to its owner.
-func ownedBy(t *nft.Handle, h owned) ([]nft.Element, error) {
+func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
@@ -28,7 +28,7 @@ func ownedBy(t *nft.Handle, h owned) ([]nft.Element, error) {
 const maxAsked = 2000
 
 // clashes returns the elements that conflict with those of h: the same keys, and the same ports in other sets.
-func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, error) {
+func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
 	for _, p := range h.Ports {
@@ -63,13 +63,13 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 		return !slices.ContainsFunc(h.Ports, func(p ports.Port) bool { return p.Overlaps(portOf(e)) })
 	})
 	found, err := t.Existing(ask)
-	return once(append(found, clashes...)), err
+	return uniqueElements(append(found, clashes...)), err
 }
 
 // restoreTable rewrites missing or changed rules, and adds missing ports of all attachments. lacked reports whether anything was missing. A
 // port that another attachment has now stays there. On a kernel without nftables nothing is missing. The caller holds the lock of the
 // ports.
-func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
+func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
 	if err != nil {
 		return false, nft.IgnoreUnsupported(err)
@@ -84,7 +84,7 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	wrong, missing, err := compareElements(t, once(want))
+	wrong, missing, err := compareElements(t, uniqueElements(want))
 	if err != nil || drift == "" {
 		return len(missing)+len(wrong) > 0, errors.Join(err, t.Replace(wrong, missing))
 	}
@@ -118,7 +118,7 @@ func hairpin(link string) nft.Element {
 }
 
 // delHostPorts ends the forwarding of the owner's ports and closes its 127.0.0.1, in one transaction.
-func delHostPorts(host *kernel.Node, h owned) error {
+func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	var own []nft.Element
 	if err == nil {
@@ -132,7 +132,7 @@ func delHostPorts(host *kernel.Node, h owned) error {
 
 // delOwnedHostPorts ends the forwarding of all ports of the owner with a hash, and returns them. It reads all ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
-	own, err := allOf(host, hash)
+	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
 		return nil, err
 	}
@@ -144,8 +144,8 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// allOf returns all elements of the owner with a hash.
-func allOf(host *kernel.Node, hash string) (own []nft.Element, err error) {
+// elementsOfHash returns all elements of the owner with a hash.
+func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return nil, err
@@ -248,7 +248,7 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 
 // checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. Otherwise it
 // returns an error with plugin.CodeStateDiffers. by holds the names of other owners.
-func checkHostPorts(host *kernel.Node, h owned, by others) error {
+func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
@@ -273,7 +273,7 @@ func checkHostPorts(host *kernel.Node, h owned, by others) error {
 }
 
 // checkElements compares each element of the owner.
-func checkElements(t *nft.Handle, h owned, by others) error {
+func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	want := h.elements()
 	found, err := t.Find(want)
 	if err != nil {
@@ -316,7 +316,7 @@ func differs(format string, args ...any) error {
 }
 
 // lostPorts returns the error for the first missing element, unless another owner that shares its port has it in another form.
-func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
+func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
 	}
@@ -346,14 +346,14 @@ func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
 }
 
 // checkShadows reports ports that another backend forwards elsewhere, before our rules see the packets.
-func checkShadows(t *nft.Handle, h owned, by others) error {
+func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {
 		every := p
 		every.HostIP = netip.Addr{}
 		ask = append(ask, taken(p, ""), taken(every, ""))
 	}
-	found, err := t.Existing(once(ask))
+	found, err := t.Existing(uniqueElements(ask))
 	found = slices.DeleteFunc(found, func(e nft.Element) bool { return by.of(e.Comment).shares })
 	if err != nil || len(found) == 0 {
 		return err

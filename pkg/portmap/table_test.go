@@ -49,11 +49,11 @@ func portList(texts ...string) (out []ports.Port) {
 }
 
 func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
-	return addAll(h, owned{Owner: owner, Bridge: bridge, Ports: ports})
+	return addAll(h, ownedPorts{Owner: owner, Bridge: bridge, Ports: ports})
 }
 
 // addAll first creates the rules if they are missing.
-func addAll(h *kernel.Node, own owned) error {
+func addAll(h *kernel.Node, own ownedPorts) error {
 	log := slog.New(slog.DiscardHandler)
 	if err := ensureRules(h, log); err != nil {
 		return err
@@ -67,7 +67,7 @@ func addAll(h *kernel.Node, own owned) error {
 }
 
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
-	return delHostPorts(h, owned{Owner: owner, Ports: ports})
+	return delHostPorts(h, ownedPorts{Owner: owner, Ports: ports})
 }
 
 func isTaken(err error) bool { return plugin.Code(err) == plugin.CodePortConflict }
@@ -75,7 +75,7 @@ func isTaken(err error) bool { return plugin.Code(err) == plugin.CodePortConflic
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
 func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
-	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, others{"", map[string]other{}})
+	return checkHostPorts(h, ownedPorts{Owner: owner, Ports: ports}, otherOwners{"", map[string]otherOwner{}})
 }
 
 // portElements lists the elements of all port sets.
@@ -286,7 +286,7 @@ func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	add := func(owner string, taken bool, texts ...string) error {
-		return addAll(h, owned{Owner: owner, Taken: taken, Ports: portList(texts...)})
+		return addAll(h, ownedPorts{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
 	kerneltest.Must(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
 		add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
@@ -304,7 +304,7 @@ func TestTaken(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	kerneltest.Must(t, delPorts(h, ownerB, portList(one)))
-	kerneltest.Must(t, delHostPorts(h, owned{Owner: ownerA, Taken: true,
+	kerneltest.Must(t, delHostPorts(h, ownedPorts{Owner: ownerA, Taken: true,
 		Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }

@@ -51,7 +51,7 @@ func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	}
 	for _, a := range Dead(list) {
 		for _, holder := range a.Holders {
-			if a.Network == n.Name && !plan.knows(holder) {
+			if a.Network == n.Name && !plan.covers(holder) {
 				plan.note(holder, plan.addHolder(holder))
 			}
 		}
@@ -65,7 +65,7 @@ func (p *Plan) add(pl Plugin) error {
 	if pl.Type != filepath.Base(pl.Type) {
 		return errors.New("it is no name of a plugin")
 	}
-	err := ours(filepath.Join(p.binDir, pl.Type))
+	err := checkIsPodlace(filepath.Join(p.binDir, pl.Type))
 	if err == nil {
 		p.Run = append(p.Run, pl)
 	}
@@ -87,14 +87,14 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// knows reports whether a plugin runs, itself or for another plugin, or is in the configuration.
-func (p *Plan) knows(kind string) bool {
+// covers reports whether a plugin runs, itself or for another plugin, or is in the configuration.
+func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// ours returns an error if a program is no plugin of Podlace. Podlace's plugins print their name when started without a verb.
-func ours(path string) error {
+// checkIsPodlace returns an error if a program is no plugin of Podlace. Podlace's plugins print their name when started without a verb.
+func checkIsPodlace(path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return err
 	}

@@ -24,8 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// unsure is the maximum age at which an attachment of unknown namespace may have a running ADD: a runtime lists a pod only after its ADD.
-const unsure = 10 * time.Minute
+// maxADDAge is the maximum age at which an attachment of unknown namespace may have a running ADD: a runtime lists a pod only after its
+// ADD.
+const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
 const (
@@ -195,7 +196,7 @@ func Judge(list []*Attachment, rt Runtimes, all bool) {
 			a.Dead = "made before the node was booted"
 		case a.State == Gone:
 			a.Dead = "namespace " + a.Netns + " is gone"
-		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < unsure:
+		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < maxADDAge:
 		case a.Netns != "":
 			a.Dead = a.Netns + " is no namespace any more"
 		case !a.cached:

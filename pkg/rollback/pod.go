@@ -25,7 +25,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	if _, ok := records["sriov"]; ok {
 		return nil, errors.New("it has VFs, which the reference does not bring back: have the runtime delete the pod")
 	}
-	if err := legible(records); err != nil {
+	if err := checkLegible(records); err != nil {
 		return nil, err
 	}
 	alive, err := j.alive(key, records)
@@ -33,7 +33,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 		return nil, err
 	}
 	if !alive {
-		return []attachment.Step{j.bury(key, records)}, nil
+		return []attachment.Step{j.removeResidue(key, records)}, nil
 	}
 	addresses, err := addressesOf(siblings)
 	if err != nil {
@@ -70,8 +70,8 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	return steps, nil
 }
 
-// legible returns an error that names the file if a plugin cannot parse its part of a record.
-func legible(records map[string]attachment.Record) error {
+// checkLegible returns an error that names the file if a plugin cannot parse its part of a record.
+func checkLegible(records map[string]attachment.Record) error {
 	readers := map[string]func(attachment.Record) error{
 		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
 		"portmap":   func(rec attachment.Record) error { _, err := portmap.Targets(rec); return err },
@@ -153,9 +153,9 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// bury returns the step that removes the residue of a pod whose interface is gone. The runtime's DEL, by either plugin, releases its
-// addresses.
-func (j *job) bury(key attachment.Key, records map[string]attachment.Record) attachment.Step {
+// removeResidue returns the step that removes the residue of a pod whose interface is gone. The runtime's DEL, by either plugin, releases
+// its addresses.
+func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}
 		if rec, ok := records["portmap"]; ok {

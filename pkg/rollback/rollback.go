@@ -51,7 +51,7 @@ func Run(o Options) error {
 	defer host.Close()
 	_, missing := os.Stat(store.Root)
 	if o.Act {
-		unlock, err := only()
+		unlock, err := lockRun()
 		if err != nil {
 			return err
 		}
@@ -74,8 +74,8 @@ func Run(o Options) error {
 	return j.node()
 }
 
-// only prevents a concurrent run.
-func only() (unlock func(), err error) {
+// lockRun prevents a concurrent run.
+func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return nil, err
@@ -257,7 +257,7 @@ func (j *job) node() error {
 		steps = append(steps, attachment.Step{Text: "remove the records in " + store.Root})
 	}
 	if j.Act {
-		if err := j.nobodyNew(); err != nil {
+		if err := j.checkNoNewPods(); err != nil {
 			return err
 		}
 	}
@@ -267,8 +267,8 @@ func (j *job) node() error {
 	return attachment.Clear() // also removes this run's lock
 }
 
-// nobodyNew returns an error if a plugin of Podlace added a pod meanwhile.
-func (j *job) nobodyNew() error {
+// checkNoNewPods returns an error if a plugin of Podlace added a pod meanwhile.
+func (j *job) checkNoNewPods() error {
 	networks, err := attachment.Networks()
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ func enterInside(parent string) (bool, int, error) {
 	if err := os.Unsetenv(mark); err != nil {
 		return false, 1, fmt.Errorf("sandbox: %w", err)
 	}
-	if err := furnish(parent); err != nil {
+	if err := prepareMounts(parent); err != nil {
 		advice := ""
 		if errors.Is(err, fs.ErrPermission) { // a security module may allow the namespaces but no capabilities in them
 			advice = hint(err, sysctlFile)

@@ -16,8 +16,8 @@ import (
 // covered returns the folders that get an empty tmpfs: those with the state of runtimes and plugins.
 func covered() []string { return []string{"/run", "/var/lib"} }
 
-// furnish prepares the new namespaces.
-func furnish(parent string) error {
+// prepareMounts prepares the new namespaces.
+func prepareMounts(parent string) error {
 	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return fmt.Errorf("own network namespace: %w", err)

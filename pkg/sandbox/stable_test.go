@@ -18,8 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// laced creates two pods that stand for a node and a container: bridge, veth, both families, a firewall and shaping. It waits for nothing.
-func laced(t *testing.T) (node, pod *sandbox.Pod) {
+// connectedPods creates two pods that stand for a node and a container: bridge, veth, both families, a firewall and shaping. It waits for
+// nothing.
+func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
 	return node, pod
@@ -94,7 +95,7 @@ func TestStableWhileTheKernelSettles(t *testing.T) {
 
 // TestStableWithoutCarrier sets the other end of the node's only port down.
 func TestStableWithoutCarrier(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
 	before := takeAll(t, node)
 	must(t, pod.Do(func() error { return netlink.LinkSetDown(get(t, "v1")) }))
@@ -107,7 +108,7 @@ func TestStableWithoutCarrier(t *testing.T) {
 }
 
 func TestStableUnderTraffic(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	must(t, node.Do(func() error {
 		must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}}))
 		up(t, "ifb0")
@@ -139,7 +140,7 @@ func send(to string, n int) error {
 
 // TestEqualAfterChurn adds and removes everything once: indexes and handles differ afterwards, but the state is equal.
 func TestEqualAfterChurn(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
 	before := takeAll(t, node, pod)
 	for _, link := range []string{"w0", "w1", "w2"} { // deleting the last one may take a while

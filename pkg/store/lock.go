@@ -79,10 +79,10 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 		if err != nil {
 			if most <= 0 && isHeld(err) {
 				f.Close()
-				return nil, held("lock %s: held by another process", filepath.Join(d.path, name))
+				return nil, lockHeld("lock %s: held by another process", filepath.Join(d.path, name))
 			}
 			if errors.Is(err, errLate) {
-				return nil, held("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
+				return nil, lockHeld("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
 			}
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
@@ -93,20 +93,20 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 		}
 		l.Unlock()
 		if time.Now().After(deadline) {
-			return nil, held("lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
+			return nil, lockHeld("lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
 		}
 	}
 }
 
-// heldError means that another process holds a lock.
-type heldError string
+// lockHeldError means that another process holds a lock.
+type lockHeldError string
 
-func held(format string, args ...any) error { return heldError(fmt.Sprintf(format, args...)) }
+func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprintf(format, args...)) }
 
-func (e heldError) Error() string { return string(e) }
+func (e lockHeldError) Error() string { return string(e) }
 
 // Busy reports that a retry may succeed.
-func (heldError) Busy() bool { return true }
+func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether an attempt failed because another process holds the lock.
 func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }

@@ -207,7 +207,7 @@ func (d *Dir) fits(name string, data []byte) error {
 
 // CopySync is WriteSync for content of any size, and with exactly this mode.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
-	err := d.put(name, mode, func(f *os.File) error {
+	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
 		return errors.Join(err, f.Chmod(mode), f.Sync())
 	})
@@ -232,7 +232,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	if err := d.fits(name, data); err != nil {
 		return err
 	}
-	return d.put(name, mode, func(f *os.File) error {
+	return d.replaceFile(name, mode, func(f *os.File) error {
 		if _, err := f.Write(data); err != nil {
 			return err
 		}
@@ -240,8 +240,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// put lets fill write a temporary file, which then replaces the file name.
-func (d *Dir) put(name string, mode fs.FileMode, fill func(*os.File) error) error {
+// replaceFile lets fill write a temporary file, which then replaces the file name.
+func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
