@@ -158,7 +158,7 @@ func (a *Attachment) Save(state any) error {
 		err = a.dir.Write(a.file(), data, 0o600)
 	}
 	if errors.Is(err, store.ErrTooLarge) {
-		return plugin.Errorf(plugin.CodeConfig, "the attachment has more than a record holds: %w", err)
+		return plugin.Errorf(plugin.CodeConfig, "the attachment's state exceeds the size of a record: %w", err)
 	}
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
@@ -320,7 +320,7 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 }
 
 // errOther means that the record is for another attachment than its file name says.
-var errOther = errors.New("it is of another attachment")
+var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
 	if len(data) == 0 {

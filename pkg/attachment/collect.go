@@ -85,7 +85,7 @@ func (g *GC[T]) Unreadable() iter.Seq[string] {
 			if valid[hash] || g.r.Dead != nil && !dead[hash] {
 				continue
 			}
-			g.r.Log.Warn("removing a record that cannot be read, and what is found by the hash in its name: its attachment is no longer valid",
+			g.r.Log.Warn("removing the unreadable record of a stale attachment, and the state that carries its hash",
 				"record", d.Path(), "reason", d.Reason)
 			if !yield(hash) {
 				return

@@ -29,7 +29,7 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 	changed := Changed("unrepaired-"+r.Plugin+"-"+r.Network, text)
 	if err != nil && (changed || locks == Waiting) {
-		r.Log.Warn("what pods lost could not be restored", "error", err)
+		r.Log.Warn("rules or limits of pods could not be restored", "error", err)
 	}
 }
 

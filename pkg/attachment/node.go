@@ -104,7 +104,7 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
 	if isNewer(err) {
-		r.Log.Warn("a newer version of Podlace wrote the record; CHECK does without it", "error", err)
+		r.Log.Warn("a newer version of Podlace wrote the record; CHECK ignores it", "error", err)
 		return st, false, nil
 	}
 	if err == nil && found {
@@ -122,10 +122,10 @@ func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: after a flush nothing restores its rules", r.Plugin), renew)
+	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: its rules cannot be restored after a flush", r.Plugin), renew)
 }
 
-const renew = "nothing restores the record, and DEL works without it; delete the pod and make it again"
+const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
 // RecordsOf returns the named plugins' records of one attachment, by plugin. For an unreadable record it returns an error that names the
 // file.
@@ -143,7 +143,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 			continue
 		}
 		if err == nil && (rec.Key != k || rec.Plugin != name) {
-			err = errors.New("it is of another attachment")
+			err = errors.New("it belongs to another attachment")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("record %s: %w", filepath.Join(dir.Path(), file), err)

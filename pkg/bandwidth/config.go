@@ -146,7 +146,7 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate > 0 && burst == 0 && static:
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
-			"what a limit of the runtime would get is %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
+			"a runtime's limit with this rate would get burst %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst with or without a rate
 	case static && burst/8 > maxBytes:

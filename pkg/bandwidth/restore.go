@@ -59,7 +59,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return err
 	}
 	if !ok {
-		return fmt.Errorf("link %s is missing, or was made anew: the next ADD sets the limits of another", st.Link)
+		return fmt.Errorf("link %s is missing or was recreated: the next ADD sets the limits of the new link", st.Link)
 	}
 	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
 	var lost []string

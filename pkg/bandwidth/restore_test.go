@@ -77,7 +77,7 @@ func TestNotRestored(t *testing.T) {
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
 	l.must(err)
-	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing, or was made anew") {
+	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing or was recreated") {
 		t.Errorf("got %v", err)
 	}
 	l.hostSide = l.link("bwt0")

@@ -219,7 +219,7 @@ func (b bridge) clearResidue(j *job) error {
 }
 
 func (b bridge) clear(j *job, st state) error {
-	j.r.Log.Info("removing what an interrupted attachment left")
+	j.r.Log.Info("removing the residue of an interrupted ADD")
 	return b.remove(j.r, j.att, j.host, st)
 }
 
@@ -275,7 +275,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) erro
 	as.Config = ipam.WithKey(r.Config, "ipam", object)
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
 		// If the pod's IPAM plugin is gone, DEL asks the configured one: otherwise the pod could never be deleted.
-		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead",
+		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
 	}

@@ -148,7 +148,7 @@ func (j *job) checkLinks(w wiring) error {
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
 	if j.hasRecord && want != j.recordedState.flags() {
-		j.r.Log.Warn("the pod's port has the flags of its ADD, and the configuration asks for others; make the pod again",
+		j.r.Log.Warn("the pod's port has the flags of its ADD, but the configuration has changed; recreate the pod to apply it",
 			"port", w.host.Name, "has", j.recordedState.flags().Unlike(want))
 		want = j.recordedState.flags()
 	}

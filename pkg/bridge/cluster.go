@@ -89,7 +89,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
 		if err != nil {
-			slog.Debug("exceptions from masquerade stay as they are", "error", err)
+			slog.Debug("masquerade exceptions are not updated", "error", err)
 		}
 		return node.ClusterCIDRs
 	})
@@ -122,7 +122,7 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	if err != nil || !stale {
 		return err
 	}
-	log.Info("the exceptions from masquerade follow node.json", "clusterCIDRs", m.clusterCIDRs())
+	log.Info("updated the masquerade exceptions from node.json", "clusterCIDRs", m.clusterCIDRs())
 	return writeMasquerade(att, m, pods)
 }
 
@@ -167,7 +167,7 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 	defer unlock()
 	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.withClusterCIDRs(read())
 	st.Except, st.Cluster = m.Except, m.Cluster
-	log.Info("the exceptions from masquerade follow node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
+	log.Info("updated the masquerade exceptions from node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
 	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except); err != nil {
 		return err
 	}

@@ -139,8 +139,8 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 			addresses, err = j.host.Addresses(link)
 		}
 		if err == nil && slices.Contains(addresses, gw) {
-			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; "+
-				"make the pods of the former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
+			j.r.Log.Warn("another bridge of the network has the same gateway address: the node reaches the pods of only one bridge; "+
+				"recreate the pods of the old bridge, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
 		}
 	}
 }
@@ -154,7 +154,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		return err
 	}
 	if !noted {
-		return plugin.WithHint(taken, "it is not of Podlace: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
+		return plugin.WithHint(taken, "Podlace did not add it: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
 			"forceAddress does that by itself", old, bridge.Name)
 	}
 	user, err := j.userOf(bridge, old)
@@ -196,7 +196,7 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 		}
 	}
 	if len(ports) > 0 {
-		return "port " + ports[0] + ", of which Podlace knows nothing,", nil
+		return "port " + ports[0] + ", which has no record of Podlace,", nil
 	}
 	return "", nil
 }

@@ -204,7 +204,7 @@ func TestChangedSubnet(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
 	o = b.Call("ADD", "c")
 	l.Fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
-	if !strings.Contains(o.Failure.Details, "port foreign0, of which Podlace knows nothing") {
+	if !strings.Contains(o.Failure.Details, "port foreign0, which has no record of Podlace") {
 		t.Error(o.Failure.Details)
 	}
 	l.OK(b.Call("ADD", "c", "forceAddress", true))

@@ -133,7 +133,7 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 			err = compareGuards(j.host, *had)
 		}
 		if err == nil && !port.Reserved {
-			err = differs("port %s takes frames to reserved addresses past the guard, group_fwd_mask is missing", port.Name)
+			err = differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
 		}
 		if isDifferent(err) {
 			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
@@ -153,6 +153,6 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
 		return err
 	}
-	j.r.Log.Warn("the pod lacks spoof protection that the configuration asks for; make it again to protect others from it")
+	j.r.Log.Warn("the pod lacks the configured spoof protection; recreate the pod to add it")
 	return nil
 }

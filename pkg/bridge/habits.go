@@ -28,7 +28,7 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	ra, known := w.pod.Conf6("accept_ra")
 	switch {
 	case ours && !attachment.Recorded(j.r):
-		errs = append(errs, differs("the attachment has no record, from which STATUS and GC would restore what it loses"))
+		errs = append(errs, differs("the attachment has no record, so STATUS and GC cannot restore its rules after a flush"))
 	case ours && known && ra != 0:
 		errs = append(errs, differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))
 	}

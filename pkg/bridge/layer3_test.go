@@ -118,7 +118,7 @@ func TestPlanLayer3Refused(t *testing.T) {
 func TestGatewayOfTheBridge(t *testing.T) {
 	for gw, says := range map[string]string{
 		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
-		"10.1.0.255": "a broadcast address", "0.0.0.0": "the address of nobody",
+		"10.1.0.255": "a broadcast address", "0.0.0.0": "the unspecified address",
 	} {
 		from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"`+gw+`"}]`)
 		if _, err := planLayer3(Config{Gateway: true}, from); plugin.Code(err) != plugin.CodeConfig ||

@@ -177,7 +177,7 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 			lost, err := p.missingParts(host, network)
 			errs = append(errs, err)
 			for _, part := range lost {
-				log.Info("part of the way from the node to its pods is missing and is restored from the records", "part", part.what,
+				log.Info("forwarding, an address or a route from the node to its pods is missing and is restored from the records", "part", part.what,
 					"interface", p.link, "gateway", p.gateway)
 				errs = append(errs, part.do())
 			}

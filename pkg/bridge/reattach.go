@@ -96,7 +96,7 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 func (j *job) reattach(bridge kernel.Link, lost []port) {
 	for _, p := range lost {
 		err := j.reattachPort(bridge, p)
-		j.r.Log.Warn("attached a pod again, whose bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
+		j.r.Log.Warn("attached a pod again after its bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
 	}
 }
 

@@ -46,7 +46,7 @@ func (j *job) restoreFlushed() {
 	for _, place := range baseChains() {
 		if chain, ok, err := t.Chain(place); err == nil && (!ok || chain.Uses == 0) {
 			if err := Restore(j.host, j.r.Log, attachment.Waiting); err != nil {
-				j.r.Log.Warn("what other pods lost could not be restored", "error", err)
+				j.r.Log.Warn("rules of other pods could not be restored", "error", err)
 			}
 			return
 		}

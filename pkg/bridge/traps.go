@@ -84,7 +84,7 @@ func (j *job) logTraps(l layer3) {
 	}
 	node, err := j.host.Subnets()
 	if err != nil {
-		j.r.Log.Warn("the subnets of the node cannot be read; no clash with the pods' subnets is looked for", "error", err)
+		j.r.Log.Warn("the node's subnets cannot be read; conflicts with the pods' subnets are not reported", "error", err)
 	}
 	var pods []netip.Prefix
 	for _, a := range l.Addresses {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-const trapped = "has not the effect that it seems to have"
+const trapped = "does not have the effect that it suggests"
 
 // node runs a shell command in the node's namespace, and undo when the test ends.
 func (l lab) node(script, undo string) {

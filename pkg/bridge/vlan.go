@@ -52,8 +52,8 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 			raw.Vlan, at)
 	}
 	if c.AntiSpoof && len(v.Trunk) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: what has a tag is dropped; "+
-			"macspoofchk goes with vlanTrunk")
+		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: antiSpoof drops tagged frames; "+
+			"use macspoofchk with vlanTrunk")
 	}
 	c.VLANs = v
 	if name := c.gatewayName(); name != c.Bridge && plugin.ValidIfName(name) != nil {

@@ -40,7 +40,7 @@ func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kerne
 		link, ok, err = j.host.Link(name)
 	}
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "%s was deleted by somebody else, or the name %s is taken", name, portName)
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted %s, or the name %s is taken", name, portName)
 	}
 	if err != nil {
 		return link, err
@@ -52,7 +52,7 @@ func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kerne
 	if !ok || port.Master != 0 && port.Master != bridge.Index {
 		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice,
 			"%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s", name, v.ID, bridge.Name),
-			"somebody else made it; rename or delete it")
+			"another program made it; rename or delete it")
 	}
 	if err := j.ensureGatewayPort(bridge, link, port, v); err != nil {
 		return link, err

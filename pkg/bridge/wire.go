@@ -115,7 +115,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 // errIfDeleted returns an error if a bridge that existed a moment ago cannot be found.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", name)
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func (l *leases) withRebuild(f func() error) error {
 		if !errors.Is(err, errDamaged) {
 			return err
 		}
-		l.log.Warn("the lease index is made anew", "error", err)
+		l.log.Warn("the lease index is rebuilt", "error", err)
 		if err = remedy(); err == nil {
 			err = f()
 		}
@@ -306,7 +306,7 @@ func (l *leases) endEntry(e entry) error {
 // time, so the old mark is outdated.
 func (l *leases) markIndexCurrent() {
 	if err := l.index.markCurrent(); err != nil {
-		l.log.Warn("the next verb makes the lease index anew", "error", err)
+		l.log.Warn("the next verb rebuilds the lease index", "error", err)
 	}
 }
 
@@ -344,6 +344,6 @@ func (l *leases) setLast(set int, addr netip.Addr) {
 		}
 	}
 	if err != nil {
-		l.log.Warn("the address given last is not remembered", "error", err)
+		l.log.Warn("the last assigned address could not be stored", "error", err)
 	}
 }

@@ -48,6 +48,6 @@ func (x *index) setResting(list []netip.Addr) {
 		err = x.write(restFile, data)
 	}
 	if err != nil {
-		x.leases.log.Warn("which addresses were released lately is not remembered", "error", err)
+		x.leases.log.Warn("the released addresses could not be stored", "error", err)
 	}
 }

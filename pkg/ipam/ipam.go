@@ -64,7 +64,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 		}
 	}
 	if e := run.Del(r, name); e != nil {
-		r.Log.Warn("could not give back addresses", "error", e)
+		r.Log.Warn("could not release addresses", "error", e)
 	}
 	return nil, wrap(name, err)
 }
@@ -103,7 +103,7 @@ func (run Runner) Check(r *plugin.Request, name string) error {
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
-			r.Log.Info("GC is not passed on: the IPAM plugin would collect what is being made meanwhile", "ipam", name)
+			r.Log.Info("GC is not passed on: the IPAM plugin would collect the attachments of running ADDs", "ipam", name)
 			return nil
 		}
 		as := *r

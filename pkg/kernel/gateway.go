@@ -12,7 +12,7 @@ func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 	is := ""
 	switch {
 	case gw.IsUnspecified():
-		is = "the address of nobody"
+		is = "the unspecified address"
 	case gw.IsLoopback():
 		is = "a loopback address"
 	case gw.IsMulticast():

@@ -107,7 +107,7 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)),
 		uint32s(attribute(attributes, unix.IFLA_VF_RATE))
 	if len(mac) < 4+addressLen || len(vlan) < 3 || len(rate) < 3 {
-		return VF{}, errors.New("link show: the kernel tells of a VF without its address, VLAN or rate")
+		return VF{}, errors.New("link show: the kernel reports a VF without its address, VLAN or rate")
 	}
 	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]),
 		MaxRate: int(rate[2])}

@@ -25,7 +25,7 @@ func (f Finding) String() string { return f.Key + ": " + f.Text }
 // LogFindings writes a warning for each finding.
 func (r *Request) LogFindings(findings []Finding) {
 	for _, f := range findings {
-		r.Log.Warn("a key of the configuration has not the effect that it seems to have", "key", quote(f.Key), "finding", f.Text)
+		r.Log.Warn("a configuration key does not have the effect that it suggests", "key", quote(f.Key), "finding", f.Text)
 	}
 }
 

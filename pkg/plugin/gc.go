@@ -76,7 +76,7 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 		why = "it was made just now"
 	}
 	if why != "" {
-		r.Log.Info("attachment is not in the list, and left to the next GC", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
+		r.Log.Info("attachment is not in the list of valid ones; the next GC decides about it", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
 		r.Spare(a)
 		return false
 	}

@@ -93,7 +93,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.takeBack(r, &werr)
-			r.logger().Error("nobody reads the result", "error", werr)
+			r.logger().Error("the result could not be written to stdout", "error", werr)
 			return 1
 		}
 	}

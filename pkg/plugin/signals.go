@@ -46,7 +46,7 @@ func (r *Request) interrupted() error {
 	}
 	select {
 	case s := <-r.end:
-		return Errorf(CodeTryAgain, "%v came meanwhile, so the attachment was taken back", s)
+		return Errorf(CodeTryAgain, "%v arrived during ADD, so the attachment was removed again", s)
 	default:
 		return nil
 	}

@@ -28,7 +28,7 @@ func TestTakenBack(t *testing.T) {
 	p.listen = func() <-chan os.Signal { return end }
 	end <- syscall.SIGTERM
 	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) ||
-		!strings.Contains(o.stdout, "terminated came meanwhile") {
+		!strings.Contains(o.stdout, "terminated arrived during ADD") {
 		t.Errorf("with SIGTERM: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	end <- syscall.SIGTERM
@@ -40,7 +40,7 @@ func TestTakenBack(t *testing.T) {
 		t.Errorf("late, and nothing was changed: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	p.Add = func(r *Request) (*types100.Result, error) { r.Patient(); r.Patient(); return &types100.Result{}, nil }
-	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated came meanwhile") {
+	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated arrived during ADD") {
 		t.Errorf("late: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 }

@@ -84,7 +84,7 @@ func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err err
 	}
 	st = state{Backend: c.Backend, Ports: c.hostPorts(pod)}
 	if len(st.Ports) == 0 {
-		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
+		r.Log.Warn("the pod has no address of the hostIPs' family; no port is forwarded")
 		return st, nil
 	}
 	if err := c.checkCount(st.Ports); err != nil {

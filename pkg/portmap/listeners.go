@@ -19,7 +19,7 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	case err != nil && c.RefuseListeners:
 		return fmt.Errorf("look for processes that listen on a hostPort: %w", err)
 	case err != nil:
-		r.Log.Warn("it is not known whether processes of the node listen on the hostPorts", "error", err)
+		r.Log.Warn("cannot check whether processes of the node listen on the hostPorts", "error", err)
 		return nil
 	case len(used) == 0:
 		return nil
@@ -28,7 +28,7 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	option := map[string]string{"tcp": "-lntp", "udp": "-lnup"}[used[0].Protocol]
 	hint := fmt.Sprintf("ss %s 'sport = :%d' shows it", option, used[0].Port)
 	if !c.RefuseListeners {
-		r.Log.Warn("a process of the node listens on a hostPort, which leads to the pod from now on", "ports", list, "hint", hint)
+		r.Log.Warn("a process of the node listens on a hostPort; from now on the port leads to the pod", "ports", list, "hint", hint)
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
@@ -49,7 +49,7 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 				p.HostIP)
 		}
 		if !own {
-			r.Log.Warn("the node has not the address of a hostPort, which nobody reaches until it has", "port", p.String())
+			r.Log.Warn("hostIP is not assigned to this node; the port is unreachable until it is", "port", p.String())
 		}
 	}
 	return nil

@@ -154,7 +154,7 @@ func TestHostIPOfNode(t *testing.T) {
 			"2001:db8::77": true} {
 			log.Reset()
 			l.OK(l.Call("ADD", "a", "runtimeConfig", at(addr)))
-			if strings.Contains(log.String(), "the node has not the address") != warns {
+			if strings.Contains(log.String(), "hostIP is not assigned") != warns {
 				l.Errorf("%s: %s", addr, &log)
 			}
 			l.OK(l.Call("DEL", "a"))

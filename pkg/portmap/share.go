@@ -68,7 +68,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
-		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
+		slog.Warn("some records cannot be read; hostPorts that this attachment shares with theirs are removed with it", "error", err)
 	}
 	var heirs []recorded
 	var wanted []ownedPorts

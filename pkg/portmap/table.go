@@ -301,7 +301,7 @@ func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	if err := lostPorts(t, h, missing, by); err != nil || owned {
 		return err
 	}
-	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
 		ownerName(h.Owner)), reloadHint)
 }
 
@@ -358,5 +358,5 @@ func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), ownerName(found[0].Comment))
+	return differs("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]), ownerName(found[0].Comment))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-const trapped = "has not the effect that it seems to have"
+const trapped = "does not have the effect that it suggests"
 
 // addLog attaches a container and returns what the plugin logs.
 func (l lab) addLog(id string, keys ...any) string {

@@ -58,7 +58,7 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ConnState: conns.track}
 	context.AfterFunc(ctx, func() { server.Close() })
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		s.Log.Error("probes and metrics are not answered any more", "error", err)
+		s.Log.Error("the server of probes and metrics has stopped", "error", err)
 	}
 }
 

@@ -110,11 +110,11 @@ func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger)
 		}
 		l, id, err := replaceSocket(path)
 		if err == nil {
-			log.Info("a socket that was lost is there again", "socket", path)
+			log.Info("recreated a lost socket", "socket", path)
 			return l, id
 		}
 		if err.Error() != told {
-			log.Warn("a socket is lost", "error", err)
+			log.Warn("could not recreate a lost socket", "error", err)
 		}
 		told = err.Error()
 	}

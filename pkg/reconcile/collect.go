@@ -63,7 +63,7 @@ const hostLocal = "host-local"
 
 func (p *Plan) add(pl Plugin) error {
 	if pl.Type != filepath.Base(pl.Type) {
-		return errors.New("it is no name of a plugin")
+		return errors.New("it is not a plugin name")
 	}
 	err := checkIsPodlace(filepath.Join(p.binDir, pl.Type))
 	if err == nil {

@@ -20,7 +20,7 @@ const lookEvery = time.Second
 func Folder(ctx context.Context, dir string, changed func(name string), log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, dir, changed); err != nil {
-			log.Debug("a folder is not watched, only looked at", "folder", dir, "error", err)
+			log.Debug("a folder cannot be watched; retrying every second", "folder", dir, "error", err)
 		}
 		changed("")
 		select {
