@@ -104,7 +104,7 @@ func TestChangedInPlace(t *testing.T) {
 	before := l.link(l.ifb("a")).Index
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 30e6)))
 	if now := l.link(l.ifb("a")).Index; now != before {
-		t.Error("the device was made anew")
+		t.Error("the device was recreated")
 	}
 	l.OK(l.Call("CHECK", "a", "runtimeConfig", limits(0, 30e6)))
 	l.OK(l.Call("DEL", "a"))

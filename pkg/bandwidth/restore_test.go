@@ -56,7 +56,7 @@ func TestMissingAndRestore(t *testing.T) {
 				}
 			}
 			if ifb(l).Index != index && c.egress != device {
-				t.Error("the device was made anew")
+				t.Error("the device was recreated")
 			}
 			if c.ingress != "" {
 				l.OK(l.Call("CHECK", "a"))

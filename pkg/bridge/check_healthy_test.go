@@ -186,7 +186,7 @@ const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link de
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67): CHECK succeeds for each of these pods. It logs only the line in tells.
+// TestCheckHealthy (C-66, C-67): CHECK succeeds for each of these pods. It logs nothing but the line in field tells.
 func TestCheckHealthy(t *testing.T) {
 	kinds := configured([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, changed())

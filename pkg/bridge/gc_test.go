@@ -303,7 +303,7 @@ func TestShortPoolOfOthers(t *testing.T) {
 	other.Pod = kerneltest.NewPod(t)
 	l.Fails(other.Call("ADD", "next"), plugin.CodeExhausted, "full")
 	if f.added != 1 || f.given != 0 {
-		t.Errorf("nobody is dead: %d ADD, %d DEL", f.added, f.given)
+		t.Errorf("no pod is dead: %d ADD, %d DEL", f.added, f.given)
 	}
 	f.addErr = nil
 	gone := l

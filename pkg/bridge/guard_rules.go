@@ -240,14 +240,14 @@ func (g guardRules) ip6(chain, icmp6 *nftables.Chain) {
 // it may only probe for one of its own.
 func (g guardRules) icmp6(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
-	nobody := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
+	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
 	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
 	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.ownedByPort(target(), "addresses6"), own, nft.Accept())...)
 	g.dropAll(chain, icmp6(neighAdvert)) // also a fragment without the target
 	g.Rule(chain, slices.Concat(own, nft.Accept())...)
-	g.Rule(chain, slices.Concat(nobody, icmp6(neighSolicit), g.ownedByPort(target(), "addresses6"), nft.Accept())...)
+	g.Rule(chain, slices.Concat(unspecified, icmp6(neighSolicit), g.ownedByPort(target(), "addresses6"), nft.Accept())...)
 	for _, kind := range []byte{routerSolicit, mldReport, mldDone, mldReport2} {
-		g.Rule(chain, slices.Concat(nobody, icmp6(kind), nft.Accept())...)
+		g.Rule(chain, slices.Concat(unspecified, icmp6(kind), nft.Accept())...)
 	}
 	g.Rule(chain, nft.Drop()...)
 }

@@ -68,10 +68,10 @@ func traffic(m, v station) []frame {
 		{"S-20 gratuitous ARP for the victim", forgery, arpFrame(v.mac, m.mac, 2, m.mac, v.v4, v.v4)},
 		{"S-20 ARP answer from 0.0.0.0", forgery, arpFrame(v.mac, m.mac, 2, m.mac, zero4, v.v4)},
 		{"S-21 IPv4 as the gateway", forgery, udp4(v.mac, m.mac, gateway4, v.v4, 1000, 2000, "forged")},
-		{"S-21 IPv4 as nobody", forgery, udp4(v.mac, m.mac, zero4, v.v4, 1000, 2000, "forged")},
+		{"S-21 IPv4 from the unspecified address", forgery, udp4(v.mac, m.mac, zero4, v.v4, 1000, 2000, "forged")},
 		{"S-21 IPv6 as the gateway", forgery, udp6(v.mac, m.mac, gateway6, v.v6, 1000, 2000, "forged")},
 		{"S-21 IPv6 as another link-local address", forgery, udp6(v.mac, m.mac, netip.MustParseAddr("fe80::1"), v.v6, 1000, 2000, "forged")},
-		{"S-21 IPv6 as nobody", forgery, udp6(v.mac, m.mac, zero6, v.v6, 1000, 2000, "forged")},
+		{"S-21 IPv6 from the unspecified address", forgery, udp6(v.mac, m.mac, zero6, v.v6, 1000, 2000, "forged")},
 		{"S-22 IPv4 from another MAC", otherMAC, udp4(v.mac, forged, m.v4, v.v4, 1000, 2000, "other MAC")},
 		{"S-22 ARP from another MAC", otherMAC, arpFrame(v.mac, forged, 2, forged, m.v4, v.v4)},
 		{"S-03 router advertisement", forgery, icmp(v.mac, m.mac, m.linkLo, allNodes, 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0})},
@@ -322,6 +322,6 @@ func testGCLeavesRunningADD(t *testing.T, backend string) {
 		t.Fatal(err)
 	}
 	if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
-		t.Errorf("nobody flushed anything: %s", log)
+		t.Errorf("nothing was flushed: %s", log)
 	}
 }

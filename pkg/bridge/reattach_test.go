@@ -63,7 +63,7 @@ func TestReattachToAnothers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Cleanup(func() { _ = onHost("btan0", netlink.LinkDel) })
-			l := bareLab(t, append(keys, "name", "anew", "bridge", "btan0")...) // the leak check would report the other program's bridge
+			l := bareLab(t, append(keys, "name", "reattach2", "bridge", "btan0")...) // the leak check would report the other program's bridge
 			a := l.add("a")
 			if err := onHost("btan0", netlink.LinkDel); err != nil {
 				t.Fatal(err)
@@ -117,12 +117,12 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	if err := onHost(moved.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetMaster(v, elsewhere0) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "somebodys0") }); err != nil {
+	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "taken0") }); err != nil {
 		t.Fatal(err)
 	}
 	unfinish(t, l, "unfinished")
 	l.other().add("c")
-	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
+	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "taken0": 0, unfinished.hostVeth(): 0} {
 		if err := onHost(name, func(v netlink.Link) error {
 			if got := v.Attrs().MasterIndex; got != want {
 				t.Errorf("%s has master %d, want %d", name, got, want)
@@ -132,7 +132,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := onHost("somebodys0", netlink.LinkDel); err != nil {
+	if err := onHost("taken0", netlink.LinkDel); err != nil {
 		t.Error(err)
 	}
 }

@@ -80,7 +80,7 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 	}
 }
 
-// TestClashOfNewSubnetIsLogged: the network's subnet on an existing bridge changes to one that the node has.
+// TestClashOfNewSubnetIsLogged: the network's subnet on an existing bridge changes to a subnet that the node has.
 func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()

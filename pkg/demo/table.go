@@ -63,7 +63,7 @@ func writeLine(w io.Writer, widths []int, cells []string) {
 	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 }
 
-// PrintHead prints what is going to run.
+// PrintHead prints the plugins, the conflist and the namespace of a run.
 func PrintHead(w io.Writer, opts Options, namespace string) {
 	fmt.Fprintf(w, "plugins    %s\nconflist   %s\nnamespace  %s: the network of this machine is not touched\n\n",
 		opts.Plugins, opts.Source, namespace)

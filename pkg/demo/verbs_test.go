@@ -131,7 +131,7 @@ func TestRefuse(t *testing.T) {
 	}{
 		"coded, pod in details":   {`{"code":2,"msg":"hostPort 70000","details":"pod=demo/bad"}`, OK},
 		"coded, pod in message":   {`{"code":2,"msg":"pod demo/bad: hostPort 70000"}`, OK},
-		"coded, nobody named":     {`{"code":2,"msg":"hostPort 70000"}`, Miss},
+		"coded, no pod named":     {`{"code":2,"msg":"hostPort 70000"}`, Miss},
 		"no code, pod named":      {`{"msg":"pod demo/bad"}`, Miss},
 		"code 999 and pod named":  {`{"code":999,"msg":"pod demo/bad"}`, Miss},
 		"accepted":                {"", Miss},

@@ -210,7 +210,7 @@ func TestF07LockFileRemoved(t *testing.T) {
 		l.mustFail(a, plugin.CodeTryAgain, "removed again and again")
 	}
 	if len(given) == 0 {
-		t.Error("nobody got an address")
+		t.Error("no pod got an address")
 	}
 	l.mustBeDistinct(given)
 	for id := range given {

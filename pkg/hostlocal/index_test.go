@@ -51,7 +51,7 @@ func TestForeignHands(t *testing.T) {
 	l.mustGive("a", "10.1.2.4/29")
 	l.ok(l.call("DEL", "b", ""))
 	if l.files()["10.1.2.3"] != "" {
-		t.Error("DEL did not see the lease that somebody else made")
+		t.Error("DEL did not see another program's lease")
 	}
 }
 

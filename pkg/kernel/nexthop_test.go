@@ -93,7 +93,7 @@ func TestProtocolRoutes(t *testing.T) {
 		kerneltest.Must(t, n.DelProtocolRoute(r, ours), n.DelProtocolRoute(r, ours))
 	}
 	if mine, others := found(ours), found(17); len(mine) != 0 || len(others) != len(wanted) {
-		t.Errorf("left %v, of others %v", mine, others)
+		t.Errorf("left %v, of other programs %v", mine, others)
 	}
 	all, err := n.ProtocolRoutes(0)
 	connected := func(r FoundRoute) bool { return r.Other && r.Protocol == unix.RTPROT_KERNEL }
@@ -121,7 +121,7 @@ func TestVXLAN(t *testing.T) {
 	first := ensure(1)
 	v.MTU, v.MAC[5] = 1400, 2
 	if ensure(2).Index != first.Index {
-		t.Error("it was made anew for its MTU")
+		t.Error("it was recreated for its MTU")
 	}
 	kerneltest.Must(t, n.SetDown(first))
 	ensure(1)

@@ -209,7 +209,7 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel has fair queues or can load them. It requests one that cannot be created.
+// HasFairQueue reports whether the kernel has fair queues or can load them. It sends a request that always fails.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

@@ -171,7 +171,7 @@ func TestRedirectedFrom(t *testing.T) {
 		}
 		kerneltest.Must(t, w.host.Redirect(w.bridge, w.hostSide))
 		if got := find(); got != "" {
-			t.Errorf("nobody is redirected to it: %s", got)
+			t.Errorf("no link is redirected to it: %s", got)
 		}
 		kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: kind,
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
@@ -196,7 +196,7 @@ func TestEnsureIFB(t *testing.T) {
 			first = link
 			kerneltest.Must(t, w.host.SetDown(link)) // it comes up again
 		} else if link.Index != first.Index {
-			t.Error("it was made anew")
+			t.Error("it was recreated")
 		}
 	}
 	if _, err := w.host.EnsureIFB("kt0", Link{MTU: 1400}); err == nil || !strings.Contains(err.Error(), "is no ifb") {
@@ -298,7 +298,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 			}
 			kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, true))
 			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {
-				t.Errorf("filters of others:\n%s", diff)
+				t.Errorf("filters of other programs:\n%s", diff)
 			}
 			if !strings.Contains(w.qdiscKinds(t), kind) {
 				t.Errorf("left %q", w.qdiscKinds(t))

@@ -123,7 +123,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether a namespace is certainly gone, by its path; "" is none that one could know of.
+// NetnsGone reports whether a namespace is certainly gone, by its path. For "", an unknown path, it returns false.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false

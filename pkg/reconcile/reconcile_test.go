@@ -55,13 +55,13 @@ func TestJudge(t *testing.T) {
 		"booted since":                    {Attachment{State: Gone, earlier: true}, silent, false, "made before the node was booted"},
 		"booted since, runs":              {Attachment{State: Gone, earlier: true, ContainerID: "runs"}, asked, false, ""},
 		"unknown":                         {Attachment{State: Unknown, written: old}, asked, false, "no runtime knows the container"},
-		"unknown, nobody asked":           {Attachment{State: Unknown, written: old}, silent, false, ""},
-		"unknown, nobody asked, all":      {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
+		"unknown, no runtime asked":       {Attachment{State: Unknown, written: old}, silent, false, ""},
+		"unknown, no runtime asked, all":  {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
 		"unknown, in the cache of libcni": {Attachment{State: Unknown, written: old, cached: true}, asked, true, ""},
 		"unknown, perhaps in the making":  {Attachment{State: Unknown, written: young}, asked, true, ""},
 		"unmounted": {Attachment{State: Unknown, Netns: "/x", written: old, cached: true}, asked, false,
 			"/x is no namespace any more"},
-		"unmounted, nobody asked":          {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
+		"unmounted, no runtime asked":      {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
 		"unmounted, container runs":        {Attachment{State: Unknown, Netns: "/x", ContainerID: "runs"}, asked, true, ""},
 		"unmounted, perhaps in the making": {Attachment{State: Unknown, Netns: "/x", written: young}, asked, false, ""},
 	} {
@@ -81,7 +81,7 @@ func TestDoubt(t *testing.T) {
 		says string
 	}{
 		"one of two":          {[]*Attachment{dead, kept}, asked, ""},
-		"nobody asked":        {[]*Attachment{dead, kept}, Runtimes{}, "no runtime could be asked"},
+		"no runtime asked":    {[]*Attachment{dead, kept}, Runtimes{}, "no runtime could be asked"},
 		"none left":           {[]*Attachment{dead, dead}, asked, "nothing would be left"},
 		"nothing to do":       {[]*Attachment{kept}, Runtimes{}, ""},
 		"nothing on the node": {nil, Runtimes{}, ""},
@@ -287,7 +287,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	list := []*Attachment{{Network: "n", ContainerID: "a", IfName: "eth0"}, {Network: "n", ContainerID: "b", IfName: "eth0", Dead: "yes"},
 		{Network: "n", ContainerID: "old"}, {Network: "other", ContainerID: "c", IfName: "eth0", Dead: "yes"}}
 	if err := plan.Collect(list[:1]); err != nil {
-		t.Errorf("nobody is dead: %v", err)
+		t.Errorf("no attachment is dead: %v", err)
 	}
 	err = plan.Collect(list)
 	for _, says := range []string{"network n: bridge: code 5: bridge gc: cannot", "network n: portmap: exit status 3: why"} {
