@@ -129,7 +129,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
-	w, err := j.wire()
+	w, err := j.createLinks()
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
-	return j.result(w, layer3, addresses), nil
+	return j.attachmentResult(w, layer3, addresses), nil
 }
 
 // clearResidue removes the residue of an unfinished ADD with the same key. It refuses an existing attachment, also one in another

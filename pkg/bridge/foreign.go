@@ -22,7 +22,7 @@ type span struct {
 }
 
 // foreignIntervals returns the intervals that another program added to the network's sets. An interval that is in both sets is ours: a
-// subnet stays in both sets after its last pod is gone. foreign lists the sets; their size depends on the number of subnets.
+// subnet stays in both sets after its last pod is gone. foreignIntervals lists the sets; their size depends on the number of subnets.
 func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

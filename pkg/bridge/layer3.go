@@ -65,8 +65,8 @@ func ownGateway(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
 	return gw, nil
 }
 
-// result returns the result of ADD. The entries of earlier plugins come first.
-func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result {
+// attachmentResult returns the result of ADD. The entries of earlier plugins come first.
+func (j *job) attachmentResult(w wiring, l layer3, from *types100.Result) *types100.Result {
 	result := &types100.Result{DNS: from.DNS}
 	if prev := j.r.Prev; prev != nil {
 		result.Interfaces, result.IPs, result.Routes = prev.Interfaces, prev.IPs, prev.Routes

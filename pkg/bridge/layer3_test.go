@@ -148,7 +148,7 @@ func TestResult(t *testing.T) {
 	j := &job{r: &plugin.Request{NetnsPath: "/run/netns/x", IfName: "eth0"}}
 	w := wiring{bridge: kernel.Link{Name: "br", MTU: 1500}, host: kernel.Link{Name: "veth", MTU: 1400},
 		pod: kernel.Link{Name: "eth0", MTU: 1400}}
-	got := j.result(w, l, from)
+	got := j.attachmentResult(w, l, from)
 	var names []string
 	for _, i := range got.Interfaces {
 		names = append(names, fmt.Sprint(i.Name, " ", i.Sandbox, " ", i.Mtu))
@@ -161,7 +161,7 @@ func TestResult(t *testing.T) {
 	}
 	j.r.Prev = ipamResult(t, `"interfaces":[{"name":"a"},{"name":"b"}],"ips":[{"address":"10.9.0.5/24","interface":1}],"routes":[{"dst":"192.0.2.0/24"}]`)
 	j.cfg.DNS = &from.DNS
-	got = j.result(w, l, ipamResult(t, `"ips":[]`))
+	got = j.attachmentResult(w, l, ipamResult(t, `"ips":[]`))
 	if len(got.Interfaces) != 5 || *got.IPs[0].Interface != 1 || *got.IPs[1].Interface != 4 || got.Interfaces[4].Name != "eth0" ||
 		len(got.Routes) != 2 ||
 		got.DNS.Nameservers[0] != "192.0.2.1" {

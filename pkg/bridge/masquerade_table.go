@@ -259,8 +259,8 @@ func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.
 		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd, Comment: e.Comment})
 	}
 	for set := range sets {
-		for some := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
-			if err := c.SetAddElements(set, some); err != nil {
+		for chunk := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
+			if err := c.SetAddElements(set, chunk); err != nil {
 				return err
 			}
 		}

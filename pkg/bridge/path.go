@@ -134,7 +134,7 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, repair{"gateway address", func() error { return p.place(host, link) }}), nil
+		return append(all, repair{"gateway address", func() error { return p.addGateway(host, link) }}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
@@ -149,8 +149,8 @@ func (p path) missingParts(host *kernel.Node, network string) (all []repair, err
 // could restore the address again.
 const placeTimeout = 200 * time.Millisecond
 
-// place adds the gateway address to its link again.
-func (p path) place(host *kernel.Node, link kernel.Link) error {
+// addGateway adds the gateway address to its link again.
+func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	if p.gateway.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
 			return err

@@ -63,7 +63,7 @@ func (l lab) configures(id string, part func(*job, wiring) error) {
 			return nil, err
 		}
 		defer j.close()
-		w, err := j.wire()
+		w, err := j.createLinks()
 		if err != nil {
 			return nil, err
 		}

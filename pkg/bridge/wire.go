@@ -22,8 +22,8 @@ const addressTimeout = 10 * time.Second
 // bridge or a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
-// wire creates the bridge if it is missing, and the veth pair, which stays down.
-func (j *job) wire() (w wiring, err error) {
+// createLinks creates the bridge if it is missing, and the veth pair, which stays down.
+func (j *job) createLinks() (w wiring, err error) {
 	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
 			return w, err

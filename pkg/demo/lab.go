@@ -190,8 +190,8 @@ func (p *pod) stopServer() {
 	}
 }
 
-// remember records the node's state, to which the node must return.
-func (l *lab) remember() (err error) {
+// recordBaseline records the node's state, to which the node must return.
+func (l *lab) recordBaseline() (err error) {
 	l.before, err = sandbox.Take(l.watched())
 	return err
 }
@@ -201,9 +201,9 @@ func (l *lab) watched() sandbox.Options {
 	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// leftovers compares the node with its recorded state. The kernel deletes a namespace asynchronously, and slowly on a slow machine, so
-// leftovers may look several times.
-func (l *lab) leftovers(ctx context.Context) ([]string, error) {
+// stateLeft compares the node with its recorded state. The kernel deletes a namespace asynchronously, and slowly on a slow machine, so
+// stateLeft may look several times.
+func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {

@@ -136,7 +136,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 		if err != nil {
 			return failed(err)
 		}
-		o := judged(r.Lost == 0, fmt.Sprintf("%d of %d lost", r.Lost, r.Sent))
+		o := verdictFor(r.Lost == 0, fmt.Sprintf("%d of %d lost", r.Lost, r.Sent))
 		o.value, o.unit = float64(r.Lost), "lost"
 		if len(r.Samples) == 0 {
 			return o
@@ -154,7 +154,7 @@ func reachA(from placeOf, network string, target netip.AddrPort, source func() n
 		}
 		want := source()
 		good := got.name == l.a.Name && (!want.IsValid() || got.seen == want)
-		o := judged(good, fmt.Sprintf("%s, %.1f ms", got.name, float64(got.took)/float64(time.Millisecond)))
+		o := verdictFor(good, fmt.Sprintf("%s, %.1f ms", got.name, float64(got.took)/float64(time.Millisecond)))
 		return o.withNote("pod saw %s", got.seen)
 	}
 }
@@ -184,7 +184,7 @@ func masquerade(from placeOf, target, source func() netip.Addr) func(context.Con
 		if err != nil {
 			return outcome{verdict: Miss, measured: "no reply", note: err.Error()}
 		}
-		return judged(got.seen == source(), "seen as "+got.seen.String())
+		return verdictFor(got.seen == source(), "seen as "+got.seen.String())
 	}
 }
 
@@ -198,5 +198,5 @@ func loopbackAnswers(ctx context.Context, l *lab) outcome {
 	if err != nil {
 		return failed(err)
 	}
-	return judged(got.name == l.a.Name, strings.TrimSpace(got.name+" answers"))
+	return verdictFor(got.name == l.a.Name, strings.TrimSpace(got.name+" answers"))
 }

@@ -54,8 +54,8 @@ func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// judged returns ok or miss.
-func judged(good bool, measured string) outcome {
+// verdictFor returns ok or miss.
+func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
 	}
@@ -80,7 +80,7 @@ func timed(took, usual time.Duration) outcome {
 
 func megabits(bitsPerSecond, low, high float64) outcome {
 	m := bitsPerSecond / 1e6
-	o := judged(bitsPerSecond >= low && bitsPerSecond <= high, fmt.Sprintf("%.1f Mbit/s", m))
+	o := verdictFor(bitsPerSecond >= low && bitsPerSecond <= high, fmt.Sprintf("%.1f Mbit/s", m))
 	o.value, o.unit = m, "Mbit/s"
 	return o
 }

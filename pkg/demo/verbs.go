@@ -32,7 +32,7 @@ func warmUp(ctx context.Context, l *lab) outcome {
 			return failed(err)
 		}
 	}
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		return failed(err)
 	}
 	return outcome{verdict: OK, measured: "both work"}
@@ -149,7 +149,7 @@ func addInvalidPort(ctx context.Context, l *lab) outcome {
 	if !named {
 		measured = fmt.Sprintf("code %d, no pod named", e.Code)
 	}
-	return judged(named && e.Code != codeNone && e.Code != codeUnknown, measured).withNote("%s", e.Msg)
+	return verdictFor(named && e.Code != codeNone && e.Code != codeUnknown, measured).withNote("%s", e.Msg)
 }
 
 func delPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
@@ -206,11 +206,11 @@ func leftovers(ctx context.Context, l *lab) outcome {
 	if l.before == nil {
 		return failed(errors.New("no baseline: the first pod failed"))
 	}
-	diff, err := l.leftovers(ctx)
+	diff, err := l.stateLeft(ctx)
 	if err != nil {
 		return failed(err)
 	}
-	o := judged(len(diff) == 0, fmt.Sprint(len(diff)))
+	o := verdictFor(len(diff) == 0, fmt.Sprint(len(diff)))
 	o.value, o.unit = float64(len(diff)), "leftovers"
 	o.note = firstLines(diff, 6)
 	return o

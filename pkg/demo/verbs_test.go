@@ -148,7 +148,7 @@ func TestRefuse(t *testing.T) {
 
 func TestLeftovers(t *testing.T) {
 	l := playedLab(t)
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)
 	}
 	write := func(path string) {
@@ -163,7 +163,7 @@ func TestLeftovers(t *testing.T) {
 	}
 	// The folders themselves belong to the baseline.
 	write("/var/lib/cni/networks/x/lock")
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)
 	}
 	write("/var/lib/cni/networks/x/last_reserved_ip.0")

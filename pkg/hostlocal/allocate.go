@@ -63,7 +63,7 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	var got netip.Addr
 	var err error
 	if wanted.IsValid() {
-		got, err = a.requested(set, wanted)
+		got, err = a.takeRequested(set, wanted)
 	} else {
 		got, err = a.nextFree(i, set)
 	}
@@ -75,8 +75,8 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// requested takes addr, also from a dead pod.
-func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
+// takeRequested takes addr, also from a dead pod.
+func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
 	}
@@ -102,7 +102,7 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 
 // nextFree takes a free address from the set. If none is left, it collects the addresses of dead pods.
 func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
-	got, ok, err := a.free(i, set, a.l.index.resting())
+	got, ok, err := a.takeFree(i, set, a.l.index.resting())
 	if ok || err != nil {
 		return got, err
 	}
@@ -111,15 +111,15 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 		return got, err
 	}
 	if collected > 0 {
-		if got, ok, err = a.free(i, set, nil); ok || err != nil {
+		if got, ok, err = a.takeFree(i, set, nil); ok || err != nil {
 			return got, err
 		}
 	}
 	return got, a.exhausted(set)
 }
 
-// free prefers addresses that are not resting after their release, then the address that was released first.
-func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
+// takeFree prefers addresses that are not resting after their release, then the address that was released first.
+func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.from(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
 			continue
@@ -139,7 +139,7 @@ func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.
 }
 
 func (a *allocation) exhausted(set RangeSet) error {
-	taken, err := a.l.names()
+	taken, err := a.l.leasedNames()
 	if err != nil {
 		return err
 	}
@@ -181,14 +181,14 @@ func (a *allocation) collect(e entry) error {
 func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
 	if a.tried++; a.tried > probes && a.taken == nil {
 		var err error
-		if a.taken, err = a.l.names(); err != nil {
+		if a.taken, err = a.l.leasedNames(); err != nil {
 			return false, err
 		}
 	}
 	if a.taken[addr] {
 		return false, nil
 	}
-	ok, err := a.l.take(addr, a.r.Attachment())
+	ok, err := a.l.createLease(addr, a.r.Attachment())
 	if !ok || err != nil {
 		return false, err
 	}

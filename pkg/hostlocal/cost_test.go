@@ -63,7 +63,7 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range others {
-		if _, err := folder.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
+		if _, err := folder.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
 			t.Fatal(err)
 		}
 		addr = addr.Next()

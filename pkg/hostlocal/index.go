@@ -264,8 +264,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// all returns all entries, sorted by address. With damaged set, it leaves out damaged and lost shards.
-func (x *index) all(damaged bool) ([]entry, error) {
+// allEntries returns all entries, sorted by address. With damaged set, it leaves out damaged and lost shards.
+func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expected()
 	var err error
 	if damaged || x.memory != nil {
@@ -289,7 +289,7 @@ func (x *index) all(damaged bool) ([]entry, error) {
 // rebuild creates the index from all leases. An attachment in the old index keeps its boot and its namespace. An attachment with a new
 // lease counts as made in the present boot, because nothing proves that its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
-	known, err := x.all(true)
+	known, err := x.allEntries(true)
 	byName := x.sort(found, known)
 	if x.broken != nil {
 		x.memory = byName

@@ -231,7 +231,7 @@ func BenchmarkLeases(b *testing.B) {
 				End: netip.MustParseAddr("10.9.0.0")}}
 			addr := set[0].Start
 			for i := range n {
-				if _, err := l.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
+				if _, err := l.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
 					b.Fatal(err)
 				}
 				addr = addr.Next()
@@ -280,7 +280,7 @@ func TestTwoHolders(t *testing.T) {
 			}
 		}
 		for i, holder := range both {
-			if ok, err := holder.take(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}),
+			if ok, err := holder.createLease(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}),
 				plugin.Attachment{ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}

@@ -61,7 +61,7 @@ func openLeases(path string, log *slog.Logger) (*leases, error) {
 }
 
 func (l *leases) reindex() error {
-	found, err := l.all()
+	found, err := l.readAll()
 	if err == nil {
 		l.index.rebuild(found)
 	}
@@ -85,11 +85,11 @@ func (l *leases) withRebuild(f func() error) error {
 }
 
 func (l *leases) detachIndex() error {
-	found, err := l.all()
+	found, err := l.readAll()
 	if err != nil {
 		return err
 	}
-	known, err := l.index.all(true)
+	known, err := l.index.allEntries(true)
 	if err == nil {
 		l.index.memory = l.index.sort(found, known)
 	}
@@ -127,9 +127,9 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// all reads all leases. A process that was killed between creating and writing a lease leaves an empty file. all puts it aside, so that its
-// address is free again.
-func (l *leases) all() (map[netip.Addr]lease, error) {
+// readAll reads all leases. A process that was killed between creating and writing a lease leaves an empty file. readAll puts it aside, so that
+// its address is free again.
+func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
 		return nil, err
@@ -189,8 +189,8 @@ func (l *leases) quarantine(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// take creates the lease of addr. ok is false if the address is taken.
-func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
+// createLease creates the lease of addr. ok is false if the address is taken.
+func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	err = l.dir.Create(addr.String(), []byte(owner(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return false, nil
@@ -273,7 +273,7 @@ func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 // allEntries returns all entries.
 func (l *leases) allEntries() (out []entry, err error) {
 	err = l.withRebuild(func() error {
-		out, err = l.index.all(false)
+		out, err = l.index.allEntries(false)
 		return err
 	})
 	return out, err
@@ -310,8 +310,8 @@ func (l *leases) markIndexCurrent() {
 	}
 }
 
-// names returns the addresses that have a lease file of any content.
-func (l *leases) names() (map[netip.Addr]bool, error) {
+// leasedNames returns the addresses that have a lease file of any content.
+func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)

@@ -79,7 +79,7 @@ func indexed(path string) (known map[plugin.Attachment]entry, boot string, err e
 	}
 	x := &index{dir: dir, boot: boot}
 	defer x.close()
-	entries, err := x.all(true)
+	entries, err := x.allEntries(true)
 	known = map[plugin.Attachment]entry{}
 	for _, e := range entries {
 		known[e.Attachment] = e

@@ -68,7 +68,7 @@ func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 	}
 	defer dir.Close()
 	l := &leases{dir: dir, log: log}
-	taken, err := l.names()
+	taken, err := l.leasedNames()
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
@@ -92,6 +92,6 @@ func (l *leases) collectable(set RangeSet) bool {
 		return false
 	}
 	x := &index{dir: dir, leases: l, boot: boot}
-	entries, _ := x.all(true)
+	entries, _ := x.allEntries(true)
 	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
 }

@@ -20,7 +20,7 @@ const lockFile = ".iptables"
 type NAT map[string][]string
 
 // Read reads the nat table with one process.
-func Read(is4 bool) (NAT, error) { return read(name(is4), nil) }
+func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
 
 func parse(out string) NAT {
 	t := NAT{}
@@ -98,7 +98,7 @@ func open(program string, wait bool) (*Edit, error) {
 		e.dir.Close()
 		return nil, err
 	}
-	if e.nat, err = read(program, e.lock.File()); err != nil {
+	if e.nat, err = readTable(program, e.lock.File()); err != nil {
 		e.Close()
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func lookPath(name string) (string, error) {
 	return "", &MissingProgram{name}
 }
 
-func read(program string, hold *os.File) (NAT, error) {
+func readTable(program string, hold *os.File) (NAT, error) {
 	out, err := run(program, "-save", "", hold, "-t", "nat")
 	return parse(out), err
 }

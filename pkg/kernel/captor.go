@@ -42,7 +42,7 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 		}
 	}
 	list, err := n.filters(link, uint32(side))
-	c, ok = captorOf(list, 0, maxGoto)
+	c, ok = firstCaptor(list, 0, maxGoto)
 	return c, ok, err
 }
 
@@ -52,7 +52,7 @@ const actTrap netlink.TcAct = 8
 // maxGoto limits how many chains are followed, since chains can form a loop.
 const maxGoto = 8
 
-func captorOf(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
+func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
 	for _, f := range list {
 		a := f.Attrs()
 		if a.Chain != nil && *a.Chain != chain || a.Chain == nil && chain != 0 || !matchesAll(f) {
@@ -65,7 +65,7 @@ func captorOf(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
 		c := Captor{Filter: fmt.Sprintf("%s, chain %d, pref %d", f.Type(), chain, a.Priority)}
 		switch {
 		case next != 0 && depth > 0: // the chain lets the frame pass: there is no return to the first chain
-			inner, ok := captorOf(list, next, depth-1)
+			inner, ok := firstCaptor(list, next, depth-1)
 			if ok {
 				inner.Filter = c.Filter
 				return inner, true
@@ -73,7 +73,7 @@ func captorOf(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
 		case verdict == netlink.TC_ACT_SHOT, verdict == netlink.TC_ACT_QUEUED, verdict == actTrap:
 			c.Drops = true
 		case verdict == netlink.TC_ACT_STOLEN:
-			c.To = max(0, capturedBy(f))
+			c.To = max(0, redirectTarget(f))
 			c.Drops = c.To == 0
 		}
 		return c, true
@@ -125,8 +125,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// capturedBy returns the ifindex of the link to which a filter redirects: 0 if the link is gone, -1 if the filter does not redirect.
-func capturedBy(f netlink.Filter) int {
+// redirectTarget returns the ifindex of the link to which a filter redirects: 0 if the link is gone, -1 if the filter does not redirect.
+func redirectTarget(f netlink.Filter) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok &&
 			(m.MirredAction == netlink.TCA_EGRESS_REDIR || m.MirredAction == netlink.TCA_INGRESS_REDIR) {

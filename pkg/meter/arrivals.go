@@ -61,8 +61,8 @@ type segments struct {
 	received uint64
 }
 
-// watch reads the kernel's count of received segments at each interval of the window. It ends with ctx if no segment arrives.
-func watch(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segments) {
+// sampleSegments reads the kernel's count of received segments at each interval of the window. It ends with ctx if no segment arrives.
+func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segments) {
 	select {
 	case <-ctx.Done():
 		return nil

@@ -44,7 +44,7 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	var sending, receiving, watching sync.WaitGroup
 	var seen []segments
 	paused := watchPauses()
-	watching.Go(func() { seen = watch(ctx, receivers, counts) })
+	watching.Go(func() { seen = sampleSegments(ctx, receivers, counts) })
 	for i := range senders {
 		sending.Go(func() { sendTCP(senders[i], &sent) })
 		receiving.Go(func() { receiveTCP(receivers[i], counts, flow.Patience) })

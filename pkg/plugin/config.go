@@ -94,7 +94,7 @@ func (p Plugin) checkVersion(verb, v string) error {
 func (p Plugin) readPrev(r *Request, env envelope) error {
 	prev, v, err := prevResult(env)
 	if err != nil && r.Verb != "STATUS" {
-		return Errorf(CodeDecode, "prevResult: %w", explain(err, nil))
+		return Errorf(CodeDecode, "prevResult: %w", describeDecodeError(err, nil))
 	}
 	r.Prev = prev
 	if v == r.CNIVersion {

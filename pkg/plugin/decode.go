@@ -37,7 +37,7 @@ func decode(data []byte, into any) error {
 		return Errorf(CodeDecode, "network configuration: want a JSON object, got %s", quote(string(trimmed)))
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", explain(err, reflect.TypeOf(into).Elem()))
+		return Errorf(CodeDecode, "network configuration: %w", describeDecodeError(err, reflect.TypeOf(into).Elem()))
 	}
 	return nil
 }

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// explain describes in JSON terms why a document could not be decoded into a value of type t (may be nil). encoding/json uses names of Go
-// types instead.
-func explain(err error, t reflect.Type) error {
+// describeDecodeError describes in JSON terms why a document could not be decoded into a value of type t (may be nil). encoding/json uses
+// names of Go types instead.
+func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
 		return err

@@ -27,7 +27,7 @@ const (
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", explain(err, nil))
+		return Errorf(CodeDecode, "network configuration: %w", describeDecodeError(err, nil))
 	}
 	list, ok := keys[validKey]
 	if !ok {
@@ -47,7 +47,7 @@ func (r *Request) readValid(data []byte) error {
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
-		return nil, Errorf(CodeDecode, "%s: %w", key, explain(err, nil))
+		return nil, Errorf(CodeDecode, "%s: %w", key, describeDecodeError(err, nil))
 	}
 	set := map[Attachment]bool{}
 	for _, a := range entries {

@@ -51,7 +51,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := checkHostIPs(r, host, st.Ports); err != nil {
 		return nil, err
 	}
-	if err := cfg.locate(r, host, &st, pod); err != nil {
+	if err := cfg.locatePod(r, host, &st, pod); err != nil {
 		return nil, err
 	}
 	var undo plugin.Undo
@@ -65,7 +65,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if cfg.Backend == "iptables" {
 		warnServices(r.Log, host, pod[0].Addr().Is4())
 	}
-	former, err := forward(r, cfg, att, host, &st)
+	former, err := programNode(r, cfg, att, host, &st)
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +113,8 @@ func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachmen
 	return old.Ports, err
 }
 
-// locate completes the state with the pod's bridge and host side on this node.
-func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
+// locatePod completes the state with the pod's bridge and host side on this node.
+func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
 	}
@@ -167,9 +167,9 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// forward programs the node, and returns the ports of pods that gave way. It protects the node's loopback from the pods before the loopback
-// can reach them.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
+// programNode programs the node, and returns the ports of pods that gave way. It protects the node's loopback from the pods before the
+// loopback can reach them.
+func programNode(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return nil, err

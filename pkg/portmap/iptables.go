@@ -129,8 +129,8 @@ func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool,
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
-		some, skipped, err := restoreFamily(is4, all, wait, log)
-		changed = changed || some
+		restored, skipped, err := restoreFamily(is4, all, wait, log)
+		changed = changed || restored
 		if err == nil {
 			errs = append(errs, skipped)
 			continue
@@ -139,8 +139,8 @@ func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool,
 			return changed, errors.Join(append(errs, err)...) // each attempt would wait equally long for the same lock
 		}
 		for i := range all { // one refused rule would block all others
-			some, skipped, err := restoreFamily(is4, all[i:i+1], wait, log)
-			changed = changed || some
+			restored, skipped, err := restoreFamily(is4, all[i:i+1], wait, log)
+			changed = changed || restored
 			errs = append(errs, err, skipped)
 		}
 	}

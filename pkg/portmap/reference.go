@@ -12,10 +12,10 @@ import (
 )
 
 // delReference removes the rules of an attachment without a record: rules of the reference plugin, or our iptables rules in the same form.
-// Most pods have no ports and so no record. Like the reference, it looks for rules only if the runtime passes ports, or if some says that
-// there were ports.
-func delReference(r *plugin.Request, some bool) error {
-	if !some && !passesPorts(r) {
+// Most pods have no ports and so no record. Like the reference, it looks for rules only if the runtime passes ports, or if hadPorts says
+// so.
+func delReference(r *plugin.Request, hadPorts bool) error {
+	if !hadPorts && !passesPorts(r) {
 		return nil
 	}
 	return asReference(r).Remove()

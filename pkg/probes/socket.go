@@ -94,7 +94,7 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 
 // awaitLost returns the next socket when path no longer answers. When ctx is done it removes the socket and returns nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
-	told := ""
+	lastError := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -113,10 +113,10 @@ func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger)
 			log.Info("recreated a lost socket", "socket", path)
 			return l, id
 		}
-		if err.Error() != told {
+		if err.Error() != lastError {
 			log.Warn("could not recreate a lost socket", "error", err)
 		}
-		told = err.Error()
+		lastError = err.Error()
 	}
 }
 

@@ -48,14 +48,14 @@ func AskRuntimes() Runtimes {
 		}
 	}
 	for _, folder := range taskFolders() {
-		rt.look(folder, "/*/*", func(string) bool { return true })
+		rt.readContainers(folder, "/*/*", func(string) bool { return true })
 	}
-	rt.look(storageFolder, "/*", func(path string) bool { return rt.mayRun(path, answered) })
+	rt.readContainers(storageFolder, "/*", func(path string) bool { return rt.mayRun(path, answered) })
 	return rt
 }
 
-// look reads a folder of containers. runs reports whether a container runs, by its folder.
-func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
+// readContainers reads a folder of containers. runs reports whether a container runs, by its folder.
+func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
 	}

@@ -135,14 +135,14 @@ const remedy = "have the runtime delete its pod, which removes the record too; w
 
 func (j *job) network(r records) {
 	for _, d := range r.unreadable {
-		j.say("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
+		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
 	conf := j.configuration(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
-			j.say("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
+			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}
 	}
 	keys := attachment.Sorted(r.found)
@@ -156,8 +156,8 @@ func (j *job) network(r records) {
 	}
 }
 
-// say prints a line. Its parts may contain a pod's name.
-func (j *job) say(format string, parts ...string) {
+// printLine prints a line. Its parts may contain a pod's name.
+func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
 		plain[i] = plugin.Plain(p, reconcile.MaxMessage)
@@ -179,7 +179,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		if err == nil && len(records) == 0 {
 			return nil // a DEL removed it meanwhile
 		}
-		j.say("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
+		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
 			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
 			return fmt.Errorf("%w: "+remedy, err)
@@ -192,7 +192,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 	}()
 	if err != nil {
 		j.failed++
-		j.say("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		j.printLine("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 }
 
@@ -210,7 +210,7 @@ func (j *job) do(steps []attachment.Step) error {
 		fmt.Fprintln(j.Out, "  nothing to rewrite")
 	}
 	for _, s := range steps {
-		j.say("  %s", s.Text)
+		j.printLine("  %s", s.Text)
 		if !j.Act || s.Do == nil {
 			continue
 		}

@@ -72,7 +72,7 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 			return nil, err
 		}
 		if most > 0 {
-			err = await(f, deadline, set)
+			err = takeWithDeadline(f, deadline, set)
 		} else {
 			err = set(int(f.Fd()), try)
 		}
@@ -81,7 +81,7 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 				f.Close()
 				return nil, lockHeld("lock %s: held by another process", filepath.Join(d.path, name))
 			}
-			if errors.Is(err, errLate) {
+			if errors.Is(err, errLockTimeout) {
 				return nil, lockHeld("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
 			}
 			f.Close()
@@ -111,11 +111,11 @@ func (lockHeldError) Busy() bool { return true }
 // isHeld reports whether an attempt failed because another process holds the lock.
 func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }
 
-var errLate = errors.New("held by another process")
+var errLockTimeout = errors.New("held by another process")
 
-// await takes the lock. The kernel wakes waiting processes one after the other; a hundred that poll would keep a CPU busy while the lock is
-// idle. After errLate the file stays open as long as the kernel's request is pending.
-func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
+// takeWithDeadline takes the lock. The kernel wakes waiting processes one after the other; a hundred that poll would keep a CPU busy while
+// the lock is idle. After errLockTimeout the file stays open as long as the kernel's request is pending.
+func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
 	if !isHeld(err) {
@@ -141,7 +141,7 @@ func await(f *os.File, deadline time.Time, set func(fd int, how action) error) e
 		return err
 	case <-timer.C:
 		close(late)
-		return errLate
+		return errLockTimeout
 	}
 }
 
