@@ -139,7 +139,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.OK(l.Call("ADD", "a"))
 	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got == none {
-		t.Error("DEL took time for what goes with the link")
+		t.Error("DEL removed state that is deleted with the link")
 	}
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)))
 	if got := l.applied("a"); got != "5000000/6000000 redirected true" {

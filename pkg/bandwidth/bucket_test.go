@@ -64,7 +64,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 		t.Fatalf("%+v with mtu %d: a burst of %d frames", l, mtu, frames)
 	}
 	if got.Limit < uint32(mtu+overhead) || got.Limit < min(got.Burst, 65536+18) {
-		t.Fatalf("%+v with mtu %d: what is not cut into frames never fits in the queue of %+v", l, mtu, got)
+		t.Fatalf("%+v with mtu %d: an unsplit segment never fits into the queue of %+v", l, mtu, got)
 	}
 	fair := l.bucket(mtu, latency, true).Fair
 	perFrame := time.Duration(float64(mtu+18) * 8 / float64(l.Rate) * 1e9)

@@ -40,7 +40,7 @@ func TestRestoredByVerbs(t *testing.T) {
 			}
 		}
 		if o := l.OK(call()); strings.Contains(o.Log, "restored") {
-			t.Errorf("%s restores what is in place: %s", verb, o.Log)
+			t.Errorf("%s restores state that exists: %s", verb, o.Log)
 		}
 	}
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))

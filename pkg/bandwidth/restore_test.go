@@ -82,7 +82,7 @@ func TestNotRestored(t *testing.T) {
 	}
 	l.hostSide = l.link("bwt0")
 	if got := l.applied("a"); got != "0/10000000 redirected false" {
-		t.Errorf("another's link has %s", got)
+		t.Errorf("another program's link has %s", got)
 	}
 	if got := l.look(); got.Ingress.Missing != "link bwt0 is missing" || got.Egress.Missing != "link bwt0 is missing" || got.Gone {
 		t.Errorf("%+v, %+v", got.Ingress, got.Egress)
@@ -92,7 +92,7 @@ func TestNotRestored(t *testing.T) {
 	}
 	l.must(l.Pod.Close(), l.host.DelLink(l.ifb("a")), Restore(l.host, discard()))
 	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
-		t.Error("the limits of a pod that is gone came back")
+		t.Error("the limits of a dead pod were restored")
 	}
 	if got := l.look(); !got.Gone || got.Missing() || got.Ingress.Applied != nil {
 		t.Errorf("%+v, %+v", got, got.Ingress)

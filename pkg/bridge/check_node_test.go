@@ -145,7 +145,7 @@ func (a attached) restores(verb string) {
 		a.Errorf("after %s: CHECK: %s", verb, o.Stdout)
 	}
 	if o := a.OK(a.Call(verb, "", keys...)); strings.Contains(o.Log, "restored") {
-		a.Errorf("the next %s restores what is in place: %s", verb, o.Log)
+		a.Errorf("the next %s restores state that exists: %s", verb, o.Log)
 	}
 }
 

@@ -19,12 +19,12 @@ import (
 // useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs that stands for the pod CIDRs of all nodes. Case does not matter.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve replaces the words in the configuration by the values in node.json, for an ADD or STATUS. It reads the file only if there is a
-// word.
+// resolve replaces "auto" and useClusterCidr in the configuration by the values in node.json, for an ADD or STATUS. It reads the file only
+// if the configuration contains one of them.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
-		if err != nil && file == nodefile.Path { // no MTU is known if node.json or flannel's file is missing
+		if err != nil && file == nodefile.Path { // otherwise no file has an MTU, and the uplink's is used
 			return plugin.Errorf(plugin.CodeConfig, "mtu auto: %w", err)
 		}
 		c.MTU = node.MTU

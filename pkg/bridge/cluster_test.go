@@ -173,7 +173,7 @@ func TestMTUOfNode(t *testing.T) {
 	l.Fails(l.Call("STATUS", ""), plugin.CodeNotAvailable, "mtu auto: /run/podlace/node.json: mtu 1")
 }
 
-// TestNodeFileIsReadOnce: one read of node.json serves all words of a configuration. Without a word the file is not read.
+// TestNodeFileIsReadOnce: one read of node.json serves "auto" and useClusterCidr. Without them the file is not read.
 func TestNodeFileIsReadOnce(t *testing.T) {
 	writeNode(t, `{"podCIDRs":["10.61.0.0/24","fd00:61::/64"],"clusterCIDRs":["10.61.0.0/16"],"mtu":1400}`)
 	pods := object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "usePodCidr"}}, []any{object{"subnet": "usePodCidrIPv6"}}}}

@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 			Masquerade: Masquerade{Backend: "nftables", V4: true,
 				Except: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}},
 		ipam + `,"ipMasq":{"v4":false,"v6":false}`: {Bridge: "cni0", IPAM: "host-local"},
-		`"ipMasq":true`: {Bridge: "cni0"}, // no isGateway: nothing to masquerade
+		`"ipMasq":true`: {Bridge: "cni0"}, // no ipam: nothing to masquerade
 		`"ipam":null`:   {Bridge: "cni0"},
 		`"ipam":{}`:     {Bridge: "cni0"},
 		`"vlan":100,"vlanTrunk":[{"id":5}],"preserveDefaultVlan":true`: {Bridge: "cni0",

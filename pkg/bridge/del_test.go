@@ -105,7 +105,7 @@ func TestUnfinished(t *testing.T) {
 	}
 	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
 	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
-		t.Errorf("another's interface is gone: %v", err)
+		t.Errorf("another program's interface is gone: %v", err)
 	}
 	if left := leases(t); len(left) > 0 {
 		t.Errorf("left the leases %v", left)

@@ -89,8 +89,8 @@ func TestBridgeRenamed(t *testing.T) {
 	tells("d", "btf-2")
 }
 
-// TestForeignGateways: an address that another program added to the bridge stays, unless forceAddress is set. A separate IPv6 address
-// always stays.
+// TestForeignGateways: ADD fails if another program's address on the bridge conflicts with the gateway address. With forceAddress, ADD
+// removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
 func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")

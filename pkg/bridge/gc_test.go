@@ -77,7 +77,7 @@ func TestGCStrayFile(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(torn); err == nil || onHost("deadp0", func(netlink.Link) error { return nil }) == nil {
-		t.Errorf("what a torn record names is left, or the record: %v", err)
+		t.Errorf("the torn record or its state is left: %v", err)
 	}
 }
 

@@ -139,7 +139,7 @@ func TestStolenMAC(t *testing.T) {
 			return
 		}
 		if bytes.Equal(buf[:n], prey) {
-			t.Fatal("the thief got what was for the victim")
+			t.Fatal("the sender received the frames for the victim")
 		}
 	}
 }

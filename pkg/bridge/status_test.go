@@ -80,7 +80,7 @@ func (a attached) restoredBy(verb, flush string, keys ...any) {
 		a.Errorf("%s, then %s: CHECK: %s", flush, verb, o.Stdout)
 	}
 	if o := a.OK(a.Call(verb, "", keys...)); strings.Contains(o.Log, "restored") {
-		a.Errorf("the next %s restores what is in place: %s", verb, o.Log)
+		a.Errorf("the next %s restores state that exists: %s", verb, o.Log)
 	}
 }
 

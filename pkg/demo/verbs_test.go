@@ -169,7 +169,7 @@ func TestLeftovers(t *testing.T) {
 	write("/var/lib/cni/networks/x/last_reserved_ip.0")
 	write("/var/lib/cni/networks/x/.lock-ac")
 	if got := leftovers(t.Context(), l); got.verdict != OK || got.measured != "0" {
-		t.Errorf("what may be kept: %+v", got)
+		t.Errorf("files that may stay: %+v", got)
 	}
 	write("/var/lib/cni/networks/x/10.58.0.9")
 	ctx, cancel := context.WithCancel(t.Context())

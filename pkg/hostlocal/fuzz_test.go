@@ -85,7 +85,7 @@ func FuzzOwner(f *testing.F) {
 		good := !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == utf8.RuneError })
 		want := plugin.Attachment{ContainerID: "x" + text, IfName: "y" + text}
 		if back := parseOwner([]byte(owner(want))); good && len(text) < 500 && back != want {
-			t.Errorf("%q came back as %+v", text, back)
+			t.Errorf("%q was parsed as %+v", text, back)
 		}
 	})
 }

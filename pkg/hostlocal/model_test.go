@@ -270,5 +270,5 @@ func (m *model) mustCount(l lab, a answer) {
 			return
 		}
 	}
-	l.Errorf("no set is full as told: %s", a.Detail)
+	l.Errorf("no set is full, unlike the error says: %s", a.Detail)
 }

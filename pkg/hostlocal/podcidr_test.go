@@ -151,7 +151,7 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 		a := l.call(verb, "d", "")
 		l.mustFail(a, code, "neither /run/podlace/node.json nor")
 		if !strings.Contains(a.Detail, "kubectl get node NODE -o jsonpath=") {
-			t.Errorf("%s does not say what to do: %s", verb, a.Detail)
+			t.Errorf("%s has no hint: %s", verb, a.Detail)
 		}
 	}
 	l.ok(l.call("CHECK", "a", prev("192.0.2.7/24", "10.1.2.2/24")))

@@ -139,7 +139,7 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 			a := l.call("STATUS", "", "")
 			l.mustFail(a, plugin.CodeNotAvailable, "lease folder: ")
 			if strings.Count(a.Msg, filepath.Dir(l.dir)) != 1 {
-				t.Errorf("the folder is not told, or twice: %s", a.Msg)
+				t.Errorf("the message must name the folder once: %s", a.Msg)
 			}
 			if a = l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
 				t.Errorf("ADD: %+v", a)

@@ -21,7 +21,7 @@ func TestPrefix(t *testing.T) {
 	for _, s := range []string{"10.1.0.5/24", "0.0.0.0/0", "10.0.0.1/32", "fd00::5/64", "::/0", "::1/128"} {
 		want := netip.MustParsePrefix(s)
 		if got, ok := Prefix(IPNet(want)); !ok || got != want {
-			t.Errorf("%s came back as %s, %t", s, got, ok)
+			t.Errorf("%s was converted to %s, %t", s, got, ok)
 		}
 	}
 	mapped := &net.IPNet{IP: net.ParseIP("10.1.0.5"), Mask: net.CIDRMask(24, 32)} // 16 bytes

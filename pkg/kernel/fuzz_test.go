@@ -25,7 +25,7 @@ func FuzzPrefix(f *testing.F) {
 			t.Fatalf("%v/%v: %s", ip, mask, p)
 		}
 		if back, ok := Prefix(IPNet(p)); !ok || back != p {
-			t.Fatalf("%s came back as %s", p, back)
+			t.Fatalf("%s was converted to %s", p, back)
 		}
 	})
 }

@@ -73,6 +73,6 @@ func TestArrivals(t *testing.T) {
 	within(t, "peak", a.Peak(), 1600e3-1, 1600e3+1)
 	within(t, "peak of what was noted late", Arrivals{{100 * ms, 10e3}, {300 * ms, 35e3}}.Peak(), 1000e3-1, 1000e3+1)
 	if rate, peak := Arrivals(nil).Rate(0, time.Second), Arrivals(nil).Peak(); rate != 0 || peak != 0 {
-		t.Errorf("nothing came at %v, %v bit/s", rate, peak)
+		t.Errorf("nothing arrived at %v, %v bit/s", rate, peak)
 	}
 }

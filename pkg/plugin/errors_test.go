@@ -143,6 +143,6 @@ func TestUndoOnPanic(t *testing.T) {
 		t.Errorf("got %+v", f)
 	}
 	if !strings.Contains(o.stderr, "errors_test.go:") {
-		t.Errorf("stderr does not tell where: %s", o.stderr)
+		t.Errorf("stderr does not contain the position: %s", o.stderr)
 	}
 }

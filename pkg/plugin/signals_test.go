@@ -37,7 +37,7 @@ func TestTakenBack(t *testing.T) {
 	}
 	p.Late = true // the signal from before is still pending
 	if o := run(p, add, conf); o.exit != 0 || undone != 3 {
-		t.Errorf("late, and nothing was changed: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+		t.Errorf("Late and unchanged: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	p.Add = func(r *Request) (*types100.Result, error) { r.Patient(); r.Patient(); return &types100.Result{}, nil }
 	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated arrived during ADD") {

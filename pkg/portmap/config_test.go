@@ -311,7 +311,7 @@ func TestRanges(t *testing.T) {
 		}
 		for _, p := range ports.Singles(all) {
 			if !want[p] {
-				t.Errorf("%s: %+v was not asked for, or is there twice", what, p)
+				t.Errorf("%s: %+v is unexpected or occurs twice", what, p)
 			}
 			delete(want, p)
 		}

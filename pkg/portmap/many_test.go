@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts: the time of CHECK with iptables grows linearly with the pod's ports.
+// TestManyPorts: the memory of CHECK with iptables grows linearly with the pod's ports.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }

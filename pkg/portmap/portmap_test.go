@@ -222,7 +222,7 @@ func TestGC(t *testing.T) {
 		for range 2 {
 			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
 			if l.mapped("gone") {
-				l.Error("what is not valid is still there")
+				l.Error("an invalid attachment is still there")
 			}
 			l.OK(l.Call("CHECK", "kept"))
 		}

@@ -71,7 +71,7 @@ func TestProtectedThroughout(t *testing.T) {
 		l.OK(l.Call("DEL", "a"))
 		slices.Sort(opened)
 		if opened = slices.Compact(opened); len(opened) != 2 {
-			l.Errorf("what was open at any time: %q", opened)
+			l.Errorf("links open at some time: %q", opened)
 		}
 	})
 }

@@ -60,7 +60,7 @@ func TestStatusNeverWaits(t *testing.T) {
 		}
 		l.OK(l.Call("CHECK", "a"))
 		if says := status(); strings.Contains(says, "restored") {
-			l.Errorf("it restores what is in place: %s", says)
+			l.Errorf("it restores state that exists: %s", says)
 		}
 		l.OK(l.Call("DEL", "a"))
 	})
@@ -92,7 +92,7 @@ func TestGCRestores(t *testing.T) {
 			}
 			l.OK(l.Call("CHECK", "a"))
 			if says := gc(); strings.Contains(says, "restored") {
-				l.Errorf("%s: GC restores what is in place: %s", flush, says)
+				l.Errorf("%s: GC restores state that exists: %s", flush, says)
 			}
 		}
 		l.OK(l.Call("DEL", "a"))

@@ -55,7 +55,7 @@ func TestOverlaps(t *testing.T) {
 			t.Errorf("%s, to %s", c.p, c.p.To)
 		}
 		if index.Overlap(c.p, "a") {
-			t.Errorf("%s overlaps what is left out", c.p)
+			t.Errorf("%s overlaps an excepted port", c.p)
 		}
 	}
 }

@@ -111,7 +111,7 @@ func TestDelReference(t *testing.T) {
 // TestDelReferenceLegacy: chains of legacy xtables are removed by a program.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
-		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
+		t.Skip("SKIPPED: the kernel does not list legacy tables for an ordinary user")
 	}
 	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{strings.Repeat("c", 24)}}
 	_, rules := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")

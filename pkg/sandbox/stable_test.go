@@ -156,7 +156,7 @@ func TestEqualAfterChurn(t *testing.T) {
 			return nil
 		}))
 		if len(sandbox.Diff(before, takeAll(t, node, pod))) == 0 {
-			t.Error("the oracle saw nothing of the churn")
+			t.Error("the snapshots show no change")
 		}
 		must(t, other.Close())
 		must(t, node.Do(func() error {

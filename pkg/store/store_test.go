@@ -51,7 +51,7 @@ func onDisk(t *testing.T, dir string) map[string]string {
 func TestOpenAndMake(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
 	if _, err := Open(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("open what is missing: %v", err)
+		t.Errorf("open a missing folder: %v", err)
 	}
 	for range 2 {
 		d, err := Make(path, 0o700)
@@ -78,7 +78,7 @@ func TestFiles(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
 	if _, err := d.Read("a"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("read what is missing: %v", err)
+		t.Errorf("read a missing file: %v", err)
 	}
 	for _, content := range []string{"one", "", strings.Repeat("x", 3*4096), "two"} {
 		if err := d.Write("a", []byte(content), 0o640); err != nil {
@@ -255,7 +255,7 @@ func TestFolderGone(t *testing.T) {
 		t.Errorf("listed %v, %v", names, listErr)
 	}
 	if err := d.Remove("f"); err != nil {
-		t.Errorf("what is gone cannot be removed: %v", err)
+		t.Errorf("cannot remove a missing file: %v", err)
 	}
 }
 

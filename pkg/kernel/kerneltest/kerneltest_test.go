@@ -64,7 +64,7 @@ func TestFlags(t *testing.T) {
 	})
 	t.Run("fuzz worker", func(t *testing.T) {
 		if !slices.ContainsFunc([]string{"x", "-test.fuzzworker"}, fuzzWorker) || fuzzWorker("-test.fuzz=.") {
-			t.Error("fuzz workers are not told from others")
+			t.Error("fuzz workers are not distinguished from other processes")
 		}
 	})
 }
