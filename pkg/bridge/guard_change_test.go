@@ -37,7 +37,7 @@ func TestGuardOfNewConfiguration(t *testing.T) {
 						return o.Log
 					}
 					log := check(after)
-					if less := strength[before] < strength[after]; strings.Contains(log, "lacks spoof protection") != less {
+					if less := strength[before] < strength[after]; strings.Contains(log, "lacks the configured spoof protection") != less {
 						t.Errorf("warning %t, want %t: %s", !less, less, log)
 					}
 					check(before)
