@@ -43,7 +43,7 @@ var unreadable = map[string]damage{
 	}), "its format is 2"},
 	"of another pod": {overwritten(func(data []byte) []byte {
 		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victim), []byte(`"containerID":"ghost`))
-	}), "it is of another attachment"},
+	}), "it belongs to another attachment"},
 	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attachment holds the identity of one interface of one container in one network, and the record that a plugin keeps of
-// what it made for it.
+// Package attachment identifies one interface of one container in one network. It stores the record that a plugin keeps of its changes for
+// that interface.
 //
-// Records live under /run/podlace/<network>/<plugin>-<hash of the key>, one small JSON file for each attachment and plugin, written
-// before the first change. DEL works from the record, whatever the configuration says by then. The folder is on tmpfs and
-// so ends with the kernel state that it describes.
+// Records are small JSON files /run/podlace/<network>/<plugin>-<hash of the key>, one per attachment and plugin. A plugin writes its record
+// before its first change. DEL works from the record, whatever the current configuration says. The folder is on tmpfs, so it ends at a boot
+// together with the kernel state that it describes.
 //
-// Order of locks, everywhere: attachment, then network, then node, then VF (one at a time), then the lease folder of host-local, then
+// The lock order is the same everywhere: attachment, then network, then node, then VF (one at a time), then host-local's lease folder, then
 // iptables.
 package attachment
 
@@ -37,17 +37,17 @@ const (
 	lockFile = ".lock"
 )
 
-// Key names an attachment.
+// Key identifies an attachment.
 type Key struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// KeyOf returns the key of the attachment that a request is about.
+// KeyOf returns the key of a request's attachment.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
-// Hash returns 16 hexadecimal digits that stand for the key. The parts are separated by '/', which none of them may hold.
+// Hash returns 16 hexadecimal digits that identify the key. '/' separates the parts, because no part may contain it.
 func (k Key) Hash() string {
 	sum := k.sum("")
 	return hex.EncodeToString(sum[:8])
@@ -57,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset is the place of the attachment's lock in the lock file of its network. All plugins of a chain share it: a runtime that
-// still waits for one of them must not start the next.
+// offset returns the position of the attachment's lock in the network's lock file. All plugins of a chain share the lock: a runtime must
+// not start the next plugin while one of them runs.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -67,27 +67,27 @@ func (k Key) offset() int64 {
 // HostVeth returns the name of the host side of the attachment's veth pair.
 func (k Key) HostVeth() string { return HostVeth(k.Hash()) }
 
-// HostVeth returns the name of the host side of the veth pair of the attachment whose key has the hash.
+// HostVeth returns the name of the host side of the veth pair of the attachment with the hash.
 func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 
-// Record is what a plugin remembers of an attachment.
+// Record is the stored state of a plugin for an attachment.
 type Record struct {
 	Format int `json:"format"`
 	Key
 	Plugin string `json:"plugin"`
 	Pod    string `json:"pod,omitempty"`
 	Netns  string `json:"netns,omitempty"`
-	// WithLink says that what the record names goes with the link of the attachment, such as its qdiscs.
+	// WithLink reports that the recorded objects are deleted with the attachment's link, such as its qdiscs.
 	WithLink bool            `json:"withLink,omitempty"`
-	State    json.RawMessage `json:"state,omitempty"` // the plugin's own
+	State    json.RawMessage `json:"state,omitempty"` // the plugin's own state
 
-	Written time.Time `json:"-"` // of the file
+	Written time.Time `json:"-"` // time of the file
 }
 
-// Attachment is an attachment that this process holds the lock of.
+// Attachment is an attachment whose lock this process holds.
 type Attachment struct {
 	Key
-	// WithLink is saved with the record: the plugin that deletes the link removes the record, too.
+	// WithLink is saved in the record: the plugin that deletes the link also deletes the record.
 	WithLink bool
 
 	plugin string
@@ -98,7 +98,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment that r is about, against all plugins, and makes the folder for its record.
+// Open locks the attachment of r for all plugins, and creates the folder for its record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -118,10 +118,10 @@ func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
 	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }
 
-// Writable reports whether records of a network can be made, without making any.
+// Writable returns an error if records of a network cannot be created. It creates none.
 func Writable(network string) error { return store.Writable(folder(network)) }
 
-// Close gives the lock up.
+// Close releases the lock.
 func (a *Attachment) Close() {
 	if a != nil {
 		a.lock.Unlock()
@@ -129,8 +129,7 @@ func (a *Attachment) Close() {
 	}
 }
 
-// LockFile returns the file that carries the lock, for a child process to inherit: a DEL then waits for the child even when this
-// process was killed.
+// LockFile returns the lock file for a child process to inherit. A DEL then waits for the child even if this process was killed.
 func (a *Attachment) LockFile() *os.File {
 	if a == nil {
 		return nil
@@ -140,7 +139,7 @@ func (a *Attachment) LockFile() *os.File {
 
 func (a *Attachment) file() string { return a.plugin + "-" + a.Hash() }
 
-// Save writes the record with the plugin's own state in it.
+// Save writes the record with the plugin's state.
 func (a *Attachment) Save(state any) error {
 	raw, err := json.Marshal(state)
 	if err != nil {
@@ -159,7 +158,7 @@ func (a *Attachment) Save(state any) error {
 		err = a.dir.Write(a.file(), data, 0o600)
 	}
 	if errors.Is(err, store.ErrTooLarge) {
-		return plugin.Errorf(plugin.CodeConfig, "the attachment has more than a record holds: %w", err)
+		return plugin.Errorf(plugin.CodeConfig, "the attachment's state exceeds the size of a record: %w", err)
 	}
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
@@ -168,8 +167,8 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// Resave is Save for what DEL has done of its work. The record stays as old as it was, for GC. It may fail, as on a full disk: the work is
-// then done once more.
+// Resave saves the progress of a DEL. The record keeps its time for GC. A failure, such as a full disk, is not reported, because DEL then
+// only repeats the work.
 func (a *Attachment) Resave(state any) {
 	written, err := a.dir.Written(a.file())
 	if err == nil {
@@ -183,8 +182,8 @@ func (a *Attachment) Resave(state any) {
 	}
 }
 
-// Load reads the record's state; ok is false when there is none. A record that cannot be read counts as none: the caller falls
-// back to what it can compute from the key.
+// Load reads the record's state. ok is false if there is none. An unreadable record counts as none, so that the caller computes the state
+// from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -216,7 +215,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	return rec, true, nil
 }
 
-// Remove deletes the record, also one that cannot be read.
+// Remove deletes the record, also an unreadable one.
 func (a *Attachment) Remove() error {
 	if a == nil {
 		return nil
@@ -228,7 +227,7 @@ func (a *Attachment) Remove() error {
 // Plugins are the plugins that keep records.
 var Plugins = []string{"bridge", "portmap", "bandwidth", "sriov"}
 
-// ForgetWithLink deletes the records of the attachment that say WithLink, once the link is gone.
+// ForgetWithLink deletes the attachment's records with WithLink, after the link was deleted.
 func (a *Attachment) ForgetWithLink() error {
 	if a == nil {
 		return nil
@@ -242,7 +241,7 @@ func (a *Attachment) ForgetWithLink() error {
 	return errors.Join(errs...)
 }
 
-// LockNetwork locks the network against other attachments that write what all of them share.
+// LockNetwork locks the state that all attachments of the network share.
 func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	lock, err := a.dir.LockAt(lockFile, 0o600, Key{Network: a.Network}.offset())
 	if err != nil {
@@ -257,7 +256,7 @@ func Recorded(r *plugin.Request) bool {
 	return err == nil
 }
 
-// List returns the records that a plugin has in a network.
+// List returns a plugin's records in a network.
 func List(network, plugin string) ([]Record, error) {
 	all, _, err := read(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
@@ -278,7 +277,7 @@ func readAll() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// read returns the records of a network whose names begin with the prefix, and the files that are not records of this format.
+// read returns a network's records whose names begin with the prefix, and the files that are not records of this format.
 func read(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
@@ -292,13 +291,13 @@ func read(network, prefix string) (records []Record, damaged []Damaged, err erro
 		}
 		rec, e := readRecord(dir, name)
 		if errors.Is(e, fs.ErrNotExist) {
-			continue // its DEL was faster
+			continue // a DEL removed it meanwhile
 		}
 		if e == nil && (rec.Network != network || name != rec.Plugin+"-"+rec.Hash()) {
 			e = errOther
 		}
 		if path := new(fs.PathError); errors.As(e, &path) {
-			e = path.Err // Damaged has the path
+			e = path.Err // Damaged contains the path
 		}
 		if e != nil {
 			damaged = append(damaged, Damaged{network, name, e})
@@ -309,7 +308,7 @@ func read(network, prefix string) (records []Record, damaged []Damaged, err erro
 	return records, damaged, err
 }
 
-// readRecord reads a file that should be a record. The error is fs.ErrNotExist where there is none.
+// readRecord reads a record file. The error is fs.ErrNotExist if the file does not exist.
 func readRecord(dir *store.Dir, name string) (Record, error) {
 	data, written, err := dir.ReadWritten(name)
 	if err != nil {
@@ -320,8 +319,8 @@ func readRecord(dir *store.Dir, name string) (Record, error) {
 	return rec, err
 }
 
-// errOther is the error for the record of another attachment than that of the file's name.
-var errOther = errors.New("it is of another attachment")
+// errOther means that the record is for another attachment than its file name says.
+var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
 	if len(data) == 0 {
@@ -337,22 +336,22 @@ func parse(data []byte) (Record, error) {
 	return rec, nil
 }
 
-// formatError is the format of a record that this version does not read.
+// formatError is the number of a record format that this version cannot read.
 type formatError int
 
 func (e formatError) Error() string {
 	return fmt.Sprintf("its format is %d: this version of Podlace reads %d", int(e), format)
 }
 
-// isNewer reports whether the error is that of a record that a newer version wrote.
+// isNewer reports whether an error means that a newer version wrote the record.
 func isNewer(err error) bool {
 	of, ok := errors.AsType[formatError](err)
 	return ok && of > format
 }
 
-// ReferenceHash returns the hexadecimal hash from which the reference plugins make the names of chains and devices:
-// SHA-512 of network and container ID. They leave the interface name out, so that a second interface of one container clashes;
-// here it counts for interfaces other than eth0.
+// ReferenceHash returns the hash from which the reference plugins derive names of chains and devices: SHA-512 of network and container ID
+// in hexadecimal. The reference leaves out the interface name, so a second interface of a container conflicts. Podlace includes the name
+// for interfaces other than eth0.
 func (k Key) ReferenceHash() string {
 	text := k.Network + k.ContainerID
 	if k.IfName != "eth0" {
@@ -362,9 +361,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes are the hashes in the names of what may be left of an attachment that has no record: the reference's for any
-// interface, and ours for interfaces other than eth0. The reference's is not among them while eth0 of the container has a record of the
-// plugin: then it is eth0's.
+// ReferenceHashes returns the hashes in the names of possible residue of an attachment without a record: the reference's for any interface,
+// and ours for interfaces other than eth0. It leaves out the reference's hash if the container's eth0 has a record of the plugin, because
+// the hash then belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -376,12 +375,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address that is a function of the key and of the end of the link.
+// MAC returns a locally administered unicast MAC that is derived from the key and the end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address that is a function of the network and of a pod's first address in it:
-// whoever remembers its MAC is right about the next pod that has the same first address, but not about its other addresses, which may come
-// with another first one.
+// AddressMAC returns a locally administered unicast MAC that is derived from the network and the pod's first address. A neighbour entry
+// stays valid for the next pod with the same first address. It may be wrong for additional addresses, which may come with another first
+// address.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

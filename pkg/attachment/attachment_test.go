@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// TestNames pins what nodes hold by now: a new version must find what an old one made. The reference hash is SHA-512 of network and
-// container ID, as sha512sum(1) prints it.
+// TestNames pins names on existing nodes, because a new version must find an old version's objects. The reference hash is SHA-512 of
+// network and container ID, as sha512sum(1) prints it.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key       Key
@@ -48,7 +48,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesDiffer: keys that look alike when their parts are joined have nothing in common.
+// TestNamesDiffer: keys whose concatenated parts are equal have different names.
 func TestNamesDiffer(t *testing.T) {
 	seen := map[string]Key{}
 	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"},
@@ -132,7 +132,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecord: DEL and ADD must not fail for ever because of a record that is torn, from another version, or not theirs.
+// TestUnreadableRecord: a torn record, one of another version, or one of another plugin must not make DEL and ADD fail forever.
 func TestUnreadableRecord(t *testing.T) {
 	a, _ := attach(t, "id")
 	if err := a.Save(testState{"x"}); err != nil {
@@ -183,7 +183,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestNotes: a mark is the network's, and is no record.
+// TestNotes: a note belongs to the network and is no record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
 	if _, ok := a.Noted("mark"); ok {
@@ -212,7 +212,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestUnreadableFolder: what cannot be read is told, and is not taken for nothing.
+// TestUnreadableFolder: an unreadable folder is an error and does not count as empty.
 func TestUnreadableFolder(t *testing.T) {
 	r := request(t.Name(), "id", "eth0")
 	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
@@ -228,7 +228,7 @@ func TestUnreadableFolder(t *testing.T) {
 	}
 }
 
-// mustFile opens the lock file of a network once more.
+// mustFile opens the lock file of a network again.
 func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(folder(r.Network), lockFile), os.O_RDWR, 0)
@@ -239,7 +239,7 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge: a record that DEL could not read is refused before it is written, and one that another version wrote counts as none.
+// TestRecordTooLarge: Save refuses a record that DEL could not read. A too large record of another version counts as none.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()
@@ -260,7 +260,7 @@ func TestRecordTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordFile: a record that cannot even be opened may name something; DEL must not report that nothing is there.
+// TestUnreadableRecordFile: a record that cannot be opened may contain state, so DEL must not report that there is none.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")
 	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
@@ -274,7 +274,7 @@ func TestUnreadableRecordFile(t *testing.T) {
 	}
 }
 
-// TestLock: calls for one attachment follow each other, whichever plugin it is; other attachments do not wait.
+// TestLock: calls for one attachment run one after the other, for all plugins. Other attachments do not wait.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")
 	mustOpen(t, request(t.Name(), "id", "net1")).Close()
@@ -306,7 +306,7 @@ func TestList(t *testing.T) {
 	a, _ := attach(t, "a")
 	b := mustOpen(t, request(t.Name(), "b", "eth0"))
 	t.Cleanup(b.Close)
-	b.plugin = "testing" // begins like the other's name
+	b.plugin = "testing" // has the other's name as prefix
 	junk := filepath.Join(store.Root, t.Name(), "test-junk")
 	if err := errors.Join(a.Save(testState{"a"}), b.Save(testState{"b"}), os.WriteFile(junk, []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)
@@ -337,7 +337,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// TestAddressMAC: it is the same for every attachment of a network, and another one in another network or for another address.
+// TestAddressMAC: the MAC is the same for every attachment of a network, and differs in another network or for another address.
 func TestAddressMAC(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}

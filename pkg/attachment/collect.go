@@ -15,17 +15,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// GC collects the attachments of a plugin that are not valid any more. It goes on after errors.
+// GC collects a plugin's stale attachments. It continues after errors.
 type GC[T any] struct {
 	r    *plugin.Request
 	errs []error
 }
 
-// NewGC returns the collection that r asks for.
+// NewGC returns the collection for a GC request.
 func NewGC[T any](r *plugin.Request) *GC[T] { return &GC[T]{r: r} }
 
-// Stale yields the attachments that r collects, each locked until the next, with the recorded state. The caller removes what the
-// attachment has and calls Report.
+// Stale yields the stale attachments with their recorded state. Each is locked until the next one. The caller removes the attachment's
+// state and calls Report.
 func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	return func(yield func(*Attachment, T) bool) {
 		records, err := List(g.r.Network, g.r.Plugin)
@@ -38,7 +38,7 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	}
 }
 
-// yield yields the attachment of a listed record if it is stale. The record may be another one by the time that the lock is had.
+// yield yields the attachment of a listed record if it is stale. It reads the record again under the lock, because it may have changed.
 func (g *GC[T]) yield(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](g.r, listed.Key)
 	if err != nil {
@@ -49,7 +49,7 @@ func (g *GC[T]) yield(listed Record, yield func(*Attachment, T) bool) (more bool
 	return !found || !g.r.Stale(listed.Attachment(), rec.Netns, rec.Written) || yield(att, rec.State)
 }
 
-// Report notes how the removal of an attachment ended.
+// Report stores the result of removing an attachment.
 func (g *GC[T]) Report(att *Attachment, err error) {
 	if err != nil {
 		g.fail(Record{Key: att.Key, Pod: att.pod}, err)
@@ -61,12 +61,12 @@ func (g *GC[T]) fail(rec Record, err error) {
 	if rec.Pod != "" {
 		of = "pod " + rec.Pod + ", " + of
 	}
-	g.r.Spare(rec.Attachment()) // what it has left keeps its addresses
+	g.r.Spare(rec.Attachment()) // the rest of its state still uses its addresses
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields the hashes of keys whose record cannot be read, such as one of a newer version, and that are of no attachment to keep.
-// It logs each. The caller removes what can be found by the hash and calls ReportUnreadable.
+// Unreadable yields the hashes of unreadable records, such as those of a newer version, unless GC must keep their attachment. It logs each
+// one. The caller removes the state that it finds by the hash and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := read(g.r.Network, g.r.Plugin+"-")
@@ -79,13 +79,13 @@ func (g *GC[T]) Unreadable() iter.Seq[string] {
 		valid, dead := g.hashes(g.r.Valid), g.hashes(g.r.Dead)
 		for _, d := range damaged {
 			hash, own := strings.CutPrefix(d.Name, g.r.Plugin+"-")
-			if !own || !isHash(hash) { // such as the copy of a record beside it
+			if !own || !isHash(hash) { // such as a copy of a record beside it
 				continue
 			}
 			if valid[hash] || g.r.Dead != nil && !dead[hash] {
 				continue
 			}
-			g.r.Log.Warn("removing a record that cannot be read, and what is found by the hash in its name: its attachment is no longer valid",
+			g.r.Log.Warn("removing the unreadable record of a stale attachment, and the state that carries its hash",
 				"record", d.Path(), "reason", d.Reason)
 			if !yield(hash) {
 				return
@@ -102,7 +102,7 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable notes how the removal by a hash ended, and removes the file of the record if it succeeded.
+// ReportUnreadable stores the result of a removal by hash, and deletes the record file if it succeeded.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = forget(g.r.Network, g.r.Plugin+"-"+hash)
@@ -110,10 +110,10 @@ func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	g.errs = append(g.errs, err)
 }
 
-// Err returns what failed.
+// Err returns the joined errors.
 func (g *GC[T]) Err() error { return errors.Join(g.errs...) }
 
-// isHash reports whether text is as Key.Hash writes it.
+// isHash reports whether text has the format of Key.Hash.
 func isHash(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == 8 && hex.EncodeToString(sum) == text
@@ -131,7 +131,7 @@ func forget(network, name string) error {
 // Written returns when the record was last written.
 func (a *Attachment) Written() (time.Time, error) { return a.dir.Written(a.file()) }
 
-// Attachment returns the interface that a record is about.
+// Attachment returns the interface of a record.
 func (r Record) Attachment() plugin.Attachment {
 	return plugin.Attachment{ContainerID: r.ContainerID, IfName: r.IfName}
 }

@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// Damaged is a file that stands for an attachment and is not a record of this format.
+// Damaged is an attachment's file that is no record of this format.
 type Damaged struct {
 	Network string
-	Name    string // of the file
+	Name    string // name of the file
 	Reason  error
 }
 
-// Path returns the file.
+// Path returns the path of the file.
 func (d Damaged) Path() string { return filepath.Join(folder(d.Network), d.Name) }
 
-// Plugin returns the plugin whose record it should be.
+// Plugin returns the plugin in the file's name.
 func (d Damaged) Plugin() string {
 	plugin, _, _ := strings.Cut(d.Name, "-")
 	return plugin
 }
 
-// Of reports whether the file stands for the attachment with the key.
+// Of reports whether the file belongs to the attachment with the key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
 
-// Unreadable returns the files of the node that stand for attachments and are not records of this format.
+// Unreadable returns the node's attachment files that are no records of this format.
 func Unreadable() (damaged []Damaged, err error) {
 	_, damaged, err = readAll()
 	return damaged, err

@@ -9,19 +9,19 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker takes locks.
+// Locker selects how to take locks.
 type Locker int
 
 const (
-	// Waiting waits for a lock, for all verbs but STATUS.
+	// Waiting waits for a lock. All verbs but STATUS use it.
 	Waiting Locker = iota
 
-	// Trying never waits, for STATUS: the next STATUS repairs what the holder of the lock does not.
+	// Trying never waits. STATUS uses it: the next STATUS repairs what the lock's holder does not.
 	Trying
 )
 
-// ReportRepair logs the error of a plugin's repair in GC, with Waiting, or in STATUS, with Trying: neither fails because of it. STATUS
-// comes every few seconds, and logs an error once until it changes.
+// ReportRepair logs the error of a repair in GC (Waiting) or STATUS (Trying). The verb does not fail because of it. STATUS runs every few
+// seconds, so it logs an error only when it changes.
 func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {
@@ -29,11 +29,11 @@ func ReportRepair(r *plugin.Request, locks Locker, err error) {
 	}
 	changed := Changed("unrepaired-"+r.Plugin+"-"+r.Network, text)
 	if err != nil && (changed || locks == Waiting) {
-		r.Log.Warn("what pods lost could not be restored", "error", err)
+		r.Log.Warn("rules or limits of pods could not be restored", "error", err)
 	}
 }
 
-// within returns the bound of a wait.
+// within returns the limit of a wait.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -41,7 +41,7 @@ func (l Locker) within(most time.Duration) time.Duration {
 	return most
 }
 
-// Tolerate returns err, or nil when it says that another process holds a lock for which l does not wait.
+// Tolerate returns nil if err means that another process holds a lock for which l does not wait. Otherwise it returns err.
 func (l Locker) Tolerate(err error) error {
 	if l == Trying && plugin.Code(err) == plugin.CodeTryAgain {
 		return nil
@@ -49,7 +49,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node locks what the pods of all networks share, such as "guards", against others who write it.
+// Node locks state that the pods of all networks share, such as "guards", against other writers.
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -63,7 +63,7 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// Key locks an attachment against all plugins, or with a key that names a network alone, the network. Its folder must exist.
+// Key locks an attachment for all plugins. For a key with only a network it locks the network. The folder must exist.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

@@ -19,13 +19,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Step is one thing that is to be done to an attachment or to the node, in words, and how.
+// Step is a change of an attachment or of the node: a description and a function.
 type Step struct {
 	Text string
 	Do   func() error
 }
 
-// Networks returns the names of the networks that have records or had some since the node booted.
+// Networks returns the names of the networks with records, or with earlier records since the boot.
 func Networks() ([]string, error) {
 	entries, err := os.ReadDir(store.Root)
 	var names []string
@@ -37,7 +37,7 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has a record in any network. It reads names alone.
+// Any reports whether a plugin has a record in any network. It reads only file names.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	if err != nil {
@@ -46,8 +46,7 @@ func Any(plugin string) (bool, error) {
 	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), nil
 }
 
-// OldestIn yields the records that a plugin has in a network, the one that was written first before the others. It reads as many files as
-// the caller takes records.
+// OldestIn yields a plugin's records in a network, the oldest first. It reads only as many files as the caller takes records.
 func OldestIn(network, plugin string) iter.Seq[Record] {
 	return func(yield func(Record) bool) {
 		dir, err := store.Open(folder(network))
@@ -70,13 +69,13 @@ func OldestIn(network, plugin string) iter.Seq[Record] {
 	}
 }
 
-// recordFiles returns the names of the files of a plugin's records in a network.
+// recordFiles returns the file names of a plugin's records in a network.
 func recordFiles(network, plugin string) []string {
 	names, _ := store.Names(folder(network), 0)
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, plugin+"-") })
 }
 
-// AllOf returns the records that a plugin has in all networks.
+// AllOf returns a plugin's records in all networks.
 func AllOf(plugin string) (all []Record, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -86,7 +85,7 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network by attachment and plugin, and the files that are not records of this format.
+// Attachments returns the records of a network by attachment and plugin, and the files that are no records of this format.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
 	records, damaged, err := read(network, "")
 	found = map[Key]map[string]Record{}
@@ -99,13 +98,13 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns what the plugin of a CHECK recorded of the attachment. A record that cannot be read is an error of
-// plugin.CodeStateDiffers. One that a newer version wrote is only a line in the log: a downgrade must not cost the node its pods.
+// Checked returns the recorded state of a CHECK's attachment. For an unreadable record it returns an error with plugin.CodeStateDiffers. It
+// only logs a record of a newer version, because a failed CHECK after a downgrade could cost the node its pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	records, err := RecordsOf(KeyOf(r), r.Plugin)
 	rec, found := records[r.Plugin]
 	if isNewer(err) {
-		r.Log.Warn("a newer version of Podlace wrote the record; CHECK does without it", "error", err)
+		r.Log.Warn("a newer version of Podlace wrote the record; CHECK ignores it", "error", err)
 		return st, false, nil
 	}
 	if err == nil && found {
@@ -118,18 +117,18 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return st, found, nil
 }
 
-// LostRecord is the error of CHECK for an attachment of Podlace whose record is gone; it is nil for one that a newer version wrote.
+// LostRecord returns CHECK's error for a Podlace attachment without a record. It returns nil if a newer version wrote the record.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: after a flush nothing restores its rules", r.Plugin), renew)
+	return plugin.WithHint(plugin.Errorf(plugin.CodeStateDiffers, "the record of %s is missing: its rules cannot be restored after a flush", r.Plugin), renew)
 }
 
-const renew = "nothing restores the record, and DEL works without it; delete the pod and make it again"
+const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the records that the named plugins have of one attachment, by plugin. One that is there and cannot be read is an error
-// that names the file.
+// RecordsOf returns the named plugins' records of one attachment, by plugin. For an unreadable record it returns an error that names the
+// file.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
@@ -144,7 +143,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 			continue
 		}
 		if err == nil && (rec.Key != k || rec.Plugin != name) {
-			err = errors.New("it is of another attachment")
+			err = errors.New("it belongs to another attachment")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("record %s: %w", filepath.Join(dir.Path(), file), err)
@@ -154,8 +153,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
-// ByHash returns the record that a plugin has of the attachment whose key has the hash, in whatever network; ok is false when none has a
-// record that can be read.
+// ByHash returns a plugin's record of the attachment with the hash, in any network. ok is false if there is no readable record.
 func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -173,7 +171,7 @@ func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	return Record{}, false, err
 }
 
-// Path returns the file of the record.
+// Path returns the path of the record file.
 func (r Record) Path() string { return filepath.Join(folder(r.Network), r.Plugin+"-"+r.Hash()) }
 
 func ignoreMissing(err error) error {
@@ -190,8 +188,7 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment of which a plugin has a record, as Open does, and returns the record as it is now; ok is false when it is
-// gone.
+// Reopen locks an attachment with a plugin's record, as Open does, and returns the current record. ok is false if the record is gone.
 func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool, err error) {
 	a, err = l.Key(k)
 	if err != nil {
@@ -207,10 +204,10 @@ func (l Locker) Reopen(k Key, plugin string) (a *Attachment, rec Record, ok bool
 	return a, rec, true, nil
 }
 
-// Journals is the folder, in that of all networks, of what VFs were like before pods got them.
+// Journals is the folder, beside those of the networks, of the VFs' settings from before pods got them.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of the VFs that pods have, or left other than they were.
+// Journaled returns the PCI addresses of the VFs that pods have, or that were not restored.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -221,8 +218,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and marks of all networks. No plugin may run. What others keep beside them stays, and so do the journals of
-// VFs: nobody else can bring those back.
+// Clear removes the records and notes of all networks. No plugin may run. It keeps other programs' files, and the VF journals, because only
+// they hold the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestReopen: under the lock the record is read as it is then, and what is saved keeps pod and namespace.
+// TestReopen: Reopen reads the record under the lock, and Save keeps pod and namespace.
 func TestReopen(t *testing.T) {
 	key := Key{t.Name(), "id", "eth0"}
 	if _, _, ok, err := Waiting.Reopen(key, "test"); ok || err != nil {
@@ -46,7 +46,7 @@ func TestReopen(t *testing.T) {
 	if err != nil || len(got) != 1 || string(got[0].State) != `{"value":"z"}` || got[0].Pod != "shop/web-0" || got[0].Netns != "/run/netns/x" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for i := range 2 { // another plugin's, and none at all
+	for i := range 2 { // another plugin's record, and none
 		if _, _, ok, err := Waiting.Reopen(key, []string{"other", "test"}[i]); ok || err != nil {
 			t.Errorf("%t, %v", ok, err)
 		}

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Note leaves a mark with a text that holds for the whole network.
+// Note writes a note with a text for the whole network.
 func (a *Attachment) Note(mark, text string) error {
 	return a.dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// Noted returns the text of the network's mark; ok is false when it has none.
+// Noted returns the text of the network's note. ok is false if there is none.
 func (a *Attachment) Noted(mark string) (text string, ok bool) {
 	data, err := a.dir.Read("." + mark)
 	return string(data), err == nil
 }
 
-// Notes returns the network's marks that begin with a prefix.
+// Notes returns the network's notes that begin with a prefix.
 func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	names, err := a.dir.List()
 	for _, name := range names {
@@ -36,16 +36,16 @@ func (a *Attachment) Notes(prefix string) (marks []string, err error) {
 	return marks, err
 }
 
-// Unnote removes the mark.
+// Unnote removes the note.
 func (a *Attachment) Unnote(mark string) error { return a.dir.Remove("." + mark) }
 
-// NotedIn returns the text of a network's mark without its lock; ok is false when it has none.
+// NotedIn returns the text of a network's note without taking the lock. ok is false if there is none.
 func NotedIn(network, mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+mark))
 	return string(data), err == nil
 }
 
-// NotedBy returns a network that has a mark.
+// NotedBy returns a network with a note.
 func NotedBy(mark string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -56,7 +56,7 @@ func NotedBy(mark string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// NotedAs reports whether any network has a mark with that text.
+// NotedAs reports whether any network has a note with this text.
 func NotedAs(mark, text string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool {
@@ -65,7 +65,7 @@ func NotedAs(mark, text string) (bool, error) {
 	}), err
 }
 
-// UnnoteAll removes the mark of every network that has it.
+// UnnoteAll removes the note from all networks.
 func UnnoteAll(mark string) error {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -74,7 +74,7 @@ func UnnoteAll(mark string) error {
 	return err
 }
 
-// NoteNode leaves a mark with a text that holds for the node, beside those of the networks.
+// NoteNode writes a note with a text for the node, beside the notes of networks.
 func NoteNode(mark, text string) error {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -84,13 +84,13 @@ func NoteNode(mark, text string) error {
 	return dir.Overwrite("."+mark, []byte(text), 0o600)
 }
 
-// NodeNoted returns the text of the node's mark; ok is false when it has none.
+// NodeNoted returns the text of the node's note. ok is false if there is none.
 func NodeNoted(mark string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(store.Root, "."+mark))
 	return string(data), err == nil
 }
 
-// UnnoteNode removes the node's mark.
+// UnnoteNode removes the node's note.
 func UnnoteNode(mark string) error {
 	dir, err := store.Open(store.Root)
 	if err != nil {
@@ -100,21 +100,21 @@ func UnnoteNode(mark string) error {
 	return dir.Remove("." + mark)
 }
 
-// Changed notes a text under a mark of the node, and reports whether it is another than the one before. No text is the same as no mark.
-// Each verb is a process of its own, and logs by this what lasts: once.
+// Changed stores a text in a note of the node, and reports whether the text differs from the previous one. An empty text stands for no
+// note. Each verb is a separate process; with Changed it logs a lasting condition only once.
 func Changed(mark, text string) bool {
 	if before, _ := NodeNoted(mark); before == text {
 		return false
 	}
 	if text == "" {
-		_ = UnnoteNode(mark) // while it stays, each call reports the change again
+		_ = UnnoteNode(mark) // while the note stays, each call reports the change again
 	} else {
 		_ = NoteNode(mark, text)
 	}
 	return true
 }
 
-// LogOnce logs the findings in the configuration of the plugin of r: once, until they change or the node boots.
+// LogOnce logs the findings about the configuration of r's plugin once, until they change or the node boots.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	text := ""
 	if len(findings) > 0 {

@@ -11,15 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Take serves DEL: it locks the attachment of r and returns the recorded state. found is false if there is no record; the lock is held
-// then as well, because the next ADD must not lose what it makes. The caller removes what the attachment has, calls Remove, and closes
-// the attachment. In a network without any record there is nothing to lock, and att is nil: Close, Remove and ForgetWithLink are no-ops.
+// Take serves DEL: it locks the attachment of r and returns the recorded state. found is false if there is no record. The lock is held even
+// then, so that a concurrent ADD does not lose its changes. The caller removes the attachment's state, calls Remove, and closes the
+// attachment. In a network without any record att is nil; Close, Remove and ForgetWithLink are then no-ops.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
-// TakeDead is Take for another attachment of r's network. It returns one with a record whose namespace is gone, and none otherwise.
+// TakeDead is Take for another attachment of r's network. It returns the attachment only if it has a record and its namespace is gone.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
@@ -56,7 +56,7 @@ type Of[T any] struct {
 	State T
 }
 
-// States decodes the states of records, as List and AllOf return them. It leaves out a record whose state is of another form.
+// States decodes the states of records from List or AllOf. It leaves out records whose state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTake: without a record Take makes nothing, and Remove removes the temporary file of a killed writer; with a record it returns the
+// TestTake: without a record, Take creates no files and Remove removes a killed writer's temporary file. With a record, Take returns the
 // state.
 func TestTake(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
@@ -66,7 +66,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// TestTakeDead takes an attachment whose namespace is gone, and no other.
+// TestTakeDead: only an attachment whose namespace is gone is returned.
 func TestTakeDead(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "new", "eth0")
@@ -86,7 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestForgetWithLink removes the records of the attachment that go with its link, and no others.
+// TestForgetWithLink: only the attachment's records with WithLink are removed.
 func TestForgetWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -127,7 +127,7 @@ func TestForgetWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable: a record whose state is of another form is collected by its hash, as one that cannot be read at all.
+// TestGCUnreadable: a record whose state has another format is collected by its hash, like an unreadable one.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -171,7 +171,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect removes what GC of r collects.
+// collect runs the GC of r with a remove function.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {
@@ -180,7 +180,7 @@ func collect(r *plugin.Request, remove func(*Attachment, testState) error) error
 	return gc.Err()
 }
 
-// TestGC (C-83) deletes what is not valid, goes on after errors, and tells all of them.
+// TestGC (C-83): GC deletes stale attachments, continues after errors, and reports all of them.
 func TestGC(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -217,7 +217,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCWaits (C-85) waits for whoever works on an attachment, and decides by what he left.
+// TestGCWaits (C-85): GC waits for a process that works on an attachment, and decides by the resulting record.
 func TestGCWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -229,7 +229,7 @@ func TestGCWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Close()
-	a = mustOpen(t, alive) // an ADD of the same key is under way
+	a = mustOpen(t, alive) // an ADD of the same key runs
 	result := make(chan error, 1)
 	collected := 0
 	go func() {
@@ -241,7 +241,7 @@ func TestGCWaits(t *testing.T) {
 	select {
 	case err := <-result:
 		t.Errorf("it did not wait for the lock: %v", err)
-	case <-time.After(50 * time.Millisecond): // long enough to be in the wait, mostly; no verdict
+	case <-time.After(50 * time.Millisecond): // usually long enough for GC to wait; no assertion depends on it
 	}
 	if err := a.Save(testState{"alive"}); err != nil {
 		t.Fatal(err)

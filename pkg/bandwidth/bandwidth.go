@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bandwidth limits what a pod receives and sends, from the annotations kubernetes.io/ingress-bandwidth and
-// kubernetes.io/egress-bandwidth, which runtimes pass as the bandwidth capability. It is chained after a main plugin that connects
-// the pod by a pair of veth or netkit devices.
+// Package bandwidth limits the traffic that a pod receives and sends, from the annotations kubernetes.io/ingress-bandwidth and
+// kubernetes.io/egress-bandwidth, which runtimes pass as the bandwidth capability. It runs in a chain after a main plugin that connects the
+// pod by a pair of veth or netkit devices.
 //
-// What the pod receives is shaped where the node sends it, on the host side of the pair. What it sends is redirected, where the node
-// receives it, to an intermediate device (ifb) and shaped there, out of reach of a pod that may configure its own interface.
+// Ingress is shaped where the node sends it, on the host side of the pair. Egress is redirected, where the node receives it, to an
+// intermediate functional block device (ifb) and shaped there. A pod that may configure its own interface cannot reach that device.
 package bandwidth
 
 import (
@@ -22,15 +22,15 @@ import (
 
 const pluginName = "bandwidth"
 
-// state is what the record of an attachment holds; attachments without limits have no record.
+// state is the content of an attachment's record. Attachments without limits have no record.
 type state struct {
-	Link  string `json:"link"` // host side of the veth pair
+	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
 	IFB   string `json:"ifb,omitempty"`
 	Both[*kernel.Bucket]
 	Asked   Both[Limit]   `json:"asked,omitzero"`
 	Latency time.Duration `json:"latency,omitempty"`
-	Clsact  bool          `json:"clsact,omitempty"` // the clsact qdisc that carries the redirect is ours
+	Clsact  bool          `json:"clsact,omitempty"` // Podlace added the clsact qdisc that carries the redirect
 }
 
 // Plugin returns the bandwidth plugin.
@@ -41,7 +41,7 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName is the reference's, so that the reference plugin removes the device after a rollback.
+// ifbName returns the reference's device name, so that the reference plugin removes the device after a rollback.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (*types100.Result, error) {
@@ -50,7 +50,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	attachment.LogOnce(r, traps(r.Config))
-	if cfg.none() && !attachment.Recorded(r) {
+	if cfg.unlimited() && !attachment.Recorded(r) {
 		return nil, nil
 	}
 	att, err := attachment.Open(r)
@@ -67,7 +67,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if _, err := att.Load(&old); err != nil {
 		return nil, err
 	}
-	if cfg.none() { // the limits were lifted
+	if cfg.unlimited() { // the limits were lifted
 		return nil, remove(host, att, old)
 	}
 	link, err := hostSide(r, host)
@@ -79,10 +79,10 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	st := cfg.plan(att.Key, link, fair)
-	tellBurst(r, "ingress", cfg.Allowed.Ingress, st.Ingress)
-	tellBurst(r, "egress", cfg.Allowed.Egress, st.Egress)
+	logBurst(r, "ingress", cfg.Allowed.Ingress, st.Ingress)
+	logBurst(r, "egress", cfg.Allowed.Egress, st.Egress)
 	if old.Index != 0 && (old.Link != st.Link || old.Index != st.Index) {
-		if err := takeAway(host, old); err != nil {
+		if err := deleteLimits(host, old); err != nil {
 			return nil, err
 		}
 		old = state{}
@@ -94,10 +94,9 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// change replaces the limits of a link, and undoes the change if it fails: the pod keeps the limits that it had. It returns the device of
-// the egress limit.
+// change replaces the limits of a link. If it fails it restores the previous limits. It returns the device of the egress limit.
 func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
-	if err := next.own(host, link, old); err != nil {
+	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
 	}
 	var undo plugin.Undo
@@ -112,23 +111,23 @@ func change(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old
 	return replace(host, att, link, old, next)
 }
 
-// replace changes the limits of a link in place, and those that are lifted go last: a live pod is never without any.
+// replace changes the limits of a link in place, and removes lifted limits last, so that a live pod is never unlimited.
 func replace(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.without(next)
-	att.WithLink = true // the kernel deletes qdiscs with their link, and bridge deletes the ifb device with its group
+	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
 	if err := att.Save(next.with(lifted)); err != nil {
 		return ifb, err
 	}
 	if ifb, err = apply(host, link, next); err != nil || lifted.Index == 0 {
 		return ifb, err
 	}
-	if err := takeAway(host, lifted); err != nil {
+	if err := deleteLimits(host, lifted); err != nil {
 		return ifb, err
 	}
 	return ifb, att.Save(next)
 }
 
-// without returns the limits of a state that the next state of the same link lacks; Index is 0 if there are none.
+// without returns the limits that only st has, not next, on the same link. Index is 0 if there are none.
 func (st state) without(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -142,7 +141,7 @@ func (st state) without(next state) state {
 	return st
 }
 
-// with returns the limits of both states of the same link.
+// with returns the limits of both states on the same link.
 func (st state) with(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -153,7 +152,7 @@ func (st state) with(more state) state {
 	return st
 }
 
-// plan is the wanted state of an attachment.
+// plan returns the wanted state of an attachment.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
 	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
@@ -161,7 +160,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and names its device; nil is no limit.
+// setEgress sets the egress limit and the name of its device; nil means no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -169,8 +168,8 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// own records whether the clsact qdisc of the redirect is ours: it is, unless the link has one already.
-func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
+// recordClsactOwner records whether Podlace adds the clsact qdisc for the redirect. It does not if the link already has one.
+func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
 		return nil
@@ -180,8 +179,8 @@ func (st *state) own(host *kernel.Node, link kernel.Link, old state) error {
 	return err
 }
 
-// fair reports whether the limits have fair queues.
-func (st state) fair() bool {
+// hasFairQueues reports whether the limits have fair queues.
+func (st state) hasFairQueues() bool {
 	return st.Ingress != nil && st.Ingress.Fair.Packets > 0 || st.Egress != nil && st.Egress.Fair.Packets > 0
 }
 
@@ -204,7 +203,7 @@ func apply(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link, err 
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide finds the host side of the pod's pair of links, by what the kernel says of the namespaces of both ends. prevResult must not name
+// hostSide returns the host side of the pod's link pair, by the kernel's IDs of the namespaces of both ends. It fails if prevResult names
 // another link that leads into the pod: a pod with several interfaces can exchange their names.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := kernel.Open(r.Netns)
@@ -234,7 +233,7 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	return link, err
 }
 
-// namedInstead returns a link that leads into the pod and that prevResult names, if prevResult does not name the link.
+// namedInstead returns a link from prevResult that leads into the pod, if prevResult does not contain the given link.
 func namedInstead(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
 	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
 		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
@@ -271,7 +270,7 @@ func del(r *plugin.Request) error {
 	defer host.Close()
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// The main plugin, whose DEL comes next, deletes the limits with the link, and then the record.
+		// The main plugin's DEL comes next and deletes the limits with the link, and then the record.
 		if !att.WithLink { // a record of an earlier version
 			att.WithLink = true
 			att.Resave(st)
@@ -281,7 +280,7 @@ func del(r *plugin.Request) error {
 	return remove(host, att, st)
 }
 
-// gc also restores the limits of the other attachments.
+// gc also restores the limits of the remaining attachments.
 func gc(r *plugin.Request) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -293,23 +292,23 @@ func gc(r *plugin.Request) error {
 		gc.Report(att, remove(host, att, st))
 	}
 	for hash := range gc.Unreadable() {
-		gc.ReportUnreadable(hash, nil) // the limits went with the link, or go with it
+		gc.ReportUnreadable(hash, nil) // the limits are deleted with the link
 	}
 	attachment.ReportRepair(r, attachment.Waiting, Restore(host, r.Log))
 	return gc.Err()
 }
 
-// remove takes the limits away. The record goes last.
+// remove removes the limits, and the record last.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	if err := takeAway(host, st); err != nil {
+	if err := deleteLimits(host, st); err != nil {
 		return err
 	}
 	return att.Remove()
 }
 
-// takeAway takes away what a state names. The redirect goes before the device that it leads to, and without that the device stays: a pod
-// that lives on must not lose its traffic.
-func takeAway(host *kernel.Node, st state) error {
+// deleteLimits removes the limits in a state. It removes the redirect before its target device. If that fails, the device stays, so that a
+// live pod does not lose its traffic.
+func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
 	if err == nil && st.IFB != "" {
@@ -328,7 +327,7 @@ func takeAway(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide finds the recorded link by its name, or by its ifindex if another program renamed it. The zero state has no link.
+// hostSide returns the recorded link, by its name, or by its ifindex if another program renamed it. The zero state has no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil
@@ -340,7 +339,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// device finds the recorded device of an egress limit. A link of another kind is somebody else's, whatever a damaged record says.
+// device returns the recorded device of an egress limit. It ignores a link of another kind, which another program made, even if a damaged
+// record names it.
 func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -349,7 +349,7 @@ func device(host *kernel.Node, name string) (link kernel.Link, ok bool, err erro
 	return link, true, nil
 }
 
-// status fails only when the configuration is wrong. It restores lost limits.
+// status fails only if the configuration is invalid. It restores lost limits.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

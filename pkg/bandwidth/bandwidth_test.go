@@ -25,7 +25,7 @@ import (
 
 const none = "0/0 redirected false"
 
-// TestIFBName pins the reference's name.
+// TestIFBName pins the reference's device name.
 func TestIFBName(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "bwp46d35c6a9e0e", "net1": "bwpd954c4bcd4c8"} {
 		if got := ifbName(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want || len(got) != 15 {
@@ -50,7 +50,7 @@ func TestAddCheckDel(t *testing.T) {
 		t.Run(c.want, func(t *testing.T) {
 			l := newLab(t)
 			l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "the token bucket of bwt0 is missing")
-			for range 2 { // ADD again converges
+			for range 2 { // a repeated ADD converges
 				l.OK(l.Call("ADD", "a", "runtimeConfig", c.config))
 				l.OK(l.Call("CHECK", "a", "runtimeConfig", c.config))
 				if got := l.applied("a"); got != c.want {
@@ -58,7 +58,7 @@ func TestAddCheckDel(t *testing.T) {
 				}
 			}
 			for range 2 {
-				l.OK(l.Call("DEL", "a", "runtimeConfig", nil, "prevResult", nil)) // whatever the configuration says by now
+				l.OK(l.Call("DEL", "a", "runtimeConfig", nil, "prevResult", nil)) // with any current configuration
 				if got := l.applied("a"); got != none {
 					t.Errorf("%v: DEL left %s", c.config, got)
 				}
@@ -67,7 +67,7 @@ func TestAddCheckDel(t *testing.T) {
 	}
 }
 
-// TestResult: the device is added to what the plugins before have made.
+// TestResult: ADD appends the device to the result of the earlier plugins.
 func TestResult(t *testing.T) {
 	l := newLab(t)
 	o := l.OK(l.Call("ADD", "a"))
@@ -81,7 +81,7 @@ func TestResult(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestAddAgainChanged: of several ADDs for one key the last counts.
+// TestAddAgainChanged: the last of several ADDs for a key counts.
 func TestAddAgainChanged(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -97,14 +97,14 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
-// TestChangedInPlace: limits of a live pod are replaced, not taken away and made anew.
+// TestChangedInPlace: limits of a live pod are replaced, not removed and created again.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
 	before := l.link(l.ifb("a")).Index
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 30e6)))
 	if now := l.link(l.ifb("a")).Index; now != before {
-		t.Error("the device was made anew")
+		t.Error("the device was recreated")
 	}
 	l.OK(l.Call("CHECK", "a", "runtimeConfig", limits(0, 30e6)))
 	l.OK(l.Call("DEL", "a"))
@@ -113,7 +113,7 @@ func TestChangedInPlace(t *testing.T) {
 	}
 }
 
-// TestMoved: limits of a link that is not the pod's any more go with the next ADD.
+// TestMoved: the next ADD removes the limits of a link that the pod no longer has.
 func TestMoved(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -130,8 +130,8 @@ func TestMoved(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestDelWithGroup: where the main plugin deletes the link and all that serves it in one request, DEL leaves the limits to it; without
-// a namespace nobody would.
+// TestDelWithGroup: if the main plugin deletes the link and its group in one request, DEL leaves the limits to it. Without a namespace the
+// main plugin would not delete them, so DEL does.
 func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
 	l.must(l.host.SetUpLeader(l.hostSide, ""))
@@ -139,7 +139,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.OK(l.Call("ADD", "a"))
 	l.OK(l.Call("DEL", "a"))
 	if got := l.applied("a"); got == none {
-		t.Error("DEL took time for what goes with the link")
+		t.Error("DEL removed state that is deleted with the link")
 	}
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)))
 	if got := l.applied("a"); got != "5000000/6000000 redirected true" {
@@ -152,7 +152,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.must(netlink.LinkSetGroup(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 0))
 }
 
-// TestDelOfOther: a link that has the name by now is not the pod's any more.
+// TestDelOfOther: DEL does not touch another link that now has the recorded name.
 func TestDelOfOther(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -174,14 +174,14 @@ func TestDelOfOther(t *testing.T) {
 	}
 }
 
-// hasFairQueue probes for fair queues.
+// hasFairQueue reports whether the kernel has fair queues.
 func hasFairQueue(l lab) bool {
 	has, err := l.host.HasFairQueue()
 	l.must(err)
 	return kerneltest.Feature(l, has, "fq_codel")
 }
 
-// TestFairQueue: limits have fair queues where the kernel has them. Where it has none it is asked once; CHECK goes by what ADD had.
+// TestFairQueue: limits have fair queues if the kernel supports them. Otherwise the kernel is asked only once, and CHECK uses ADD's choice.
 func TestFairQueue(t *testing.T) {
 	l := newLab(t)
 	has := hasFairQueue(l)
@@ -216,7 +216,7 @@ func TestFairQueue(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetects (C-64) breaks one thing at a time.
+// TestCheckDetects (C-64) breaks one part at a time.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
@@ -280,7 +280,7 @@ func TestRefused(t *testing.T) {
 	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
-// TestSecondInterface: two interfaces of one container have devices of their own.
+// TestSecondInterface: two interfaces of one container have separate devices.
 func TestSecondInterface(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)
@@ -300,7 +300,7 @@ func TestSecondInterface(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestNetkit: the host's end of a pair of netkit devices is found as that of a veth pair.
+// TestNetkit: the host side of a netkit pair is found like that of a veth pair.
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
 	// In both namespaces the default policy passes everything.
@@ -352,7 +352,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestTinyBurst (S-14): a burst that holds no full frame would stop the pod. It is brought to 4 frames, and that is logged.
+// TestTinyBurst (S-14): a burst smaller than a full frame would block the pod. It is raised to 4 frames, and that is logged.
 func TestTinyBurst(t *testing.T) {
 	l := newLab(t)
 	const least = 4 * (1400 + 18)
@@ -365,7 +365,7 @@ func TestTinyBurst(t *testing.T) {
 			o := l.OK(l.Call("ADD", "a", keys...))
 			for direction, link := range map[string]kernel.Link{"ingress": l.hostSide, "egress": l.link(l.ifb("a"))} {
 				want := max(bits/8, least)
-				if s, _, err := l.host.Shaped(link); err != nil || !near(s.Burst, uint32(want), s.Rate) {
+				if s, _, err := l.host.Shaped(link); err != nil || !nearBurst(s.Burst, uint32(want), s.Rate) {
 					t.Errorf("%s, burst %d: %s, %v, want %d bytes", direction, bits, s, err, want)
 				}
 				says := fmt.Sprintf("direction=%s asked=%d applied=%d", direction, bits, 8*want)
@@ -379,7 +379,7 @@ func TestTinyBurst(t *testing.T) {
 	}
 }
 
-// TestStaticLimits (C-111): the form of the configuration, whose bursts are bits as well.
+// TestStaticLimits (C-111): limits in the configuration, whose bursts are in bits too.
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))
@@ -387,7 +387,7 @@ func TestStaticLimits(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	s, _, err := l.host.Shaped(l.link(l.ifb("a")))
-	if err != nil || !near(s.Burst, 1e6, s.Rate) {
+	if err != nil || !nearBurst(s.Burst, 1e6, s.Rate) {
 		t.Errorf("the burst of the configuration is not honoured: %+v, %v", s, err)
 	}
 	l.OK(l.Call("DEL", "a"))

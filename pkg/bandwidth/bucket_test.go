@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// model computes a token bucket in numbers that cannot wrap.
+// model computes a token bucket in numbers that cannot overflow.
 func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	n := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 	in := func(t time.Duration) *big.Int {
@@ -38,15 +38,15 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 		burst = n(l.Burst / 8)
 	}
 	burst = atMost(atMost(atLeast(burst, 4*frame), in(274*time.Second)), n(math.MaxUint32))
-	whole := atMost(burst, big.NewInt(65536+18)) // a longer segment is cut into frames
+	whole := atMost(burst, big.NewInt(65536+18)) // a longer segment is split into frames
 	limit = atLeast(atLeast(in(latency), 16*frame), 2*whole.Int64())
 	counted := big.NewInt(int64(mtu) + 14)
 	rest, half := new(big.Int).Mod(limit, counted), big.NewInt((int64(mtu)+14)/2)
-	limit.Add(limit, half.Sub(half, atMost(rest, half))) // half a frame is left beside full ones
+	limit.Add(limit, half.Sub(half, atMost(rest, half))) // room for half a frame is left beside full ones
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
-// mustBeSound checks one bucket against the model, and what the kernel needs to apply it as it is.
+// mustBeSound compares a bucket with the model, and checks that the kernel can apply it exactly.
 func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	t.Helper()
 	got := l.bucket(mtu, latency, false)
@@ -64,7 +64,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 		t.Fatalf("%+v with mtu %d: a burst of %d frames", l, mtu, frames)
 	}
 	if got.Limit < uint32(mtu+overhead) || got.Limit < min(got.Burst, 65536+18) {
-		t.Fatalf("%+v with mtu %d: what is not cut into frames never fits in the queue of %+v", l, mtu, got)
+		t.Fatalf("%+v with mtu %d: an unsplit segment never fits into the queue of %+v", l, mtu, got)
 	}
 	fair := l.bucket(mtu, latency, true).Fair
 	perFrame := time.Duration(float64(mtu+18) * 8 / float64(l.Rate) * 1e9)
@@ -74,7 +74,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf: the kernel's own figures where they fit, more time and fewer packets for slow links.
+// TestFairQueueOf: the kernel's defaults if they fit, and more time and fewer packets for slow links.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64
@@ -117,7 +117,7 @@ func TestBucket(t *testing.T) {
 		{Limit{Rate: 1e9, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 1_250_000}},
 		{Limit{Rate: 1e9, Burst: 0}, time.Millisecond, kernel.Bucket{Rate: 1e9, Burst: 500_000, Limit: 131_108}},
 		{Limit{Rate: 1e11, Burst: 0}, defaultLatency, kernel.Bucket{Rate: 1e11, Burst: 50e6, Limit: 125e6}},
-		// more would not fit the kernel's clock
+		// the kernel's clock allows no more
 		{Limit{Rate: 10e6, Burst: 1<<32 - 1}, defaultLatency, kernel.Bucket{Rate: 10e6, Burst: 342_500_000, Limit: 131_108}},
 	} {
 		if diff := cmp.Diff(&c.want, c.limit.bucket(1500, c.latency, false)); diff != "" {
@@ -146,7 +146,7 @@ func TestNear(t *testing.T) {
 	}{{0, 0, 20e6, true}, {0, 64, 20e6, true}, {64, 0, 20e6, true}, {0, 66, 1e6, false}, {1e6, 1.02e6, 20e6, true}, {1.02e6, 1e6, 20e6, true},
 		{1e6, 1.03e6, 20e6, false},
 		{0, 864, 100e9, true}, {0, 900, 100e9, false}, {math.MaxUint32, math.MaxUint32 - 1e6, 100e9, true}} {
-		if got := near(c.a, c.b, c.rate); got != c.want {
+		if got := nearBurst(c.a, c.b, c.rate); got != c.want {
 			t.Errorf("%d and %d at %d: %t", c.a, c.b, c.rate, got)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check compares each piece with what ADD would make, or with what an admin has made of it since.
+// check compares each part with ADD's wanted state, or with an admin's later change.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -22,7 +22,7 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	byAdmin := st.Asked.Ingress.ByAdmin || st.Asked.Egress.ByAdmin
-	if cfg.none() && !byAdmin {
+	if cfg.unlimited() && !byAdmin {
 		return nil
 	}
 	host, err := kernel.Host()
@@ -36,7 +36,7 @@ func check(r *plugin.Request) error {
 	}
 	want := st
 	if !byAdmin && (st.Asked != cfg.Asked || st.Latency != cfg.Latency) { // the MTU may have changed since
-		want = cfg.plan(attachment.KeyOf(r), link, st.fair())
+		want = cfg.plan(attachment.KeyOf(r), link, st.hasFairQueues())
 	}
 	if want.Ingress != nil {
 		if err := checkBucket(host, link, *want.Ingress, recorded); err != nil {
@@ -59,17 +59,17 @@ func check(r *plugin.Request) error {
 	return attachment.LostRecord(r)
 }
 
-// checkSending finds a filter that takes all frames before they pass the token bucket of a link.
+// checkSending fails if a filter takes all frames before they pass the token bucket of a link.
 func checkSending(host *kernel.Node, link kernel.Link, limit string) error {
 	captor, ok, err := host.Captor(link, kernel.Sending)
 	if err != nil || !ok || !captor.Drops && captor.To == 0 {
 		return err
 	}
-	return captured(link, kernel.Sending, limit, captor)
+	return captureError(link, kernel.Sending, limit, captor)
 }
 
-// captured returns the error about a filter of another program. No verb removes that filter: the other program may need it.
-func captured(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
+// captureError returns the error about another program's filter. No verb removes that filter, because the other program may need it.
+func captureError(link kernel.Link, side kernel.Side, limit string, captor kernel.Captor) error {
 	does := "takes all frames before the limit sees them"
 	if captor.Drops {
 		does = "drops all frames"
@@ -79,8 +79,8 @@ func captured(link kernel.Link, side kernel.Side, limit string, captor kernel.Ca
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
 }
 
-// checkEgress checks the redirect to the device of an egress limit, and its token bucket. Without a record the reference plugin made the
-// redirect, which lets short frames pass until podlace reload replaces it.
+// checkEgress compares the redirect to the device of an egress limit, and the device's token bucket. Without a record the reference plugin
+// made the redirect. It misses short frames until podlace reload replaces it.
 func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) error {
 	ifb, have, err := redirectedTo(host, link, want.IFB)
 	if err != nil {
@@ -98,7 +98,7 @@ func checkEgress(host *kernel.Node, link kernel.Link, want state, ours bool) err
 		return err
 	}
 	if ok && (captor.Drops || captor.To != ifb.Index) {
-		return captured(link, kernel.Receiving, "egress", captor)
+		return captureError(link, kernel.Receiving, "egress", captor)
 	}
 	if err := checkBucket(host, ifb, *want.Egress, ours); err != nil {
 		return err
@@ -115,7 +115,7 @@ func redirectedTo(host *kernel.Node, link kernel.Link, name string) (ifb kernel.
 	return ifb, have, err
 }
 
-// notRedirected returns why frames of the link bypass the device of an egress limit; it is empty if none do.
+// notRedirected returns the reason why frames of the link bypass the device of an egress limit. It is empty if none do.
 func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) string {
 	switch {
 	case !ifb.Up:
@@ -128,7 +128,7 @@ func notRedirected(link, ifb kernel.Link, name string, have kernel.Redirection) 
 	return ""
 }
 
-// checkBucket compares the token bucket of a link. Without a record the reference made it, which computes burst and queue in another way.
+// checkBucket compares the token bucket of a link. Without a record the reference made it, with another burst and queue length.
 func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours bool) error {
 	has, ok, err := host.Shaped(link)
 	if err != nil {
@@ -138,7 +138,7 @@ func checkBucket(host *kernel.Node, link kernel.Link, want kernel.Bucket, ours b
 		return plugin.Errorf(plugin.CodeStateDiffers, "%s", noBucket(link))
 	}
 	// The kernel counts whole bytes per second, and bursts in ticks.
-	same := has.Limit == want.Limit && near(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
+	same := has.Limit == want.Limit && nearBurst(has.Burst, want.Burst, want.Rate) && nearFair(has.Fair, want.Fair)
 	if has.Rate/8 != want.Rate/8 || ours && !same {
 		return plugin.Errorf(plugin.CodeStateDiffers, "the token bucket of %s is %s, want %s", link.Name, has, want)
 	}
@@ -149,13 +149,13 @@ func noBucket(link kernel.Link) string {
 	return fmt.Sprintf("the token bucket of %s is missing", link.Name)
 }
 
-// near allows for the rounding of a burst to ticks of 64 ns at its rate.
-func near(a, b uint32, rate uint64) bool {
+// nearBurst allows for the rounding of a burst to ticks of 64 ns at its rate.
+func nearBurst(a, b uint32, rate uint64) bool {
 	difference := uint64(max(a, b) - min(a, b))
 	return difference <= uint64(max(a, b))/50+64+rate/8*64/1e9
 }
 
-// nearFair allows for the units in which the kernel keeps times.
+// nearFair allows for the units in which the kernel stores times.
 func nearFair(a, b kernel.FairQueue) bool {
 	const unit = 2 * time.Microsecond
 	return a.Packets == b.Packets && (a.Target-b.Target).Abs() <= unit && (a.Interval-b.Interval).Abs() <= unit

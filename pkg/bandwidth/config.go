@@ -12,32 +12,32 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Both holds a value for each direction. The directions are the pod's: ingress is what it receives.
+// Both holds a value for each direction, as the pod sees them: ingress is the traffic that it receives.
 type Both[T any] struct {
 	Ingress T `json:"ingress,omitzero"`
 	Egress  T `json:"egress,omitzero"`
 }
 
-// Limit is the limit of one direction, as the conflist, the runtime, the pod or an admin asks for it. A zero rate is no limit. A zero burst
-// is derived from the rate.
+// Limit is the requested limit of one direction, from the conflist, the runtime, the pod or an admin. A zero rate means no limit. A zero
+// burst is derived from the rate.
 type Limit struct {
 	Rate      uint64 `json:"rate"`                // bits per second
 	Burst     uint64 `json:"burst,omitempty"`     // bits
 	ByAdmin   bool   `json:"byAdmin,omitempty"`   // set with podlace limits
-	Annotated bool   `json:"annotated,omitempty"` // the pod's annotation says the burst
+	Annotated bool   `json:"annotated,omitempty"` // the burst comes from the pod's annotation
 }
 
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
 	Asked   Both[Limit]
-	Allowed Both[Limit]   // Asked within bounds
-	Latency time.Duration // how long a packet may wait
+	Allowed Both[Limit]   // Asked, adjusted to the bounds
+	Latency time.Duration // maximum wait of a packet
 }
 
-// none reports whether nothing is limited.
-func (c Config) none() bool { return c.Allowed == Both[Limit]{} }
+// unlimited reports whether there is no limit.
+func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number refuses a value of another form, and names the key.
+// rawLimits mirrors the JSON. A value is nil if its key is missing or null. number rejects other values and names the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -59,16 +59,16 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// Rates outside these bounds cannot be told from none at all, or cannot be reached by any interface: they are set to the bound.
+// Lower rates look like no connection at all, and higher rates exceed any interface. Rates outside are set to the bound.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s
 )
 
-// maxBytes bounds a burst: tc counts bytes in 32 bits.
+// maxBytes limits a burst: tc stores bytes in 32 bits.
 const maxBytes = math.MaxUint32
 
-// Parse reads the configuration of an ADD, CHECK or STATUS. Limits that stand in the conflist win over the runtime's completely.
+// Parse reads the configuration of an ADD, CHECK or STATUS. Limits in the conflist replace all limits of the runtime.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -94,26 +94,26 @@ func Parse(r *plugin.Request) (Config, error) {
 		limits, annotations = *raw.RuntimeConfig.Bandwidth, raw.RuntimeConfig.Annotations
 	}
 	c := Config{Latency: latency}
-	if c.Asked.Ingress, err = ask("ingress", limits.IngressRate, limits.IngressBurst, annotations); err != nil {
+	if c.Asked.Ingress, err = requestedLimit("ingress", limits.IngressRate, limits.IngressBurst, annotations); err != nil {
 		return Config{}, err
 	}
-	if c.Allowed.Ingress, err = c.Asked.Ingress.within(r, "ingress", static, maxBurst); err != nil {
+	if c.Allowed.Ingress, err = c.Asked.Ingress.clamp(r, "ingress", static, maxBurst); err != nil {
 		return Config{}, err
 	}
-	if c.Asked.Egress, err = ask("egress", limits.EgressRate, limits.EgressBurst, annotations); err != nil {
+	if c.Asked.Egress, err = requestedLimit("egress", limits.EgressRate, limits.EgressBurst, annotations); err != nil {
 		return Config{}, err
 	}
-	if c.Allowed.Egress, err = c.Asked.Egress.within(r, "egress", static, maxBurst); err != nil {
+	if c.Allowed.Egress, err = c.Asked.Egress.clamp(r, "egress", static, maxBurst); err != nil {
 		return Config{}, err
 	}
 	return c, nil
 }
 
-// annotation of a pod for the burst of a direction, in bits. Kubernetes has none.
+// annotation returns the pod annotation for the burst of a direction, in bits. Kubernetes defines none.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// ask returns the limit that is asked for a direction. The pod's annotation for the burst wins over the runtime's value.
-func ask(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
+// requestedLimit returns the requested limit of a direction. The pod's annotation for the burst takes precedence over the runtime's value.
+func requestedLimit(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
 	}
@@ -136,8 +136,8 @@ func ask(direction string, rate, burst *json.RawMessage, annotations map[string]
 	return l, nil
 }
 
-// within refuses what a configuration may not have, and brings what a runtime asks for within bounds.
-func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
+// clamp rejects invalid values in a configuration, and adjusts a runtime's values to the bounds.
+func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:
@@ -146,30 +146,30 @@ func (l Limit) within(r *plugin.Request, direction string, static bool, maxBurst
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate > 0 && burst == 0 && static:
 		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
-			"what a limit of the runtime would get is %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
+			"a runtime's limit with this rate would get burst %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
 	case rate == 0:
-		return Limit{}, nil // runtimes send their burst whether there is a rate or not
+		return Limit{}, nil // runtimes send their burst with or without a rate
 	case static && burst/8 > maxBytes:
 		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
 	}
 	if l.Rate = min(max(rate, minRate), maxRate); l.Rate != rate {
 		r.Log.Warn("rate is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", l.Rate)
 	}
-	switch most := cmp.Or(maxBurst, l.Rate); { // without the conflist's maxBurst, one second of the rate
+	switch most := cmp.Or(maxBurst, l.Rate); { // without maxBurst in the conflist, the limit is one second at the rate
 	case static || burst <= most:
 	case l.Annotated:
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// Runtimes have no annotation for the burst and send "unlimited" (2^32-1, 2^31-1, 2^35-9): with it the first half gigabyte
-		// would pass at full speed.
+		// Runtimes without a burst annotation send "unlimited" (2^32-1, 2^31-1, 2^35-9). With that burst the first half gigabyte would pass
+		// at full speed.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}
 	return l, nil
 }
 
-// Bounds of latency: a timer may come later than the one, and nobody waits for the other.
+// Bounds of latency: a timer may be late by the minimum, and no sender waits for the maximum.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second
@@ -187,7 +187,7 @@ func parseLatency(text string) (time.Duration, error) {
 	return latency, nil
 }
 
-// number reads a count of bits.
+// number parses a number of bits.
 func number(key string, raw *json.RawMessage) (uint64, error) {
 	if raw == nil {
 		return 0, nil

@@ -36,25 +36,25 @@ func TestParse(t *testing.T) {
 		`"egressRate":100000000000,"egressBurst":8`:              {Egress: limit(1e11, 8)},
 		`"egressRate":1000,"egressBurst":8`:                      {Egress: limit(1000, 8)},
 		`"ingressRate":1000000,"ingressBurst":34359738367`:       {Ingress: limit(1e6, 1<<35-1)},
-		`"maxBurst":5,"ingressRate":1000000,"ingressBurst":8000`: {Ingress: limit(1e6, 8000)}, // the conflist is honoured
+		`"maxBurst":5,"ingressRate":1000000,"ingressBurst":8000`: {Ingress: limit(1e6, 8000)}, // values in the conflist are used as they are
 		runtime(`"ingressRate":20000000`):                        {Ingress: limit(20e6, 0)},
 		runtime(`"ingressRate":1000000,"egressRate":2000000`):    {Ingress: limit(1e6, 0), Egress: limit(2e6, 0)},
 		runtime(`"ingressRate":1,"egressRate":999`):              {Ingress: limit(1000, 0), Egress: limit(1000, 0)},
 		runtime(`"ingressRate":100000000001`):                    {Ingress: limit(1e11, 0)},
 		runtime(`"ingressRate":18446744073709551615`):            {Ingress: limit(1e11, 0)},
-		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst whether there is a rate or not
-		// Any key in the conflist makes the conflist win completely.
+		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst with or without a rate
+		// Any key in the conflist replaces all limits of the runtime.
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {
 		got, _, err := parsed(keys)
-		if err != nil || got.Allowed != want || got.Latency != defaultLatency { // what was asked: TestLook
+		if err != nil || got.Allowed != want || got.Latency != defaultLatency { // TestLook covers Asked
 			t.Errorf("%s: %+v, %v, want %+v", keys, got, err, want)
 		}
 	}
 }
 
-// TestUnlimitedBursts (S-14) are what runtimes send because there is no annotation for a burst.
+// TestUnlimitedBursts (S-14): bursts that runtimes send because there is no annotation for a burst.
 func TestUnlimitedBursts(t *testing.T) {
 	for _, c := range []struct {
 		max         string
@@ -65,7 +65,7 @@ func TestUnlimitedBursts(t *testing.T) {
 		{"", 20e6, 20e6, 20e6}, {"", 20e6, 1e6, 1e6}, {"", 20e6, 0, 0}, {"", 10e9, 1<<32 - 1, 1<<32 - 1},
 		{`"maxBurst":40000000,`, 20e6, 40e6, 40e6}, {`"maxBurst":40000000,`, 20e6, 40e6 + 1, 0}, {`"maxBurst":1000,`, 20e6, 2000, 0},
 		{`"maxBurst":1,`, 20e6, 2000, 0},
-		{"", 1, 1001, 0}, {"", 1, 1000, 1000}, // the rate that is applied counts
+		{"", 1, 1001, 0}, {"", 1, 1000, 1000}, // the applied rate counts
 	} {
 		got, log, err := parsed(c.max + runtime(fmt.Sprintf(`"egressRate":%d,"egressBurst":%d`, c.rate, c.burst)))
 		if err != nil || got.Allowed.Egress.Burst != c.want {
@@ -77,7 +77,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations: a pod may say its burst, within the bounds of the conflist, in any form of a quantity.
+// TestAnnotations: a pod may set its burst within the bounds of the conflist, as any form of a quantity.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
 		return fmt.Sprintf(`"runtimeConfig":{"bandwidth":{"ingressRate":%d,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295},
@@ -123,7 +123,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestClampIsLogged (S-14): a rate that a runtime can send is brought within the bounds, and that is logged.
+// TestClampIsLogged (S-14): a runtime's rate is adjusted to the bounds, and that is logged.
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{
@@ -141,7 +141,7 @@ func TestClampIsLogged(t *testing.T) {
 	}
 }
 
-// TestParseRefused (S-14): what no runtime sends is refused.
+// TestParseRefused (S-14): values that no runtime sends are refused.
 func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"ingressRate":-1`:                              "ingressRate -1: want a whole number of bits, not negative",
@@ -195,7 +195,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// FuzzParse: an error has a code, and what passes is within the bounds.
+// FuzzParse: each error has a code, and accepted values are within the bounds.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ingressRate":1}`, `{"ingressRate":1e3}`, `{"egressRate":18446744073709551616,"egressBurst":1}`,
 		"{" + runtime(`"ingressRate":5,"ingressBurst":-1`) + "}",

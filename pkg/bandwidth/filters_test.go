@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// filters runs commands of tc(8), with HOST and IFB for the links of the attachment "a". ok is false if the kernel lacks a classifier or an
-// action.
+// filters runs commands of tc(8). HOST and IFB stand for the links of the attachment "a". ok is false if the kernel lacks a classifier or
+// an action.
 func (l lab) filters(t *testing.T, script string) (ok bool) {
 	t.Helper()
 	words := strings.NewReplacer("HOST", l.hostSide.Name, "IFB", l.ifb("a"), "ALL", "protocol all u32 match u32 0 0")
@@ -30,7 +30,7 @@ const (
 	elsewhere = "action mirred egress redirect dev lo"
 )
 
-// TestCheckTellsFilters (C-64): a filter that takes all frames before a limit sees them.
+// TestCheckTellsFilters (C-64): CHECK reports a filter that takes all frames before a limit sees them.
 func TestCheckTellsFilters(t *testing.T) {
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")
@@ -64,13 +64,13 @@ func TestCheckTellsFilters(t *testing.T) {
 			if l.filters(t, c.script) {
 				l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, c.says)
 			}
-			l.filters(t, "tc qdisc del dev HOST clsact") // DEL leaves what has filters of others
+			l.filters(t, "tc qdisc del dev HOST clsact") // DEL keeps a qdisc with other programs' filters
 			l.OK(l.Call("DEL", "a"))
 		})
 	}
 }
 
-// TestCheckAllowsFilters: filters of other programs that leave a limit in force.
+// TestCheckAllowsFilters: CHECK accepts other programs' filters that do not bypass a limit.
 func TestCheckAllowsFilters(t *testing.T) {
 	if _, err := exec.LookPath("tc"); err != nil {
 		t.Skip("SKIPPED: tc is not installed")

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// frame is a broadcast frame of some length, header included; types are Ethernet types, of VLAN tags first.
+// frame returns a broadcast frame with a total length. types are its EtherTypes, VLAN tags first.
 func frame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {
@@ -31,16 +31,17 @@ func frame(length int, types ...uint16) []byte {
 
 const experiment = 0x88b5 // IEEE 802 local experiments
 
-// TestEveryFrameCounts (S-41): the egress limit counts frames of every length, tag and protocol that a pod may send.
+// TestEveryFrameCounts (S-41): the egress limit counts frames of every length, tag and protocol that a pod can send.
 func TestEveryFrameCounts(t *testing.T) {
 	l := carrying(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
-	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0)) // or the device solicits routers
+	// otherwise the device sends router solicitations
+	l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+l.ifb("a")+"/disable_ipv6", []byte("1"), 0))
 	multicast := frame(62, unix.ETH_P_IPV6)
 	copy(multicast, "\x33\x33\x00\x00\x00\x01")
 	for what, c := range map[string]struct {
 		frame []byte
-		tag   int // bytes of the outer VLAN tag, which the kernel keeps beside the frame
+		tag   int // bytes of the outer VLAN tag, which the kernel stores outside the frame
 	}{
 		"14 bytes":                    {frame(14, experiment), 0},
 		"15 bytes":                    {frame(15, experiment), 0},
@@ -81,7 +82,7 @@ func TestEveryFrameCounts(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestShortFramesLimited (S-41) measures what leaves the host side of a pod that sends the shortest frames as fast as it can.
+// TestShortFramesLimited (S-41) measures the egress of a pod that sends the shortest frames as fast as possible.
 func TestShortFramesLimited(t *testing.T) {
 	l := carrying(t)
 	out := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bwout0"}, PeerName: "bwout1"}
@@ -118,7 +119,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// byEarlierVersion makes the filter of an attachment the one that earlier versions made, which short frames do not match.
+// byEarlierVersion replaces an attachment's filter by the one of earlier versions, which short frames do not match.
 func (l lab) byEarlierVersion() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
@@ -129,7 +130,7 @@ func (l lab) byEarlierVersion() {
 	}))
 }
 
-// redirection is how the host side is redirected to the device.
+// redirection returns which frames of the host side are redirected to the device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
@@ -137,8 +138,7 @@ func (l lab) redirection() kernel.Redirection {
 	return have
 }
 
-// TestEarlierRedirectRepaired: CHECK refuses the redirect that an earlier version made for the pod, and reload, ADD and an admin's change
-// replace it.
+// TestEarlierRedirectRepaired: CHECK fails for a redirect of an earlier version, and reload, ADD and an admin's change replace it.
 func TestEarlierRedirectRepaired(t *testing.T) {
 	for what, repair := range map[string]func(lab){
 		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
@@ -172,7 +172,7 @@ func TestEarlierRedirectRepaired(t *testing.T) {
 	}
 }
 
-// keysOf returns the number of keys of each u32 filter that has a selector.
+// keysOf returns the number of keys of each u32 filter with a selector.
 func keysOf(filters []netlink.Filter) (keys []int) {
 	for _, f := range filters {
 		if u32, ok := f.(*netlink.U32); ok && u32.Sel != nil {
@@ -182,7 +182,7 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 	return keys
 }
 
-// TestReferenceDeviceDown: CHECK sees that the device of an egress limit is down, also behind the reference's redirect, which it accepts.
+// TestReferenceDeviceDown: CHECK fails if the device of an egress limit is down, also behind the reference's redirect, which it accepts.
 func TestReferenceDeviceDown(t *testing.T) {
 	for what, recorded := range map[string]bool{"recorded": true, "without a record": false} {
 		t.Run(what, func(t *testing.T) {
@@ -204,7 +204,7 @@ func TestReferenceDeviceDown(t *testing.T) {
 }
 
 // TestReferenceRedirectReplaced: CHECK accepts the reference's redirect of a pod without a record. Reload replaces it, and DEL of either
-// plugin leaves nothing.
+// plugin leaves no state.
 func TestReferenceRedirectReplaced(t *testing.T) {
 	for what, del := range map[string]func(lab){
 		"DEL":                  func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -230,7 +230,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 	}
 }
 
-// TestOthersRedirectStays: reload leaves a redirect to a device that is not a limit's.
+// TestOthersRedirectStays: reload does not change a redirect to a device that is no limit's.
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)

@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestRestoredByVerbs (F-21): GC and STATUS restore the limits of attachments whose qdiscs another program removed, and log it. CHECK
-// changes nothing.
+// TestRestoredByVerbs (F-21): another program removed qdiscs. GC and STATUS restore the limits and log that. CHECK changes nothing.
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -41,14 +40,14 @@ func TestRestoredByVerbs(t *testing.T) {
 			}
 		}
 		if o := l.OK(call()); strings.Contains(o.Log, "restored") {
-			t.Errorf("%s restores what is in place: %s", verb, o.Log)
+			t.Errorf("%s restores state that exists: %s", verb, o.Log)
 		}
 	}
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestStatusNeverWaits (C-72): while another process holds the lock of the attachment, STATUS restores nothing, says nothing and succeeds.
-// Of a link that is gone it tells once.
+// TestStatusNeverWaits (C-72): while another process holds the attachment's lock, STATUS succeeds without restoring or logging anything. It
+// logs a deleted link once.
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

@@ -15,22 +15,22 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Limits are those of one attachment: what was asked for, what the kernel has, and what it counts.
+// Limits are the limits of one attachment: requested, applied and measured.
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
-	Gone bool   `json:"gone"` // the pod's namespace is, and the limits with it
+	Gone bool   `json:"gone"` // the pod's namespace is gone, and the limits with it
 	Both[*Direction]
 }
 
-// Direction is one direction of an attachment, as the pod sees it. A limit that is not Applied is Missing, was lifted by an admin, or
-// belongs to a pod that is gone.
+// Direction is one direction of an attachment, as the pod sees it. If Asked is not Applied, it is Missing, an admin lifted it, or the pod
+// is dead.
 type Direction struct {
-	Asked   Limit          // unknown when an older version recorded it
-	Applied *kernel.Bucket // as the kernel has it, with its counters since the limit was set
-	Missing string         // what is missing, in words
-	Rate    uint64         // bits per second that passed in the interval
-	Dropped uint32         // packets that were dropped in the interval
+	Asked   Limit          // unknown if an older version recorded it
+	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
+	Missing string         // description of the missing part
+	Rate    uint64         // average bits per second in the interval
+	Dropped uint32         // packets dropped in the interval
 }
 
 // MarshalJSON returns the document that podlace limits prints.
@@ -45,14 +45,14 @@ func (d Direction) MarshalJSON() ([]byte, error) {
 		shown.Applied = struct {
 			Rate  uint64 `json:"rate"`  // bits per second
 			Burst uint32 `json:"burst"` // bytes
-			Queue uint32 `json:"queue"` // bytes, of a queue that is not fair
+			Queue uint32 `json:"queue"` // bytes; for a queue without fair queueing
 			Fair  bool   `json:"fair,omitempty"`
 		}{b.Rate, b.Burst, b.Limit, b.Fair.Packets > 0}
 		shown.Measured = struct {
 			Rate         uint64 `json:"rate"`
 			Dropped      uint32 `json:"dropped"`
 			DroppedTotal uint32 `json:"droppedTotal"`
-			Waiting      uint32 `json:"waiting"` // bytes, at the end of the interval
+			Waiting      uint32 `json:"waiting"` // bytes in the queue at the end of the interval
 		}{d.Rate, d.Dropped, b.Dropped, b.Waiting}
 	}
 	return json.Marshal(shown)
@@ -63,14 +63,14 @@ func (l Limits) Missing() bool {
 	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
 }
 
-// samples are the token buckets of the node before and after a time.
+// samples are the node's token buckets before and after an interval.
 type samples struct {
 	before, after map[int]kernel.Bucket
 	began         time.Time
 	took          time.Duration
 }
 
-// Look returns the limits of attachments as they are recorded after an interval, and what passed in it.
+// Look returns the recorded limits of attachments after an interval, and the traffic in it.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
 	if len(records) == 0 {
 		return []Limits{}, nil
@@ -103,8 +103,8 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
-// look returns the limits of one attachment; ok is false when its DEL was faster. Something that is missing may just be on its way, or on
-// its way out: then it looks again, under the lock.
+// look returns the limits of one attachment. ok is false if a DEL removed it meanwhile. A missing part may be about to be added or removed,
+// so look reads it again under the lock.
 func (s samples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
 	records, err := attachment.RecordsOf(key, pluginName)
 	rec, ok := records[pluginName]
@@ -165,7 +165,7 @@ func (s samples) limits(host *kernel.Node, rec attachment.Record) (Limits, error
 	return l, err
 }
 
-// fill adds the token bucket of a link, or the reason why packets do not pass it.
+// fill adds the token bucket of a link, or the reason why packets bypass it.
 func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 	now, ok := s.after[link.Index]
 	if lost == "" && !ok {
@@ -176,20 +176,20 @@ func (d *Direction) fill(s samples, link kernel.Link, lost string) {
 		return
 	}
 	was := s.before[link.Index]
-	if now.Sent < was.Sent || now.Dropped < was.Dropped { // it was made anew
+	if now.Sent < was.Sent || now.Dropped < was.Dropped { // the bucket was recreated
 		was = kernel.Bucket{}
 	}
 	d.Applied, d.Dropped = &now, now.Dropped-was.Dropped
 	d.Rate = uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds())
 }
 
-// Records returns the records of attachments that have limits.
+// Records returns the records of attachments with limits.
 func Records(of []attachment.Record) []attachment.Record {
 	return slices.DeleteFunc(slices.Clone(of), func(rec attachment.Record) bool { return rec.Plugin != pluginName })
 }
 
-// Set changes the limits of a pod that lives, in place: a rate in bits per second, 0 for none, nil for as it is. It is recorded, so that
-// CHECK and Restore know of it, until another ADD.
+// Set changes the limits of a live pod in place: a rate in bits per second, 0 for none, nil for unchanged. It records the change for CHECK
+// and Restore until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, pluginName)
 	if err == nil && !ok {

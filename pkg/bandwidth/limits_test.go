@@ -24,7 +24,7 @@ func (l lab) key(id string) attachment.Key {
 	return attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
 }
 
-// look returns what Look says of the only attachment that has a record.
+// look returns Look's result for the only recorded attachment.
 func (l lab) look() Limits {
 	l.Helper()
 	all, err := attachment.All()
@@ -60,7 +60,7 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestLook: what was asked for before any clamp, and what the kernel has.
+// TestLook: the requested limits before adjustment, and the kernel's limits.
 func TestLook(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
@@ -73,7 +73,7 @@ func TestLook(t *testing.T) {
 				Applied: &kernel.Bucket{Rate: 1000, Burst: 4 * 1418, Limit: 16*1414 + 707}},
 			Egress: &Direction{Asked: Limit{Rate: 20e6}, Rate: got.Egress.Rate, Applied: &kernel.Bucket{Rate: 20e6, Burst: 10_000, Limit: 25_000}}}}
 	near := cmp.Comparer(func(a, b kernel.Bucket) bool {
-		return a.Rate == b.Rate && a.Limit == b.Limit && near(a.Burst, b.Burst, b.Rate) && (a.Fair.Packets > 0 || b.Fair.Packets > 0) == fair
+		return a.Rate == b.Rate && a.Limit == b.Limit && nearBurst(a.Burst, b.Burst, b.Rate) && (a.Fair.Packets > 0 || b.Fair.Packets > 0) == fair
 	})
 	if diff := cmp.Diff(want, got, near); diff != "" || got.Missing() {
 		t.Errorf("%+v\n%s", got, diff)
@@ -85,7 +85,7 @@ func TestLook(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// carrying is a lab whose link carries frames, and none that nobody asked for.
+// carrying returns a lab whose link carries only the test's frames.
 func carrying(t *testing.T) lab {
 	t.Helper()
 	l := connected(t)
@@ -107,7 +107,7 @@ func measured(d *Direction) counts {
 	return counts{d.Rate, d.Dropped, d.Applied.Dropped, d.Applied.Waiting}
 }
 
-// TestMeasured: bytes that passed in an interval, packets that were dropped, and bytes that wait.
+// TestMeasured: bytes sent and packets dropped in an interval, and bytes that wait.
 func TestMeasured(t *testing.T) {
 	l := carrying(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
@@ -138,7 +138,7 @@ func TestMeasured(t *testing.T) {
 				t.Errorf("%s: %d frames: %+v, want %+v", name, frames, got, want)
 			}
 		}
-		measure(5, counts{Rate: 5 * 1134 * 8 / 2}) // the burst, but for two bytes: the next one is some nine seconds away
+		measure(5, counts{Rate: 5 * 1134 * 8 / 2}) // the burst except for two bytes: the next token is some nine seconds away
 		if fair {
 			measure(60, counts{Waiting: 60 * 1134})
 			continue
@@ -149,7 +149,7 @@ func TestMeasured(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestMeasuredAnew: a token bucket that was made anew in the interval counts from nothing.
+// TestMeasuredAnew: a token bucket that was recreated in the interval counts from zero.
 func TestMeasuredAnew(t *testing.T) {
 	link := kernel.Link{Index: 7}
 	var d Direction
@@ -161,12 +161,12 @@ func TestMeasuredAnew(t *testing.T) {
 	}
 }
 
-// TestMeasuredAfterWait: when it has to wait for a lock, the interval is longer.
+// TestMeasuredAfterWait: waiting for a lock makes the interval longer.
 func TestMeasuredAfterWait(t *testing.T) {
 	l := carrying(t)
 	l.OK(l.Call("ADD", "a"))
 	l.must(kerneltest.Flood("bwt0", 3))
-	s := samples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // in which nothing is seen
+	s := samples{began: time.Now().Add(-2 * time.Second), took: time.Millisecond} // without traffic
 	got, ok, err := s.look(l.host, l.key("a"))
 	if !ok || err != nil || got.Missing() || got.Ingress.Rate == 0 || got.Ingress.Rate > 3*1134*8/2 {
 		t.Errorf("%+v, %t, %v", got.Ingress, ok, err)
@@ -174,7 +174,7 @@ func TestMeasuredAfterWait(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLookWaits: what is missing while an ADD or a DEL is at work is looked at again when it is done.
+// TestLookWaits: Look reads a missing part again after a running ADD or DEL has finished.
 func TestLookWaits(t *testing.T) {
 	l := newLab(t)
 	for _, then := range []struct {
@@ -217,7 +217,7 @@ func TestLookWaits(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSet: limits of a live pod are changed in place; CHECK and Restore go by the record then, until the next ADD.
+// TestSet: Set changes limits of a live pod in place. CHECK and Restore then use the record until the next ADD.
 func TestSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "latency", "50ms"))
@@ -236,7 +236,7 @@ func TestSet(t *testing.T) {
 		if got := l.applied("a"); got != c.want {
 			t.Errorf("%s, want %s", got, c.want)
 		}
-		l.OK(l.Call("CHECK", "a")) // the configuration still says 20 and 10 Mbit/s
+		l.OK(l.Call("CHECK", "a")) // the configuration still asks for 20 and 10 Mbit/s
 	}
 	got := l.look()
 	if want := (Limit{Rate: 30e6, ByAdmin: true}); got.Ingress.Asked != want || got.Ingress.Applied.Burst < 14_900 ||
@@ -264,7 +264,7 @@ func TestSet(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetInPlace: neither bucket nor device is made anew: what they have counted stays.
+// TestSetInPlace: bucket and device are not recreated, so their counters continue.
 func TestSetInPlace(t *testing.T) {
 	l := carrying(t)
 	l.OK(l.Call("ADD", "a"))
@@ -279,7 +279,7 @@ func TestSetInPlace(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetFails: a change that the kernel refuses half-way is taken back, and the record with it.
+// TestSetFails: a change that the kernel refuses half-way is undone, in the record too.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -289,7 +289,7 @@ func TestSetFails(t *testing.T) {
 		return string(data)
 	}
 	before := record()
-	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can have the name
+	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can take the name
 	if err := l.set(new(uint64(5e6)), new(uint64(6e6))); err == nil || !strings.Contains(err.Error(), "is no ifb") {
 		t.Errorf("got %v", err)
 	}
@@ -306,7 +306,7 @@ func TestSetFails(t *testing.T) {
 	}
 }
 
-// TestReplaceRecords: what is to go is recorded until it has gone, for the DEL after a kill.
+// TestReplaceRecords: a limit stays in the record until it is removed, for a DEL after a kill.
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

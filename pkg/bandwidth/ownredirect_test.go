@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// redirectItself lets what leaves the pod wait in an ifb device of the pod, calls send, and lets it go on when nothing redirects it any
-// more.
+// redirectItself redirects the pod's egress to an ifb in the pod, where it waits. It calls send, removes the redirect, and releases the
+// packets.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err
@@ -43,8 +43,8 @@ func redirectItself(send func() error) error {
 	return netlink.QdiscChange(bucket)
 }
 
-// TestOwnRedirectPassesLimit: a pod with CAP_NET_ADMIN passes its own egress limit through an ifb device, as SECURITY.md says. The kernel's
-// mark of the first redirect (tc_skip_classify) crosses namespaces. When this test fails, the kernel has closed the gap.
+// TestOwnRedirectPassesLimit: a pod with CAP_NET_ADMIN bypasses its own egress limit through an ifb, as SECURITY.md says. The kernel's mark
+// of the first redirect (tc_skip_classify) crosses namespaces. If this test fails, the kernel has closed the gap.
 func TestOwnRedirectPassesLimit(t *testing.T) {
 	const copies = 20
 	l := carrying(t)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parseQuantity reads what Kubernetes takes as a quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource), rounded up to
-// a whole number as Kubernetes does; ok is false when it is none.
+// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6 (k8s.io/apimachinery/pkg/api/resource). It rounds up to a whole
+// number, as Kubernetes does. ok is false if the text is no quantity.
 func parseQuantity(text string) (n *big.Int, ok bool) {
 	if len(text) > 40 {
 		return nil, false
@@ -21,7 +21,7 @@ func parseQuantity(text string) (n *big.Int, ok bool) {
 	if !ok {
 		return nil, false
 	}
-	value, ok := new(big.Rat).SetString(strings.TrimSuffix(text, suffix)) // digits and points: of those it takes what Kubernetes takes
+	value, ok := new(big.Rat).SetString(strings.TrimSuffix(text, suffix)) // digits and points: SetString accepts the same as Kubernetes
 	if !ok {
 		return nil, false
 	}
@@ -30,7 +30,7 @@ func parseQuantity(text string) (n *big.Int, ok bool) {
 	return up.Div(up, value.Denom()), true
 }
 
-// factorOf returns what the suffix of a quantity stands for.
+// factorOf returns the factor of a quantity's suffix.
 func factorOf(suffix string) (*big.Rat, bool) {
 	const larger = "KMGTPE"
 	if power := strings.Index(larger, strings.TrimSuffix(suffix, "i")); len(suffix) == 2 && suffix[1] == 'i' && power >= 0 {
@@ -53,7 +53,7 @@ func factorOf(suffix string) (*big.Rat, bool) {
 	return new(big.Rat).SetString(fmt.Sprintf("1e%d", exponent))
 }
 
-// ParseRate reads a rate as the annotations have it, in bits per second; "none" is 0.
+// ParseRate parses a rate in the form of the annotations, in bits per second; "none" is 0.
 func ParseRate(text string) (uint64, error) {
 	if text == "none" {
 		return 0, nil

@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// States as version 1 of the record's format has them, byte for byte: releases read the records of one another, after an upgrade and after
-// a rollback.
+// States in version 1 of the record format, byte for byte. Releases read each other's records after an upgrade and after a rollback.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
 		`"egress":{"rate":10000000,"burst":500000,"limit":131108},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
@@ -28,16 +27,16 @@ const (
 		`"fair":{"target":10000000,"interval":100000000,"packets":176}},"egress":{"rate":10000000,"burst":500000,"limit":131108,` +
 		`"fair":{"target":10000000,"interval":100000000,"packets":88}},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
 		`"egress":{"rate":10000000,"burst":4000000,"annotated":true}},"latency":20000000}`
-	stateOfIngress = `{"link":"bwt0","index":7,"ingress":{"rate":20000000,"burst":10000,"limit":25000}}` // before "asked" was recorded
+	stateOfIngress = `{"link":"bwt0","index":7,"ingress":{"rate":20000000,"burst":10000,"limit":25000}}` // from before "asked" was recorded
 )
 
-// annotated is the configuration from which ADD makes stateOfADD.
+// annotated is the configuration for which ADD records stateOfADD.
 var annotated = []any{"latency", "20ms", "runtimeConfig", object{
 	"bandwidth":                         object{"ingressRate": 20_000_000, "ingressBurst": 1<<32 - 1, "egressRate": 10_000_000},
 	"io.kubernetes.cri.pod-annotations": object{"podlace.io/egress-burst": "4M"},
 }}
 
-// TestStateFormat: a recorded state keeps all that it says.
+// TestStateFormat: parsing and formatting a recorded state loses nothing.
 func TestStateFormat(t *testing.T) {
 	for _, text := range []string{stateOfADD, stateOfAdmin, stateOfLifted, stateOfFair, stateOfIngress} {
 		var st state
@@ -48,14 +47,14 @@ func TestStateFormat(t *testing.T) {
 			t.Errorf("%s, %v, was\n%s", again, err, text)
 		}
 		if st.Link != "bwt0" || st.Index != 7 || st.Ingress == nil || st.Ingress.Limit == 0 || (st.IFB != "") != (st.Egress != nil) ||
-			(st.Latency == 0) != (text == stateOfIngress) || st.fair() != (text == stateOfFair) ||
+			(st.Latency == 0) != (text == stateOfIngress) || st.hasFairQueues() != (text == stateOfFair) ||
 			st.Asked.Ingress.ByAdmin == (st.Ingress.Rate == 20e6) {
 			t.Errorf("%+v of %s", st, text)
 		}
 	}
 }
 
-// TestStatePlanned: the wanted state has the form of the record.
+// TestStatePlanned: the wanted state has the format of the record.
 func TestStatePlanned(t *testing.T) {
 	config, err := json.Marshal(object{annotated[0].(string): annotated[1], annotated[2].(string): annotated[3]})
 	if err != nil {
@@ -72,7 +71,7 @@ func TestStatePlanned(t *testing.T) {
 	}
 }
 
-// TestRecordRead: ADD and an admin write the states, and all verbs work from them.
+// TestRecordRead: all verbs work from states that ADD or an admin recorded.
 func TestRecordRead(t *testing.T) {
 	l := newLab(t)
 	_, noted := attachment.NodeNoted(noFairQueue)
@@ -115,7 +114,7 @@ func TestRecordRead(t *testing.T) {
 			t.Errorf("restored %s, want %s", got, c.applied)
 		}
 	}
-	l.Fails(l.Call("CHECK", "a", annotated...), 100, "the token bucket of bwt0 is") // an admin's limit, that of ADD is applied
+	l.Fails(l.Call("CHECK", "a", annotated...), 100, "the token bucket of bwt0 is") // an admin's limit; ADD's limit is applied
 	record(stateOfADD)
 	l.OK(l.Call("CHECK", "a", annotated...))
 	if got := l.look(); got.Pod != "shop/web-0" || got.Ingress.Asked.Burst != 1<<32-1 || !got.Egress.Asked.Annotated || got.Missing() {
@@ -127,7 +126,7 @@ func TestRecordRead(t *testing.T) {
 	}
 }
 
-// TestRecordGoesWithLink: the record of ADD says that the limits go with the link, for the plugin that deletes the link.
+// TestRecordGoesWithLink: ADD's record says that the limits are deleted with the link, for the plugin that deletes the link.
 func TestRecordGoesWithLink(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// delUnrecorded takes away the limits of an attachment without a record: the reference plugin made them, or the record is lost. The device
-// is found by its name. Most pods have no limits and so no record: the configuration, or prevResult, says which have some.
+// delUnrecorded removes the limits of an attachment without a record: the reference plugin made them, or the record is lost. It finds the
+// device by its name. Most pods have no limits and so no record. The configuration or prevResult shows which pods have limits.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	asked := err != nil || !cfg.none()
+	asked := err != nil || !cfg.unlimited()
 	var devices []string
 	for _, hash := range attachment.KeyOf(r).ReferenceHashes(r.Plugin) {
 		name := devicePrefix + hash[:12]
@@ -46,15 +46,15 @@ func delUnrecorded(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// unshapePod takes the ingress limit away. Without a namespace the link is known by the name that our bridge gives it, and one of another
-// main plugin is left to that one's DEL.
+// unshapePod removes the ingress limit. Without a namespace it finds the link by the name that our bridge plugin gives it. It leaves the
+// link of another main plugin to that plugin's DEL.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
 	ok = ok && link.LeadsGroup() // any other link of that name is another program's
 	if r.Netns != nil {
 		link, err = hostSide(r, host)
 		if ok = err == nil; !ok {
-			return nil // the interface is gone, or its limits are not ours
+			return nil // the interface is gone, or Podlace did not set its limits
 		}
 	}
 	if err != nil || !ok {
@@ -70,7 +70,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// delDevice deletes a device by its name, and the redirect to it first, unless another attachment uses it: names can agree.
+// delDevice deletes the redirect to a device, and then the device, by its name. It keeps a device that another attachment uses, since names
+// can be equal.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	ifb, ok, err := device(host, name)
 	if err != nil || !ok {
@@ -94,7 +95,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return host.DelLink(name)
 }
 
-// replaceRedirects replaces the redirects that the reference plugin made for attachments without a record: they let short frames pass.
+// replaceRedirects replaces the reference plugin's redirects for attachments without a record, because they miss short frames.
 func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -102,7 +103,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 		if p.To.Kind != "ifb" || !strings.HasPrefix(p.To.Name, devicePrefix) {
 			continue
 		}
-		if taken, err := claimedDevice(p.To.Name); taken || err != nil { // the record's lock guards it
+		if taken, err := claimedDevice(p.To.Name); taken || err != nil { // its attachment's lock protects it
 			errs = append(errs, err)
 			continue
 		}
@@ -120,7 +121,7 @@ func replaceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// claimed reports whether an attachment has a record of limits that matches.
+// claimed reports whether an attachment has a record of limits for which matches returns true.
 func claimed(matches func(state) bool) (bool, error) {
 	records, err := attachment.AllOf(pluginName)
 	return slices.ContainsFunc(records, func(rec attachment.Record) bool {
@@ -129,14 +130,14 @@ func claimed(matches func(state) bool) (bool, error) {
 	}), err
 }
 
-// claimedDevice reports whether a device is that of an attachment with a record.
+// claimedDevice reports whether a recorded attachment has the device.
 func claimedDevice(name string) (bool, error) {
 	return claimed(func(st state) bool { return st.IFB == name })
 }
 
-// mayServe reports whether the link that is redirected to a device can be the host side of the pod's interface, under whatever name the pod
-// has it by now. A device that is named by eth0 can be that of the reference for another interface, or eth0's own. Without a namespace
-// the name has to do; a pod that lives all the same keeps its traffic, as the redirect goes first.
+// mayServe reports whether the link that is redirected to a device can be the host side of the pod's interface, which the pod may have
+// renamed. The reference names the device of any interface like eth0's. Without a namespace the name decides. A pod that is still alive
+// keeps its traffic, because the redirect is removed first.
 func mayServe(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

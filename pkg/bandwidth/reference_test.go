@@ -21,11 +21,11 @@ func (l lab) lose(key attachment.Key) {
 	l.must(os.Remove("/run/podlace/" + key.Network + "/bandwidth-" + key.Hash()))
 }
 
-// TestLostRecord: DEL takes away what ADD made, by names alone, while the pod and its link live on.
+// TestLostRecord: DEL removes ADD's limits by names alone, while the pod and its link live.
 func TestLostRecord(t *testing.T) {
 	for name, c := range map[string]struct {
 		config object
-		keys   []any // of DEL
+		keys   []any // configuration of DEL
 		left   string
 	}{
 		"both":                         {limits(20e6, 10e6), nil, none},
@@ -58,8 +58,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLeftOver (F-19): ADD adopts what is left of a device, its limit and the redirect, whoever left it, or replaces it. CHECK sees what is
-// left of a limit, and nothing stays in the end.
+// TestLeftOver (F-19): ADD adopts or replaces a stale device, limit or redirect of any program. CHECK detects stale limits, and no state is
+// left in the end.
 func TestLeftOver(t *testing.T) {
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
 		"everything":  func(lab, kernel.Link) error { return nil },
@@ -97,8 +97,8 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge: the link has a name that follows from the key, with which DEL finds it without a namespace. Our bridge made it
-// the leader of a device group. The token bucket of any other link of that name stays.
+// TestLostRecordOurBridge: the link's name follows from the key, so DEL finds it without a namespace. Our bridge plugin made it the leader
+// of a device group. The token bucket of any other link with that name stays.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -118,7 +118,7 @@ func TestLostRecordOurBridge(t *testing.T) {
 	}
 }
 
-// TestLostRecordSet: a direction that only an admin has limited is in no prevResult.
+// TestLostRecordSet: a limit that only an admin set is in no prevResult.
 func TestLostRecordSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -130,14 +130,14 @@ func TestLostRecordSet(t *testing.T) {
 	}
 }
 
-// rename gives the pod's interface another name.
+// rename renames the pod's interface.
 func (l lab) rename(to string) error {
 	return l.Pod.Do(func() error {
 		return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
 	})
 }
 
-// TestLostRecordRenamed: the pod may have given its interface another name.
+// TestLostRecordRenamed: DEL works if the pod renamed its interface.
 func TestLostRecordRenamed(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
@@ -155,8 +155,8 @@ func TestLostRecordRenamed(t *testing.T) {
 	l.must(l.rename("eth0"))
 }
 
-// TestLostRecordSpares: names agree where network and container ID, joined, are the same text, and the reference calls the device of every
-// interface after eth0's. What another attachment uses stays.
+// TestLostRecordSpares: names are equal if network and container ID, concatenated, are the same text. The reference also names the device
+// of every interface after eth0. A device that another attachment uses stays.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -166,7 +166,7 @@ func TestLostRecordSpares(t *testing.T) {
 			t.Errorf("%s: left %s", what, got)
 		}
 	}
-	other := l // whose device has the same name
+	other := l // its device has the same name
 	other.Conf = l.Conf.With("name", "ne")
 	other.OK(other.Call("DEL", "ta", "CNI_NETNS", "", "prevResult", nil))
 	mustStay("another's record names the device")
@@ -184,8 +184,8 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice: the reference names the device of any interface as that of eth0. It goes, also when nothing is redirected to it, and
-// no link that is no ifb.
+// TestReferenceDevice: the reference names the device of any interface after eth0. DEL deletes it, also without a redirect, but only if it
+// is an ifb.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

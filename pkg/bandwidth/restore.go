@@ -14,14 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all attachments of the node whose pod lives, after another program removed the token bucket, device or
-// redirect. It replaces redirects that let short frames pass, and changes no existing token bucket. An attachment that cannot be restored
-// does not stop the restoring of the others.
+// Restore restores the limits of all live pods on the node, after another program removed a token bucket, device or redirect. It replaces
+// redirects that miss short frames, and does not change existing token buckets. If one attachment fails, it continues with the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), replaceRedirects(host, log))
 }
 
-// restoreLimits restores the limits of the attachments that have records.
+// restoreLimits restores the limits of recorded attachments.
 func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	records, err := attachment.AllOf(pluginName)
 	if err != nil {
@@ -44,7 +43,7 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore works from the record as it is under the lock: the pod may have got other limits meanwhile, or be gone.
+// restore reads the record under the lock, since the pod may have got other limits or may be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := locks.Reopen(key, pluginName)
 	if err != nil || !ok {
@@ -60,7 +59,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return err
 	}
 	if !ok {
-		return fmt.Errorf("link %s is missing, or was made anew: the next ADD sets the limits of another", st.Link)
+		return fmt.Errorf("link %s is missing or was recreated: the next ADD sets the limits of the new link", st.Link)
 	}
 	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
 	var lost []string
@@ -85,7 +84,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 	return nil
 }
 
-// restoreEgress restores what is missing of an egress limit; lost reports whether anything was.
+// restoreEgress restores the missing parts of an egress limit. lost reports whether any were missing.
 func restoreEgress(host *kernel.Node, link kernel.Link, st state, buckets map[int]kernel.Bucket, log *slog.Logger) (lost bool, err error) {
 	ifb, have, err := redirectedTo(host, link, st.IFB)
 	if err != nil {

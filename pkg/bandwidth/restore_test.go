@@ -15,14 +15,14 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMissingAndRestore: each piece that another program took away is told, comes back, and what is there stays.
+// TestMissingAndRestore: each part that another program removed is reported and restored. Existing parts stay.
 func TestMissingAndRestore(t *testing.T) {
 	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
 	name := ifbName(attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"})
 	bucket, device := "the token bucket of bwt0 is missing", "device "+name+" is missing or down"
 	for what, c := range map[string]struct {
 		lose            func(lab) error
-		ingress, egress string // what is missing then
+		ingress, egress string // expected missing parts
 	}{
 		"ingress bucket": {func(l lab) error { return l.host.Unshape(l.hostSide) }, bucket, ""},
 		"egress bucket":  {func(l lab) error { return l.host.Unshape(ifb(l)) }, "", "the token bucket of " + name + " is missing"},
@@ -38,7 +38,7 @@ func TestMissingAndRestore(t *testing.T) {
 			l := newLab(t)
 			l.OK(l.Call("ADD", "a"))
 			index := ifb(l).Index
-			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as somebody else may want it
+			l.must(l.host.Shape(l.hostSide, kernel.Bucket{Rate: 7e6, Burst: 20_000, Limit: 30_000})) // as another program may want it
 			l.must(c.lose(l))
 			got := l.look()
 			if got.Ingress.Missing != c.ingress || got.Egress.Missing != c.egress || !got.Missing() ||
@@ -56,7 +56,7 @@ func TestMissingAndRestore(t *testing.T) {
 				}
 			}
 			if ifb(l).Index != index && c.egress != device {
-				t.Error("the device was made anew")
+				t.Error("the device was recreated")
 			}
 			if c.ingress != "" {
 				l.OK(l.Call("CHECK", "a"))
@@ -66,7 +66,7 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored: a pod that is gone, and a link that only has the name.
+// TestNotRestored: no restore for a dead pod, or on another link that only has the name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -77,12 +77,12 @@ func TestNotRestored(t *testing.T) {
 	defer netns.Close()
 	_, err = l.host.AddVeth(kernel.Veth{Host: "bwt0", Pod: "eth0", MTU: 1400, Netns: netns})
 	l.must(err)
-	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing, or was made anew") {
+	if err := Restore(l.host, discard()); err == nil || !strings.Contains(err.Error(), "link bwt0 is missing or was recreated") {
 		t.Errorf("got %v", err)
 	}
 	l.hostSide = l.link("bwt0")
 	if got := l.applied("a"); got != "0/10000000 redirected false" {
-		t.Errorf("another's link has %s", got)
+		t.Errorf("another program's link has %s", got)
 	}
 	if got := l.look(); got.Ingress.Missing != "link bwt0 is missing" || got.Egress.Missing != "link bwt0 is missing" || got.Gone {
 		t.Errorf("%+v, %+v", got.Ingress, got.Egress)
@@ -92,7 +92,7 @@ func TestNotRestored(t *testing.T) {
 	}
 	l.must(l.Pod.Close(), l.host.DelLink(l.ifb("a")), Restore(l.host, discard()))
 	if _, ok, _ := l.host.Link(l.ifb("a")); ok {
-		t.Error("the limits of a pod that is gone came back")
+		t.Error("the limits of a dead pod were restored")
 	}
 	if got := l.look(); !got.Gone || got.Missing() || got.Ingress.Applied != nil {
 		t.Errorf("%+v, %+v", got, got.Ingress)
@@ -106,7 +106,7 @@ func TestNotRestored(t *testing.T) {
 	}
 }
 
-// TestNotRestoredToTheDead: a pod that nobody can name any more is gone, although something keeps its namespace for a while.
+// TestNotRestoredToTheDead: a pod without a namespace path is dead, although something keeps its namespace for a while.
 func TestNotRestoredToTheDead(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -120,7 +120,7 @@ func TestNotRestoredToTheDead(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestRenamed: the host's end is known by its number when somebody renamed it, and an MTU that was changed is no other limit.
+// TestRenamed: a renamed host side is found by its ifindex, and a changed MTU does not change the limit.
 func TestRenamed(t *testing.T) {
 	l := connectedAs(t, "bwt1")
 	rename := func(to string) {
@@ -143,7 +143,7 @@ func TestRenamed(t *testing.T) {
 	rename("bwt1")
 }
 
-// TestDamagedRecord: a record that names somebody else's link harms it in no way.
+// TestDamagedRecord: a record that names another program's link does not affect that link.
 func TestDamagedRecord(t *testing.T) {
 	l := connected(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}
@@ -157,7 +157,7 @@ func TestDamagedRecord(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	l.OK(l.Call("DEL", "a"))
-	if s, ok, err := l.host.Shaped(l.link("bwbr0")); ok || err != nil { // it is there
+	if s, ok, err := l.host.Shaped(l.link("bwbr0")); ok || err != nil { // the link exists
 		t.Errorf("%+v, %v", s, err)
 	}
 	l.must(l.host.DelLink(l.ifb("a")))

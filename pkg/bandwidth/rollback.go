@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Device returns the device of an attachment by its record, "" when it has none, and whether the reference plugin gives it the same name
-// and so deletes it.
+// Device returns the device of an attachment by its record, or "" if it has none. shared reports whether the reference plugin uses the same
+// name, and so deletes it.
 func Device(rec attachment.Record) (name string, shared bool, err error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {

@@ -28,7 +28,7 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver: the reference's redirect goes with its device, or a pod that lives on would lose all that it sends.
+// TestTakenOver: DEL removes the reference's redirect with its device. Otherwise a live pod would lose all that it sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
 		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -58,13 +58,13 @@ func TestTakenOver(t *testing.T) {
 	}
 }
 
-// TestAddAgainFails: a pod that lives on keeps the limits that it had when an ADD cannot change them.
+// TestAddAgainFails: a live pod keeps its limits if an ADD cannot change them.
 func TestAddAgainFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
 	before, err := os.ReadFile(file)
-	l.must(err, l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can have the name
+	l.must(err, l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can take the name
 	if o := l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)); o.Exit == 0 || !strings.Contains(o.Failure.Msg, "is no ifb") {
 		t.Errorf("exit %d, %s", o.Exit, o.Stdout)
 	}
@@ -78,12 +78,12 @@ func TestAddAgainFails(t *testing.T) {
 	l.must(l.host.DelLink(l.ifb("a")))
 }
 
-// TestTakeAwayKeepsDevice: while it is not known that the redirect is gone, the device that it leads to stays.
+// TestTakeAwayKeepsDevice: the device stays until its redirect is known to be removed.
 func TestTakeAwayKeepsDevice(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)
 	l.must(err)
-	if err := takeAway(l.host, state{Link: strings.Repeat("x", 20), Index: l.hostSide.Index, IFB: ifb.Name}); err == nil {
+	if err := deleteLimits(l.host, state{Link: strings.Repeat("x", 20), Index: l.hostSide.Index, IFB: ifb.Name}); err == nil {
 		t.Error("a link can have that name")
 	}
 	if _, ok, err := l.host.Link(ifb.Name); !ok || err != nil {

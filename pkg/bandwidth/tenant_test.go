@@ -15,11 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// attack is a victim with limits, and a tenant whose eth0 has the indexes of the victim's pair. The kernel counts the links of each
-// namespace for itself, so a tenant may choose these numbers. The tenant's own pair is bwt1 and real0.
+// attack has a victim with limits, and a tenant whose eth0 has the indexes of the victim's pair. Each namespace has its own ifindexes, so a
+// tenant may choose them. The tenant's own pair is bwt1 and real0.
 type attack struct{ victim, tenant lab }
 
-// connectPair connects the pod again, by a pair of a kind. Its end keeps the index that it had on the host, so pods have different ones.
+// connectPair connects the pod again by a pair of the given kind. The pod's end keeps the index that it had on the host, so that pods
+// differ.
 func (l *lab) connectPair(kind string) {
 	l.Helper()
 	name := l.hostSide.Name
@@ -32,7 +33,7 @@ func (l *lab) connectPair(kind string) {
 	l.must(l.host.SetUp(l.hostSide))
 }
 
-// prepare connects victim and tenant; the victim has limits.
+// prepare connects victim and tenant. The victim has limits.
 func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	a = attack{victim: connectedAs(t, "bwt0"), tenant: connectedAs(t, "bwt1")}
 	err := kerneltest.ForgePair(kind, "kt-probe0", 0, "kt-probe1", 0)
@@ -68,7 +69,7 @@ func (a attack) unharmed(when string) {
 	a.victim.OK(a.victim.Call("CHECK", "a"))
 }
 
-// TestForgedPeer (C-50): a tenant that gives its interface the indexes of another pod's pair reaches nothing of that pod by any verb.
+// TestForgedPeer (C-50): a tenant that gives its interface the indexes of another pod's pair cannot affect that pod by any verb.
 func TestForgedPeer(t *testing.T) {
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
 	reject := func(verb string, config object) func(attack) {
@@ -125,7 +126,8 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName is DEL of an attachment whose device has the name of the victim's, as network and container ID joined are the same text.
+// delSameName calls DEL for an attachment whose device has the victim's name, since network and container ID, concatenated, are the same
+// text.
 func (a attack) delSameName() {
 	a.victim.lose(a.victim.key("a"))
 	twin := a.tenant
@@ -157,7 +159,7 @@ func (a attack) collect() {
 	}
 }
 
-// TestExchangedNames (C-50): a tenant with two interfaces that exchanges their names gets neither limit changed by ADD or DEL of the other.
+// TestExchangedNames (C-50): a tenant exchanges the names of its two interfaces. ADD or DEL of one changes no limit of the other.
 func TestExchangedNames(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)

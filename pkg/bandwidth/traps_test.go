@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-const trapped = "has not the effect that it seems to have"
+const trapped = "does not have the effect that it suggests"
 
 // addLog attaches a container and returns what the plugin logs.
 func (l lab) addLog(id string, keys ...any) string {
@@ -20,8 +20,8 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce: the runtime passes nothing to a plugin whose capability is missing or misspelt, so that each pod seems
-// to want nothing. The first ADD says so, the next do not; a change of the configuration is said again.
+// TestMissingCapabilityIsLoggedOnce: if a plugin's capability is missing or misspelt, the runtime passes no limits, and each pod seems to
+// need none. The first ADD logs that, and later ones do not. After a change of the configuration it is logged again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -60,7 +60,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration: for a command that looks at a file.
+// TestFindingsOfConfiguration: findings of a configuration file, as a command reads it.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"bandwidth":true}}`:              "[]",

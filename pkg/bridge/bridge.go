@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bridge connects a pod to a Linux bridge by a veth pair, with addresses from the IPAM plugin that the configuration names.
+// Package bridge connects a pod to a Linux bridge by a veth pair. The configured IPAM plugin assigns the addresses.
 //
-// The node side of an attachment is described by its record: DEL needs nothing but network, container ID and interface name.
+// The record of an attachment describes its node side, so DEL needs only the network, the container ID and the interface name.
 //
-// ADD applies the wanted state, which pure functions compute: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. CHECK
-// compares it with the kernel's. Restore compares what the records want, and writes what is missing after a flush.
+// Pure functions compute the wanted state: planLayer3, guardOf, wantedMasquerade, masqueradeLines, VLANs.onPort. ADD applies it. CHECK
+// compares it with the kernel's state. Restore computes it from the records and writes the missing part after a flush.
 package bridge
 
 import (
@@ -23,49 +23,49 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// state is what the record of an attachment holds.
+// state is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
-	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not come to its end
-	Index      int             `json:"index,omitempty"`      // of the host side
-	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the object of the configuration, for a DEL after it was edited
+	Unfinished bool            `json:"unfinished,omitempty"` // the ADD has not finished
+	Index      int             `json:"index,omitempty"`      // ifindex of the host side
+	IPAM       json.RawMessage `json:"ipam,omitempty"`       // the configuration's ipam object, for a DEL after the configuration changed
 	Masquerade string          `json:"masquerade,omitempty"`
-	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the length of their subnet
-	Except     []netip.Prefix  `json:"except,omitempty"`    // destinations that are not masqueraded, for the iptables backend
-	Cluster    int             `json:"cluster,omitempty"`   // as in Masquerade
-	NoMasq4    bool            `json:"noMasq4,omitempty"`   // the iptables backend leaves IPv4 out
-	NoMasq6    bool            `json:"noMasq6,omitempty"`   // the same for IPv6
+	Addresses  []netip.Prefix  `json:"addresses,omitempty"` // with the prefix length of their subnet
+	Except     []netip.Prefix  `json:"except,omitempty"`    // destinations without masquerade, for the iptables backend
+	Cluster    int             `json:"cluster,omitempty"`   // as in Masquerade.Cluster
+	NoMasq4    bool            `json:"noMasq4,omitempty"`   // the iptables backend does not masquerade IPv4
+	NoMasq6    bool            `json:"noMasq6,omitempty"`   // the iptables backend does not masquerade IPv6
 	Routes     []kernel.Route  `json:"routes,omitempty"`
-	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // of the bridge
+	Gateways   []netip.Prefix  `json:"gateways,omitempty"` // gateway addresses of the bridge
 	Hairpin    bool            `json:"hairpin,omitempty"`
 	Isolated   bool            `json:"isolated,omitempty"`
 	VLANs      VLANs           `json:"vlans,omitzero"`
-	Shared     bool            `json:"shared,omitempty"` // masqueraded by subnets that all pods share
+	Shared     bool            `json:"shared,omitempty"` // masquerade uses subnets that all pods share
 	Guard      *Guard          `json:"guard,omitempty"`
 }
 
 type bridge struct{ ipam ipam.Runner }
 
-// Plugin returns the bridge plugin; builtin are the IPAM plugins that it runs in process.
+// Plugin returns the bridge plugin. It runs the IPAM plugins in builtin in process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	b := bridge{ipam.Runner{Builtin: builtin}}
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// job is one ADD or CHECK: the request with everything opened that it works on.
+// job is one ADD or CHECK: the request, its configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// shared: the subnets of the IPAM plugin are known, and masqueraded as a whole
+	// shared: the IPAM plugin's subnets are known, and masquerade covers them as a whole
 	shared bool
-	fresh  bool // this ADD made the bridge, or put a gateway address on it
-	// CHECK: what ADD recorded, if it can be read
-	was      state
-	recorded bool
+	fresh  bool // this ADD created the bridge or added a gateway address to it
+	// CHECK: the state that ADD recorded; hasRecord is false if it cannot be read
+	recordedState state
+	hasRecord     bool
 }
 
 func (b bridge) open(r *plugin.Request) (_ *job, err error) {
@@ -82,7 +82,7 @@ func (b bridge) open(r *plugin.Request) (_ *job, err error) {
 	if j.host, err = kernel.Host(); err != nil {
 		return nil, err
 	}
-	if err := cfg.supported(j.host); err != nil { // before there is any state of the attachment
+	if err := cfg.supported(j.host); err != nil { // before any state of the attachment exists
 		return nil, err
 	}
 	if j.att, err = attachment.Open(r); err != nil {
@@ -125,11 +125,11 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	defer undo.OnError(&err)
 	undo.Push(func() error { return b.remove(r, j.att, j.host, st) })
 	planned := st
-	planned.IPAM = ipam.Object(r.Config) // for the DEL after a kill; an IPAM plugin that fails gives back by itself
+	planned.IPAM = ipam.Object(r.Config) // DEL needs it if this ADD is killed; an IPAM plugin that fails releases its own addresses
 	if err := j.att.Save(planned); err != nil {
 		return nil, err
 	}
-	w, err := j.wire()
+	w, err := j.createLinks()
 	if err != nil {
 		return nil, err
 	}
@@ -171,11 +171,11 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
-	return j.result(w, layer3, addresses), nil
+	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes what an ADD of the same key left that never came to its end, and refuses an attachment that exists, here or in
-// another namespace: the runtime has its result.
+// clearResidue removes the residue of an unfinished ADD with the same key. It refuses an existing attachment, also one in another
+// namespace, because the runtime holds its result.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -183,7 +183,7 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// The lock is ours, so whoever began this is gone. Its links are found by their names.
+		// This process holds the lock, so the process that began this ADD has ended. Its links are found by name.
 		if err := b.clear(j, st); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (b bridge) clearResidue(j *job) error {
 }
 
 func (b bridge) clear(j *job, st state) error {
-	j.r.Log.Info("removing what an interrupted attachment left")
+	j.r.Log.Info("removing the residue of an interrupted ADD")
 	return b.remove(j.r, j.att, j.host, st)
 }
 
@@ -237,7 +237,7 @@ func (b bridge) del(r *plugin.Request) error {
 	as := *r
 	as.Hold = att.LockFile()
 	if recorded {
-		return b.removed(&as, att, st, errors.Join(delSuccessor(&as, host), takeAway(host, att, &st)))
+		return b.finishRemove(&as, att, st, errors.Join(delSuccessor(&as, host), deleteFromNode(host, att, &st)))
 	}
 	if err = b.delUnrecorded(&as, host); err == nil {
 		err = att.ForgetWithLink()
@@ -245,20 +245,20 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove takes away everything of an attachment. It goes on after an error; the record goes last, and only when all is gone. The
-// addresses go back when nothing uses them any more: the next pod that gets one must be the only one that has it.
+// remove removes all parts of an attachment. It continues after an error, and deletes the record last, only if everything else is gone. It
+// releases the addresses after their last use on the node, so that two pods never use one address.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
-	return b.removed(r, att, st, takeAway(host, att, &st))
+	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
 
-func takeAway(host *kernel.Node, att *attachment.Attachment, st *state) error {
+func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return errors.Join(delHostSide(host, att.Key, st.Index), unmasquerade(host, att, st), unguard(host, att, st))
 }
 
-// removed is the end of remove: err is what could not be taken from the node.
-func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
+// finishRemove finishes remove. err holds the failures on the node.
+func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
-		err = b.giveBack(r, st.IPAM)
+		err = b.releaseAddresses(r, st.IPAM)
 	}
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ func (b bridge) removed(r *plugin.Request, att *attachment.Attachment, st state,
 	return errors.Join(att.ForgetWithLink(), att.Remove())
 }
 
-func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
+func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) error {
 	name := ipam.Type(object)
 	if name == "" {
 		return nil
@@ -274,15 +274,15 @@ func (b bridge) giveBack(r *plugin.Request, object json.RawMessage) error {
 	as := *r
 	as.Config = ipam.WithKey(r.Config, "ipam", object)
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
-		// Where nobody can be asked any more, a pod that can never be deleted helps nobody.
-		r.Log.Warn("the IPAM plugin of this pod is not installed any more; the one that is configured is asked instead",
+		// If the pod's IPAM plugin is gone, DEL asks the configured one: otherwise the pod could never be deleted.
+		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
 	}
 	return b.ipam.Del(&as, name)
 }
 
-// status fails only when no ADD can work here. It restores flushed rules.
+// status fails only if no ADD can work on this node. It restores flushed rules.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -298,7 +298,7 @@ func (b bridge) status(r *plugin.Request) error {
 		repaired = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRepair(r, attachment.Trying, repaired)
-	if err := errors.Join(cfg.possible(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
+	if err := errors.Join(cfg.whyUnusable(host), cfg.resolve(r), attachment.Writable(r.Network)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.IPAM != "" {
@@ -307,8 +307,8 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// possible tells why no ADD can work on this node, or nil.
-func (c Config) possible(host *kernel.Node) error {
+// whyUnusable returns the reason why no ADD can work on this node, or nil.
+func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
 		err = plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", c.Bridge, link.Kind)
@@ -319,7 +319,7 @@ func (c Config) possible(host *kernel.Node) error {
 	return err
 }
 
-// supported refuses what the node lacks, before anything is changed.
+// supported returns an error if the node lacks a feature that the configuration needs. ADD calls it before any change.
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// addForeignBridge makes a bridge as 'ip link add' does: its MAC follows the lowest MAC of its ports.
+// addForeignBridge creates a bridge as 'ip link add' does: its MAC follows the lowest MAC of its ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
@@ -28,7 +28,7 @@ func addForeignBridge(t *testing.T, name string) {
 	}
 }
 
-// foreignLab is a node with a network on a bridge that another program made.
+// foreignLab returns a node with a network on a bridge that another program created.
 func foreignLab(t *testing.T, name string, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, append([]any{"name", name, "bridge", name}, keys...)...)
@@ -36,7 +36,7 @@ func foreignLab(t *testing.T, name string, keys ...any) lab {
 	return l
 }
 
-// addPort makes a bridge port with the lowest MAC of all, as another program does; the returned function deletes the port.
+// addPort adds a bridge port with the lowest MAC of all ports, as another program does. The returned function deletes the port.
 func addPort(t *testing.T, bridge string) (del func()) {
 	t.Helper()
 	master, err := netlink.LinkByName(bridge)
@@ -57,8 +57,8 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	}
 }
 
-// TestForeignBridgeKeepsMAC: a bridge that another program made keeps its MAC from the first ADD on, whatever port comes or goes, and each
-// result names that MAC.
+// TestForeignBridgeKeepsMAC: a bridge that another program created keeps its MAC from the first ADD on, although ports come and go. Each
+// result contains that MAC.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"btfgw": nil, "btfno": {"isGateway", false, "ipMasq", false}, "btfl2": {"isGateway", false, "ipMasq", false, "ipam", nil},
@@ -93,7 +93,7 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 	}
 }
 
-// TestVLANGatewayOnForeignBridge: the gateway of a VLAN keeps its MAC, and so does the bridge below.
+// TestVLANGatewayOnForeignBridge: the gateway of a VLAN and the bridge below it keep their MACs.
 func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -113,7 +113,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo answers datagrams to an address of the node until the end of the test.
+// echo answers datagrams to an address of the node until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -134,8 +134,8 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod, each after the answer to the last, until stop is closed. It returns how many were answered, and how
-// many never were: an answer may take far longer than a slow machine needs.
+// exchange sends datagrams from a pod until stop is closed. It sends each datagram after the answer to the previous one. It returns how
+// many were answered and how many never were. An answer may take much longer than a slow machine needs.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn
 	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {
@@ -158,12 +158,12 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 			continue
 		}
 		answered++
-		time.Sleep(time.Millisecond) // the machine has other work
+		time.Sleep(time.Millisecond) // yields the CPU
 	}
 }
 
-// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost on a bridge that another program made. The gateway of
-// a layer 2 network is an address that an admin set.
+// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost while ports join and leave a bridge that another
+// program created. In a layer 2 network, an admin sets the gateway address.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
 		t.Run(name, func(t *testing.T) { testGatewayReached(t, name, keys) })
@@ -210,8 +210,8 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 	l.OK(a.check())
 }
 
-// TestCheckSeesChangedGatewayMAC (C-61): a pod that sends to the former MAC of its gateway is cut off. One that remembers none, or the new
-// one, is not, whatever prevResult says.
+// TestCheckSeesChangedGatewayMAC (C-61): CHECK fails for a pod whose neighbour entry has the previous MAC of its gateway. It passes for a
+// pod with no entry or the new MAC, whatever prevResult contains.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -240,7 +240,7 @@ func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l.OK(a.check())
 }
 
-// keepMAC returns the MAC of a link, and sets it again at the end of the test.
+// keepMAC returns the MAC of a link and restores it when the test ends.
 func keepMAC(t *testing.T, name string) string {
 	t.Helper()
 	former := mac(t, name)
@@ -266,7 +266,7 @@ func (l lab) forgetNeighbour(addr string) error {
 }
 
 // TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies by itself. A tenant can write a
-// permanent entry, so the hint never names its MAC.
+// permanent entry, so the hint never contains its MAC.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// leases lists the files of addresses.
+// leases lists the lease files.
 func leases(t *testing.T) (list []string) {
 	t.Helper()
 	entries, _ := os.ReadDir("/var/lib/cni/networks/net")
@@ -58,7 +58,7 @@ func TestAdd(t *testing.T) {
 	l.OK(a.check("prevResult", withoutInterfaceIndex(a)))
 }
 
-// withoutInterfaceIndex is the result as version 0.2.0 would have told it.
+// withoutInterfaceIndex returns the result in the form of CNI version 0.2.0, without interface indexes.
 func withoutInterfaceIndex(a attached) types100.Result {
 	prev := a.result
 	prev.IPs = nil
@@ -68,7 +68,7 @@ func withoutInterfaceIndex(a attached) types100.Result {
 	return prev
 }
 
-// TestAddLive: all that the result tells is usable on return.
+// TestAddLive: everything in the result works when ADD returns.
 func TestAddLive(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -101,7 +101,7 @@ func TestAddLive(t *testing.T) {
 	}
 }
 
-// TestHostSideHasNoIPv6: routes of its own, for each pod, would make each link that comes or goes dearer for the node.
+// TestHostSideHasNoIPv6: IPv6 routes on each host side would make every link change on the node slower.
 func TestHostSideHasNoIPv6(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -119,8 +119,8 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestIPv4PodHasNoIPv6: not on the interface of an IPv4 network, unless it gets a route of IPv6; an interface without addresses is the
-// pod's own to set up. Where IPv6 is off, nobody who switches it on later gets a router from the pod's neighbours by that.
+// TestIPv4PodHasNoIPv6: the interface of an IPv4 network has no IPv6 unless the pod gets an IPv6 route. The pod configures an interface
+// without addresses itself. If the pod enables IPv6 later, it accepts no router from its neighbours.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -150,11 +150,11 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused: whoever talked to the last pod with an address reaches the next one at once, by whatever it remembers.
+// TestAddressReused: a peer that talked to the previous pod with an address reaches the next pod at once, despite its neighbour cache.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
-	other.add("stays") // or the bridge loses its carrier, and forgets
+	other.add("stays") // keeps the bridge's carrier: without a carrier the bridge forgets its neighbours
 	addresses := []string{"10.60.0.77", "fd00:60::77"}
 	ips := []any{"capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.77/24", "fd00:60::77/64"}}}
 	l.OK(l.Call("ADD", "old", ips...))
@@ -162,7 +162,7 @@ func TestAddressReused(t *testing.T) {
 		l.answers(nil, addr)
 		l.answers(other.Pod, addr)
 	}
-	// A stranger's MAC, as of a pod that the reference made.
+	// A MAC that Podlace did not compute, as the reference plugin's pods have.
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestAddressReused(t *testing.T) {
 	}
 }
 
-// TestReachedAtOnce: frames pass when ADD returns, though the kernel puts off what it does about a new link, for some pods by a second.
+// TestReachedAtOnce: frames pass when ADD returns, although the kernel delays its work for a new link by up to a second.
 func TestReachedAtOnce(t *testing.T) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -213,7 +213,8 @@ func TestReachedAtOnce(t *testing.T) {
 	}
 }
 
-// answers fails the test unless a pod's kernel refuses a connection within a second: it is there. nil: asked from the node.
+// answers fails the test unless the pod's kernel refuses a connection within a second, which proves that the pod is reachable. With from
+// nil the node connects.
 func (l lab) answers(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {
@@ -232,7 +233,7 @@ func (l lab) answers(from *sandbox.Pod, addr string) {
 	}
 }
 
-// TestAddTwice: the second ADD is an error and leaves the first as it is.
+// TestAddTwice: the second ADD fails and does not change the first attachment.
 func TestAddTwice(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -243,7 +244,7 @@ func TestAddTwice(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestAttachedElsewhere: a container that is attached in another namespace stays so, with its record or without.
+// TestAttachedElsewhere: a container that is attached in another namespace stays attached, with its record or without.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
 	other := l
@@ -265,7 +266,7 @@ func TestL2(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
-// TestMACOfTheBridge: a pod with the MAC of the bridge would get no frame.
+// TestMACOfTheBridge: ADD refuses the bridge's MAC for a pod, because that pod would receive no frame.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,
@@ -282,7 +283,7 @@ func TestPromisc(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "bt2 is not promiscuous")
 	b := l
 	b.Pod = kerneltest.NewPod(t)
-	b.add("b") // sets it again
+	b.add("b") // ADD sets the MAC again
 	l.OK(a.check())
 }
 

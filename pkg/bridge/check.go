@@ -19,21 +19,21 @@ func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// isDifferent reports whether an error says that something is other than wanted.
+// isDifferent reports whether err says that the observed state differs from the wanted state.
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
-// check compares what prevResult and the configuration say with the node and the pod.
+// check compares prevResult and the configuration with the state of the node and the pod.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
 	if err != nil {
 		return err
 	}
 	defer j.close()
-	if j.was, j.recorded, err = attachment.Checked[state](r); err != nil {
+	if j.recordedState, j.hasRecord, err = attachment.Checked[state](r); err != nil {
 		return err
 	}
 	if j.cfg.Masquerade.UseCluster {
-		j.cfg.Masquerade = j.cfg.Masquerade.with(j.was.clusterCIDRs(r.Network))
+		j.cfg.Masquerade = j.cfg.Masquerade.withClusterCIDRs(j.recordedState.clusterCIDRs(r.Network))
 	}
 	if j.cfg.IPAM != "" {
 		if err := b.ipam.Check(r, j.cfg.IPAM); err != nil {
@@ -50,7 +50,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkFilters(w.host); err != nil {
 		return err
 	}
-	l, err := planLayer3(j.cfg, j.own(r.Prev))
+	l, err := planLayer3(j.cfg, j.ownResult(r.Prev))
 	if err != nil {
 		return err
 	}
@@ -67,11 +67,11 @@ func (b bridge) check(r *plugin.Request) error {
 	if err := j.checkRecord(w, l); err != nil {
 		return err
 	}
-	return j.checkHabits(w, l)
+	return j.checkTolerated(w, l)
 }
 
-// own returns the part of prevResult that is about this attachment: its addresses, and all routes.
-func (j *job) own(prev *types100.Result) *types100.Result {
+// ownResult returns the part of prevResult that concerns this attachment: its addresses, and all routes.
+func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	own := &types100.Result{Routes: prev.Routes}
 	for _, ip := range prev.IPs {
 		if at := ip.Interface; at == nil || *at < 0 || *at >= len(prev.Interfaces) || prev.Interfaces[*at].Name == j.r.IfName {
@@ -81,13 +81,13 @@ func (j *job) own(prev *types100.Result) *types100.Result {
 	return own
 }
 
-// recordedRoutes replaces the routes of prevResult by those of the record: prevResult has also those of other plugins, and of ours not
-// all attributes in every version. A route that a later plugin took out of prevResult is not missed.
+// recordedRoutes replaces the routes from prevResult by the recorded routes. prevResult also contains routes of other plugins, and old CNI
+// versions drop some route attributes. A route that a later plugin removed from prevResult is not required.
 func (j *job) recordedRoutes(l *layer3) {
-	if !j.recorded {
+	if !j.hasRecord {
 		return
 	}
-	l.Routes = slices.DeleteFunc(j.was.Routes, func(route kernel.Route) bool {
+	l.Routes = slices.DeleteFunc(j.recordedState.Routes, func(route kernel.Route) bool {
 		return !slices.ContainsFunc(j.r.Prev.Routes, func(r *types.Route) bool {
 			dst, ok := kernel.Prefix(&r.Dst)
 			return ok && dst == route.Dst
@@ -95,7 +95,7 @@ func (j *job) recordedRoutes(l *layer3) {
 	})
 }
 
-// observe finds the links. The host side is the peer of the pod side by the kernel's word, whatever its name.
+// observe finds the links. The host side is the kernel's peer of the pod side, whatever its name.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -140,17 +140,17 @@ func (j *job) checkLinks(w wiring) error {
 	if err := j.checkVLANs(w); err != nil {
 		return err
 	}
-	return j.checkTold(w)
+	return j.checkPrevLinks(w)
 }
 
-// checkPort compares the port of the pod with what ADD made of it. Its state counts only while the port has a carrier, without which the
-// kernel disables it, and without the spanning tree protocol, which has states of its own.
+// checkPort compares the pod's bridge port with the settings from ADD. The port state counts only if the port has a carrier, since the
+// kernel disables a port without one. It does not count under the spanning tree protocol, which sets its own states.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
-	if j.recorded && want != j.was.flags() {
-		j.r.Log.Warn("the pod's port has the flags of its ADD, and the configuration asks for others; make the pod again",
-			"port", w.host.Name, "has", j.was.flags().Unlike(want))
-		want = j.was.flags()
+	if j.hasRecord && want != j.recordedState.flags() {
+		j.r.Log.Warn("the pod's port has the flags of its ADD, but the configuration has changed; recreate the pod to apply it",
+			"port", w.host.Name, "has", j.recordedState.flags().Unlike(want))
+		want = j.recordedState.flags()
 	}
 	if differing := w.host.Port.Unlike(want); differing != "" {
 		return differs("port %s has %s, want %s", w.host.Name, differing, want.Unlike(w.host.Port))
@@ -161,8 +161,8 @@ func (j *job) checkPort(w wiring) error {
 	return nil
 }
 
-// checkTold compares the links with what prevResult tells of them.
-func (j *job) checkTold(w wiring) error {
+// checkPrevLinks compares the links with prevResult.
+func (j *job) checkPrevLinks(w wiring) error {
 	if err := j.checkHostName(w); err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (j *job) checkTold(w wiring) error {
 	return nil
 }
 
-// checkHostName fails if the host side was renamed: guards know it by its name. A renamed link keeps its MAC.
+// checkHostName fails if the host side was renamed, because guards match its name. A renamed link keeps its MAC.
 func (j *job) checkHostName(w wiring) error {
 	named := w.host.Name
 	for _, i := range j.r.Prev.Interfaces {
@@ -230,10 +230,10 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint says who restores what the pods of a network share.
+// reloadHint names the commands that restore the state which all pods of a network share.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
-// checkPaths fails if the node does not forward packets of the pod, or does not send those for the pod to its bridge.
+// checkPaths fails if the node does not forward the pod's packets, or does not route the pod's addresses to its bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
 	for i, gw := range l.gateways {
@@ -258,8 +258,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the MAC of the gateway with the one that the pod sends to. Without an entry, or with one that it is about to
-// verify, the pod learns a new MAC by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. A pod without an entry, or with a stale one, learns a new MAC
+// by itself.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -276,7 +276,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
-			// The pod's entry is no source for a MAC that an admin sets: a tenant can write it.
+			// The hint must not copy the MAC from the pod's entry: a tenant can write that entry, and an admin might set the MAC.
 			return plugin.WithHint(differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
 		}
@@ -284,10 +284,11 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade fails when masquerade of a recorded attachment is missing. Nothing restores that of an attachment without a record.
+// checkMasquerade fails if the masquerade of a recorded attachment is missing. An attachment without a record is exempt, because Podlace
+// cannot restore its masquerade.
 func (j *job) checkMasquerade(l layer3) error {
 	err := withHint(j.compareMasquerade(l))
-	if !j.recorded {
+	if !j.hasRecord {
 		return j.tolerate(err)
 	}
 	return err
@@ -296,7 +297,7 @@ func (j *job) checkMasquerade(l layer3) error {
 func (j *job) compareMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend != "" {
-		if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
+		if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
 			return err
 		}
 	}
@@ -308,7 +309,7 @@ func (j *job) compareMasquerade(l layer3) error {
 		return j.checkForeign(l)
 	case "iptables":
 		for _, is4 := range []bool{true, false} {
-			if err := j.checkIPTables(is4, m.of(l.Addresses)); err != nil {
+			if err := j.checkIPTables(is4, m.ofMasqueradedFamilies(l.Addresses)); err != nil {
 				return err
 			}
 		}
@@ -316,10 +317,11 @@ func (j *job) compareMasquerade(l layer3) error {
 	return nil
 }
 
-// checkRecord finds that the record of a pod is lost. Without a record the reference may have made the pod: it is ours if the host side has
-// our name, and the port is that of a guarded pod, or our rules masquerade the pod and the reference's do not. Port flags outlive a flush.
+// checkRecord fails if the record of a pod that Podlace attached is lost. A pod without a record may belong to the reference plugin. The
+// pod is Podlace's if the host side has our name, and either its port has the flags of a guarded pod, or our rules masquerade it while the
+// reference's do not. Port flags survive a flush.
 func (j *job) checkRecord(w wiring, l layer3) error {
-	if j.recorded || w.host.Name != j.att.HostVeth() {
+	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil
 	}
 	if j.cfg.guardOf(w.host, w.pod, l, "") != nil && w.host.Reserved {
@@ -329,7 +331,7 @@ func (j *job) checkRecord(w wiring, l layer3) error {
 	if m.Backend != "nftables" {
 		return nil
 	}
-	if ok, err := j.masqueradedByReference(m.of(l.Addresses)); ok || err != nil {
+	if ok, err := j.masqueradedByReference(m.ofMasqueradedFamilies(l.Addresses)); ok || err != nil {
 		return err
 	}
 	if compareMasquerade(j.host, nftMasquerade(j.att.Network, m, l.Addresses, j.shared)) != nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// healthy is a pod that is as it should be: a configuration, and what nodes, runtimes, other plugins and workloads do. In commands BR is
-// the bridge, HOST the host side, V4 and V6 are the pod's addresses.
+// healthy is a pod in a correct state: a configuration, and typical changes by nodes, runtimes, other plugins and workloads. In commands,
+// BR stands for the bridge, HOST for the host side, V4 and V6 for the pod's addresses.
 type healthy struct {
 	keys       []any
-	need       string // on the node, what the kernel has to be able to do
+	need       string // kernel feature that the node needs
 	node, pod  string // commands before ADD
-	then, work string // commands after it, on the node and in the pod
+	then, work string // commands after ADD, on the node and in the pod
 	history    func(attached) attached
-	tells      string // in the log; CHECK with strictCheck fails then
+	tells      string // expected log line; CHECK with strictCheck fails
 }
 
 const (
@@ -30,7 +30,7 @@ const (
 	tun        = "ip tuntap add bhtry mode tun; ip tuntap del bhtry mode tun"
 )
 
-// configured are kinds of configurations.
+// configured returns healthy pods by configuration.
 func configured(subnets []string) map[string]healthy {
 	layer2 := []any{"ipam", nil, "isGateway", nil, "ipMasq", nil}
 	with := func(keys ...any) []any { return []any{"ipam", hostLocal(subnets...).With(keys...)} }
@@ -72,7 +72,7 @@ func configured(subnets []string) map[string]healthy {
 	}
 }
 
-// changed are kinds of nodes, runtimes, other plugins and workloads.
+// changed returns healthy pods by changes of nodes, runtimes, other plugins and workloads.
 func changed() map[string]healthy {
 	return map[string]healthy{
 		"sysctls of the runtime": {pod: "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=1"},
@@ -111,7 +111,7 @@ func changed() map[string]healthy {
 	}
 }
 
-// lived are histories of pods.
+// lived returns healthy pods by their history.
 func lived() map[string]healthy {
 	return map[string]healthy{
 		"record lost, without rules": {keys: []any{"ipMasq", nil}, tells: "no record", history: func(a attached) attached {
@@ -180,13 +180,13 @@ func lived() map[string]healthy {
 	}
 }
 
-// cleanUp are the commands that leave the node as other tests want it.
+// cleanUp removes the changes of a case from the node.
 const cleanUp = "ip link del BR; ip link del BR.100; ip link del up0; ip link del vrf0; ip rule del table 77; ip rule del table 78; " +
 	"ip rule del table 79; ip rule del pref 98; ip route flush table 78; ip route flush table 79; ip route del blackhole 10.90.0.0/16; " +
 	"ip route del unreachable fd00:90::/32; ip route del blackhole 192.0.2.0/24; sysctl -qw net.ipv4.conf.default.forwarding=1; " +
 	"sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1"
 
-// TestCheckHealthy (C-66, C-67): CHECK has no error for any of these pods, and nothing to say but where tells is.
+// TestCheckHealthy (C-66, C-67): CHECK succeeds for each of these pods. It logs nothing but the line in field tells.
 func TestCheckHealthy(t *testing.T) {
 	kinds := configured([]string{"10.90.0.0/24", "fd00:90::/64"})
 	maps.Copy(kinds, changed())

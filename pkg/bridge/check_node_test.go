@@ -25,7 +25,7 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named replaces HOST by the host side, V4 and V6 by the addresses of the pod.
+// named replaces HOST by the host side, and V4 and V6 by the addresses of the pod.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
@@ -42,15 +42,15 @@ func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// damage is a command on the node that cuts pods off or leaves them open, and what CHECK says of it.
+// damage is a command on the node that disconnects or exposes pods, with the expected text of CHECK.
 type damage struct {
 	command  string
 	says     string
-	restored string // the verbs that restore it: "STATUS GC", "GC" or ""
-	repair   string // a command that repairs what no verb restores and the next pod would find
+	restored string // verbs that restore it: "STATUS GC", "GC" or ""
+	repair   string // command that repairs a damage which no verb restores and which the next pod would meet
 }
 
-// damages are one change each. The pods are on btn0, with hairpinMode.
+// damages returns single changes of the node. The pods are on btn0, with hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -89,14 +89,14 @@ func damages() map[string]damage {
 	}
 }
 
-// nodeLab is a lab whose subnets are on no other bridge.
+// nodeLab returns a lab whose subnets are on no other bridge.
 func nodeLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	return newLab(t, append([]any{"name", "node", "bridge", "btn0", "ipam", hostLocal("10.61.0.0/24", "fd00:61::/64").With("routes",
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) breaks one thing of the node at a time. STATUS and GC restore what ADD made, before CRI-O's CHECK.
+// TestCheckDetectsNode (C-61, C-62) breaks one part of the node at a time. STATUS and GC restore ADD's changes before CRI-O calls CHECK.
 func TestCheckDetectsNode(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
@@ -108,7 +108,7 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// survives wants CHECK to tell of a damage, the verbs to restore it, and log it once.
+// survives expects CHECK to report a damage, and the verbs to restore it and log that once.
 func (l lab) survives(d damage) {
 	l.Helper()
 	a := l.add("a")
@@ -134,7 +134,7 @@ func (l lab) survives(d damage) {
 	}
 }
 
-// restores wants a verb to restore what is broken, to log that, and to do no more.
+// restores expects a verb to restore the damaged part, to log that, and to change nothing else.
 func (a attached) restores(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}
@@ -145,13 +145,13 @@ func (a attached) restores(verb string) {
 		a.Errorf("after %s: CHECK: %s", verb, o.Stdout)
 	}
 	if o := a.OK(a.Call(verb, "", keys...)); strings.Contains(o.Log, "restored") {
-		a.Errorf("the next %s restores what is in place: %s", verb, o.Log)
+		a.Errorf("the next %s restores state that exists: %s", verb, o.Log)
 	}
 }
 
-// habits are changes that a tenant may make in its own pod, or an admin of a bridge that Podlace made: a line in the log, and an error of
-// CHECK with strictCheck. The command runs in the pod, and one that begins with "node:" on the node.
-func habits() map[string]struct{ command, says, repair string } {
+// toleratedChanges returns changes that a tenant may make in its own pod, or an admin on a bridge that Podlace created. CHECK logs them,
+// and fails with strictCheck. The command runs in the pod; a command that begins with "node:" runs on the node.
+func toleratedChanges() map[string]struct{ command, says, repair string } {
 	return map[string]struct{ command, says, repair string }{
 		"MTU":                   {"ip link set eth0 mtu 1400", "eth0 has mtu 1400 in the pod, less than the 1500 of its host side", ""},
 		"router advertisements": {"sysctl -qw net.ipv6.conf.eth0.accept_ra=2", "eth0 accepts router advertisements", ""},
@@ -175,10 +175,10 @@ func (a attached) runEither(command string) error {
 	return a.runInPod(command)
 }
 
-// TestStrictCheck (C-66): what a tenant may change of its own pod, and an admin of the bridge, is an error of CHECK with strictCheck alone.
+// TestStrictCheck (C-66): CHECK fails for the changes of toleratedChanges only with strictCheck.
 func TestStrictCheck(t *testing.T) {
 	l := nodeLab(t, "mtu", 1500)
-	for what, h := range habits() {
+	for what, h := range toleratedChanges() {
 		l.Run(what, func(t *testing.T) {
 			own := l
 			own.T, own.Pod = t, kerneltest.NewPod(t)
@@ -201,7 +201,7 @@ func TestStrictCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecords (C-61, C-62): without any record CHECK still compares the kernel with prevResult and the configuration.
+// TestCheckWithoutRecords (C-61, C-62): without any record, CHECK still compares the kernel with prevResult and the configuration.
 func TestCheckWithoutRecords(t *testing.T) {
 	l := nodeLab(t)
 	for what, d := range damages() {
@@ -213,7 +213,7 @@ func TestCheckWithoutRecords(t *testing.T) {
 			if err := errors.Join(a.run("cp -a /run/podlace/. "+kept+"; find /run/podlace -type f -delete"), a.run(d.command)); err != nil {
 				t.Fatal(err)
 			}
-			own.Fails(a.check(), plugin.CodeStateDiffers, a.named(d.says)) // the missing record alone is an error, too
+			own.Fails(a.check(), plugin.CodeStateDiffers, a.named(d.says)) // the missing record alone is an error too
 			if err := errors.Join(a.run("cp -a "+kept+"/. /run/podlace"), os.RemoveAll(kept), a.run(d.repair)); err != nil {
 				t.Fatal(err)
 			}
@@ -222,7 +222,7 @@ func TestCheckWithoutRecords(t *testing.T) {
 	}
 }
 
-// TestStatusOfDownBridge: an admin took the bridge down. STATUS changes nothing and says nothing, each time.
+// TestStatusOfDownBridge: an admin set the bridge down. STATUS changes and logs nothing, at every call.
 func TestStatusOfDownBridge(t *testing.T) {
 	a := nodeLab(t).add("a")
 	defer func() {

@@ -32,7 +32,7 @@ func setMAC(link netlink.Link) error {
 	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
 }
 
-// delDefault deletes a default route; it is given by its gateway.
+// delDefault deletes the default route through a gateway.
 func delDefault(gateway, dst string) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)),
@@ -40,7 +40,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages are single changes that break an attachment, with what CHECK has to say. repair makes the bridge, which stays, good again.
+// breakages returns single changes that break an attachment, with the expected text of CHECK. repair restores the bridge, which the next
+// case uses again.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string
@@ -93,7 +94,7 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects (C-61, C-62, C-63, C-65) breaks one thing at a time. The pod that follows repairs what all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65) breaks one part at a time. The next pod repairs the parts that all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {
@@ -127,7 +128,7 @@ func TestCheckMissingBridge(t *testing.T) {
 	l.Fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
 }
 
-// TestOwn: another pod's addresses in prevResult are not this one's.
+// TestOwn: own leaves out another pod's addresses in prevResult.
 func TestOwn(t *testing.T) {
 	j := &job{}
 	j.r = &plugin.Request{IfName: "eth0"}
@@ -135,7 +136,7 @@ func TestOwn(t *testing.T) {
 		{"address":"10.0.0.2/24","interface":1},{"address":"10.0.0.3/24"},
 		{"address":"10.0.0.4/24","interface":9},{"address":"10.0.0.5/24","interface":-1},{"address":"10.0.0.6/24","interface":2}]`)
 	var got []string
-	for _, ip := range j.own(prev).IPs {
+	for _, ip := range j.ownResult(prev).IPs {
 		got = append(got, ip.Address.String())
 	}
 	if text := strings.Join(got, " "); text != "10.0.0.3/24 10.0.0.4/24 10.0.0.5/24 10.0.0.6/24" {
@@ -148,7 +149,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := newLab(t, "bridge", "bt6", "name", "tables", "ipMasqBackend", "iptables")
-	id := strings.Repeat("0123456789abcdef", 15) // the longest comments
+	id := strings.Repeat("0123456789abcdef", 15) // gives the longest comments
 	a := l.add(id)
 	l.OK(a.check())
 	chain := masqueradeChain(key("tables", id))
@@ -168,7 +169,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-// breakRule applies a line; one that ends with POSTROUTING stands for the rules there that jump to the chain.
+// breakRule applies an iptables line. A line that ends with POSTROUTING stands for the rules there that jump to the chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -185,7 +186,7 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers: a later plugin may take our route away, and say so, or add routes of its own.
+// TestCheckRoutesOfOthers: a later plugin may add routes, and may remove our route if it also removes the route from the result.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -224,8 +225,8 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21): nothing can restore the masquerade of an attachment without a record, such as a pod of the reference. A
-// flush costs it no failed CHECK, by which CRI-O would drop its address: the log tells.
+// TestCheckWithoutRecord (F-21): Podlace cannot restore the masquerade of an attachment without a record, such as a pod of the reference.
+// After a flush CHECK logs the loss and succeeds, because CRI-O drops the address of a pod whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -246,17 +247,18 @@ func TestCheckWithoutRecord(t *testing.T) {
 		a.result.Interfaces[1].Name = name
 	}
 	ours := a.hostVeth()
-	rename("vethref0") // the reference's name is random
+	rename("vethref0") // the reference chooses random names
 	if log := l.OK(a.check()).Log; !strings.Contains(log, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing") {
 		t.Errorf("log: %s", log)
 	}
-	l.other().add("next") // its ADD masquerades both
+	l.other().add("next") // this ADD masquerades both
 	l.OK(a.check())
 	rename(ours)
 	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
-// TestDelForgetsLimits: the limits of a pod go with its link, and so does their record, also when bridge's own is lost or damaged.
+// TestDelForgetsLimits: DEL removes the record of the pod's limits with its link, also if the bridge plugin's own record is lost or
+// damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"there":   func(string) error { return nil },

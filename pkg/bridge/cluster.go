@@ -16,14 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs, in any case of letters, that stands for the CIDRs of the pods of all nodes.
+// useClusterCIDR is the word in ipMasq.nonMasqueradeCIDRs that stands for the pod CIDRs of all nodes. Case does not matter.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve puts what node.json says in the place of the words, for an ADD or STATUS. Without a word the file is not read.
+// resolve replaces "auto" and useClusterCidr in the configuration by the values in node.json, for an ADD or STATUS. It reads the file only
+// if the configuration contains one of them.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
-		if err != nil && file == nodefile.Path { // a file that is not there says nothing about the MTU, as does flannel's
+		if err != nil && file == nodefile.Path { // otherwise no file has an MTU, and the uplink's is used
 			return plugin.Errorf(plugin.CodeConfig, "mtu auto: %w", err)
 		}
 		c.MTU = node.MTU
@@ -39,25 +40,25 @@ func (c *Config) resolve(r *plugin.Request) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %s: %w", useClusterCIDR, err),
 			`podlace-node writes the file; without it, write the cluster's CIDRs into its key clusterCIDRs, or in the place of %s`, useClusterCIDR)
 	}
-	c.Masquerade = c.Masquerade.with(node.ClusterCIDRs)
+	c.Masquerade = c.Masquerade.withClusterCIDRs(node.ClusterCIDRs)
 	return nil
 }
 
-// clusterCIDRs returns the exceptions that useClusterCidr stands for.
-func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listed():] }
+// clusterCIDRs returns the exceptions that came from useClusterCidr.
+func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCount():] }
 
-// listed returns how many exceptions the configuration lists by themselves.
-func (m Masquerade) listed() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
+// listedCount returns how many exceptions the configuration lists itself.
+func (m Masquerade) listedCount() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// with returns m with other CIDRs for useClusterCidr.
-func (m Masquerade) with(cidrs []netip.Prefix) Masquerade {
-	m.Except = slices.Concat(m.Except[:m.listed()], cidrs)
+// withClusterCIDRs returns m with cidrs in place of useClusterCidr.
+func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
+	m.Except = slices.Concat(m.Except[:m.listedCount()], cidrs)
 	m.Cluster = len(cidrs)
 	return m
 }
 
-// clusterCIDRs returns what useClusterCidr stood for when the exceptions of an attachment were last written. CHECK and rollback need no
-// node.json.
+// clusterCIDRs returns the CIDRs that stood for useClusterCidr when an attachment's exceptions were last written. CHECK and rollback
+// therefore do not need node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
 	m := Masquerade{Except: st.Except, Cluster: st.Cluster}
 	if st.Masquerade != "iptables" {
@@ -68,9 +69,9 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 	return m.clusterCIDRs()
 }
 
-// RenewClusterCIDRs writes the exceptions from masquerade of live networks anew, after clusterCIDRs of node.json changed: of those networks
-// and pods whose exceptions came from useClusterCidr. It is a no-op where they are up to date, or if the file has none. It waits for
-// locks of attachments, so the caller must not hold one.
+// RenewClusterCIDRs updates the masquerade exceptions of live networks after clusterCIDRs in node.json changed. It updates the networks and
+// pods whose exceptions came from useClusterCidr. It is a no-op if they are current, or if the file has no clusterCIDRs. It waits for
+// attachment locks, so the caller must not hold one.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -83,18 +84,18 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function that reads node.json at its first call, and returns nil if the file has no CIDRs.
+// readClusterCIDRs returns a function that reads node.json at its first call. The function returns nil if the file has no CIDRs.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
 		if err != nil {
-			slog.Debug("exceptions from masquerade stay as they are", "error", err)
+			slog.Debug("masquerade exceptions are not updated", "error", err)
 		}
 		return node.ClusterCIDRs
 	})
 }
 
-// renewNetwork renews the exceptions that pods share, and those of each pod that has its own.
+// renewNetwork updates the exceptions that pods share, and the exceptions of each pod that has its own.
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -121,12 +122,12 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	if err != nil || !stale {
 		return err
 	}
-	log.Info("the exceptions from masquerade follow node.json", "clusterCIDRs", m.clusterCIDRs())
+	log.Info("updated the masquerade exceptions from node.json", "clusterCIDRs", m.clusterCIDRs())
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote returns what the network shall masquerade by node.json, and whether that is other than what it does. The configuration of a
-// network without the word does not change.
+// staleNote returns the masquerade that node.json asks for, and reports whether the current one differs. The configuration of a network
+// without useClusterCidr does not change.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	text, _ := attachment.NotedIn(network, masqueraded)
 	if json.Unmarshal([]byte(text), &m) != nil || m.Cluster == 0 {
@@ -136,10 +137,10 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	if len(cidrs) == 0 || slices.Equal(cidrs, m.clusterCIDRs()) {
 		return m, false
 	}
-	return m.with(cidrs), true
+	return m.withClusterCIDRs(cidrs), true
 }
 
-// staleExceptions reports whether node.json has other CIDRs than the rules of a pod that is masqueraded by iptables.
+// staleExceptions reports whether the CIDRs in node.json differ from the rules of a pod that iptables masquerades.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false
@@ -148,7 +149,7 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod takes the lock of the pod before that of the network, as ADD and DEL do.
+// renewPod updates the exceptions of one pod. It takes the pod's lock before the network's, as ADD and DEL do.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Waiting.Reopen(key, "bridge")
 	if err != nil || !ok {
@@ -159,14 +160,14 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 	if err := json.Unmarshal(rec.State, &st); err != nil || !st.staleExceptions(read) {
 		return err
 	}
-	unlock, err := att.LockNetwork() // against those who restore rules from the records
+	unlock, err := att.LockNetwork() // excludes processes that restore rules from the records
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.with(read())
+	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.withClusterCIDRs(read())
 	st.Except, st.Cluster = m.Except, m.Cluster
-	log.Info("the exceptions from masquerade follow node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
+	log.Info("updated the masquerade exceptions from node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
 	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except); err != nil {
 		return err
 	}

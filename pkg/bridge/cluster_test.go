@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes node.json until the end of the test.
+// writeNode writes node.json and restores the old file when the test ends.
 func writeNode(t *testing.T, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(nodefile.Path), 0o700), os.WriteFile(nodefile.Path, []byte(content), 0o600)); err != nil {
@@ -29,7 +29,7 @@ func writeNode(t *testing.T, content string) {
 	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 }
 
-// excepts wants destinations to be left out from the masquerade of a pod, and others not.
+// excepts expects the pod's masquerade to except the destinations in want, and not those in not.
 func (a attached) excepts(want, not string) {
 	a.Helper()
 	if a.Conf["ipMasqBackend"] != "iptables" {
@@ -54,7 +54,8 @@ func (a attached) excepts(want, not string) {
 
 func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// TestClusterCIDR: useClusterCidr stands for what node.json says, stays so while the file is gone, and follows the file for pods that run.
+// TestClusterCIDR: useClusterCidr stands for the CIDRs in node.json. They stay in force while the file is missing, and changes of the file
+// reach running pods.
 func TestClusterCIDR(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -75,7 +76,7 @@ func TestClusterCIDR(t *testing.T) {
 			l.OK(a.check())
 			gc := []any{"cni.dev/valid-attachments",
 				[]any{object{"containerID": "a", "ifname": "eth0"}, object{"containerID": "b", "ifname": "eth0"}}}
-			if backend == "nftables" { // CHECK misses an exception of the word
+			if backend == "nftables" { // CHECK reports the missing exception
 				set := MasqueradeSets{Network: l.network()}.setName("local", true)
 				l.run("nft delete element inet podlace_masquerade " + set + " '{ 10.70.0.0/16 }'")
 				l.Fails(a.check(), plugin.CodeStateDiffers, "10.70.0.0/16")
@@ -116,7 +117,7 @@ func TestClusterCIDR(t *testing.T) {
 	}
 }
 
-// mustMiss wants ADD and STATUS to fail for what node.json lacks, with a hint, and nothing to be left.
+// mustMiss expects ADD and STATUS to fail with a hint if node.json lacks the value, and ADD to leave no state.
 func (l lab) mustMiss(text string) {
 	l.Helper()
 	o := l.other()
@@ -132,7 +133,7 @@ func (l lab) mustMiss(text string) {
 	}
 }
 
-// TestClusterCIDRRenewsOnce: without a change nothing is written, neither to the kernel nor to the record.
+// TestClusterCIDRRenewsOnce: without a change, nothing is written to the kernel or the record.
 func TestClusterCIDRRenewsOnce(t *testing.T) {
 	l := bareLab(t, "name", "renewed", "bridge", "btrenew", "ipMasq", object{"nonMasqueradeCIDRs": []string{"useClusterCidr"}})
 	t.Cleanup(func() { _ = onHost("btrenew", netlink.LinkDel) })
@@ -149,7 +150,7 @@ func TestClusterCIDRRenewsOnce(t *testing.T) {
 	}
 }
 
-// TestMTUOfNode: "mtu": "auto" takes that of node.json, and else that of the uplink.
+// TestMTUOfNode: "mtu": "auto" uses the MTU in node.json, or else the uplink's.
 func TestMTUOfNode(t *testing.T) {
 	l := bareLab(t, "name", "nodemtu", "bridge", "btnodemtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btnodemtu", netlink.LinkDel) })
@@ -172,7 +173,7 @@ func TestMTUOfNode(t *testing.T) {
 	l.Fails(l.Call("STATUS", ""), plugin.CodeNotAvailable, "mtu auto: /run/podlace/node.json: mtu 1")
 }
 
-// TestNodeFileIsReadOnce: once for all words of a configuration, and not at all without one.
+// TestNodeFileIsReadOnce: one read of node.json serves "auto" and useClusterCidr. Without them the file is not read.
 func TestNodeFileIsReadOnce(t *testing.T) {
 	writeNode(t, `{"podCIDRs":["10.61.0.0/24","fd00:61::/64"],"clusterCIDRs":["10.61.0.0/16"],"mtu":1400}`)
 	pods := object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "usePodCidr"}}, []any{object{"subnet": "usePodCidrIPv6"}}}}
@@ -182,7 +183,7 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// Equal events in a row are one: between two that open it stands one that closes it.
+			// inotify merges equal events in a row. The close event separates two open events.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

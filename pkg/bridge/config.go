@@ -21,10 +21,10 @@ const defaultBridge = "cni0"
 // Config is the validated configuration of a request.
 type Config struct {
 	Bridge         string
-	MTU            int  // 0 for the kernel's default
-	AutoMTU        bool // that of node.json, or else of the uplink
+	MTU            int  // 0: the kernel's default
+	AutoMTU        bool // the MTU in node.json, or else the uplink's
 	MAC            net.HardwareAddr
-	IPAM           string // plugin type; "" for L2 only
+	IPAM           string // plugin type; "" for layer 2 only
 	DNS            *types.DNS
 	Masquerade     Masquerade
 	Gateway        bool
@@ -38,7 +38,7 @@ type Config struct {
 	MACSpoofCheck  bool
 	AntiSpoof      bool
 	VLANs          VLANs
-	StrictCheck    bool // CHECK fails for what a tenant may change of its own pod
+	StrictCheck    bool // CHECK fails for changes that a tenant may make in its own pod
 }
 
 type rawConfig struct {
@@ -61,7 +61,7 @@ type rawConfig struct {
 	PortIsolation             bool            `json:"portIsolation"`
 	StrictCheck               bool            `json:"strictCheck"`
 
-	// The sub-objects belong to the IPAM plugin and to the specification.
+	// The IPAM plugin and the specification define these objects.
 	IPAM          json.RawMessage `json:"ipam"`
 	DNS           types.DNS       `json:"dns"`
 	RuntimeConfig struct {
@@ -126,7 +126,7 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
 		return plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU)
 	}
-	// ETH_MIN_MTU and IP_MAX_MTU of the kernel, include/uapi/linux/if_ether.h and include/net/ip.h.
+	// The bounds are the kernel's ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h).
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
 	}
@@ -143,14 +143,14 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ipMasq is true, false, or an object that says more.
+// ipMasq is true, false, or an object with details.
 type ipMasq struct {
 	V4                 *bool    `json:"v4"`
 	V6                 *bool    `json:"v6"`
 	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
 }
 
-// UnmarshalJSON reads either form.
+// UnmarshalJSON reads a boolean or an object.
 func (m *ipMasq) UnmarshalJSON(data []byte) error {
 	var on bool
 	if err := json.Unmarshal(data, &on); err == nil {
@@ -195,10 +195,10 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// isTrue: true is the default.
+// isTrue returns the value of b. The default is true.
 func isTrue(b *bool) bool { return b == nil || *b }
 
-// parseMAC: runtimeConfig wins over args, args over CNI_ARGS (CONVENTIONS.md).
+// parseMAC reads the MAC. runtimeConfig takes precedence over args, and args over CNI_ARGS (CONVENTIONS.md).
 func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
 	for _, s := range []string{raw.RuntimeConfig.MAC, raw.Args.CNI.MAC, r.Args["MAC"]} {
 		if s == "" {

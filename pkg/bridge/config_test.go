@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed parses the keys of a configuration.
+// parsed parses a configuration with the given keys.
 func parsed(keys, version string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Plugin: "bridge", Network: "net", CNIVersion: version, Args: args, Config: []byte("{" + keys + "}"),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 			Masquerade: Masquerade{Backend: "nftables", V4: true,
 				Except: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}},
 		ipam + `,"ipMasq":{"v4":false,"v6":false}`: {Bridge: "cni0", IPAM: "host-local"},
-		`"ipMasq":true`: {Bridge: "cni0"}, // nothing to masquerade
+		`"ipMasq":true`: {Bridge: "cni0"}, // no ipam: nothing to masquerade
 		`"ipam":null`:   {Bridge: "cni0"},
 		`"ipam":{}`:     {Bridge: "cni0"},
 		`"vlan":100,"vlanTrunk":[{"id":5}],"preserveDefaultVlan":true`: {Bridge: "cni0",
@@ -106,7 +106,7 @@ func TestOldVersionsNeedAddresses(t *testing.T) {
 	}
 }
 
-// TestMAC: runtimeConfig before args before CNI_ARGS.
+// TestMAC: runtimeConfig takes precedence over args, and args over CNI_ARGS.
 func TestMAC(t *testing.T) {
 	for keys, want := range map[string]string{
 		`"runtimeConfig":{"mac":"02:00:00:00:00:01"},"args":{"cni":{"mac":"02:00:00:00:00:02"}}`: "02:00:00:00:00:01",
@@ -136,7 +136,7 @@ func TestRandomMAC(t *testing.T) {
 	}
 }
 
-// FuzzParse: an error has a code, and what passes can be given to the kernel.
+// FuzzParse: each error has a code, and the kernel accepts each configuration that Parse accepts.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"{}", "", `{"bridge":"x","mtu":1}`, `{"ipam":{"type":"x"},"ipMasq":true}`, `{"vlan":5}`,
 		`{"vlanTrunk":[{"id":1}]}`, `{"vlanTrunk":[null]}`,

@@ -32,7 +32,7 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// TestDelOfOther: DEL for a pod that was never attached touches nothing of the one that is, though netns and interface are its.
+// TestDelOfOther: DEL for a pod that was never attached leaves the attached pod alone, although netns and interface are the same.
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -42,7 +42,7 @@ func TestDelOfOther(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestDelUnrecorded: without its record an attachment is found by its name, its lease and prevResult.
+// TestDelUnrecorded: DEL finds an attachment without a record by its name, its lease and prevResult.
 func TestDelUnrecorded(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -53,7 +53,8 @@ func TestDelUnrecorded(t *testing.T) {
 	}
 }
 
-// TestDelForeignVeth deletes what another plugin made for the attachment, with another host name, as prevResult proves.
+// TestDelForeignVeth: DEL deletes the veth pair that another plugin made for the attachment under another host name, if prevResult proves
+// it.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -70,22 +71,22 @@ func TestDelForeignVeth(t *testing.T) {
 	}
 }
 
-// TestResidue: what a killed ADD left is replaced by the next one.
+// TestResidue: the next ADD replaces the residue of a killed ADD.
 func TestResidue(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
 	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	a := l.add("a") // the lease and the record are still there
+	a := l.add("a") // the lease and the record still exist
 	if len(leases(t)) != 2 {
 		t.Errorf("leases %v", leases(t))
 	}
 	l.OK(a.check())
 }
 
-// TestUnfinished: an ADD that was killed, also after it had made both links, is replaced by the next one, in whichever namespace that
-// is. Another's interface of the same name stays.
+// TestUnfinished: the next ADD replaces a killed ADD, in any namespace, also if the killed ADD had made both links. An interface of the
+// same name that another program made stays.
 func TestUnfinished(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -104,7 +105,7 @@ func TestUnfinished(t *testing.T) {
 	}
 	l.Fails(l.Call("ADD", "a"), plugin.CodeAddressTaken, "interface eth0 already exists")
 	if err := l.inPod("eth0", netlink.LinkDel); err != nil {
-		t.Errorf("another's interface is gone: %v", err)
+		t.Errorf("another program's interface is gone: %v", err)
 	}
 	if left := leases(t); len(left) > 0 {
 		t.Errorf("left the leases %v", left)

@@ -7,8 +7,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// checkFilters finds a traffic control filter on the host side that drops all frames of the pod. A filter that redirects them may be a
-// service of another program. A link without classifiers, as of a pod without limits, costs one request.
+// checkFilters reports a traffic control filter on the host side that drops all frames of the pod. It ignores filters that redirect, since
+// another program may use them for a service. A link without classifiers (a pod without limits) costs one request.
 func (j *job) checkFilters(link kernel.Link) error {
 	if has, err := j.host.HasClassifiers(link); err != nil || !has {
 		return err

@@ -20,13 +20,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodSize is more than the kernel's bound of neighbour entries, 1,024 by default (gc_thresh3 in ip-sysctl.rst).
+// floodSize exceeds the kernel's limit of neighbour entries: 1,024 by default (gc_thresh3 in ip-sysctl.rst).
 const floodSize = 3000
 
-// uplinkAddresses are those of a machine on the uplink of the node.
+// uplinkAddresses belong to a machine on the node's uplink.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
-// flooded returns the nth address of the pods' subnet that no pod has.
+// flooded returns the nth unassigned address in the pods' subnet.
 func flooded(is4 bool, n int) netip.Addr {
 	if is4 {
 		n %= 100 << 8
@@ -37,10 +37,10 @@ func flooded(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// A flood makes neighbour entries for floodSize addresses that nobody has, from the nth on. tap is a packet socket on the pod's eth0.
+// A flood creates neighbour entries for floodSize unassigned addresses, starting at the nth. tap is a packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
-// forge claims the addresses in questions to the gateway, which notes who asks.
+// forge sends questions to the gateway from the forged addresses. The gateway stores an entry for each sender.
 func forge(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
@@ -52,7 +52,7 @@ func forge(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scanByGateway sends packets for the addresses to the node, which looks for them.
+// scanByGateway sends packets for the addresses to the node, which then resolves them.
 func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
@@ -63,19 +63,19 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan sends packets for the addresses as any program may: the pod itself looks for them.
+// scan sends packets for the addresses as any program may. The pod itself resolves them.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn
 		for n := range floodSize {
-			if n%100 == 0 { // a socket sends no more while so many datagrams of it wait
+			if n%100 == 0 { // a socket blocks while too many of its datagrams wait for resolution
 				var err error
 				if conn, err = net.ListenUDP(map[bool]string{true: "udp4", false: "udp6"}[is4], nil); err != nil {
 					return err
 				}
 				defer conn.Close()
 			}
-			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), netip.AddrPortFrom(flooded(is4, from+n), 2000)) // the table may be full
+			_, _ = conn.WriteToUDPAddrPort([]byte("anybody"), netip.AddrPortFrom(flooded(is4, from+n), 2000)) // the neighbour table may be full
 		}
 		return nil
 	})
@@ -117,7 +117,7 @@ func answered(within func(func() error) error, is4 bool) bool {
 		defer conn.Close()
 		buf := make([]byte, 16)
 		for range 3 {
-			_, _ = conn.Write([]byte("ping")) // fails after the kernel told that an earlier one could not be sent
+			_, _ = conn.Write([]byte("ping")) // fails if the kernel reported that an earlier packet could not be sent
 			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 			if _, err = conn.Read(buf); err == nil {
 				return nil
@@ -127,7 +127,8 @@ func answered(within func(func() error) error, is4 bool) bool {
 	}) == nil
 }
 
-// withLAN gives the node an uplink with a machine that answers. The machine does not use the neighbour table: it is another one in truth.
+// withLAN gives the node an uplink with a machine that answers. That machine does not share the neighbour table, as a separate machine
+// would not.
 func (l lab) withLAN() {
 	l.Helper()
 	lan := kerneltest.NewPod(l.T)
@@ -155,9 +156,9 @@ func (l lab) withLAN() {
 	}
 }
 
-// TestNeighbourTableFlood: the kernel bounds the neighbour entries of all network namespaces together, so a pod that has many made can cut
-// off the node and all pods. antiSpoof stops forged questions, and the uplink works. It cannot stop packets to many addresses of the pod's
-// own subnet: SECURITY.md says so. The table is the machine's, so this runs in a virtual machine alone.
+// TestNeighbourTableFlood: the kernel limits the neighbour entries of all network namespaces together. A pod that creates many of them can
+// cut off the node and all pods. antiSpoof stops forged questions, and the uplink keeps working. It cannot stop packets to many addresses
+// of the pod's own subnet, as SECURITY.md says. The table belongs to the whole machine, so this test runs only in a virtual machine.
 func TestNeighbourTableFlood(t *testing.T) {
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" podlace.vm=")) {
 		t.Skip("SKIPPED: it fills the neighbour table of the whole machine; make vm runs it")
@@ -192,7 +193,7 @@ func TestNeighbourTableFlood(t *testing.T) {
 	}
 }
 
-// foreignNeighbours counts the entries of the node's bridge and of the pod for addresses that nobody has.
+// foreignNeighbours counts the entries for unassigned addresses on the node's bridge and in the pod.
 func (a attached) foreignNeighbours() (count int) {
 	a.Helper()
 	v4, v6 := netip.MustParsePrefix("10.96.128.0/17"), netip.MustParsePrefix("fd00:96::f:0:0/96")
@@ -211,7 +212,7 @@ func (a attached) foreignNeighbours() (count int) {
 	return count
 }
 
-// reachedDuring reports whether the node and another pod reach the uplink while the pod floods, once what they know of it has aged.
+// reachedDuring reports whether the node and another pod reach the uplink during the flood, after their own entries have aged.
 func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 	a.Helper()
 	here := func(f func() error) error { return f() }

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// floodMACs sends frames from a pod, each from a MAC of its own, more than any bridge of ours learns.
+// floodMACs sends frames from a pod, each with a new source MAC. They exceed the number of MACs that our bridges learn.
 func (a attached) floodMACs(frames int) {
 	a.Helper()
 	out, s := a.tap(), a.station()
@@ -32,7 +32,7 @@ func (a attached) floodMACs(frames int) {
 	}
 }
 
-// learned counts the forged MACs in the forwarding database of a bridge, or all that it learned.
+// learned counts the forged MACs in a bridge's forwarding database, or all learned entries.
 func (l lab) learned(bridge string, forged bool) (count int) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
@@ -52,7 +52,7 @@ func (l lab) learned(bridge string, forged bool) (count int) {
 	return count
 }
 
-// maxLearned returns fdb_max_learned of a bridge, 0 for no bound; ok is false where the kernel has no bound.
+// maxLearned returns fdb_max_learned of a bridge, 0 for no limit. ok is false if the kernel has no such limit.
 func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	l.Helper()
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
@@ -97,13 +97,13 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	}
 }
 
-// TestMACFlood: a pod that sends from ever new MACs fills no more memory than a bridge of ours gives them, and with antiSpoof or
-// macspoofchk none. Pods that were known, pods that the bridge forgot, and pods that come later are reached all the same.
+// TestMACFlood: a pod that sends from many MACs uses no more memory than our bridges allow, and none with antiSpoof or macspoofchk. All
+// other pods stay reachable: known pods, forgotten pods and new pods.
 func TestMACFlood(t *testing.T) {
 	const frames = 5 * kernel.MaxLearned
 	for name, c := range map[string]struct {
 		keys []any
-		most int // forged MACs
+		most int // upper limit of forged MACs
 	}{"nothing": {nil, kernel.MaxLearned}, "macspoofchk": {[]any{"macspoofchk", true}, 0}, "antiSpoof": {[]any{"antiSpoof", true}, 0}} {
 		t.Run(name, func(t *testing.T) {
 			l := bareLab(t, append([]any{"name", "macs", "bridge", "btmac"}, c.keys...)...)
@@ -130,7 +130,7 @@ func TestMACFlood(t *testing.T) {
 				t.Errorf("the bridge learned %d forged MACs, want at most %d", n, c.most)
 			}
 			talk("known to the bridge", a, b)
-			l.setBridge("btmac", nl.NewRtAttr(nl.IFLA_BR_FDB_FLUSH, nil)) // as time does
+			l.setBridge("btmac", nl.NewRtAttr(nl.IFLA_BR_FDB_FLUSH, nil)) // simulates ageing
 			attacker.floodMACs(frames)
 			talk("forgotten by the bridge", a, b)
 			late := l.other().add("late")
@@ -145,8 +145,8 @@ func TestMACFlood(t *testing.T) {
 	}
 }
 
-// TestAdoptedBridgeKeepsItsBound: a bridge that somebody else made learns as many MACs as it did, and so does a bridge of ours whose bound
-// an admin took away.
+// TestAdoptedBridgeKeepsItsBound: ADD does not change the learning limit of a bridge that another program created. It also keeps the
+// setting if an admin removed the limit from our bridge.
 func TestAdoptedBridgeKeepsItsBound(t *testing.T) {
 	l := bareLab(t, "name", "adopted", "bridge", "btadopt")
 	t.Cleanup(func() { _ = onHost("btadopt", netlink.LinkDel) })

@@ -17,13 +17,13 @@ import (
 
 // span is an interval of a set.
 type span struct {
-	text     string // its first address and the first one behind it
+	text     string // first address, and the first address after the interval
 	elements []nft.Element
 }
 
-// foreign returns the intervals that another program put into the sets of the network. An interval that both sets have is our own: a subnet
-// stays in both when its last pod goes. foreign lists the sets, whose size depends on the number of subnets.
-func (m MasqueradeSets) foreign(host *kernel.Node) (all []span, err error) {
+// foreignIntervals returns the intervals that another program added to the network's sets. An interval that is in both sets is ours: a
+// subnet stays in both sets after its last pod is gone. foreignIntervals lists the sets; their size depends on the number of subnets.
+func (m MasqueradeSets) foreignIntervals(host *kernel.Node) (all []span, err error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return nil, err
@@ -84,25 +84,25 @@ func address(key []byte) string {
 	return a.String()
 }
 
-// checkForeign finds what another program added to the network's sets. It reads the records of other pods only if this pod does not explain
-// an interval. Pods of another IPAM plugin are elements of their own, which CHECK does not list.
+// checkForeign reports intervals that another program added to the network's sets. It reads other pods' records only if this pod does not
+// explain an interval. It ignores single addresses, which pods of external IPAM plugins have, because CHECK does not list them.
 func (j *job) checkForeign(l layer3) error {
-	if !j.shared || !j.recorded {
+	if !j.shared || !j.hasRecord {
 		return nil
 	}
 	m := nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, true)
-	if what, err := m.foreign(j.host); err != nil || len(what) == 0 {
+	if what, err := m.foreignIntervals(j.host); err != nil || len(what) == 0 {
 		return err
 	}
 	pods, err := attachment.States[state](attachment.List(j.att.Network, "bridge"))
 	if err != nil {
 		return err
 	}
-	for _, cfg := range []Masquerade{j.cfg.Masquerade, notedMasquerade(j.att)} { // an edited configuration is not in force yet
+	for _, cfg := range []Masquerade{j.cfg.Masquerade, notedMasquerade(j.att)} { // an edited configuration is not yet in force
 		all := wantedMasquerade(j.att.Network, cfg, pods)
 		m.Sources, m.Local = append(m.Sources, all.Sources...), append(m.Local, all.Local...)
 	}
-	what, err := m.foreign(j.host)
+	what, err := m.foreignIntervals(j.host)
 	if err != nil || len(what) == 0 {
 		return err
 	}
@@ -110,23 +110,23 @@ func (j *job) checkForeign(l layer3) error {
 		j.att.Network)
 }
 
-// notedMasquerade returns the configuration for which the network's sets were written.
+// notedMasquerade returns the configuration from which the network's sets were written.
 func notedMasquerade(att *attachment.Attachment) (m Masquerade) {
 	text, _ := att.Noted(masqueraded)
 	_ = json.Unmarshal([]byte(text), &m)
 	return m
 }
 
-// allShared reports whether the pods share their subnets in the sets.
+// allShared reports whether all pods share their subnets in the sets.
 func allShared(pods []attachment.Of[state]) bool {
 	return !slices.ContainsFunc(pods, func(pod attachment.Of[state]) bool {
 		return pod.State.Masquerade == "nftables" && !pod.State.Shared
 	})
 }
 
-// dropForeign deletes the intervals of other programs. What else is in the sets stays: a pod may live whose record is lost.
+// dropForeign deletes the intervals of other programs. It keeps all other intervals, because a live pod may have lost its record.
 func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
-	all, err := m.foreign(host)
+	all, err := m.foreignIntervals(host)
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -142,10 +142,10 @@ func (m MasqueradeSets) dropForeign(host *kernel.Node, log *slog.Logger) error {
 	return t.Delete(elements)
 }
 
-// dropForeignGuards deletes entries of guarded ports that their guards do not have: each allows a pod an address or MAC of another. Entries
-// of ports without a record stay: the record may be lost while the pod lives. The caller holds the lock of the guards.
+// dropForeignGuards deletes set entries of guarded ports that their guards do not contain. Each would allow a pod to use an address or MAC
+// of another pod. Entries of ports without a record stay, because a live pod may have lost its record. The caller holds the guards' lock.
 func dropForeignGuards(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
-	own := map[string]map[string]bool{} // sets and keys by port
+	own := map[string]map[string]bool{} // keys by port and set
 	for _, pod := range finished(pods) {
 		if pod.State.Guard == nil {
 			continue

@@ -36,12 +36,12 @@ func (a attached) station() station {
 
 func be(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// ether puts a frame around a payload.
+// ether returns an Ethernet frame with the payload.
 func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
 	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
 }
 
-// arpFrame is ARP for IPv4 over Ethernet (RFC 826); op 1 asks, 2 answers.
+// arpFrame returns ARP for IPv4 over Ethernet (RFC 826); op 1 asks, 2 answers.
 func arpFrame(to, from net.HardwareAddr, op uint16, sender net.HardwareAddr, senderIP, target netip.Addr) []byte {
 	return ether(to, from, unix.ETH_P_ARP, be(1), be(unix.ETH_P_IP), []byte{6, 4}, be(op), sender, senderIP.AsSlice(), to, target.AsSlice())
 }
@@ -58,7 +58,7 @@ func checksum(data ...[]byte) []byte {
 	return be(^uint16(sum))
 }
 
-// udp4 is a datagram in IPv4, without a checksum of its own.
+// udp4 returns an IPv4 datagram without a UDP checksum.
 func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, body string) []byte {
 	udp := slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body))
 	head := slices.Concat([]byte{0x45, 0}, be(uint16(20+len(udp))), []byte{0, 0, 0x40, 0, 64, unix.IPPROTO_UDP}, be(0), src.AsSlice(),
@@ -67,13 +67,13 @@ func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ether(to, from, unix.ETH_P_IP, head, udp)
 }
 
-// ip6 is a packet in IPv6 with hop limit 255, as neighbour discovery wants it.
+// ip6 returns an IPv6 packet with hop limit 255, which neighbour discovery requires.
 func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte) []byte {
 	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(),
 		body)
 }
 
-// icmp is ICMPv6 of a type with a body behind type, code and checksum.
+// icmp returns an ICMPv6 message: type, code, checksum, body.
 func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
 	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6},
@@ -85,7 +85,7 @@ func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ip6(to, from, src, dst, unix.IPPROTO_UDP, slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body)))
 }
 
-// tap is a packet socket on a pod's eth0.
+// tap returns a packet socket on a pod's eth0.
 func (a attached) tap() (fd int) {
 	a.Helper()
 	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
@@ -106,7 +106,7 @@ func (a attached) tap() (fd int) {
 	return fd
 }
 
-// arrivals sends frames from one pod and tells which of them another one sees. The last frame must be one that arrives.
+// arrivals sends frames from one pod and reports which of them another pod receives. The last frame must be one that always arrives.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()
@@ -124,7 +124,7 @@ func arrivals(from, to attached, frames [][]byte) []bool {
 			to.Fatalf("the last frame did not arrive: %v", err)
 		}
 		for i, f := range frames {
-			// The kernel takes a VLAN tag out of the frame.
+			// The kernel strips the VLAN tag from the frame.
 			kind, untagged := binary.BigEndian.Uint16(f[12:]), slices.Concat(f[:12], f[min(16, len(f)):])
 			tagged := kind == unix.ETH_P_8021Q || kind == unix.ETH_P_8021AD
 			seen[i] = seen[i] || bytes.Equal(buf[:n], f) || tagged && bytes.Equal(buf[:n], untagged)

@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gateway puts the gateway addresses on the bridge and lets the node forward.
+// gateway adds the gateway addresses to the bridge and enables forwarding on the node.
 func (j *job) gateway(w wiring, l layer3) error {
 	bridge, remade := w.gateway, false
 	for _, gw := range l.gateways {
-		// The note tells the prefix length, which only a look at all addresses would tell otherwise.
+		// The note holds the prefix length. Without it, only a list of all addresses would show the length.
 		_, noted := j.att.Noted(gatewayNote(bridge, gw))
 		if err := forward(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -44,21 +44,21 @@ func (j *job) gateway(w wiring, l layer3) error {
 	if !remade {
 		return nil
 	}
-	// The address is gone that was put there: somebody may have deleted the bridge and made another.
-	lost, err := j.lostPorts()
+	// Our address is missing: another program may have deleted the bridge and created a new one.
+	lost, err := j.orphanedPorts()
 	if err == nil {
 		j.reattach(w.bridge, lost)
 	}
 	return err
 }
 
-// gatewayNote is the mark of the network that it put a gateway address on a bridge.
+// gatewayNote is the network's note that it added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// placeGateway puts a gateway address on the bridge in place of those that cannot stand beside it. Such an address is from an earlier
-// configuration of the network when the network noted it, and goes when no pod uses it any more. Any other is somebody else's.
+// placeGateway adds a gateway address to the bridge and removes the addresses that conflict with it. A conflicting address that the network
+// noted is from an earlier configuration; it is removed once no pod uses it. Any other address belongs to another program.
 func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -80,19 +80,19 @@ func (j *job) placeGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.P
 		}
 		j.fresh = true
 	}
-	j.warnOfFormer(bridge, gw)
+	j.warnOfSecondBridge(bridge, gw)
 	return j.att.Note(gatewayNote(bridge, gw), "")
 }
 
-// replacedBy returns those of the other addresses that cannot stand beside a gateway address: another IPv4 address, an IPv6 address whose
-// subnet overlaps, the same address with another prefix length.
+// replacedBy returns the other addresses that conflict with a gateway address: another IPv4 address, an IPv6 address with an overlapping
+// subnet, or the same address with another prefix length.
 func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
 		if gw.Addr().Is6() && !other.Overlaps(gw) {
-			// It may stay, but of an earlier subnet only as long as it is of use.
+			// It may stay, but an earlier subnet's address stays only while pods use it.
 			if _, noted := j.att.Noted(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -106,10 +106,10 @@ func (j *job) replacedBy(bridge kernel.Link, gw netip.Prefix, others []netip.Pre
 	return gone, nil
 }
 
-// removeGateway takes an address of an earlier subnet from the bridge. The masquerade of that subnet ends too: without its text, it is
-// written anew from what the pods have.
+// removeGateway removes an earlier subnet's address from the bridge. It also ends the masquerade of that subnet: without the note's text,
+// the next ADD rewrites the sets from the pods' records.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
-	unlock, err := j.att.LockNetwork() // a STATUS between the two steps would restore the address
+	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
 		return err
 	}
@@ -123,9 +123,9 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	return j.att.Note(masqueraded, "")
 }
 
-// warnOfFormer tells of another bridge on which the network put the gateway address, and which has it still: "bridge" was changed in the
-// configuration, and while the pods of both live, the node reaches those of one only.
-func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
+// warnOfSecondBridge logs a warning if another bridge still has this gateway address of the network. That happens after "bridge" was
+// changed in the configuration. While pods of both bridges live, the node reaches the pods of only one.
+func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	marks, _ := j.att.Notes("gateway-")
 	for _, mark := range marks {
 		former := strings.TrimPrefix(mark, "gateway-")
@@ -139,13 +139,14 @@ func (j *job) warnOfFormer(bridge kernel.Link, gw netip.Prefix) {
 			addresses, err = j.host.Addresses(link)
 		}
 		if err == nil && slices.Contains(addresses, gw) {
-			j.r.Log.Warn("the network had another bridge, which has the gateway address too: the node does not reach the pods of both; "+
-				"make the pods of the former anew, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
+			j.r.Log.Warn("another bridge of the network has the same gateway address: the node reaches the pods of only one bridge; "+
+				"recreate the pods of the old bridge, then delete it", "gateway", gw.Addr(), "bridge", bridge.Name, "former", former)
 		}
 	}
 }
 
-// mayReplace tells why the address old must stay on the bridge, or nil: a network of ours put it there, and nobody uses it any more.
+// mayReplace returns nil if the address old may be removed from the bridge: a network of ours added it, and no pod uses it. Otherwise it
+// returns the reason.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NotedBy(gatewayNote(bridge, old))
@@ -153,7 +154,7 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		return err
 	}
 	if !noted {
-		return plugin.WithHint(taken, "it is not of Podlace: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
+		return plugin.WithHint(taken, "Podlace did not add it: if nothing needs it, remove it with 'ip addr del %s dev %s'; "+
 			"forceAddress does that by itself", old, bridge.Name)
 	}
 	user, err := j.userOf(bridge, old)
@@ -168,8 +169,8 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// userOf names a pod on the bridge that has an address in the subnet of a gateway, or a port of which nothing is known; "" when there
-// is none. It looks at all attachments of the node.
+// userOf returns the name of a pod on the bridge with an address in the gateway's subnet, or of a port without a record. It returns "" if
+// there is none. It reads all attachments of the node.
 func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -195,7 +196,7 @@ func (j *job) userOf(bridge kernel.Link, gw netip.Prefix) (string, error) {
 		}
 	}
 	if len(ports) > 0 {
-		return "port " + ports[0] + ", of which Podlace knows nothing,", nil
+		return "port " + ports[0] + ", which has no record of Podlace,", nil
 	}
 	return "", nil
 }

@@ -25,7 +25,7 @@ func hostLocal(subnets ...string) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// gateways returns the addresses of the lab's bridge, sorted.
+// gateways returns the sorted addresses of the lab's bridge.
 func (l lab) gateways() string {
 	l.Helper()
 	h, err := kernel.Host()
@@ -59,8 +59,8 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed: "bridge" is changed while a pod of the former lives. ADD on the new one tells of both; one after the former bridge is
-// gone has nothing to tell.
+// TestBridgeRenamed: "bridge" changes while a pod of the old bridge lives. ADD on the new bridge warns about both bridges. After the old
+// bridge is deleted, ADD does not warn.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -89,7 +89,8 @@ func TestBridgeRenamed(t *testing.T) {
 	tells("d", "btf-2")
 }
 
-// TestForeignGateways: an address that somebody else put on the bridge stays, unless forceAddress says otherwise or it is IPv6 and apart.
+// TestForeignGateways: ADD fails if another program's address on the bridge conflicts with the gateway address. With forceAddress, ADD
+// removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
 func TestForeignGateways(t *testing.T) {
 	l := newLab(t, "bridge", "bt4", "name", "foreigngw", "isGateway", false, "ipMasq", false)
 	l.setGateway(netlink.AddrAdd, "10.62.0.1/24")
@@ -128,7 +129,7 @@ func TestForeignGateways(t *testing.T) {
 	}
 }
 
-// TestGatewayWithoutIPv6: a bridge that an admin made, with IPv6 off, gets it with the first gateway address that needs it.
+// TestGatewayWithoutIPv6: an admin's bridge with IPv6 disabled gets IPv6 with the first gateway address that needs it.
 func TestGatewayWithoutIPv6(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("bt6off", netlink.LinkDel) })
 	l := bareLab(t, "bridge", "bt6off", "name", "gw6off", "ipMasq", false, "ipam", hostLocal("10.75.0.0/24"))
@@ -153,7 +154,7 @@ func TestGatewayWithoutIPv6(t *testing.T) {
 	}
 }
 
-// TestForwardUnknown: when nobody can tell whether the node forwards, ADD changes nothing.
+// TestForwardUnknown: ADD changes nothing if it cannot read whether the node forwards.
 func TestForwardUnknown(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -167,7 +168,7 @@ func TestForwardUnknown(t *testing.T) {
 	}
 }
 
-// TestChangedSubnet: a gateway address of our own gives way to that of the new subnet when no pod uses it any more.
+// TestChangedSubnet: the new subnet's gateway address replaces our old one once no pod uses the old one.
 func TestChangedSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc0", "name", "changed", "ipam", hostLocal("10.64.0.0/24", "fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc0", netlink.LinkDel) })
@@ -194,7 +195,7 @@ func TestChangedSubnet(t *testing.T) {
 	if err := l.masquerades("10.64.0.0/16 fd00:64::/48", "10.64.0.0/16"); err != nil {
 		t.Error(err)
 	}
-	// Ports that are of no attachment of the network may use the old address as well.
+	// Ports without an attachment in the network may use the old address too.
 	l.OK(new.Call("DEL", "b"))
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1,
 		MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
@@ -203,7 +204,7 @@ func TestChangedSubnet(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("foreign0", netlink.LinkDel) })
 	o = b.Call("ADD", "c")
 	l.Fails(o, plugin.CodeAddressTaken, "want 10.64.0.1/24")
-	if !strings.Contains(o.Failure.Details, "port foreign0, of which Podlace knows nothing") {
+	if !strings.Contains(o.Failure.Details, "port foreign0, which has no record of Podlace") {
 		t.Error(o.Failure.Details)
 	}
 	l.OK(b.Call("ADD", "c", "forceAddress", true))
@@ -221,7 +222,8 @@ func (l lab) bridgeIndex() (index int) {
 	return index
 }
 
-// TestOldIPv6Subnet: an IPv6 gateway that is in nobody's way stays while a pod uses it, and goes with the next change of the subnet.
+// TestOldIPv6Subnet: an old IPv6 gateway address that conflicts with nothing stays while a pod uses it. The next change of the subnet
+// removes it.
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })
@@ -239,7 +241,7 @@ func TestOldIPv6Subnet(t *testing.T) {
 	}
 }
 
-// TestMasqueradeOfOldSubnet: with the old gateway goes the masquerade of the old subnet.
+// TestMasqueradeOfOldSubnet: the masquerade of the old subnet ends with its gateway address.
 func TestMasqueradeOfOldSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc1", "name", "oldmasq", "ipam", hostLocal("10.65.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btc1", netlink.LinkDel) })
@@ -254,7 +256,7 @@ func TestMasqueradeOfOldSubnet(t *testing.T) {
 	}
 }
 
-// TestKata: a runtime puts a tap beside eth0 and redirects both ways between them and its virtual machine. CHECK and DEL bear it.
+// TestKata: a runtime adds a tap beside eth0 and redirects traffic between eth0 and its virtual machine. CHECK and DEL accept that.
 func TestKata(t *testing.T) {
 	l := newLab(t, "bridge", "bt7", "name", "kata")
 	a := l.add("a")
@@ -280,7 +282,7 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth sends what comes in on either link out of the other one.
+// redirectBoth redirects incoming frames of each link out of the other link.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

@@ -25,7 +25,7 @@ func (b bridge) gc(r *plugin.Request) error {
 		gc.Report(att, b.remove(delOf(r, config, att), att, host, st))
 	}
 	for hash := range gc.Unreadable() {
-		// The addresses go back with the other leases that are nobody's.
+		// IPAM's own GC releases the addresses of unreadable records.
 		gc.ReportUnreadable(hash, delByHash(host, attachment.HostVeth(hash)))
 	}
 	err = gc.Err()
@@ -36,7 +36,7 @@ func (b bridge) gc(r *plugin.Request) error {
 	return err
 }
 
-// delByHash removes what is named by the hash of a record that cannot be read. The record proves that ADD made the veth pair.
+// delByHash removes the links and rules that carry the hash of an unreadable record. The record proves that ADD made the veth pair.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {
@@ -45,15 +45,16 @@ func delByHash(host *kernel.Node, name string) error {
 	return errors.Join(err, delGuardOf(host, name))
 }
 
-// delOf returns DEL of another attachment than the one that r is about.
+// delOf returns the DEL request for an attachment other than r's.
 func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin.Request {
 	of := *r
 	of.Config, of.Verb, of.ContainerID, of.IfName, of.Hold = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
 	return &of
 }
 
-// allocate asks the IPAM plugin for addresses. A pool that is short may be so because a runtime never called DEL for pods that are gone.
-// One in process has given us their addresses and says whose they were; for another they are given back, and it is asked once more.
+// allocate asks the IPAM plugin for addresses. If the pool is exhausted, it collects dead pods for which the runtime never called DEL, and
+// retries. An IPAM plugin in process reclaims their addresses itself and reports the owners. For an external IPAM plugin, allocate releases
+// the addresses of dead pods and retries once.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	var dead []plugin.Attachment
 	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
@@ -77,8 +78,8 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone, and returns how many. Nobody else takes the lock of one of these while he
-// holds another's but an ADD that does the same, and none of them is what any ADD is about: so no two wait for each other.
+// collectDead removes attachments whose namespace is gone, and returns how many it removed. It cannot deadlock: only other collectors take
+// the locks of dead attachments while they hold their own, and no ADD is about a dead attachment.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -93,8 +94,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes an attachment that is gone by its record alone. The container may live in another namespace, by another program, with
-// leases that are younger than the record.
+// removeDead removes a dead attachment using only its record. Another program may have attached the container in another namespace since,
+// with leases newer than the record.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

@@ -28,7 +28,7 @@ func key(network, id string) attachment.Key {
 	return attachment.Key{Network: network, ContainerID: id, IfName: "eth0"}
 }
 
-// TestGC: what is not valid goes as by DEL, what is valid stays.
+// TestGC: GC removes invalid attachments as DEL does, and keeps valid ones.
 func TestGC(t *testing.T) {
 	l := newLab(t)
 	kept := l.add("kept")
@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile: a file whose name only begins like a record's is of nobody, and takes no pod's link away. A record that cannot be read
-// is of whoever its name says.
+// TestGCStrayFile: GC ignores a file whose name only begins like a record's; no link is removed because of it. An unreadable record belongs
+// to the attachment in its name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -77,14 +77,14 @@ func TestGCStrayFile(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(torn); err == nil || onHost("deadp0", func(netlink.Link) error { return nil }) == nil {
-		t.Errorf("what a torn record names is left, or the record: %v", err)
+		t.Errorf("the torn record or its state is left: %v", err)
 	}
 }
 
-// TestGCRandom (C-80): two networks share a node; what GC of one leaves is exactly what is valid, and the other keeps all.
+// TestGCRandom (C-80): two networks share a node. GC of one network leaves exactly its valid attachments, and all of the other network.
 func TestGCRandom(t *testing.T) {
 	const attachments = 50
-	nets := []lab{newLab(t), {}} // each attachment is an interface of one pod
+	nets := []lab{newLab(t), {}} // an attachment is one interface of one pod
 	nets[1] = nets[0]
 	nets[1].Conf = nets[0].Conf.With("name", "net2", "isGateway", nil, "ipMasq", nil, "ipam",
 		object{"type": "host-local", "subnet": "10.61.0.0/24"})
@@ -100,7 +100,7 @@ func TestGCRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2 {
 		for i := range attachments {
-			// IDs and interfaces that would be one if they were only joined.
+			// IDs and interface names that would be equal if they were concatenated.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
 				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
@@ -124,7 +124,7 @@ func TestGCRandom(t *testing.T) {
 	}
 }
 
-// owns wants records, leases and interfaces for exactly these.
+// owns expects records, leases and interfaces of exactly these attachments.
 func (l lab) owns(want map[plugin.Attachment]bool) {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
@@ -159,8 +159,8 @@ func (l lab) owns(want map[plugin.Attachment]bool) {
 	}
 }
 
-// TestGCWhileAdding (C-85): pods come and go while GC runs with lists that lack them. None loses anything: neither by a plain GC, which
-// spares what is young, nor by one that names the dead, however old its list is.
+// TestGCWhileAdding (C-85): GC runs with outdated lists of valid attachments while pods come and go. A plain GC skips young attachments. A
+// GC that names the dead may have an old list. Neither removes a live pod.
 func TestGCWhileAdding(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"plain": {"cni.dev/valid-attachments", []any{}},
@@ -176,12 +176,12 @@ func TestGCWhileAdding(t *testing.T) {
 				if name == "named" {
 					l.age()
 				}
-				if i%2 == 0 { // one that began after the ADD has ended
+				if i%2 == 0 { // a GC that began after the ADD ended
 					<-rounds
 					<-rounds
 				}
 				o := l.Call("CHECK", "pod", "prevResult", json.RawMessage(prev))
-				// On a machine that stops for a second a plain GC has to take the pod for an old one.
+				// If the machine stalls for a second, a plain GC correctly treats the pod as old.
 				if name == "named" || time.Since(began) < time.Second {
 					l.OK(o)
 					judged++
@@ -195,7 +195,7 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 }
 
-// collectAllTheTime runs GC again and again until the test ends, and tells the end of each that somebody waits for.
+// collectAllTheTime runs GC in a loop until the test ends. It sends the end of each round to a waiting receiver.
 func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	ended, stop, stopped := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
@@ -219,7 +219,7 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	return ended
 }
 
-// TestGCAgain (C-85): what a plain GC spares, the next one collects.
+// TestGCAgain (C-85): the next GC collects what a plain GC skipped.
 func TestGCAgain(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -230,8 +230,8 @@ func TestGCAgain(t *testing.T) {
 	l.owns(map[plugin.Attachment]bool{})
 }
 
-// TestShortPool: an ADD that finds no address takes those of pods whose namespace is gone, with all else that they left; one that finds
-// an address does not look.
+// TestShortPool: an ADD that finds no free address removes pods whose namespace is gone, with all their state, and uses their addresses. An
+// ADD that finds a free address does not look for them.
 func TestShortPool(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testShortPool(t, backend) })
@@ -291,7 +291,7 @@ func (l lab) recorded(ids ...string) int {
 	return n
 }
 
-// TestShortPoolOfOthers: an IPAM plugin that says that it is exhausted gets the addresses of dead pods back, and is asked once more.
+// TestShortPoolOfOthers: after an external IPAM plugin reports an exhausted pool, ADD releases the addresses of dead pods and retries once.
 func TestShortPoolOfOthers(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"}]`}
@@ -303,7 +303,7 @@ func TestShortPoolOfOthers(t *testing.T) {
 	other.Pod = kerneltest.NewPod(t)
 	l.Fails(other.Call("ADD", "next"), plugin.CodeExhausted, "full")
 	if f.added != 1 || f.given != 0 {
-		t.Errorf("nobody is dead: %d ADD, %d DEL", f.added, f.given)
+		t.Errorf("no pod is dead: %d ADD, %d DEL", f.added, f.given)
 	}
 	f.addErr = nil
 	gone := l
@@ -320,7 +320,7 @@ func TestShortPoolOfOthers(t *testing.T) {
 	}
 }
 
-// fakeIPAM is an IPAM plugin that runs in process and fails as it is told.
+// fakeIPAM is an in-process IPAM plugin with configurable failures.
 type fakeIPAM struct {
 	answer         string
 	addErr, delErr error
@@ -345,7 +345,7 @@ func (f *fakeIPAM) plugin(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestIPAMFails: the pod is as before, and the code of the IPAM plugin arrives.
+// TestIPAMFails: the pod is unchanged, and ADD returns the IPAM plugin's error code.
 func TestIPAMFails(t *testing.T) {
 	for what, f := range map[string]*fakeIPAM{
 		"fails":            {addErr: plugin.Errorf(plugin.CodeExhausted, "full")},
@@ -357,7 +357,7 @@ func TestIPAMFails(t *testing.T) {
 		o := l.Call("ADD", "a", "ipam", object{"type": "fake"})
 		given := 1
 		if f.addErr != nil {
-			given = 0 // it has nothing
+			given = 0 // returns no address
 		}
 		if o.Exit != 1 || f.added != 1 || f.given != given {
 			t.Errorf("%s: exit %d, %d ADD, %d DEL: %s", what, o.Exit, f.added, f.given, o.Stdout)

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration asks for on the port of a pod, or nil.
+// guardOf returns the guard that the configuration wants on a pod's port, or nil.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
@@ -26,14 +26,14 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// guards names the lock around writing those of all networks. guarded notes that the node has the table.
+// guards names the lock for writing the guards of all networks. guarded is the note that the node has the table.
 const (
 	guards  = "guards"
 	guarded = "guarded"
 )
 
-// guard protects the other pods from this one, before its port is up. When rules are gone, somebody flushed them: then the pods of all
-// networks get theirs back too, also when this pod needs none.
+// guard protects the other pods from this pod before its port is up. If rules are missing after a flush, guard restores them for the pods
+// of all networks, also if this pod needs none.
 func (j *job) guard(port kernel.Link, g *Guard) error {
 	j.restoreFlushed()
 	if g == nil {
@@ -57,7 +57,7 @@ func (j *job) guard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// repairGuards writes the rules, the guards of all recorded attachments and those of more, if any of them is missing.
+// repairGuards writes the rules, the guards of all recorded attachments and the guards in more, if any of them is missing.
 func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(guards)
 	if err != nil {
@@ -89,7 +89,7 @@ func repairGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, 
 	return SetGuards(all)
 }
 
-// forgetFlushedGuards removes the note of a table that is gone and that no attachment needs. The caller holds the lock.
+// forgetFlushedGuards removes the note of the table if the table is missing and no attachment needs it. The caller holds the lock.
 func forgetFlushedGuards(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(guarded); !noted || !isDifferent(compareGuards(host)) {
 		return nil
@@ -106,7 +106,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// unguard takes the guard away, and notes that it did: who writes the guards of all pods meanwhile must not bring this one back.
+// unguard removes the guard and records that. Otherwise a concurrent rewrite of all guards would restore this one.
 func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
@@ -124,17 +124,16 @@ func unguard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	return nil
 }
 
-// checkGuard compares the guard that ADD recorded with the kernel's. A pod keeps the protection that it was added with: where the
-// configuration asks for more by now, or nothing is known of the pod, as of one of the reference, that is a line in the log and no error,
-// which might make a runtime replace the pod.
+// checkGuard compares the recorded guard with the kernel's. A pod keeps the protection from its ADD. If the configuration now wants more,
+// or the pod has no record (a pod of the reference), checkGuard logs that. An error could make the runtime replace the pod.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
-	if had := j.was.Guard; had != nil {
+	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)
 		if err == nil {
 			err = compareGuards(j.host, *had)
 		}
 		if err == nil && !port.Reserved {
-			err = differs("port %s takes frames to reserved addresses past the guard, group_fwd_mask is missing", port.Name)
+			err = differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
 		}
 		if isDifferent(err) {
 			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
@@ -146,7 +145,7 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if wanted == nil {
 		return nil
 	}
-	if !j.recorded && !j.cfg.AntiSpoof {
+	if !j.hasRecord && !j.cfg.AntiSpoof {
 		if ok, err := asReference(j.att.Key).HasSpoofCheck(); ok || err != nil {
 			return err
 		}
@@ -154,6 +153,6 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if err := compareGuards(j.host, *wanted); !isDifferent(err) {
 		return err
 	}
-	j.r.Log.Warn("the pod lacks spoof protection that the configuration asks for; make it again to protect others from it")
+	j.r.Log.Warn("the pod lacks the configured spoof protection; recreate the pod to add it")
 	return nil
 }

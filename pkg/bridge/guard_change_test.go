@@ -9,9 +9,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestGuardOfNewConfiguration: pods keep the protection that they were added with. When the configuration gets another one, CHECK of these
-// pods passes, with a warning if they have less than it asks for; STATUS and GC leave them as they are, and DEL leaves nothing. So it is
-// without a record, but then CHECK tells that the record is lost: our rules masquerade the pod.
+// TestGuardOfNewConfiguration: pods keep the protection from their ADD when the configuration changes. CHECK of these pods passes, with a
+// warning if they have less protection than configured. STATUS and GC do not change them, and DEL leaves no state. The same holds without a
+// record, except that CHECK reports the lost record: our rules masquerade the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}
 	strength := map[string]int{"nothing": 0, "macspoofchk": 1, "antiSpoof": 2}
@@ -37,7 +37,7 @@ func TestGuardOfNewConfiguration(t *testing.T) {
 						return o.Log
 					}
 					log := check(after)
-					if less := strength[before] < strength[after]; strings.Contains(log, "lacks spoof protection") != less {
+					if less := strength[before] < strength[after]; strings.Contains(log, "lacks the configured spoof protection") != less {
 						t.Errorf("warning %t, want %t: %s", !less, less, log)
 					}
 					check(before)

@@ -15,16 +15,16 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Guard says what a port of a bridge may send: with Addresses, ARP, neighbour discovery and IP of the pod itself and nothing else;
-// without, any frame from the pod's MAC.
+// Guard describes the frames that a bridge port may send. With Addresses, the port may send only the pod's own ARP, neighbour discovery and
+// IP. Without Addresses, it may send any frame with the pod's MAC.
 type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
 	Addresses []netip.Addr `json:"addresses,omitempty"`
-	Owner     string       `json:"owner,omitempty"` // for people who look at the rules
+	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
 }
 
-// elements returns what stands for the port in the sets of the table.
+// elements returns the port's elements in the sets of the table.
 func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
@@ -48,8 +48,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// compareGuards returns nil if the kernel has the rules, all of them and in this version, and the entries of the guards; otherwise an error
-// of plugin.CodeStateDiffers that names a missing part.
+// compareGuards returns nil if the kernel has all rules in this version and all entries of the guards. Otherwise it returns an error with
+// plugin.CodeStateDiffers that names a missing part.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -76,7 +76,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 	return nil
 }
 
-// SetGuards makes the rules, with the guards of all ports in the same transaction. Guards that are there stay.
+// SetGuards writes the rules and the guards of all ports in one transaction. Existing guards stay.
 func SetGuards(guards []Guard) error {
 	var all []nft.Element
 	for _, g := range guards {
@@ -95,7 +95,7 @@ func SetGuards(guards []Guard) error {
 	}))
 }
 
-// guardDrift returns an error of plugin.CodeStateDiffers if another program changed the rules, which compareGuards only counts.
+// guardDrift returns an error with plugin.CodeStateDiffers if another program changed the rules. compareGuards only counts the rules.
 func guardDrift(host *kernel.Node) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {
@@ -115,14 +115,14 @@ func (g Guard) open(host *kernel.Node) (t *nft.Handle, elements []nft.Element, e
 	return t, elements, err
 }
 
-// ensureGuard puts a guard on a port, before the port is up, where the rules are there.
+// ensureGuard adds a guard to a port before the port is up. The rules must exist.
 func ensureGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
 		return err
 	}
 	err = t.Add(elements)
-	if isExist(err) { // of an attachment of the same name that was cut off
+	if isExist(err) { // left by an attachment of the same name whose DEL was interrupted
 		var old []nft.Element
 		if old, err = t.Existing(elements); err == nil {
 			err = t.Replace(old, elements)
@@ -140,7 +140,7 @@ func needBridgeFamily(err error) error {
 	return err
 }
 
-// delGuard takes the guard of a port away; it is a no-op if the guard is missing.
+// delGuard removes the guard of a port. It is a no-op if the guard is missing.
 func delGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -153,7 +153,7 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf takes away the guard of a port of which nothing is known but its name. It reads all guards, if there are any.
+// delGuardOf removes the guard of a port of which only the name is known. It reads all guards, if there are any.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

@@ -22,9 +22,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Whom a frame gets through to the other pod.
+// Protection levels: which of them lets a frame through to the other pod.
 const (
-	always   = iota // a pod may send it
+	always   = iota // every level lets it through
 	forgery         // antiSpoof stops it
 	otherMAC        // macspoofchk stops it too
 )
@@ -35,7 +35,7 @@ type frame struct {
 	bytes []byte
 }
 
-// traffic is what the pod m sends to the pod v: what it may, and what it may not.
+// traffic returns frames from pod m to pod v, both allowed and forbidden ones.
 func traffic(m, v station) []frame {
 	var (
 		gateway4   = netip.MustParseAddr("10.60.0.1")
@@ -45,7 +45,7 @@ func traffic(m, v station) []frame {
 		broadcast4 = netip.MustParseAddr("255.255.255.255")
 		allNodes   = netip.MustParseAddr("ff02::1")
 		forged, _  = net.ParseMAC("02:00:5e:00:53:01")
-		flags      = []byte{0x60, 0, 0, 0} // solicited, override
+		flags      = []byte{0x60, 0, 0, 0} // flags: solicited, override
 		none       = make([]byte, 4)
 	)
 	return []frame{
@@ -68,10 +68,10 @@ func traffic(m, v station) []frame {
 		{"S-20 gratuitous ARP for the victim", forgery, arpFrame(v.mac, m.mac, 2, m.mac, v.v4, v.v4)},
 		{"S-20 ARP answer from 0.0.0.0", forgery, arpFrame(v.mac, m.mac, 2, m.mac, zero4, v.v4)},
 		{"S-21 IPv4 as the gateway", forgery, udp4(v.mac, m.mac, gateway4, v.v4, 1000, 2000, "forged")},
-		{"S-21 IPv4 as nobody", forgery, udp4(v.mac, m.mac, zero4, v.v4, 1000, 2000, "forged")},
+		{"S-21 IPv4 from the unspecified address", forgery, udp4(v.mac, m.mac, zero4, v.v4, 1000, 2000, "forged")},
 		{"S-21 IPv6 as the gateway", forgery, udp6(v.mac, m.mac, gateway6, v.v6, 1000, 2000, "forged")},
 		{"S-21 IPv6 as another link-local address", forgery, udp6(v.mac, m.mac, netip.MustParseAddr("fe80::1"), v.v6, 1000, 2000, "forged")},
-		{"S-21 IPv6 as nobody", forgery, udp6(v.mac, m.mac, zero6, v.v6, 1000, 2000, "forged")},
+		{"S-21 IPv6 from the unspecified address", forgery, udp6(v.mac, m.mac, zero6, v.v6, 1000, 2000, "forged")},
 		{"S-22 IPv4 from another MAC", otherMAC, udp4(v.mac, forged, m.v4, v.v4, 1000, 2000, "other MAC")},
 		{"S-22 ARP from another MAC", otherMAC, arpFrame(v.mac, forged, 2, forged, m.v4, v.v4)},
 		{"S-03 router advertisement", forgery, icmp(v.mac, m.mac, m.linkLo, allNodes, 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0})},
@@ -89,7 +89,7 @@ func traffic(m, v station) []frame {
 	}
 }
 
-// TestNeighbours (S-24): what one pod can do to another, without protection, with that of the reference, and with ours.
+// TestNeighbours (S-24): the effect of one pod on another without protection, with the reference's protection, and with ours.
 func TestNeighbours(t *testing.T) {
 	for _, protection := range []struct {
 		name   string
@@ -99,7 +99,7 @@ func TestNeighbours(t *testing.T) {
 		{"both", []any{"antiSpoof", true, "macspoofchk", true}, always}} {
 		t.Run(protection.name, func(t *testing.T) {
 			l := newLab(t, append([]any{"name", "guarded", "bridge", "btg"}, protection.keys...)...)
-			// The rules hold for the longest container IDs.
+			// The rules work for the longest container IDs.
 			m, v := l.add(strings.Repeat("m", 250)), l.other().add(strings.Repeat("v", 250))
 			frames := traffic(m.station(), v.station())
 			var sent [][]byte
@@ -117,14 +117,14 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestStolenMAC (S-22): a frame with the victim's own MAC would lead the victim's traffic to its sender from then on.
+// TestStolenMAC (S-22): without protection, a frame with the victim's MAC redirects the victim's traffic to the sender.
 func TestStolenMAC(t *testing.T) {
 	l := newLab(t, "name", "stolen", "bridge", "btg5", "macspoofchk", true)
 	m, v, other := l.add("m"), l.other().add("v"), l.other().add("other")
 	thief, sender := m.tap(), other.tap()
 	theft := udp4(other.station().mac, v.station().mac, v.station().v4, other.station().v4, 1, 2, "theft")
 	prey := udp4(v.station().mac, other.station().mac, other.station().v4, v.station().v4, 1, 2, "prey")
-	for range 20 { // the victim takes its MAC back whenever it sends
+	for range 20 { // the victim regains its MAC whenever it sends
 		for fd, frame := range map[int][]byte{thief: theft, sender: prey} {
 			if _, err := unix.Write(fd, frame); err != nil {
 				t.Fatal(err)
@@ -139,12 +139,12 @@ func TestStolenMAC(t *testing.T) {
 			return
 		}
 		if bytes.Equal(buf[:n], prey) {
-			t.Fatal("the thief got what was for the victim")
+			t.Fatal("the sender received the frames for the victim")
 		}
 	}
 }
 
-// TestGuardedPodsTalk: the protection is not in the way.
+// TestGuardedPodsTalk: guarded pods can talk to each other.
 func TestGuardedPodsTalk(t *testing.T) {
 	l := newLab(t, "name", "talk", "bridge", "btg2", "antiSpoof", true, "ipam", hostLocal("10.68.0.0/24", "fd00:68::/64"))
 	a, b := l.add("a"), l.other().add("b")
@@ -157,7 +157,7 @@ func TestGuardedPodsTalk(t *testing.T) {
 	}
 }
 
-// TestCheckGuard: CHECK sees each piece that is missing; the next pod brings the table back for all pods of the network.
+// TestCheckGuard: CHECK detects each missing part. The next pod restores the table for all pods of the network.
 func TestCheckGuard(t *testing.T) {
 	l := bareLab(t, "name", "checked", "bridge", "btg3", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btg3", netlink.LinkDel) })
@@ -193,7 +193,7 @@ func TestCheckGuard(t *testing.T) {
 	}
 }
 
-// TestGuardsAfterFlush: the first ADD after a flush of any kind brings back the guards of all pods of all networks.
+// TestGuardsAfterFlush: the first ADD after a flush of any kind restores the guards of all pods of all networks.
 func TestGuardsAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
 	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
@@ -226,7 +226,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	}
 }
 
-// TestGuardOfLongNames: a comment of nftables is shorter than the name of a pod may be.
+// TestGuardOfLongNames: an nftables comment can hold less than the longest pod name.
 func TestGuardOfLongNames(t *testing.T) {
 	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
 	for _, n := range []int{100, 127, 200, 247, 253} {
@@ -235,7 +235,7 @@ func TestGuardOfLongNames(t *testing.T) {
 	}
 }
 
-// TestGuardWithoutRecord: DEL takes away the guard of an attachment whose record is lost.
+// TestGuardWithoutRecord: DEL removes the guard of an attachment whose record is lost.
 func TestGuardWithoutRecord(t *testing.T) {
 	l := newLab(t, "name", "lost", "bridge", "btg8", "antiSpoof", true)
 	a := l.add("a")
@@ -243,7 +243,7 @@ func TestGuardWithoutRecord(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 }
 
-// TestPodTakesNoRoutes (S-02, S-03): without any protection in the bridge, neither the node nor another pod believes an advertisement.
+// TestPodTakesNoRoutes (S-02, S-03): the node and other pods ignore a router advertisement, also without protection in the bridge.
 func TestPodTakesNoRoutes(t *testing.T) {
 	l := newLab(t, "name", "believers", "bridge", "btg4")
 	m, v := l.add("m"), l.other().add("v")
@@ -254,7 +254,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	from, to := m.station(), v.station()
 	advert := func(mac net.HardwareAddr) []byte {
 		return icmp(mac, from.mac, from.linkLo, netip.MustParseAddr("ff02::1"), 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0},
-			// A prefix for addresses (RFC 4861 section 4.6.2): on link, autonomous.
+			// A prefix option for addresses (RFC 4861 section 4.6.2): on-link, autonomous.
 			[]byte{3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x0e, 0x10, 0, 0, 0, 0}, netip.MustParseAddr("fd66::").AsSlice())
 	}
 	arrivals(m, v, [][]byte{advert(bridge), advert(to.mac), udp4(to.mac, from.mac, from.v4, to.v4, 1, 2, "end")})
@@ -289,7 +289,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	}
 }
 
-// TestGCLeavesRunningADD: an ADD that has not set its guard and masquerade yet has lost nothing.
+// TestGCLeavesRunningADD: GC does not restore guard and masquerade for an ADD that has not written them yet.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })
@@ -322,6 +322,6 @@ func testGCLeavesRunningADD(t *testing.T, backend string) {
 		t.Fatal(err)
 	}
 	if log := l.OK(l.Call("GC", "", "cni.dev/valid-attachments", valid)).Log; strings.Contains(log, "restored") {
-		t.Errorf("nobody flushed anything: %s", log)
+		t.Errorf("nothing was flushed: %s", log)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 is a packet in IPv4. flags are those of fragments, with the offset in units of 8 bytes; options fill whole words.
+// ip4 returns an IPv4 packet. flags are the fragment flags and the offset in units of 8 bytes. options must be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)
 	length := be(uint16(20 + len(options) + len(data)))
@@ -25,19 +25,19 @@ func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags ui
 	return ether(to, from, unix.ETH_P_IP, head, data)
 }
 
-// igmp is a message of IGMP (RFC 2236, RFC 3376) with its checksum.
+// igmp returns an IGMP message (RFC 2236, RFC 3376) with its checksum.
 func igmp(kind byte, group netip.Addr, more ...byte) []byte {
 	message := slices.Concat([]byte{kind, 10, 0, 0}, group.AsSlice(), more)
 	copy(message[2:], checksum(message))
 	return message
 }
 
-// icmp6Message is ICMPv6 without the header of IPv6.
+// icmp6Message returns an ICMPv6 message without the IPv6 header.
 func icmp6Message(src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	return icmp(make([]byte, 6), make([]byte, 6), src, dst, kind, body...)[54:]
 }
 
-// Extension headers of IPv6 (RFC 8200, RFC 4302), each of 8 bytes but that of authentication.
+// IPv6 extension headers (RFC 8200, RFC 4302). Each has 8 bytes, except the authentication header.
 func hopByHop(next byte) []byte        { return []byte{next, 0, 5, 2, 0, 0, 1, 0} } // with a router alert
 func destinationOptions(n byte) []byte { return []byte{n, 0, 1, 4, 0, 0, 0, 0} }
 func routing(next byte) []byte         { return []byte{next, 0, 4, 0, 0, 0, 0, 0} }
@@ -63,14 +63,14 @@ const (
 	advertMRD6    = 151
 )
 
-// guise is a frame of a pod that plays a router or querier.
-type guise struct {
+// routerFrame is a frame by which a pod pretends to be a router or querier.
+type routerFrame struct {
 	what   string
-	heeded bool // the bridge takes the sender's port for one to a router (br_multicast_rcv in net/bridge/br_multicast.c)
+	heeded bool // the bridge treats the sender's port as a router port (br_multicast_rcv in net/bridge/br_multicast.c)
 	bytes  []byte
 }
 
-func routerGuises(m station) []guise {
+func routerGuises(m station) []routerFrame {
 	var (
 		all4, pim4, snoopers4 = netip.MustParseAddr("224.0.0.1"), netip.MustParseAddr("224.0.0.13"), netip.MustParseAddr("224.0.0.106")
 		all6, pim6, snoopers6 = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::d"), netip.MustParseAddr("ff02::6a")
@@ -91,7 +91,7 @@ func routerGuises(m station) []guise {
 	in6 := func(dst netip.Addr, first byte, body ...[]byte) []byte {
 		return ip6(groupMAC(dst), m.mac, m.linkLo, dst, first, slices.Concat(body...))
 	}
-	guises := []guise{
+	guises := []routerFrame{
 		{"IGMPv1 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v1)},
 		{"IGMPv2 query", true, in4(all4, unix.IPPROTO_IGMP, 0, nil, v2)},
 		{"IGMPv2 query for a group", false, in4(group, unix.IPPROTO_IGMP, 0, alert, igmp(query4, group))},
@@ -117,13 +117,13 @@ func routerGuises(m station) []guise {
 	}
 	frame := in4(all4, unix.IPPROTO_IGMP, 0, nil, igmp(query4, none, 0, 0, 0, 0))
 	for kind, name := range map[uint16]string{unix.ETH_P_8021Q: "802.1Q", unix.ETH_P_8021AD: "802.1ad"} {
-		guises = append(guises, guise{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
+		guises = append(guises, routerFrame{"IGMP query in " + name, true, slices.Concat(frame[:12], be(kind), be(0), frame[12:])})
 	}
 	return guises
 }
 
-// leadsToRouter reports whether the bridge takes the pod's port for one to multicast routers, as 'bridge mdb show' lists them. It makes the
-// bridge forget that.
+// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port, as 'bridge mdb show' lists them. It also
+// resets that state.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -155,7 +155,7 @@ func (a attached) leadsToRouter() (found bool) {
 			}
 		}
 	}
-	// 0 says that no router is there, and 1 that the bridge learns it (mcast_router in ip-link(8)).
+	// 0 means no router, and 1 lets the bridge learn one (mcast_router in ip-link(8)).
 	for _, value := range []string{"0", "1"} {
 		if out, err := exec.Command("bridge", "link", "set", "dev", a.hostVeth(), "mcast_router", value).CombinedOutput(); err != nil {
 			a.Fatalf("%v: %s", err, out)
@@ -164,7 +164,8 @@ func (a attached) leadsToRouter() (found bool) {
 	return found
 }
 
-// TestRouterPort (S-23): the port of a guarded pod never becomes one that the bridge sends all multicast to; that of another pod does.
+// TestRouterPort (S-23): the port of a guarded pod never becomes a multicast router port, which would get all multicast. An unguarded pod's
+// port does.
 func TestRouterPort(t *testing.T) {
 	l := bareLab(t, "name", "routers", "bridge", "btr", "isGateway", false, "ipMasq", false)
 	l.setBridged("0")
@@ -182,7 +183,7 @@ func TestRouterPort(t *testing.T) {
 	}
 }
 
-// pair is the pod m that sends to the pod v.
+// pair is a sender m and a receiver v.
 type pair struct{ m, v station }
 
 func (p pair) in4(protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
@@ -193,27 +194,27 @@ func (p pair) in6(first byte, body ...[]byte) []byte {
 	return ip6(p.v.mac, p.m.mac, p.m.linkLo, p.v.linkLo, first, slices.Concat(body...))
 }
 
-// llc is a frame with a length in place of a type (IEEE 802.3).
+// llc returns a frame with a length in the type field (IEEE 802.3).
 func (p pair) llc(body ...[]byte) []byte {
 	return ether(p.v.mac, p.m.mac, uint16(len(slices.Concat(body...))), body...)
 }
 
-// as gives a frame another type.
+// as returns a copy of a frame with another EtherType.
 func as(kind uint16, frame []byte) []byte { return slices.Concat(frame[:12], be(kind), frame[14:]) }
 
-// withByte returns a frame with another byte.
+// withByte returns a copy of a frame with one byte replaced.
 func withByte(frame []byte, at int, value byte) []byte {
 	f := slices.Clone(frame)
 	f[at] = value
 	return f
 }
 
-// datagram is UDP without a checksum.
+// datagram returns a UDP header without a checksum.
 func datagram(source, destination uint16) []byte {
 	return slices.Concat(be(source), be(destination), be(12), be(0), []byte("data"))
 }
 
-// harmless is traffic that looks like a forgery.
+// harmless returns traffic that resembles a forgery but is allowed.
 func (p pair) harmless() []frame {
 	var (
 		group4, group6 = netip.MustParseAddr("239.1.2.3"), netip.MustParseAddr("ff05::1:3")
@@ -243,7 +244,7 @@ func (p pair) harmless() []frame {
 	}
 }
 
-// forgeries is what a pod sends as a router, as a server or as a neighbour, in wrappings that hide it.
+// forgeries returns frames of a pod that acts as a router, server or neighbour, wrapped so that simple rules miss them.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")
@@ -290,7 +291,7 @@ func (p pair) forgeries() []frame {
 	}
 }
 
-// encapsulated is what a pod sends in frames and packets that contradict themselves, or in other protocols.
+// encapsulated returns forged frames with inconsistent headers or in other protocols.
 func (p pair) encapsulated() []frame {
 	data, plain4 := datagram(1000, 2000), udp4(p.v.mac, p.m.mac, p.m.v4, p.v.v4, 1000, 2000, "plain")
 	arp := arpFrame(p.v.mac, p.m.mac, 2, p.m.mac, netip.MustParseAddr("10.60.0.1"), p.v.v4)
@@ -317,10 +318,10 @@ func (p pair) encapsulated() []frame {
 	}
 }
 
-// TestGuises (S-03, S-20, S-21, S-23): antiSpoof sees through the wrappings of a forgery, and all of it reaches the neighbour without.
+// TestGuises (S-03, S-20, S-21, S-23): antiSpoof detects all disguised forgeries. Without it, all of them reach the neighbour.
 func TestGuises(t *testing.T) {
 	l := newLab(t, "name", "guises", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)
-	l.setBridged("0") // rules of the IP families would put fragments together and drop what is malformed
+	l.setBridged("0") // the IP families' rules would reassemble fragments and drop malformed packets
 	guarded, other, v := l.add("guarded"), l.other().add("other", "antiSpoof", false), l.other().add("v")
 	for _, sender := range []attached{guarded, other} {
 		p := pair{sender.station(), v.station()}

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tolerate logs a difference that is no error of CHECK without strictCheck: a tenant may make it in its own pod, or an admin on purpose, or
-// no verb restores it. A runtime may take a failed CHECK as a reason to make the pod again, as CRI-O does at its start.
+// tolerate logs a difference that fails CHECK only with strictCheck: a tenant may cause it in its own pod, or an admin on purpose, or no
+// verb restores it. A failed CHECK may make a runtime recreate the pod, as CRI-O does when it starts.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !isDifferent(err) {
 		return err
@@ -20,19 +20,19 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkHabits looks at what CHECK tolerates without strictCheck: settings of the pod, its record, settings of the bridge.
-func (j *job) checkHabits(w wiring, l layer3) error {
+// checkTolerated compares settings that CHECK tolerates without strictCheck: settings of the pod, its record, and settings of the bridge.
+func (j *job) checkTolerated(w wiring, l layer3) error {
 	made, noted := j.att.Noted(madeNote(w.bridge.Name))
 	var errs []error
 	ours := w.host.Name == j.att.HostVeth() // a pod of the reference plugin has other names and settings
 	ra, known := w.pod.Conf6("accept_ra")
 	switch {
 	case ours && !attachment.Recorded(j.r):
-		errs = append(errs, differs("the attachment has no record, from which STATUS and GC would restore what it loses"))
+		errs = append(errs, differs("the attachment has no record, so STATUS and GC cannot restore its rules after a flush"))
 	case ours && known && ra != 0:
 		errs = append(errs, differs("%s accepts router advertisements in the pod (accept_ra=%d), want 0", j.r.IfName, ra))
 	}
-	if w.pod.MTU < w.host.MTU { // a later plugin of the chain may have set it, without a word in the result
+	if w.pod.MTU < w.host.MTU { // a later plugin of the chain may have set it without changing the result
 		errs = append(errs, differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
 	}
 	if noted && made == w.bridge.MAC.String() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
@@ -46,9 +46,9 @@ func (j *job) checkHabits(w wiring, l layer3) error {
 	return errors.Join(errs...)
 }
 
-// compareBridgeMTU compares the MTU of a bridge that a network of ours made. ADD lowers it to that of the pod.
+// compareBridgeMTU compares the MTU of a bridge that a network of ours created. ADD lowers the bridge's MTU to the pod's.
 func (j *job) compareBridgeMTU(bridge kernel.Link) error {
-	if !j.lowers(bridge) {
+	if !j.lowersMTU(bridge) {
 		return nil
 	}
 	ours, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
@@ -58,7 +58,7 @@ func (j *job) compareBridgeMTU(bridge kernel.Link) error {
 	return err
 }
 
-// compareOnLink looks for the routes of the pod to its gateways, which the kernel adds with the pod's addresses.
+// compareOnLink looks for the pod's routes to its gateways. The kernel adds them with the pod's addresses.
 func (j *job) compareOnLink(pod kernel.Link, l layer3) error {
 	for i, ip := range l.IPs {
 		gw, ok := netip.AddrFromSlice(ip.Gateway)

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelGoesOn: an IPAM plugin that cannot give back keeps neither the interface nor the record from a second try.
+// TestDelGoesOn: if the IPAM plugin cannot release the addresses, DEL still removes the interface. The record stays for a retry.
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
@@ -31,8 +31,7 @@ func TestDelGoesOn(t *testing.T) {
 	}
 }
 
-// TestIPAMGone: the IPAM plugin of a pod is not installed any more, or its record is damaged there. Another one that is configured is
-// asked.
+// TestIPAMGone: if the pod's IPAM plugin is no longer installed, or its record is damaged, DEL asks the configured IPAM plugin instead.
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -13,19 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// layer3 is the wanted state of addresses and routes, with the gateways that the bridge is.
+// layer3 is the wanted state of addresses and routes, with the gateway addresses on the bridge.
 type layer3 struct {
 	ipam.Plan
-	gateways []netip.Prefix // of the bridge, one for each address; empty unless the bridge is the gateway
+	gateways []netip.Prefix // one per address; empty unless the bridge is the gateway
 }
 
-// routes6 reports whether the pod gets a route of IPv6: with or without an address, it can have none while IPv6 is off.
+// routes6 reports whether the pod gets an IPv6 route. The route needs IPv6 enabled, also without an IPv6 address.
 func (l layer3) routes6() bool {
 	return slices.ContainsFunc(l.Routes, func(r kernel.Route) bool { return r.Dst.Addr().Is6() })
 }
 
-// planLayer3 derives the wanted state. With isGateway an address without a gateway gets the first address of its subnet, if that has more
-// than two; with isDefaultGateway each family gets a default route unless the IPAM plugin gave one with a gateway.
+// planLayer3 derives the wanted state. With isGateway, an address without a gateway gets the first address of its subnet, if the subnet has
+// more than two. With isDefaultGateway, each family gets a default route unless the IPAM plugin returned one with a gateway.
 func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	if l.Plan, err = ipam.PlanOf(from); err != nil {
 		return layer3{}, err
@@ -49,10 +49,10 @@ func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	return l, l.AddRoutes()
 }
 
-// ownGateway returns the gateway of an address that the bridge is.
+// ownGateway returns the bridge's gateway address for a pod address.
 func ownGateway(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
 	if !gw.IsValid() {
-		if p.Addr().BitLen()-p.Bits() < 2 { // RFC 3021, RFC 6164: no address is set apart
+		if p.Addr().BitLen()-p.Bits() < 2 { // RFC 3021, RFC 6164: no address is reserved
 			return gw, plugin.WithHint(plugin.Errorf(plugin.CodeConfig,
 				"isGateway: address %s has no gateway, and a subnet of one or two addresses has none to spare", p),
 				`give the range a "gateway": with a /31 or /127 one of its two addresses; a /32 or /128 has none for the bridge`)
@@ -65,8 +65,8 @@ func ownGateway(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
 	return gw, nil
 }
 
-// result lists what the attachment consists of. What plugins before it made stays in front.
-func (j *job) result(w wiring, l layer3, from *types100.Result) *types100.Result {
+// attachmentResult returns the result of ADD. The entries of earlier plugins come first.
+func (j *job) attachmentResult(w wiring, l layer3, from *types100.Result) *types100.Result {
 	result := &types100.Result{DNS: from.DNS}
 	if prev := j.r.Prev; prev != nil {
 		result.Interfaces, result.IPs, result.Routes = prev.Interfaces, prev.IPs, prev.Routes

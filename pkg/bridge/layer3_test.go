@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ipamResult reads the answer of an IPAM plugin.
+// ipamResult parses the result of an IPAM plugin.
 func ipamResult(t testing.TB, body string) *types100.Result {
 	t.Helper()
 	var r types100.Result
@@ -47,7 +47,7 @@ func routeText(r kernel.Route) string {
 	return text
 }
 
-// text renders a plan in the words of ip(8).
+// text formats a plan like ip(8).
 func (l layer3) text() string {
 	var lines []string
 	for _, a := range l.Addresses {
@@ -114,12 +114,11 @@ func TestPlanLayer3Refused(t *testing.T) {
 	}
 }
 
-// TestGatewayOfTheBridge: an address that no host can have is no gateway that the bridge could be. Without isGateway it is not ours to
-// judge.
+// TestGatewayOfTheBridge: planLayer3 refuses a gateway address that no host can have. Without isGateway it accepts any gateway.
 func TestGatewayOfTheBridge(t *testing.T) {
 	for gw, says := range map[string]string{
 		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
-		"10.1.0.255": "a broadcast address", "0.0.0.0": "the address of nobody",
+		"10.1.0.255": "a broadcast address", "0.0.0.0": "the unspecified address",
 	} {
 		from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"`+gw+`"}]`)
 		if _, err := planLayer3(Config{Gateway: true}, from); plugin.Code(err) != plugin.CodeConfig ||
@@ -139,7 +138,7 @@ func TestGatewayOfTheBridge(t *testing.T) {
 	}
 }
 
-// TestResult: what plugins before made stays in front, and indexes go on from there.
+// TestResult: the entries of earlier plugins come first, and the indexes continue after them.
 func TestResult(t *testing.T) {
 	from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["192.0.2.1"]}`)
 	l, err := planLayer3(Config{}, from)
@@ -149,7 +148,7 @@ func TestResult(t *testing.T) {
 	j := &job{r: &plugin.Request{NetnsPath: "/run/netns/x", IfName: "eth0"}}
 	w := wiring{bridge: kernel.Link{Name: "br", MTU: 1500}, host: kernel.Link{Name: "veth", MTU: 1400},
 		pod: kernel.Link{Name: "eth0", MTU: 1400}}
-	got := j.result(w, l, from)
+	got := j.attachmentResult(w, l, from)
 	var names []string
 	for _, i := range got.Interfaces {
 		names = append(names, fmt.Sprint(i.Name, " ", i.Sandbox, " ", i.Mtu))
@@ -162,7 +161,7 @@ func TestResult(t *testing.T) {
 	}
 	j.r.Prev = ipamResult(t, `"interfaces":[{"name":"a"},{"name":"b"}],"ips":[{"address":"10.9.0.5/24","interface":1}],"routes":[{"dst":"192.0.2.0/24"}]`)
 	j.cfg.DNS = &from.DNS
-	got = j.result(w, l, ipamResult(t, `"ips":[]`))
+	got = j.attachmentResult(w, l, ipamResult(t, `"ips":[]`))
 	if len(got.Interfaces) != 5 || *got.IPs[0].Interface != 1 || *got.IPs[1].Interface != 4 || got.Interfaces[4].Name != "eth0" ||
 		len(got.Routes) != 2 ||
 		got.DNS.Nameservers[0] != "192.0.2.1" {
@@ -193,7 +192,7 @@ func TestNFTMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChain pins the reference's name.
+// TestMasqueradeChain pins the reference's chain name.
 func TestMasqueradeChain(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "CNI-46d35c6a9e0ed75882799dbb", "net1": "CNI-d954c4bcd4c878d7cbde9680"} {
 		if got := masqueradeChain(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want {
@@ -211,7 +210,7 @@ func TestIPAMType(t *testing.T) {
 	}
 }
 
-// FuzzPlanLayer3: whatever an IPAM plugin answers, a plan is complete or refused.
+// FuzzPlanLayer3: for any IPAM result, a plan is either complete or refused.
 func FuzzPlanLayer3(f *testing.F) {
 	for _, seed := range []string{`{"ips":[{"address":"10.1.0.5/24"}],"routes":[{"dst":"0.0.0.0/0"}]}`,
 		`{"ips":[{"address":"255.255.255.255/32"}]}`,

@@ -14,19 +14,20 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// Masquerade is what a network gives the node's address when it leaves the network.
+// Masquerade selects the traffic whose source becomes the node's address when it leaves the network.
 type Masquerade struct {
 	Backend string         `json:"backend"` // "", "nftables" or "iptables"
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is how many at the end of Except are those that useClusterCidr stands for. 0: the configuration has no such word.
+	// Cluster counts the entries at the end of Except that came from useClusterCidr. It is 0 if the configuration does not contain that
+	// word.
 	Cluster    int  `json:"cluster,omitempty"`
-	UseCluster bool `json:"-"` // the word is in the configuration
+	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
 
-// of returns those of the prefixes whose family is masqueraded.
-func (m Masquerade) of(prefixes []netip.Prefix) (out []netip.Prefix) {
+// ofMasqueradedFamilies returns the prefixes of the families that are masqueraded.
+func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
 			out = append(out, p)
@@ -35,8 +36,8 @@ func (m Masquerade) of(prefixes []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// masquerade makes traffic of the pod that leaves the network carry the node's address. With an IPAM plugin in process the
-// subnets are known and shared by all pods, so that only the first pod of a network changes anything.
+// masquerade sets up masquerade for the pod's traffic that leaves the network. With an IPAM plugin in process the subnets are known, and
+// all pods share them. Then only the first pod of a network changes anything.
 func (j *job) masquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
@@ -45,11 +46,11 @@ func (j *job) masquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.endMasquerade()
 	}
-	// Pods that were masqueraded by nftables before the configuration was edited stay so.
-	return masqueradeByIPTables(j.att.Key, m.of(l.Addresses), m.of(m.Except))
+	// Pods that nftables masqueraded before the configuration changed stay masqueraded.
+	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// endMasquerade: the subnets are masqueraded as a whole, so the newest configuration decides for the network.
+// endMasquerade removes the network's masquerade. It covers whole subnets, so the newest configuration decides for the network.
 func (j *job) endMasquerade() error {
 	if _, noted := j.att.Noted(masqueraded); !noted {
 		return nil
@@ -65,19 +66,19 @@ func (j *job) endMasquerade() error {
 	return j.att.Unnote(masqueraded)
 }
 
-// masqueraded notes that the network has a chain and sets in nftables, and for which configuration.
+// masqueraded is the note that the network has a chain and sets in nftables. Its text is the configuration in force.
 const masqueraded = "masqueraded"
 
-// text is the note's.
-func (m Masquerade) text() string {
+// noteText returns the text of the note.
+func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
 }
 
-// masqueradeByNFT changes nothing when all that the pod needs is there, and adds what is missing. Everything is written anew, from the
-// records of all attachments, when the configuration has changed, when subnets overlap, and after somebody flushed the rules.
+// masqueradeByNFT adds the missing parts for the pod, and changes nothing if nothing is missing. It rewrites everything from the records of
+// all attachments if the configuration changed, if subnets overlap, or after a flush.
 func (j *job) masqueradeByNFT(l layer3) error {
-	config := j.cfg.Masquerade.text()
+	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
 	if err != nil {
 		return err
@@ -108,14 +109,14 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.UseCluster { // node.json may have changed while this ADD waited for the lock
 		if _, node, err := nodefile.Read(); err == nil && len(node.ClusterCIDRs) > 0 {
-			m = m.with(node.ClusterCIDRs)
+			m = m.withClusterCIDRs(node.ClusterCIDRs)
 		}
 	}
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade writes the sets and the chain of a network anew. The configuration is noted when it is in force: a kill before that
-// writes everything once more.
+// writeMasquerade replaces the sets and the chain of a network. It notes the configuration after it is in force: after a kill before the
+// note, the next ADD writes everything again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := att.Note(masqueraded, ""); err != nil {
 		return err
@@ -123,11 +124,11 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	if err := SetMasquerade(wantedMasquerade(att.Network, m, pods)); err != nil {
 		return err
 	}
-	return att.Note(masqueraded, m.text())
+	return att.Note(masqueraded, m.noteText())
 }
 
-// repairMasquerade writes the sets and the chain of a network that has pods, if any of it is missing. What an ADD has not written yet is
-// not missing. Of a network without such pods it forgets what was flushed.
+// repairMasquerade rewrites the sets and the chain of a network that has pods, if any part is missing. Parts that a running ADD has not yet
+// written do not count as missing. If the network has no such pods, it forgets the flushed chain.
 func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	var m Masquerade
 	if text, noted := att.Noted(masqueraded); !noted || json.Unmarshal([]byte(text), &m) != nil {
@@ -150,7 +151,7 @@ func repairMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attac
 	return SetMasquerade(all)
 }
 
-// wantedMasquerade returns what pods of a network need.
+// wantedMasquerade returns the sets that the pods of a network need.
 func wantedMasquerade(network string, cfg Masquerade, pods []attachment.Of[state]) MasqueradeSets {
 	all := MasqueradeSets{Network: network}
 	for _, pod := range pods {
@@ -169,8 +170,8 @@ func unique(prefixes []netip.Prefix) []netip.Prefix {
 }
 
 func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, shared bool) MasqueradeSets {
-	m := MasqueradeSets{Network: network, Local: cfg.of(cfg.Except)}
-	for _, a := range cfg.of(addresses) {
+	m := MasqueradeSets{Network: network, Local: cfg.ofMasqueradedFamilies(cfg.Except)}
+	for _, a := range cfg.ofMasqueradedFamilies(addresses) {
 		m.Local = append(m.Local, a.Masked())
 		if shared {
 			m.Sources = append(m.Sources, a.Masked())
@@ -181,8 +182,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// unmasquerade takes back what masquerade made for one attachment, and notes that it did: who writes the network's sets anew meanwhile must
-// not bring it back. Shared subnets stay for the other pods.
+// unmasquerade removes the masquerade of one attachment and records that. Otherwise a concurrent rewrite of the network's sets would
+// restore it. Shared subnets stay for the other pods.
 func unmasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

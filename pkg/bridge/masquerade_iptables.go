@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chain and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
+// The chain and rules have the reference's names and text, so that the reference plugin removes them after a rollback.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
@@ -40,7 +40,7 @@ func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
 	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
 }
 
-// withHint adds what to do about a missing program.
+// withHint adds a hint to an error about a missing program.
 func withHint(err error) error {
 	var program *iptables.MissingProgram
 	if errors.As(err, &program) {
@@ -91,7 +91,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 			return differs("the exception from iptables masquerade for %s is missing", a.Masked())
 		}
 	}
-	for _, p := range j.cfg.Masquerade.of(j.cfg.Masquerade.Except) {
+	for _, p := range j.cfg.Masquerade.ofMasqueradedFamilies(j.cfg.Masquerade.Except) {
 		if p.Addr().Is4() == is4 && len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
 			return differs("the exception from iptables masquerade for %s is missing", p)
 		}
@@ -99,16 +99,15 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	return nil
 }
 
-// byIPTables returns the addresses that the record wants masqueraded by iptables.
+// byIPTables returns the recorded addresses that iptables masquerades.
 func (st state) byIPTables() []netip.Prefix {
 	if st.Masquerade != "iptables" {
 		return nil
 	}
-	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.of(st.Addresses)
+	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// repairIPTables writes the rules of pods that are masqueraded by iptables and have none. Without wait it fails as busy where it would wait
-// for a lock.
+// repairIPTables writes the missing iptables rules of masqueraded pods. Without wait it returns a busy error instead of waiting for a lock.
 func repairIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

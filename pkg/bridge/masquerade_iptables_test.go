@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestIPTablesFamilies: STATUS and GC restore the rules of the families that the pod was masqueraded in. A record of an older release does
-// not tell them: it means both.
+// TestIPTablesFamilies: STATUS and GC restore the rules of the families in which the pod was masqueraded. Records of older releases do not
+// name the families: both count.
 func TestIPTablesFamilies(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

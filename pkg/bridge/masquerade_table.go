@@ -21,13 +21,13 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// MasqueradeSets are the sets of a network: traffic from Sources to anything but Local and multicast gets the node's address.
+// MasqueradeSets holds the sets of a network: traffic from Sources gets the node's address, unless it goes to Local or to multicast.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
 
-// multicast is never masqueraded: a receiver has no way to answer (RFC 1112, RFC 4291).
+// multicast returns the multicast ranges. They are never masqueraded: a receiver cannot answer (RFC 1112, RFC 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 }
@@ -43,7 +43,7 @@ func (m MasqueradeSets) setName(kind string, is4 bool) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
-// empty reports whether there is nothing in it.
+// empty reports whether m has no prefixes.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
 // elements returns the intervals of the sets.
@@ -57,8 +57,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds what missingMasquerade returned to a network whose chain and sets are there. unix.EEXIST: a prefix overlaps with one
-// that is there, and SetMasquerade must write all of them.
+// addMasquerade adds the prefixes that missingMasquerade returned. The network's chain and sets must exist. unix.EEXIST means that a prefix
+// overlaps with an existing interval; then SetMasquerade must rewrite all of them.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -77,12 +77,13 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade makes m everything that the network masquerades.
+// SetMasquerade makes m the complete masquerade of the network.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the network masquerades m, otherwise an error of plugin.CodeStateDiffers that names a missing part.
+// compareMasquerade returns nil if the network masquerades m. Otherwise it returns an error with plugin.CodeStateDiffers that names a
+// missing part.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -106,7 +107,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has its rules, one for each family. It is the short look of ADD.
+// hasMasqueradeRules reports whether the network's chain has its rules, one per family. ADD uses this quick check.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -143,18 +144,18 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// covers reports whether one interval of a set holds the whole prefix. To a question for any address the kernel answers with the interval
-// around it.
+// covers reports whether one interval of a set holds the whole prefix. The kernel answers a query for an address with the interval around
+// it.
 func covers(t *nft.Handle, set string, p netip.Prefix) (bool, error) {
 	begin, ok, err := t.Get(nft.Element{Set: set, Key: p.Masked().Addr().AsSlice()})
 	if err != nil || !ok {
 		return false, err
 	}
-	end, ok, err := t.Get(nft.Element{Set: set, Key: last(p).AsSlice()})
+	end, ok, err := t.Get(nft.Element{Set: set, Key: lastAddress(p).AsSlice()})
 	return ok && bytes.Equal(begin.Key, end.Key), err
 }
 
-// delMasquerade takes sources out of the network's set; those that are not in it are no error.
+// delMasquerade removes sources from the network's set. It is a no-op for sources that are not in the set.
 func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(m.Sources) == 0 {
 		return nil
@@ -175,13 +176,13 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// endMasquerade removes the chain and the sets of a network; what is missing is no error.
+// endMasquerade removes the chain and the sets of a network. It is a no-op for missing parts.
 func endMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}
 	return nft.Install("nft delete masquerade of network "+m.Network, nft.MasqueradeTable, func(r nft.Ruleset) error {
-		chain, sets, err := m.empties(r) // what is missing would end the transaction
+		chain, sets, err := m.createEmpty(r) // deleting a missing object would abort the transaction
 		if err != nil {
 			return err
 		}
@@ -193,17 +194,17 @@ func endMasquerade(m MasqueradeSets) error {
 	}, m.chainName())
 }
 
-// interval returns the two elements that stand for a prefix in an interval set: its first address, and the first behind it.
+// interval returns the two elements of a prefix in an interval set: its first address, and the first address after it.
 func interval(set string, p netip.Prefix) []nft.Element {
 	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
-	if end := after(p); end.IsValid() {
+	if end := addressAfter(p); end.IsValid() {
 		out = append(out, nft.Element{Set: set, Key: end.AsSlice(), KeyEnd: true})
 	}
 	return out
 }
 
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
+// lastAddress returns the last address of a prefix.
+func lastAddress(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {
 		b[bit/8] |= 1 << (7 - bit%8)
@@ -212,12 +213,12 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// after returns the address behind a prefix; invalid when the prefix reaches the end of the address space.
-func after(p netip.Prefix) netip.Addr { return last(p).Next() }
+// addressAfter returns the first address after a prefix. It is invalid if the prefix reaches the end of the address space.
+func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// empties makes the table, and the chain and the sets of the network without content: the sources that are masqueraded and the destinations
-// that never are, of IPv4, then of IPv6.
-func (m MasqueradeSets) empties(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
+// createEmpty creates the table, and the network's chain and sets without content. The sets are the masqueraded sources and the excepted
+// destinations of IPv4, then of IPv6.
+func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
 	for _, is4 := range []bool{true, false} {
@@ -237,10 +238,10 @@ func (m MasqueradeSets) empties(r nft.Ruleset) (*nftables.Chain, []*nftables.Set
 	return chain, sets, nil
 }
 
-// build writes the chain and the sets. A packet costs one lookup for each network, however many pods there are. A pod whose network's
-// subnets are in the sets changes nothing.
+// build writes the chain and the sets. A packet costs one lookup per network, for any number of pods. A pod whose network's subnets are in
+// the sets changes nothing.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
-	chain, sets, err := m.empties(r)
+	chain, sets, err := m.createEmpty(r)
 	if err != nil {
 		return err
 	}
@@ -251,15 +252,15 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 	return addElements(r.C, slices.Values(sets), m.elements())
 }
 
-// addElements adds elements to the sets of a table that is being built, in messages that fit.
+// addElements adds elements to the sets of a table that is under construction, in messages that fit.
 func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.Element) error {
 	bySet := map[string][]nftables.SetElement{}
 	for _, e := range elements {
 		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: e.Key, IntervalEnd: e.KeyEnd, Comment: e.Comment})
 	}
 	for set := range sets {
-		for some := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
-			if err := c.SetAddElements(set, some); err != nil {
+		for chunk := range slices.Chunk(bySet[set.Name], nft.MaxElements) {
+			if err := c.SetAddElements(set, chunk); err != nil {
 				return err
 			}
 		}
@@ -267,7 +268,7 @@ func addElements(c *nftables.Conn, sets iter.Seq[*nftables.Set], elements []nft.
 	return nil
 }
 
-// distinct leaves out the prefixes that lie in another one, since the intervals of a set must not overlap.
+// distinct removes prefixes that another prefix contains, since the intervals of a set must not overlap.
 func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for i, p := range prefixes {

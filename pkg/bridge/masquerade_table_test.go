@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// inSet lists the intervals of a network's set as "from-behind", in the order of the addresses.
+// inSet lists the intervals of a network's set as "first-after", in the order of the addresses.
 func inSet(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
@@ -32,7 +32,7 @@ func inSet(t *testing.T, kind, network string, is4 bool) string {
 		}
 		points = append(points, key+mark)
 	}
-	slices.Sort(points) // the end of an interval before the begin of the next
+	slices.Sort(points) // sorts the end of an interval before the start of the next
 	var b strings.Builder
 	for _, p := range points {
 		raw, err := hex.DecodeString(p[:len(p)-1])
@@ -56,7 +56,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// emptyNode is a node whose nftables are empty, before the test and after it.
+// emptyNode returns a node without nftables rules, before and after the test.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
 	kerneltest.EmptyNFT(t)
@@ -65,7 +65,7 @@ func emptyNode(t *testing.T) *kernel.Node {
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestRules compares chains and rules, as the kernel tells them, with golden files; -update rewrites them.
+// TestRules compares chains and rules, as the kernel lists them, with golden files. -update rewrites the files.
 func TestRules(t *testing.T) {
 	emptyNode(t)
 	kerneltest.Must(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
@@ -78,7 +78,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure is what a plugin does for each pod; m is the newest of all.
+// ensure does what the plugin does for each pod. m is the newest of all.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
@@ -97,7 +97,7 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	kerneltest.Must(t, SetMasquerade(sum))
 }
 
-// mustCover wants all sources to be masqueraded.
+// mustCover expects all sources to be masqueraded.
 func mustCover(t *testing.T, h *kernel.Node, m MasqueradeSets) {
 	t.Helper()
 	if missing, err := missingMasquerade(h, m); !missing.empty() || err != nil {
@@ -111,7 +111,7 @@ func TestMasquerade(t *testing.T) {
 	if missing, err := missingMasquerade(h, m); len(missing.Sources) != 2 || err != nil {
 		t.Errorf("before: %v, %v", missing, err)
 	}
-	kerneltest.Must(t, delMasquerade(h, m), endMasquerade(m)) // there is no table yet
+	kerneltest.Must(t, delMasquerade(h, m), endMasquerade(m)) // the table does not exist yet
 	ensure(t, h, m)
 	mustCover(t, h, m)
 	for what, c := range map[string][2]string{
@@ -135,7 +135,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChanged: subnets that are added, grow or shrink.
+// TestMasqueradeChanged: added, growing and shrinking subnets.
 func TestMasqueradeChanged(t *testing.T) {
 	for _, c := range []struct {
 		steps       []MasqueradeSets
@@ -150,7 +150,7 @@ func TestMasqueradeChanged(t *testing.T) {
 		{[]MasqueradeSets{subnets("10.1.255.0/24"), subnets("10.1.0.0/16")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.0.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/16"), subnets("10.1.7.0/24")}, "10.1.0.0-10.2.0.0", "10.1.0.0-10.2.0.0"},
-		// others of the network stay
+		// other subnets of the network stay
 		{[]MasqueradeSets{subnets("10.0.0.0/24"), subnets("10.2.0.0/24"), subnets("10.1.0.0/24"), subnets("10.1.0.0/16")},
 			"10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0", "10.0.0.0-10.0.1.0 10.1.0.0-10.2.0.0 10.2.0.0-10.2.1.0"},
 		{[]MasqueradeSets{subnets("10.1.0.0/25"), subnets("10.1.0.128/25"), subnets("10.1.0.0/24")}, "10.1.0.0-10.1.1.0", "10.1.0.0-10.1.1.0"},
@@ -167,7 +167,7 @@ func TestMasqueradeChanged(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAddresses: a foreign IPAM gives no subnets that could be trusted, so that each pod has an element of its own.
+// TestMasqueradeAddresses: an external IPAM plugin gives no reliable subnets, so each pod has its own element.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {
@@ -183,7 +183,7 @@ func TestMasqueradeAddresses(t *testing.T) {
 	if missing, _ := missingMasquerade(h, pod("10.9.0.4", "10.9.0.0/24")); len(missing.Sources) != 1 {
 		t.Error("the address behind two others counts as masqueraded")
 	}
-	ensure(t, h, a, b, c, wider) // the subnet grew: who is there stays
+	ensure(t, h, a, b, c, wider) // the subnet grew: existing elements stay
 	for _, m := range []MasqueradeSets{a, b, c, wider} {
 		mustCover(t, h, m)
 	}
@@ -198,7 +198,7 @@ func TestMasqueradeAddresses(t *testing.T) {
 	}
 }
 
-// TestMasqueradeNetworks: networks do not touch each other, also when their subnets are the same.
+// TestMasqueradeNetworks: networks do not affect each other, also with the same subnets.
 func TestMasqueradeNetworks(t *testing.T) {
 	h := emptyNode(t)
 	one, two := subnets("10.1.0.0/24"), subnets("10.1.0.0/24")
@@ -210,7 +210,7 @@ func TestMasqueradeNetworks(t *testing.T) {
 	if missing, err := missingMasquerade(h, one); len(missing.Sources) != 1 || err != nil {
 		t.Errorf("%v, %v", missing, err)
 	}
-	kerneltest.Must(t, endMasquerade(one)) // nothing of it is there
+	kerneltest.Must(t, endMasquerade(one)) // the network has no objects yet
 	mustCover(t, h, two)
 }
 
@@ -228,7 +228,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAfterFlush: the next pod of a network makes all of it again.
+// TestMasqueradeAfterFlush: the next pod of a network rewrites everything.
 func TestMasqueradeAfterFlush(t *testing.T) {
 	h := emptyNode(t)
 	m := subnets("10.1.0.0/24")
@@ -248,7 +248,7 @@ func TestAfter(t *testing.T) {
 		"10.1.2.3/8": "11.0.0.0",
 		"fd00::/64":  "fd00:0:0:1::", "fd00:0:0:ffff::/64": "fd00:0:1::", "ff00::/8": "invalid IP", "::/0": "invalid IP", "::1/128": "::2",
 	} {
-		if got := after(netip.MustParsePrefix(s)); got.String() != want {
+		if got := addressAfter(netip.MustParsePrefix(s)); got.String() != want {
 			t.Errorf("%s: %s, want %s", s, got, want)
 		}
 	}

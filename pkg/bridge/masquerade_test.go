@@ -30,7 +30,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades wants sources and exceptions to be in force for the lab's network.
+// masquerades expects sources and exceptions to be in force for the lab's network.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {
@@ -75,7 +75,7 @@ func TestMasqueradeEdited(t *testing.T) {
 	}
 }
 
-// foreignIPAM puts an IPAM plugin into CNI_PATH that gives 10.61.0.N/24 to the container named N.
+// foreignIPAM adds an IPAM plugin to CNI_PATH that gives 10.61.0.N/24 to the container named N.
 func (l lab) foreignIPAM() lab {
 	l.Helper()
 	script := `#!/bin/sh
@@ -90,7 +90,7 @@ exit 0
 	return l
 }
 
-// TestMasqueradeFlushed: the next pod brings back the masquerade of all pods, also where each pod has an address of its own in the set.
+// TestMasqueradeFlushed: the next pod restores the masquerade of all pods, also if each pod has its own address in the set.
 func TestMasqueradeFlushed(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
 	l.add("5")
@@ -110,7 +110,7 @@ func TestMasqueradeFlushed(t *testing.T) {
 	}
 }
 
-// TestMasqueradeIPTablesOneFamily: exceptions and families count in iptables too.
+// TestMasqueradeIPTablesOneFamily: iptables respects exceptions and families too.
 func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -131,7 +131,7 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	}
 }
 
-// TestMasqueradeEmptied: rules that somebody emptied, sets that are there still, are told by CHECK and written by the next ADD.
+// TestMasqueradeEmptied: another program emptied the chain but kept the sets. CHECK reports that, and the next ADD rewrites the rules.
 func TestMasqueradeEmptied(t *testing.T) {
 	l := bareLab(t, "name", "emptied", "bridge", "btm1", "ipam", hostLocal("10.70.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm1", netlink.LinkDel) })
@@ -150,7 +150,7 @@ func TestMasqueradeEmptied(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestMasqueradeBackendChanged: pods keep the masquerade that they have when the configuration names another backend.
+// TestMasqueradeBackendChanged: pods keep their masquerade when the configuration names another backend.
 func TestMasqueradeBackendChanged(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -163,7 +163,7 @@ func TestMasqueradeBackendChanged(t *testing.T) {
 	l.OK(b.check("ipMasqBackend", "iptables"))
 }
 
-// TestMasqueradeEnds: with ipMasq false everything of the network goes, also when a part of it is missing.
+// TestMasqueradeEnds: ipMasq false removes all masquerade of the network, also if a part is missing.
 func TestMasqueradeEnds(t *testing.T) {
 	l := bareLab(t, "name", "ends", "bridge", "btm3", "ipam", hostLocal("10.72.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm3", netlink.LinkDel) })

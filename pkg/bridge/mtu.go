@@ -9,21 +9,23 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// minMTU6 is what IPv6 needs of a link (RFC 8200 section 5).
+// minMTU6 is the minimum link MTU of IPv6 (RFC 8200 section 5).
 const minMTU6 = 1280
 
-// mtuNote is the mark of the node that the MTU of a bridge is about to be pinned, and holds its value: to pin it takes two requests.
+// mtuNote is the node's note, with the value, that a process is about to pin the MTU of a bridge. Pinning takes two requests.
 func mtuNote(bridge string) string { return "mtu-" + bridge }
 
-// madeNote is the mark of the network that it made a bridge, and pinned its MTU. It holds the MAC: another may have the name by now.
+// madeNote is the network's note that it created a bridge and pinned its MTU. It holds the MAC, because another bridge may get the same
+// name.
 func madeNote(bridge string) string { return "made-" + bridge }
 
-// ensureMTU gives the bridge the MTU of its pods when that is smaller, or else the node would send them what they cannot take: not a bridge
-// that somebody else made. But pods must not take the node's IPv6 addresses from any bridge by a smaller MTU than IPv6 needs.
+// ensureMTU lowers the bridge's MTU to the pods' MTU, or else the node would send packets that are too large for the pods. It does not
+// lower the MTU of a bridge that another program created. If the pods' MTU is below the minimum of IPv6, it pins the MTU of any bridge.
+// Otherwise the kernel would lower the bridge's MTU, and the node would lose its IPv6 addresses.
 func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 	_, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	small := j.cfg.MTU != 0 && j.cfg.MTU < minMTU6
-	if !made && !owed && !small && !j.lowers(*bridge) {
+	if !made && !owed && !small && !j.lowersMTU(*bridge) {
 		return nil
 	}
 	noted, err := attachment.NotedAs(madeNote(bridge.Name), bridge.MAC.String())
@@ -31,15 +33,17 @@ func (j *job) ensureMTU(bridge *kernel.Link, made bool) error {
 		return err
 	}
 	ours := made || noted
-	if pin := made || small && !ours; pin || owed || ours && j.lowers(*bridge) {
+	if pin := made || small && !ours; pin || owed || ours && j.lowersMTU(*bridge) {
 		return j.setMTU(bridge, made, ours, pin)
 	}
 	return nil
 }
 
-func (j *job) lowers(bridge kernel.Link) bool { return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU }
+func (j *job) lowersMTU(bridge kernel.Link) bool {
+	return j.cfg.MTU >= minMTU6 && j.cfg.MTU < bridge.MTU
+}
 
-// setMTU does so under the lock that all take who change the MTU of a bridge: meanwhile it may be another than it seemed.
+// setMTU sets the MTU under the lock for MTU changes of bridges. It reads the MTU again, since another process may have changed it.
 func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	unlock, err := attachment.Waiting.Node("mtu")
 	if err != nil {
@@ -47,7 +51,7 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	}
 	defer unlock()
 	now, ok, err := j.host.LinkByIndex(bridge.Index)
-	if err := stillThere(bridge.Name, ok, err); err != nil {
+	if err := errIfDeleted(bridge.Name, ok, err); err != nil {
 		return err
 	}
 	bridge.MTU = now.MTU
@@ -55,7 +59,7 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	if owed && !made {
 		pin, bridge.MTU = true, mtu
 	}
-	if ours && j.lowers(*bridge) {
+	if ours && j.lowersMTU(*bridge) {
 		bridge.MTU = j.cfg.MTU
 	}
 	if pin && bridge.MTU == now.MTU {
@@ -80,8 +84,8 @@ func (j *job) setMTU(bridge *kernel.Link, made, ours, pin bool) error {
 	return attachment.UnnoteNode(mtuNote(bridge.Name))
 }
 
-// interruptedMTU returns the MTU of a bridge, or the one that a process was about to pin when it was killed between the two requests,
-// unless an admin set another since; owed reports whether there was such a process.
+// interruptedMTU returns the MTU of a bridge. If a process was killed between the two requests of pinning, it returns the value that this
+// process was about to pin, unless an admin set another MTU since. owed reports whether a process was interrupted.
 func interruptedMTU(bridge kernel.Link) (mtu int, owed bool) {
 	note, owed := attachment.NodeNoted(mtuNote(bridge.Name))
 	if mtu, err := strconv.Atoi(note); err == nil && bridge.MTU == kernel.MTUBeside(mtu) {

@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// mtuLab is a node with a network whose bridge has a name of its own.
+// mtuLab returns a node with a network whose bridge has a unique name.
 func mtuLab(t *testing.T, bridge, subnet string) lab {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// hasMTU wants the bridge to have an MTU, and nothing left to do about it.
+// hasMTU expects the bridge to have this MTU, with no pending pin.
 func (l lab) hasMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -40,8 +40,8 @@ func (l lab) hasMTU(want int) {
 	}
 }
 
-// anotherMade makes a bridge as somebody else does, with an address of the node.
-func anotherMade(t *testing.T, bridge, address string) {
+// createForeignBridge creates a bridge as another program does, with an address for the node.
+func createForeignBridge(t *testing.T, bridge, address string) {
 	t.Helper()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
 		t.Fatal(err)
@@ -60,8 +60,7 @@ func anotherMade(t *testing.T, bridge, address string) {
 	}
 }
 
-// TestSmallMTU: a pod with a smaller MTU than IPv6 needs does not take the IPv6 addresses of the bridge, not even by an ADD that is
-// refused.
+// TestSmallMTU: a pod with an MTU below the minimum of IPv6 does not remove the bridge's IPv6 addresses, also if its ADD is refused.
 func TestSmallMTU(t *testing.T) {
 	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
 	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
@@ -79,22 +78,22 @@ func TestSmallMTU(t *testing.T) {
 	l.OK(d.Call("DEL", "d"))
 }
 
-// TestLargeMTU: the largest MTU can be pinned too.
+// TestLargeMTU: pinning works for the largest MTU.
 func TestLargeMTU(t *testing.T) {
 	l := mtuLab(t, "btlarge", "10.74.3.0/24")
 	l.add("a", "mtu", 65535)
 	l.hasMTU(65535)
 }
 
-// TestMTUOfOthers: a bridge that somebody else made keeps its MTU and its IPv6 addresses, whatever the pods have, also in the place of one
-// that ADD made.
+// TestMTUOfOthers: a bridge that another program created keeps its MTU and IPv6 addresses for any pod MTU. The same holds if that bridge
+// replaced one that ADD had created.
 func TestMTUOfOthers(t *testing.T) {
 	l := mtuLab(t, "btother", "10.74.1.0/24")
 	l.other().add("first")
 	if err := onHost("btother", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	anotherMade(t, "btother", "fd00:74:1::99/64")
+	createForeignBridge(t, "btother", "fd00:74:1::99/64")
 	for _, mtu := range []int{1000, 1400, 1500, 9000} {
 		l.other().add(fmt.Sprint("mtu", mtu), "mtu", mtu)
 	}
@@ -104,7 +103,7 @@ func TestMTUOfOthers(t *testing.T) {
 	}
 }
 
-// TestMTUOfAnotherNetwork: a bridge that a pod of another network made counts as made.
+// TestMTUOfAnotherNetwork: a bridge that another network's ADD created counts as ours.
 func TestMTUOfAnotherNetwork(t *testing.T) {
 	l := mtuLab(t, "btnets", "10.74.4.0/24")
 	l.add("a")
@@ -113,10 +112,11 @@ func TestMTUOfAnotherNetwork(t *testing.T) {
 	l.hasMTU(1400)
 }
 
-// TestMTUAtOnce: many pods at once leave the bridge the MTU that it had, and wait for somebody who is between the two requests.
+// TestMTUAtOnce: many concurrent pods leave the bridge's MTU unchanged. They wait for a process that is between the two requests of
+// pinning.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
-	anotherMade(t, "btonce", "fd00:74:2::99/64")
+	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
 	set := func(mtu int) {
 		t.Helper()
 		if err := onHost("btonce", func(link netlink.Link) error { return netlink.LinkSetMTU(link, mtu) }); err != nil {
@@ -150,8 +150,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.hasMTU(1500)
 }
 
-// TestMTUAfterKill: what an ADD leaves that was killed at any point of pinning, the next one mends, of whichever network it is. What an
-// admin set meanwhile stays.
+// TestMTUAfterKill: the next ADD of any network repairs an ADD that was killed at any step of pinning. An MTU that an admin set since
+// stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	l.add("a")
@@ -168,11 +168,11 @@ func TestMTUAfterKill(t *testing.T) {
 		l.hasMTU(want)
 		next.OK(next.Call("DEL", "next", "name", "btkill2"))
 	}
-	// One that was killed before the first request has pinned nothing: the kernel would follow the smallest port.
+	// A process killed before the first request has pinned nothing: the kernel would follow the smallest port.
 	if err := onHost("btkill", netlink.LinkDel); err != nil {
 		t.Fatal(err)
 	}
-	anotherMade(t, "btkill", "fd00:74:5::99/64")
+	createForeignBridge(t, "btkill", "fd00:74:5::99/64")
 	if err := attachment.NoteNode(mtuNote("btkill"), "1500"); err != nil {
 		t.Fatal(err)
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// nodeUplink is the link of the node that the tenant of the tests deletes.
+// nodeUplink is the node's link that the tenant in these tests deletes.
 const nodeUplink = "btuplink0"
 
-// deleteNodeUplink deletes nodeUplink from the namespace of the calling thread, which names the node's by the ID that the peer of eth0 has.
+// deleteNodeUplink deletes nodeUplink from the namespace of the calling thread. It addresses the node's namespace by the ID of eth0's peer.
 func deleteNodeUplink() error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -36,7 +36,7 @@ func deleteNodeUplink() error {
 	return err
 }
 
-// tenantMain is the process of a tenant with all capabilities in a user and a network namespace of its own: it acts once it reads a line.
+// tenantMain is a tenant's process with all capabilities in its own user and network namespace. It acts after it reads a line.
 func tenantMain() int {
 	if _, err := fmt.Scanln(); err != nil {
 		fmt.Println(err)
@@ -54,8 +54,8 @@ func tenantMain() int {
 	return 1
 }
 
-// TestNodeByNamespaceID: a process with CAP_NET_ADMIN in the user namespace of the node deletes a link of the node from a pod, as
-// SECURITY.md says: the kernel gives the pod an ID of the node's namespace with the veth pair.
+// TestNodeByNamespaceID: a process in a pod with CAP_NET_ADMIN in the node's user namespace can delete a link of the node, as SECURITY.md
+// says. The veth pair makes the kernel give the pod an ID of the node's namespace.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -68,7 +68,7 @@ func TestNodeByNamespaceID(t *testing.T) {
 	}
 }
 
-// TestNodeByNamespaceIDFromUserNamespace: the same from a pod with a user namespace of its own (hostUsers: false) is refused.
+// TestNodeByNamespaceIDFromUserNamespace: the same is refused from a pod with its own user namespace (hostUsers: false).
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
 	tenant := exec.Command("/proc/self/exe") //nolint:noctx // ends with its standard input

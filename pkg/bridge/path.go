@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns an error of isDifferent if the node does not forward packets that come in by a gateway link. byAdmin reports
-// that the node forwards, and an admin took this link out, or put others in.
+// compareForwarding returns an error for which isDifferent is true if the node does not forward packets from a gateway link. byAdmin
+// reports that the node forwards, but an admin excluded this link or included only other links.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// forward lets the node forward packets that come in by a gateway link. Only for the first pod it overrides a setting of the link: an admin
-// may take single links out later.
+// forward enables forwarding of packets from a gateway link. It overrides the link's own setting only for the first pod, since an admin may
+// exclude single links later.
 func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -60,14 +60,14 @@ func forward(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	return host.Set(settings...)
 }
 
-// path is the way from the node to a pod: the link with the gateway address of the pod, and the pod's address.
+// path is the way from the node to a pod: the link with the pod's gateway address, and the pod's address.
 type path struct {
 	link    string
 	gateway netip.Prefix
 	pod     netip.Addr
 }
 
-// paths returns the ways to a pod whose gateways are on the node.
+// paths returns the paths to a pod whose gateways are on the node.
 func (st state) paths() (all []path) {
 	for i := range min(len(st.Gateways), len(st.Addresses)) {
 		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
@@ -75,14 +75,14 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects reports whether the gateway address brings a route to the pod: not to one outside of its subnet, nor in the main table if the
-// bridge is in a VRF.
+// connects reports whether the gateway address creates the route to the pod. It does not if the pod is outside its subnet, or if the bridge
+// is in a VRF (no route in the main table).
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute returns an error of isDifferent if packets of the node for the pod do not leave through the link. overlap reports whether
-// another link has a subnet with the address: ADD has warned of that.
+// compareRoute returns an error for which isDifferent is true if the node does not send the pod's packets through the link. overlap reports
+// whether another link's subnet contains the address; ADD has warned about that.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -103,16 +103,16 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, differs("the node sends packets for %s through %s, not through %s", p.pod, cmp.Or(other.Name, "another link"), link.Name)
 }
 
-// repair is something that a path lacks, and what makes it again.
+// repair is a missing part of a path, with the function that restores it.
 type repair struct {
 	what string
 	do   func() error
 }
 
-// lost returns what the path lacks of what ADD made. It does not miss an address that the network did not put on the link or that another
-// link has, nor the route to the subnet while an admin's route for the pod or the subnet is in its place. Nothing is
-// missing while the link is down. In a VRF only forwarding is: the main table has no route for the link.
-func (p path) lost(host *kernel.Node, network string) (all []repair, err error) {
+// missingParts returns the missing parts of the path that ADD made. It does not count an address that the network did not add, or that
+// another link has. It does not count the subnet's route if an admin's route for the pod or the subnet replaces it. Nothing counts as
+// missing while the link is down. In a VRF only forwarding counts, since the main table has no route for the link.
+func (p path) missingParts(host *kernel.Node, network string) (all []repair, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
 		return nil, err
@@ -134,7 +134,7 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, repair{"gateway address", func() error { return p.place(host, link) }}), nil
+		return append(all, repair{"gateway address", func() error { return p.addGateway(host, link) }}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
@@ -145,12 +145,12 @@ func (p path) lost(host *kernel.Node, network string) (all []repair, err error) 
 	return all, nil
 }
 
-// placeTimeout bounds the wait for a restored IPv6 address, which takes the kernel less than a millisecond. An earlier STATUS would
-// restore the address once more.
+// placeTimeout bounds the wait for a restored IPv6 address. The kernel needs less than a millisecond. Without the wait, the next STATUS
+// could restore the address again.
 const placeTimeout = 200 * time.Millisecond
 
-// place puts the gateway address on its link again.
-func (p path) place(host *kernel.Node, link kernel.Link) error {
+// addGateway adds the gateway address to its link again.
+func (p path) addGateway(host *kernel.Node, link kernel.Link) error {
 	if p.gateway.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
 			return err
@@ -163,7 +163,7 @@ func (p path) place(host *kernel.Node, link kernel.Link) error {
 	return nil
 }
 
-// repairPaths restores forwarding, and gateway addresses with the routes to their subnets, once for each subnet of a network.
+// repairPaths restores forwarding, and the gateway addresses with their subnet routes, once per subnet of a network.
 func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -174,10 +174,10 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 			} else {
 				seen[of] = true
 			}
-			lost, err := p.lost(host, network)
+			lost, err := p.missingParts(host, network)
 			errs = append(errs, err)
 			for _, part := range lost {
-				log.Info("part of the way from the node to its pods is missing and is restored from the records", "part", part.what,
+				log.Info("forwarding, an address or a route from the node to its pods is missing and is restored from the records", "part", part.what,
 					"interface", p.link, "gateway", p.gateway)
 				errs = append(errs, part.do())
 			}
@@ -186,8 +186,8 @@ func repairPaths(host *kernel.Node, log *slog.Logger, network string, pods []att
 	return errors.Join(errs...)
 }
 
-// repairPorts gives the ports of pods the flags that ADD gave them, to guarded ones also group_fwd_mask. The state of a port stays: an
-// admin cuts a pod off by it.
+// repairPorts restores the port flags that ADD set, and group_fwd_mask of guarded ports. It does not change the port state, since an admin
+// may disable a port on purpose.
 func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
@@ -210,7 +210,7 @@ func repairPorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state
 	return errors.Join(errs...)
 }
 
-// flags returns those of the pod's port.
+// flags returns the flags of the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }

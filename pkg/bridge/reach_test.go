@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce: a new pod gets neighbour solicitations once its addresses are configured, however late the kernel does what
-// the request to add an address leaves to its work queue. A lost solicitation costs a second.
+// TestNeighboursReachAtOnce: a new pod receives neighbour solicitations once its addresses are configured, although the kernel leaves part
+// of adding an address to its work queue. A lost solicitation costs a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)
@@ -36,7 +36,7 @@ func TestNeighboursReachAtOnce(t *testing.T) {
 	}
 }
 
-// TestGatewayAnswersAtOnce: so does the node for a new gateway address.
+// TestGatewayAnswersAtOnce: the node answers for a new gateway address at once too.
 func TestGatewayAnswersAtOnce(t *testing.T) {
 	l := bareLab(t, "bridge", "btgw")
 	t.Cleanup(func() { _ = onHost("btgw", netlink.LinkDel) })
@@ -53,7 +53,7 @@ func TestGatewayAnswersAtOnce(t *testing.T) {
 	})
 }
 
-// configures runs a part of ADD on a pod that is wired, and deletes the pod.
+// configures runs a part of ADD on a wired pod, and deletes the pod.
 func (l lab) configures(id string, part func(*job, wiring) error) {
 	l.Helper()
 	p := Plugin(hostlocal.Plugin())
@@ -63,7 +63,7 @@ func (l lab) configures(id string, part func(*job, wiring) error) {
 			return nil, err
 		}
 		defer j.close()
-		w, err := j.wire()
+		w, err := j.createLinks()
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func (l lab) configures(id string, part func(*job, wiring) error) {
 	l.OK(o)
 }
 
-// solicited fails the test unless a namespace is in the solicited-node group of an address (RFC 4291 section 2.7.1).
+// solicited fails the test unless a namespace has joined the solicited-node group of an address (RFC 4291 section 2.7.1).
 func (l lab) solicited(within func(func() error) error, address netip.Prefix) {
 	l.Helper()
 	group := "ff0200000000000000000001ff" + strings.ReplaceAll(address.Addr().StringExpanded()[32:], ":", "")

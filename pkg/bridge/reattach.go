@@ -13,16 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// port is the host side of a live attachment whose bridge was deleted by somebody, with what its record says.
+// port is the host side of a live attachment whose bridge was deleted, with its record.
 type port struct {
 	link kernel.Link
 	state
 }
 
-// lostPorts returns the host sides that the records of all networks name as ports of the bridge and that have no bridge now. It is
-// called only when the bridge is missing or down, or another than the network had: it comes up as the last step, so that a bridge which is
-// down may be one whose maker was killed before it had attached them.
-func (j *job) lostPorts() ([]port, error) {
+// orphanedPorts returns the host sides that have no bridge, although the records of any network name them as ports of this bridge. The
+// caller needs it only if the bridge is missing, down, or different from the recorded one. ADD sets the bridge up last, so a bridge that is
+// down may be left by an ADD that was killed before it attached the lost ports.
+func (j *job) orphanedPorts() ([]port, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
 		return nil, err
@@ -44,8 +44,9 @@ func (j *job) lostPorts() ([]port, error) {
 	return lost, nil
 }
 
-// formerMAC returns the MAC that the bridge had, so that the pods' neighbour entries stay right; without lost ports a random one.
-func formerMAC(lost []port) net.HardwareAddr {
+// previousMAC returns the MAC of the deleted bridge, so that the pods' neighbour entries stay valid. Without lost ports it returns a random
+// MAC.
+func previousMAC(lost []port) net.HardwareAddr {
 	for _, p := range lost {
 		if mac, err := net.ParseMAC(p.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
 			return mac
@@ -54,8 +55,8 @@ func formerMAC(lost []port) net.HardwareAddr {
 	return randomMAC()
 }
 
-// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. A note of the network has the ifindex and the
-// MAC of the bridge: another bridge of that name is new, up as it may be.
+// adopt pins the MAC of a bridge that is new to the network, and attaches lost ports to it. The network's note holds the ifindex and MAC of
+// the known bridge. Another bridge of the same name is new, even if it is up.
 func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.Noted(note)
@@ -68,7 +69,7 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	}
 	if noted && bridge.Up {
 		var err error
-		if lost, err = j.lostPorts(); err != nil {
+		if lost, err = j.orphanedPorts(); err != nil {
 			return err
 		}
 	}
@@ -76,8 +77,9 @@ func (j *job) adopt(bridge kernel.Link, made bool, lost []port) error {
 	return j.att.Note(note, identity)
 }
 
-// pinMAC sets the MAC that a bridge has: else it would follow the lowest MAC of the ports, and pods would send to the former one for
-// seconds. A bridge that a network of ours made has had its MAC set since. The reference does the same for each gateway address.
+// pinMAC sets the MAC that the bridge already has. Otherwise the bridge would follow the lowest MAC of its ports, and pods would send to
+// the previous MAC for seconds. The MAC of a bridge that our networks created is already pinned. The reference pins it for each gateway
+// address.
 func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	if made {
 		return nil
@@ -89,12 +91,12 @@ func (j *job) pinMAC(bridge kernel.Link, made bool) error {
 	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
-// reattach makes lost ports ports of the bridge again, with their settings and their gateway addresses. What fails is logged only: this
-// ADD is about another pod.
+// reattach attaches lost ports to the bridge again, with their settings and gateway addresses. It only logs failures, because this ADD is
+// about another pod.
 func (j *job) reattach(bridge kernel.Link, lost []port) {
 	for _, p := range lost {
 		err := j.reattachPort(bridge, p)
-		j.r.Log.Warn("attached a pod again, whose bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
+		j.r.Log.Warn("attached a pod again after its bridge was deleted", "bridge", bridge.Name, "port", p.link.Name, "error", err)
 	}
 }
 

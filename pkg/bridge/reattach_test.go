@@ -26,8 +26,8 @@ func mac(t *testing.T, name string) (mac string) {
 	return mac
 }
 
-// TestReattach: the bridge is deleted beneath pods of two networks, one with isolated ports. CHECK tells; the next ADD makes the bridge
-// with its former MAC and attaches all of them again, as they were.
+// TestReattach: a bridge with pods of two networks is deleted; one network has isolated ports. CHECK reports that. The next ADD creates the
+// bridge with its previous MAC and attaches all pods with their settings.
 func TestReattach(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -55,15 +55,15 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// TestReattachToAnothers: somebody deletes the bridge and makes another, and brings it up. The next ADD attaches the pods, also of a
-// network that has no gateway on it.
+// TestReattachToAnothers: another program deletes the bridge, creates a new one and sets it up. The next ADD attaches the pods, also of a
+// network without a gateway on the bridge.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Cleanup(func() { _ = onHost("btan0", netlink.LinkDel) })
-			l := bareLab(t, append(keys, "name", "anew", "bridge", "btan0")...) // the oracle would see the bridge that is not ours
+			l := bareLab(t, append(keys, "name", "reattach2", "bridge", "btan0")...) // the leak check would report the other program's bridge
 			a := l.add("a")
 			if err := onHost("btan0", netlink.LinkDel); err != nil {
 				t.Fatal(err)
@@ -79,7 +79,7 @@ func TestReattachToAnothers(t *testing.T) {
 	}
 }
 
-// TestReattachAfterKill: whoever made the bridge was killed before it brought the bridge up, so the next ADD attaches.
+// TestReattachAfterKill: an ADD was killed after it created the bridge and before it set the bridge up. The next ADD attaches the pods.
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -97,10 +97,11 @@ func TestReattachAfterKill(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestReattachOnlyItsOwn: a link that has another bridge, that is another's by now, or whose attachment was never finished, stays alone.
+// TestReattachOnlyItsOwn: ADD does not attach a link with another bridge, a link that now belongs to another program, or a link of an
+// unfinished ADD.
 func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
-	l.other().add("another") // from which the bridge takes its former MAC
+	l.other().add("another") // the bridge takes its previous MAC from this pod
 	moved, renamed, unfinished := l.add("moved"), l.other().add("renamed"), l.other().add("unfinished")
 	t.Cleanup(func() { _ = onHost("elsewhere0", netlink.LinkDel) })
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "elsewhere0"}}); err != nil {
@@ -116,12 +117,12 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	if err := onHost(moved.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetMaster(v, elsewhere0) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "somebodys0") }); err != nil {
+	if err := onHost(renamed.hostVeth(), func(v netlink.Link) error { return netlink.LinkSetName(v, "taken0") }); err != nil {
 		t.Fatal(err)
 	}
 	unfinish(t, l, "unfinished")
 	l.other().add("c")
-	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "somebodys0": 0, unfinished.hostVeth(): 0} {
+	for name, want := range map[string]int{moved.hostVeth(): elsewhere0.Attrs().Index, "taken0": 0, unfinished.hostVeth(): 0} {
 		if err := onHost(name, func(v netlink.Link) error {
 			if got := v.Attrs().MasterIndex; got != want {
 				t.Errorf("%s has master %d, want %d", name, got, want)
@@ -131,12 +132,12 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := onHost("somebodys0", netlink.LinkDel); err != nil {
+	if err := onHost("taken0", netlink.LinkDel); err != nil {
 		t.Error(err)
 	}
 }
 
-// unfinish makes the record of an attachment what it was a moment before its ADD ended.
+// unfinish marks the record of an attachment as unfinished, as just before its ADD ends.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())
@@ -151,7 +152,8 @@ func unfinish(t *testing.T, l lab, id string) {
 	}
 }
 
-// TestNoWaitOnAnothersBridge: the kernel reports no operational state of a bridge that was up before its first port. No ADD waits for it.
+// TestNoWaitOnAnothersBridge: the kernel reports no operational state for a bridge that was up before its first port. ADD does not wait for
+// one.
 func TestNoWaitOnAnothersBridge(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
 	l := bareLab(t, "name", "upbefore", "bridge", "btup0")

@@ -18,24 +18,24 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delUnrecorded is DEL for an attachment that the reference plugin made, or whose record is lost. Names are computed, and what has no
-// such name, the veth pair, is deleted only when it is proven to be this attachment's.
+// delUnrecorded is DEL for an attachment of the reference plugin, or with a lost record. It finds objects by their computed names. The
+// reference's veth pair has no computed name; it is deleted only if provenPodSide says that it belongs to this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	// Our pair goes first: with it goes its group, which nobody finds after the pair is gone.
+	// Our pair goes first, because it identifies its device group. Nothing else finds the group afterwards.
 	err := errors.Join(delHostSide(host, key, 0), deleteProven(r, host), asReference(key).Remove(), delGuardOf(host, key.HostVeth()))
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The addresses go back last: the next pod that gets one must not find the masquerade of this one.
-		err = b.giveBack(r, object)
+		// The addresses are released last: the next pod with one of them must not meet the masquerade of this pod.
+		err = b.releaseAddresses(r, object)
 	}
 	return err
 }
 
-// delSuccessor removes what the reference plugin made for an attachment whose record is of an earlier one: the link of the record is gone.
-// Most often nothing comes after it, and prevResult tells: it names that link.
+// delSuccessor handles an attachment whose record is older than the live one: the recorded link is gone, and the reference plugin attached
+// the container since. Usually there is no such successor; then prevResult names the recorded link.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	if r.Prev != nil && names(r, key.HostVeth()) {
+	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
 		return nil
 	}
 	if _, ok, err := host.Link(key.HostVeth()); ok || err != nil {
@@ -62,9 +62,9 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if err != nil || !ok {
 		return err
 	}
-	side, ok, err := proven(r, host, link)
+	side, ok, err := provenPodSide(r, host, link)
 	switch {
-	case ok && side.LeadsGroup(): // ours, under another name
+	case ok && side.LeadsGroup(): // our veth under another name
 		return host.DelGroup(side)
 	case ok:
 		return pod.DelLink(r.IfName)
@@ -72,7 +72,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// isReferenceVeth reports whether a name is one that the reference gives host sides: eight hexadecimal digits. Ours have eleven.
+// isReferenceVeth reports whether a name has the form of the reference's host sides: eight hexadecimal digits. Ours have eleven.
 func isReferenceVeth(name string) bool { return isVeth(name, 8) }
 
 func isVeth(name string, digits int) bool {
@@ -80,22 +80,23 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isAnothers reports whether a host side is of an attachment other than that of r: ours are named by a hash of the key. prevResult may name
-// it all the same: a MAC follows from the address, so that the next pod with the address, or a network with the same one, has it too.
-func isAnothers(r *plugin.Request, name string) bool {
+// isOtherAttachment reports whether a host side belongs to an attachment other than r's: our names are a hash of the key. prevResult may
+// still match it, because the MAC follows from the address. The next pod with this address, or another network with the same one, has the
+// same MAC.
+func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, 11) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// proven reports whether the pod's interface is this attachment's: prevResult names it with its MAC. Without prevResult, which runtimes
-// keep to themselves before cniVersion 0.4.0, its host side must be the reference's by name, and on the bridge of the configuration. side
-// is the host side, if there is one.
-func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
+// provenPodSide reports whether the pod's interface belongs to this attachment: prevResult contains its name and MAC. Runtimes pass no
+// prevResult before cniVersion 0.4.0. Then the host side must have a name of the reference's form and be on the configured bridge. side is
+// the host side, if there is one.
+func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
 		return side, false, err
 	}
 	ok = ok && link.Kind == "veth"
-	if ok && isAnothers(r, side.Name) {
+	if ok && isOtherAttachment(r, side.Name) {
 		return side, false, nil
 	}
 	if r.Prev != nil {
@@ -110,7 +111,7 @@ func proven(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel
 	return side, ok && bridge.Kind == "bridge" && bridge.Name == bridgeName(r.Config), err
 }
 
-// bridgeName returns the bridge of a configuration that may be wrong elsewhere.
+// bridgeName returns the bridge of a configuration that may be invalid otherwise.
 func bridgeName(config []byte) string {
 	conf := struct {
 		Bridge string `json:"bridge"`
@@ -121,14 +122,14 @@ func bridgeName(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the pair without its namespace, which may live on: prevResult must name the host side with its MAC, and it must
-// be a port of the bridge that prevResult names. A gateway's veth, which pods share, is no port.
+// deleteHostSide deletes the pair from the node, if the pod's namespace is out of reach but may be alive. prevResult must contain the host
+// side's name and MAC, and the host side must be a port of the bridge in prevResult. A gateway's veth, which pods share, is no port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil
 	}
 	for _, i := range r.Prev.Interfaces {
-		if i.Sandbox != "" || i.Mac == "" || isAnothers(r, i.Name) {
+		if i.Sandbox != "" || i.Mac == "" || isOtherAttachment(r, i.Name) {
 			continue
 		}
 		link, ok, err := host.Link(i.Name)
@@ -142,15 +143,15 @@ func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 		if err != nil {
 			return err
 		}
-		if ok && names(r, bridge.Name) {
+		if ok && namedInPrevResult(r, bridge.Name) {
 			return host.DelLink(link.Name)
 		}
 	}
 	return nil
 }
 
-// names reports whether prevResult has an interface of the node with this name.
-func names(r *plugin.Request, name string) bool {
+// namedInPrevResult reports whether prevResult contains a node interface with this name.
+func namedInPrevResult(r *plugin.Request, name string) bool {
 	for _, i := range r.Prev.Interfaces {
 		if i.Name == name && i.Sandbox == "" {
 			return true
@@ -159,7 +160,7 @@ func names(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference reports whether an attachment without a record has the reference's masquerade on all addresses.
+// masqueradedByReference reports whether the reference masquerades all addresses of an attachment without a record.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

@@ -14,9 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record takes no link of one that is there, though prevResult
-// names its interface and its MAC: with the namespace and without, of an attachment that is gone, of an ID that never was, of another
-// network.
+// TestDelLeavesAnothers (C-49, C-50, C-52): DEL of an attachment without a record deletes no link of a live attachment, although prevResult
+// contains its interface and MAC. Cases: with and without the namespace, a deleted attachment, an unknown ID, another network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -49,8 +48,8 @@ func ifIndex(l lab, name string) (index int, err error) {
 	return index, err
 }
 
-// TestShortPoolSparesRenewed (F-44): a pod whose record names a namespace that is gone, and that the reference attached anew in another,
-// has a lease that is younger than the record: a short pool takes it from nobody. DEL ends it.
+// TestShortPoolSparesRenewed (F-44): a pod's recorded namespace is gone, and the reference attached the pod again in another namespace. Its
+// lease is newer than the record, so an exhausted pool does not reclaim the lease. DEL releases it.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
 	l.OK(l.Call("ADD", "pod"))
@@ -58,7 +57,7 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 	if err := os.Remove(lease); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(10 * time.Millisecond) // the time of a file is that of the kernel's last tick
+	time.Sleep(10 * time.Millisecond) // file times have the resolution of the kernel's tick
 	if err := os.WriteFile(lease, []byte("pod\r\neth0"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +96,7 @@ func (l lab) attachAsReference(id, address string) object {
 	if err := os.WriteFile("/var/lib/cni/networks/"+l.network()+"/"+address, []byte(id+"\r\neth0"), 0o600); err != nil {
 		l.Fatal(err)
 	}
-	l.Cleanup(func() { // the table, which stays with the reference too
+	l.Cleanup(func() { // also removes the table, which the reference leaves too
 		c, err := nftables.New()
 		if err != nil {
 			l.Fatal(err)
@@ -116,8 +115,8 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44): a container that we attached, and then the reference, which knows nothing of our record, is removed by one
-// DEL, with its namespace or without, and with prevResult or without.
+// TestDelOfSuccessor (F-44): Podlace attached a container, and later the reference did, which does not know our record. One DEL removes
+// both, with or without namespace and prevResult.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{
 		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},

@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Restore restores the rules of all attachments of the node from the records, after a flush: guards first, which protect pods from one
-// another, then masquerade and the rules of VLAN gateways, then forwarding, gateway addresses with their routes, and the flags of ports. It
-// changes nothing that is in place.
+// Restore restores the state of all attachments of the node from their records, after a flush. The order is: guards, which protect pods
+// from one another; masquerade; the rules of VLAN gateways; forwarding, gateway addresses with their routes, and port flags. It does not
+// change existing state.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -36,26 +36,26 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
 }
 
-// restoreFlushed restores the rules of all networks if a chain that the node had is gone or empty. It asks for one chain of each table, and
-// only on a node that has or had rules. A failure is only logged: this ADD is about another pod.
+// restoreFlushed restores the rules of all networks if a chain is missing or empty. It queries one chain per table, and only on a node that
+// has or had rules. It only logs failures, because this ADD is about another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {
 		return
 	}
-	for _, place := range witnesses() {
+	for _, place := range baseChains() {
 		if chain, ok, err := t.Chain(place); err == nil && (!ok || chain.Uses == 0) {
 			if err := Restore(j.host, j.r.Log, attachment.Waiting); err != nil {
-				j.r.Log.Warn("what other pods lost could not be restored", "error", err)
+				j.r.Log.Warn("rules of other pods could not be restored", "error", err)
 			}
 			return
 		}
 	}
 }
 
-// witnesses returns base chains that the node has unless somebody flushed the rules: one of the guards, of each network's masquerade, and
-// of the VLAN gateways.
-func witnesses() (all []nft.Place) {
+// baseChains returns base chains that exist unless the rules were flushed: the guards' chain, each network's masquerade chain, and the VLAN
+// gateways' chain.
+func baseChains() (all []nft.Place) {
 	if _, ok := attachment.NodeNoted(guarded); ok {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
 	}
@@ -73,7 +73,7 @@ func witnesses() (all []nft.Place) {
 }
 
 func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
-	// The key without a container is the lock of the network.
+	// A key without a container stands for the network's lock.
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return locks.Tolerate(err)
@@ -89,13 +89,13 @@ func repairNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	return errors.Join(errs...)
 }
 
-// finished leaves out pods whose ADD has not come to its end: it may not have made all of their rules yet.
+// finished leaves out pods of unfinished ADDs, which may not have written all their rules yet.
 func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// intact reports whether the kernel has what pods share, of all networks: a runtime may call STATUS of one network alone. It reads one
-// record of each network. What cannot be read counts as intact.
+// intact reports whether the kernel has the state that pods of all networks share. It covers all networks, because a runtime may call
+// STATUS for only one. It reads one record per network. Unreadable state counts as intact.
 func intact(host *kernel.Node) bool {
 	_, needGuards := attachment.NodeNoted(guarded)
 	networks, _ := attachment.Networks()
@@ -109,7 +109,7 @@ func intact(host *kernel.Node) bool {
 		if !ok {
 			continue
 		}
-		if st.lacks(host, key) {
+		if st.lacksRules(host, key) {
 			return false
 		}
 		needGuards = needGuards || st.Guard != nil
@@ -124,8 +124,8 @@ func intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldest returns the pod of a network that was attached first: a flush that took rules of any pod took its rules, too, while younger pods
-// may have been attached since.
+// oldest returns the oldest pod of a network. Any flush removed this pod's rules too, while younger pods may have been attached after the
+// flush.
 func oldest(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		var st state
@@ -136,13 +136,13 @@ func oldest(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacks reports whether the kernel lacks paths or rules of one pod.
-func (st state) lacks(host *kernel.Node, key attachment.Key) bool {
+// lacksRules reports whether the kernel lacks paths or rules of one pod.
+func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.lostGateway(host); lost {
 		return true
 	}
 	for _, p := range st.paths() {
-		if lost, _ := p.lost(host, key.Network); len(lost) > 0 {
+		if lost, _ := p.missingParts(host, key.Network); len(lost) > 0 {
 			return true
 		}
 	}

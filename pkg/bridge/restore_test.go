@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// plain is the same node with a pod of another network, which has no rules of its own.
+// plain returns the same node with a pod of another network that needs no rules.
 func (l lab) plain(name, bridge string) lab {
 	l.Helper()
 	next := l.other()
@@ -19,8 +19,8 @@ func (l lab) plain(name, bridge string) lab {
 	return next
 }
 
-// TestPlainVerbsRestore (F-21): after a flush each ADD and each STATUS on the node restores what the records of all networks want, also
-// with a configuration that asks for none of it.
+// TestPlainVerbsRestore (F-21): after a flush, each ADD and STATUS on the node restores the rules that the records of all networks want.
+// The configuration of that ADD or STATUS may need no rules itself.
 func TestPlainVerbsRestore(t *testing.T) {
 	flush := func(tables ...string) []string {
 		for i, table := range tables {
@@ -72,7 +72,8 @@ func TestPlainVerbsRestore(t *testing.T) {
 	}
 }
 
-// TestPlainNode: a plain ADD makes no table and no note on a node whose pods need none, and forgets tables that no pod needs any more.
+// TestPlainNode: on a node whose pods need no rules, a plain ADD creates no table and no note, and forgets tables that no pod needs
+// anymore.
 func TestPlainNode(t *testing.T) {
 	l := bareLab(t, "name", "needy", "bridge", "btpn", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btpn", netlink.LinkDel) })
@@ -86,13 +87,13 @@ func TestPlainNode(t *testing.T) {
 		if got := l.run("nft list tables"); got != "" {
 			t.Errorf("tables: %s", got)
 		}
-		if places := witnesses(); len(places) > 0 {
+		if places := baseChains(); len(places) > 0 {
 			t.Errorf("the next ADD asks for %v", places)
 		}
 	}
 }
 
-// TestPortJoinedAgain: another program takes the port of a guarded pod off the bridge and back, which resets all of its flags. GC restores
+// TestPortJoinedAgain: another program removes a guarded pod's port from the bridge and adds it again, which resets its flags. GC restores
 // them.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
@@ -104,7 +105,7 @@ func TestPortJoinedAgain(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestPortOfOlderRelease: STATUS and GC prepare the port of a pod that a release without SetReserved attached.
+// TestPortOfOlderRelease: STATUS and GC prepare the port of a pod that an older release attached without SetReserved.
 func TestPortOfOlderRelease(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })

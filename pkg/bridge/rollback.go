@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is what the record of an attachment tells those who work on the node as a whole.
+// Recorded is the part of an attachment's record that node-wide commands need.
 type Recorded struct {
-	Addresses []netip.Prefix // with the length of their subnet
-	DataDir   string         // of the IPAM plugin; "" for its default
+	Addresses []netip.Prefix // with the prefix length of their subnet
+	DataDir   string         // data directory of the IPAM plugin; "" for its default
 }
 
-// FromRecord reads a record.
+// FromRecord parses a record.
 func FromRecord(rec attachment.Record) (Recorded, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -39,8 +39,9 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference lists what gives an attachment the rules of the reference plugin, so that its DEL removes them. addresses are all that
-// the container has in the network: in iptables the reference has one chain for them. Ours in nftables end with their tables.
+// ToReference returns the steps that give an attachment the reference plugin's rules, so that the reference's DEL removes them. addresses
+// are all addresses of the container in the network, because in iptables the reference has one chain for them. Our nftables rules end with
+// their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -70,7 +71,7 @@ func resetPort(name string) error {
 	return host.ResetReserved(port)
 }
 
-// referenceGuard keeps the check of MACs, which the reference has too; it has no check of addresses.
+// referenceGuard keeps the MAC check, which the reference has too. The reference has no address check.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -103,17 +104,17 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 		return nil, err
 	}
 	if m.UseCluster {
-		m = m.with(st.clusterCIDRs(rec.Network))
+		m = m.withClusterCIDRs(st.clusterCIDRs(rec.Network))
 	}
 	if m.Backend == "" {
 		return []attachment.Step{{Text: "NOTE: the configuration has no ipMasq any more, so its masquerade ends"}}, nil
 	}
-	own, all := m.of(st.Addresses), m.of(addresses)
+	own, all := m.ofMasqueradedFamilies(st.Addresses), m.ofMasqueradedFamilies(addresses)
 	steps := []attachment.Step{{Text: fmt.Sprintf("masquerade %s by rules of %s", list(own), m.Backend), Do: func() error {
 		if m.Backend == "iptables" {
-			return masqueradeByIPTables(named, all, m.of(m.Except))
+			return masqueradeByIPTables(named, all, m.ofMasqueradedFamilies(m.Except))
 		}
-		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.of(m.Except))
+		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.ofMasqueradedFamilies(m.Except))
 	}}}
 	if st.Masquerade == "iptables" {
 		steps = append(steps, attachment.Step{Text: "remove iptables chain " + masqueradeChain(rec.Key),
@@ -122,8 +123,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	return steps, nil
 }
 
-// referenceMasquerade reads what the configuration wants masqueraded, with the backend that the reference takes for it. The reference knows
-// neither families nor exceptions; its rules can express them, and its DEL removes them.
+// referenceMasquerade returns the configured masquerade, with the backend that the reference would choose. The reference has no keys for
+// families and exceptions, but its rules can express them and its DEL removes them.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

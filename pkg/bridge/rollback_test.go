@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// toReference runs the steps for an attachment, as the configuration stands, and returns their texts.
+// toReference runs the steps for an attachment with the current configuration, and returns their texts.
 func (l lab) toReference(id, ifname string) (texts []string) {
 	l.Helper()
 	all, unreadable, err := attachment.Attachments(l.network())
@@ -47,13 +47,13 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 		if err != nil {
 			l.Fatal(err)
 		}
-		table := c.AddTable(&nftables.Table{Name: "cni_plugins_masquerade", Family: nftables.TableFamilyINet}) // deleting what is missing fails
+		table := c.AddTable(&nftables.Table{Name: "cni_plugins_masquerade", Family: nftables.TableFamilyINet}) // deleting a missing table fails
 		c.DelTable(table)
 		if err := c.Flush(); err != nil {
 			l.Error(err)
 		}
 	})
-	for range 2 { // again is fine
+	for range 2 { // the steps are idempotent
 		for _, s := range steps {
 			if s.Do == nil {
 				continue
@@ -69,7 +69,7 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	return texts
 }
 
-// nftRules lists rules of a table, each as the parts of the oracle's line that are asked for.
+// nftRules lists the rules of a table, each with the requested parts of its line.
 func nftRules(t *testing.T, in string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -84,7 +84,7 @@ func nftRules(t *testing.T, in string) (lines []string) {
 	return lines
 }
 
-// TestCheckOfTheReference (F-44): an attachment without a record is masqueraded when the reference's rules say so.
+// TestCheckOfTheReference (F-44): an attachment without a record counts as masqueraded if the reference's rules masquerade it.
 func TestCheckOfTheReference(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables")
 	a := l.add("a")
@@ -105,16 +105,16 @@ func TestCheckOfTheReference(t *testing.T) {
 	if rules := nftRules(t, "inet cni_plugins_masquerade masq_checks"); len(rules) != 0 {
 		t.Errorf("after DEL: %q", rules)
 	}
-	l.add("b") // writes the sets anew
+	l.add("b") // this ADD rewrites the sets
 }
 
-// TestToReferenceWithExceptions: families and exceptions hold in the form of the reference too.
+// TestToReferenceWithExceptions: families and exceptions work in the reference's form too.
 func TestToReferenceWithExceptions(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
 	l.add("a")
 	l.toReference("a", "eth0")
 	rules := nftRules(t, "inet cni_plugins_masquerade masq_checks")
-	// The kernel has verdict -5 for return.
+	// The kernel encodes return as verdict -5.
 	returns := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, "c0000200") && strings.Contains(r, "fffffffb") })
 	masquerades := slices.IndexFunc(rules, func(r string) bool { return strings.Contains(r, " masq ") })
 	if len(rules) != 2 || returns < 0 || masquerades < 0 {
@@ -122,7 +122,7 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	}
 }
 
-// TestToReferenceOfAnotherInterface: the reference names the chain of any interface by the container alone.
+// TestToReferenceOfAnotherInterface: the reference names the chain of any interface after the container alone.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,7 +138,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if rules := nftRules(t, "ip nat "+theirs); len(rules) != 2 {
 		t.Errorf("rules of %s: %q", theirs, rules)
 	}
-	// An unrecorded DEL of net1 finds it, unless eth0 of the container is there and has it.
+	// DEL of net1 without a record finds the chain, unless the container's eth0 still uses it.
 	forget := l.add("a")
 	for _, left := range []int{2, 0} {
 		if err := asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}).Remove(); err != nil {
@@ -153,8 +153,8 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference compares the rules of iptables with those that the reference's own function writes: a rollback
-// leaves ours.
+// TestIPTablesMasqueradeOfTheReference compares our iptables rules with those of the reference's own function, because a rollback keeps
+// ours.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node on which the network of a configuration exists, and a pod.
+// lab is a node with the network of a configuration, and a pod.
 type lab struct {
 	kerneltest.Lab
 }
@@ -41,7 +41,7 @@ func dualStack() object {
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}}}
 }
 
-// bareLab is a node without the network.
+// bareLab returns a node without the network.
 func bareLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	if err := kerneltest.FlushNFT(); err != nil {
@@ -52,7 +52,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
-// newLab makes the network ready by a first pod that goes again, so that the oracle sees only what later pods leave.
+// newLab creates the network by adding and deleting a first pod, so that the leak check sees only the leaks of later pods.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, keys...)
@@ -63,7 +63,7 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// other is the same node with another pod.
+// other returns the same node with another pod.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add attaches the pod and takes it away at the end of the test.
+// add attaches the pod and detaches it when the test ends.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -104,7 +104,7 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.Conf["name"].(string) }
 
-// age lets all records and leases look old, so that GC may collect them.
+// age makes all records and leases look old, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -115,7 +115,7 @@ func (l lab) age() {
 // hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost changes the link name on the host; inPod does it in the pod.
+// onHost changes the link name on the node; inPod does so in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -128,7 +128,7 @@ func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
-// run runs a command of the shell on the host.
+// run runs a shell command on the node.
 func (l lab) run(command string) string {
 	l.Helper()
 	out, err := exec.Command("sh", "-c", command).CombinedOutput()

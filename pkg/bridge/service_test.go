@@ -18,7 +18,7 @@ import (
 
 const serviceIP = "10.96.0.10"
 
-// services are the rules for one Service of a single backend, %s, as kube-proxy writes them in each of its modes.
+// services are the rules for a Service with one backend, %s, as kube-proxy writes them in each of its modes.
 var services = map[string]struct{ program, rules string }{
 	"iptables": {"iptables-restore", `*nat
 :KUBE-SERVICES - [0:0]
@@ -44,7 +44,7 @@ COMMIT
 `},
 }
 
-// TestServiceOnSameBridge: a pod reaches a Service whose backend is on its own bridge, whatever the node's bridge-nf-call-iptables says.
+// TestServiceOnSameBridge: a pod reaches a Service whose backend is on its own bridge, for each value of bridge-nf-call-iptables.
 func TestServiceOnSameBridge(t *testing.T) {
 	const sysctl = "bridge/bridge-nf-call-iptables"
 	h, err := kernel.Host()
@@ -114,7 +114,7 @@ func (a attached) serve(network, address string) {
 	}()
 }
 
-// ask returns what a server answers.
+// ask returns a server's answer.
 func (a attached) ask(address string) (answer string, err error) {
 	err = a.Pod.Do(func() error {
 		conn, err := net.DialTimeout("tcp", address, 3*time.Second)

@@ -20,7 +20,7 @@ import (
 )
 
 // TestStatusRestores (F-21): after a flush CHECK fails and changes nothing. STATUS and GC restore masquerade, guards and the rules of VLAN
-// gateways from the records, log it, and need no lock that another process holds.
+// gateways from the records, and log that. They need no lock that another process holds.
 func TestStatusRestores(t *testing.T) {
 	tables := func(names ...string) []string {
 		var commands []string
@@ -64,7 +64,7 @@ func testStatusRestores(t *testing.T, what string, keys []any, flushes []string)
 	}
 }
 
-// restoredBy wants a verb to restore what a command flushes.
+// restoredBy expects a verb to restore the state that a command flushes.
 func (a attached) restoredBy(verb, flush string, keys ...any) {
 	a.Helper()
 	if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
@@ -80,12 +80,12 @@ func (a attached) restoredBy(verb, flush string, keys ...any) {
 		a.Errorf("%s, then %s: CHECK: %s", flush, verb, o.Stdout)
 	}
 	if o := a.OK(a.Call(verb, "", keys...)); strings.Contains(o.Log, "restored") {
-		a.Errorf("the next %s restores what is in place: %s", verb, o.Log)
+		a.Errorf("the next %s restores state that exists: %s", verb, o.Log)
 	}
 }
 
-// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS restores nothing, says nothing and succeeds. The next one
-// restores.
+// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS succeeds, restores nothing and logs nothing. The next STATUS
+// restores the rules.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
@@ -112,7 +112,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusNeverWaitsForIPTables: STATUS does not wait for the lock of iptables. The next one restores.
+// TestStatusNeverWaitsForIPTables: STATUS does not wait for the lock of iptables. The next STATUS restores the rules.
 func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	if !iptables.Installed(true) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,8 +138,8 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods: after a flush of iptables the rules of younger pods are in place. STATUS finds those of older ones missing,
-// also in one family alone, and beside a pod whose ADD was killed.
+// TestStatusAfterYoungerPods: pods were attached after a flush of iptables, so their rules exist. STATUS finds the missing rules of older
+// pods, also in one family alone, and beside a pod whose ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -160,7 +160,7 @@ func TestStatusAfterYoungerPods(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutPods (F-21): without pods STATUS, GC and a restore make no table.
+// TestStatusWithoutPods (F-21): without pods, STATUS, GC and Restore create no table.
 func TestStatusWithoutPods(t *testing.T) {
 	l := bareLab(t, "antiSpoof", true)
 	if err := kerneltest.FlushNFT(); err != nil {

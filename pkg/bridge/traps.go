@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns the parts of a configuration that are legal and do not do what they seem to do. pods are the subnets of the pods'
-// addresses, node those behind the node's links. Pure.
+// Findings returns the settings that are valid but do not have the effect that they suggest. pods are the subnets of the pods' addresses,
+// and node the subnets behind the node's links. Findings does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config, pods, node)...)
 }
 
-// traps are the findings that ADD does not log by itself.
+// traps returns the findings that ADD does not log elsewhere.
 func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
@@ -46,7 +46,7 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 		return found
 	}
 	if !raw.IsGateway && !raw.IsDefaultGateway {
-		return found // the subnet is that of a network to which the bridge leads
+		return found // the bridge leads to the network that has this subnet
 	}
 	name := raw.Bridge
 	if name == "" {
@@ -57,8 +57,8 @@ func traps(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Fi
 	return append(found, overlaps(pods, others)...)
 }
 
-// overlaps compares the subnets of the pods with those that other links lead to. A larger subnet behind a router is no clash: the route to
-// the pods wins, as it shall where the router knows the pods of all nodes.
+// overlaps compares the pods' subnets with the subnets behind other links. A larger subnet behind a router is no conflict: the more
+// specific route to the pods wins, as intended if the router knows the pods of all nodes.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
@@ -72,8 +72,8 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 	return found
 }
 
-// logTraps logs the findings once for each bridge that is made, and each subnet that comes to it. Without ipam nothing tells that a bridge
-// of somebody else is new to the network: a note does.
+// logTraps logs the findings once for each new bridge and each new subnet on it. Without ipam, a note records that another program's bridge
+// is known to the network.
 func (j *job) logTraps(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), traps(j.r.Config, nil, nil)...))
@@ -84,7 +84,7 @@ func (j *job) logTraps(l layer3) {
 	}
 	node, err := j.host.Subnets()
 	if err != nil {
-		j.r.Log.Warn("the subnets of the node cannot be read; no clash with the pods' subnets is looked for", "error", err)
+		j.r.Log.Warn("the node's subnets cannot be read; conflicts with the pods' subnets are not reported", "error", err)
 	}
 	var pods []netip.Prefix
 	for _, a := range l.Addresses {

@@ -15,9 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-const trapped = "has not the effect that it seems to have"
+const trapped = "does not have the effect that it suggests"
 
-// node runs a line of shell in the node's namespace, and undo at the end of the test.
+// node runs a shell command in the node's namespace, and undo when the test ends.
 func (l lab) node(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -34,8 +34,8 @@ func (l lab) withoutBridge() {
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
-// TestClashOfSubnetsIsLogged: a subnet of the pods that something else on the node has is said when it comes to the bridge, and never
-// again.
+// TestClashOfSubnetsIsLogged: ADD warns about a pod subnet that another link of the node has when the subnet is new to the bridge, and only
+// then.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		node, undo string
@@ -80,7 +80,7 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 	}
 }
 
-// TestClashOfNewSubnetIsLogged: the bridge is there, and the subnet of the network is changed to one that the node has.
+// TestClashOfNewSubnetIsLogged: the network's subnet on an existing bridge changes to a subnet that the node has.
 func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()
@@ -94,7 +94,7 @@ func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	}
 }
 
-// TestKeysWithoutEffectAreLogged: each trap of the configuration alone is said with its key by the ADD that makes the bridge.
+// TestKeysWithoutEffectAreLogged: the ADD that creates the bridge logs each setting without effect, with its key.
 func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -125,7 +125,7 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	}
 }
 
-// TestDuplicateKeyIsLogged: a caller that passes the configuration as it is written, unlike libcni.
+// TestDuplicateKeyIsLogged: unlike libcni, this caller passes the configuration unmodified.
 func TestDuplicateKeyIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap")
 	l.withoutBridge()
@@ -138,7 +138,7 @@ func TestDuplicateKeyIsLogged(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration: for a command that looks at a file. cni0 is the default bridge.
+// TestFindingsOfConfiguration: findings of a configuration file, as a command reads it. cni0 is the default bridge.
 func TestFindingsOfConfiguration(t *testing.T) {
 	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
 	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"}}
@@ -163,7 +163,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM: nothing is made on a bridge of somebody else, and the trap is said all the same, once.
+// TestForeignBridgeWithoutIPAM: ADD changes nothing on another program's bridge, and still logs the finding once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.UnnoteNode("found-bridge-foreign") })

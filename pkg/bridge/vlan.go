@@ -10,14 +10,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// nativeVLAN is that of a trunk without "vlan".
+// nativeVLAN is the untagged VLAN of a trunk without "vlan".
 const nativeVLAN = 1
 
-// VLANs are those of a pod's port.
+// VLANs are the VLANs of a pod's port.
 type VLANs struct {
-	ID          uint16   `json:"id,omitempty"`          // what the pod sees without tags, or 0
-	Trunk       []uint16 `json:"trunk,omitempty"`       // what it sees with tags
-	KeepDefault bool     `json:"keepDefault,omitempty"` // the default VLAN of the bridge stays beside them
+	ID          uint16   `json:"id,omitempty"`          // the untagged VLAN, or 0
+	Trunk       []uint16 `json:"trunk,omitempty"`       // the tagged VLANs
+	KeepDefault bool     `json:"keepDefault,omitempty"` // keep the bridge's default VLAN too
 }
 
 type vlanRange struct {
@@ -31,7 +31,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeConfig, "vlan %d: want 0-4094", raw.Vlan)
 	}
 	v := VLANs{ID: uint16(raw.Vlan), KeepDefault: raw.PreserveDefaultVlan}
-	entry := map[int]int{} // of an ID
+	entry := map[int]int{} // entry of each VLAN ID
 	for i, t := range raw.VlanTrunk {
 		ranges, err := t.ranges(i)
 		if err != nil {
@@ -52,8 +52,8 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 			raw.Vlan, at)
 	}
 	if c.AntiSpoof && len(v.Trunk) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: what has a tag is dropped; "+
-			"macspoofchk goes with vlanTrunk")
+		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: antiSpoof drops tagged frames; "+
+			"use macspoofchk with vlanTrunk")
 	}
 	c.VLANs = v
 	if name := c.gatewayName(); name != c.Bridge && plugin.ValidIfName(name) != nil {
@@ -63,7 +63,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges returns first and last IDs of an entry of vlanTrunk.
+// ranges returns the first and last IDs of an entry of vlanTrunk.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -84,7 +84,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs of a port of a bridge with a default VLAN.
+// onPort returns the VLANs of a port on a bridge with the default VLAN byDefault.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {
@@ -101,7 +101,7 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported refuses VLANs on a kernel that would silently not keep them apart.
+// supported returns an error if the kernel would silently not separate VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil
@@ -113,8 +113,8 @@ func (v VLANs) supported(host *kernel.Node) error {
 	return err
 }
 
-// ensureFiltering sees to it that the bridge keeps VLANs apart. A bridge that has ports and does not is somebody else's business: tagged
-// frames that it carries by now would be dropped.
+// ensureFiltering enables VLAN filtering on the bridge. It refuses a bridge that has ports but no filtering: filtering would drop the
+// tagged frames that the bridge carries now.
 func (j *job) ensureFiltering(bridge *kernel.Link) error {
 	if !j.cfg.VLANs.used() || bridge.FiltersVLANs {
 		return nil
@@ -127,7 +127,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 		bridge.FiltersVLANs = true
 		return j.host.SetVLANFiltering(*bridge)
 	}
-	// Another ADD may have switched it on, and added its port, since the first look.
+	// Another ADD may have enabled filtering and added its port since the first look.
 	again, _, err := j.host.LinkByIndex(bridge.Index)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 			"tagged frames", j.cfg.Bridge, ports[0])
 }
 
-// setVLANs sets the VLANs of a pod's port, before it is up. By now it is in the default VLAN of the bridge.
+// setVLANs sets the VLANs of a pod's port before it is up. The port is in the bridge's default VLAN at that time.
 func (j *job) setVLANs(bridge, port kernel.Link, v VLANs) error {
 	var has kernel.VLANs
 	if id := bridge.DefaultVLAN; id != 0 {
@@ -166,8 +166,8 @@ func (j *job) checkVLANs(w wiring) error {
 	return nil
 }
 
-// checkDefaultVLAN fails if a bridge that keeps VLANs apart drops the frames of a pod without VLANs. A bridge without a default VLAN gives
-// none to its ports: another program does.
+// checkDefaultVLAN fails if a bridge with VLAN filtering drops the frames of a pod without VLANs. It ignores a bridge without a default
+// VLAN: another program assigns its ports' VLANs.
 func (j *job) checkDefaultVLAN(w wiring) error {
 	if !w.bridge.FiltersVLANs || w.bridge.DefaultVLAN == 0 {
 		return nil

@@ -20,11 +20,11 @@ func (c Config) gatewayName() string {
 	return vlanGateway(c.Bridge, c.VLANs.ID)
 }
 
-// vlanGateway returns the name of the link that carries the gateway addresses of a VLAN.
+// vlanGateway returns the name of the link that carries a VLAN's gateway addresses.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for gateway addresses: the bridge itself if it has the name, or for a VLAN a veth whose other end is a
-// port in that VLAN. All pods of the VLAN share it, so it stays. Each ADD does the steps that it finds undone: many pods come at once.
+// ensureGatewayLink returns the link for gateway addresses. That is the bridge itself if it has the name. For a VLAN it is a veth whose
+// peer is a port in that VLAN. All pods of the VLAN share it, so it stays. ADDs run concurrently, so each ADD does the missing steps.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
@@ -40,7 +40,7 @@ func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kerne
 		link, ok, err = j.host.Link(name)
 	}
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "%s was deleted by somebody else, or the name %s is taken", name, portName)
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted %s, or the name %s is taken", name, portName)
 	}
 	if err != nil {
 		return link, err
@@ -52,7 +52,7 @@ func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kerne
 	if !ok || port.Master != 0 && port.Master != bridge.Index {
 		return link, plugin.WithHint(plugin.Errorf(plugin.CodeDevice,
 			"%s cannot be the gateway of VLAN %d: want a veth whose other end is a port of %s", name, v.ID, bridge.Name),
-			"somebody else made it; rename or delete it")
+			"another program made it; rename or delete it")
 	}
 	if err := j.ensureGatewayPort(bridge, link, port, v); err != nil {
 		return link, err
@@ -64,7 +64,7 @@ func rulesOf(bridge string, link kernel.Link) VLANGateway {
 	return VLANGateway{Bridge: bridge, Link: link.Name, MAC: link.MAC}
 }
 
-// gatewayLink returns the name of the link that carries the gateway addresses of the pod's VLAN, "" for none.
+// gatewayLink returns the name of the link that carries the gateway addresses of the pod's VLAN, or "" for none.
 func (st state) gatewayLink() string {
 	if st.VLANs.ID == 0 || len(st.Gateways) == 0 {
 		return ""
@@ -72,8 +72,8 @@ func (st state) gatewayLink() string {
 	return vlanGateway(st.Bridge, st.VLANs.ID)
 }
 
-// lostGateway returns the rules of the link that carries the gateway addresses of the pod's VLAN; lost is false if the kernel has them, or
-// if there is no such link.
+// lostGateway returns the rules of the pod's VLAN gateway. lost reports whether the kernel lacks them; it is false if there is no gateway
+// link.
 func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
 	name := st.gatewayLink()
 	if name == "" {
@@ -91,7 +91,7 @@ func (st state) lostGateway(host *kernel.Node) (rules VLANGateway, lost bool, er
 	return rules, false, err
 }
 
-// repairVLANGateways writes the rules of the gateways that the pods of VLANs have.
+// repairVLANGateways writes the missing rules of the pods' VLAN gateways.
 func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[string]bool{"": true}
@@ -113,7 +113,7 @@ func repairVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.O
 	return errors.Join(errs...)
 }
 
-// portOf returns the other end of a veth pair of the node.
+// portOf returns the other end of a veth pair on the node.
 func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
 	if link.Kind != "veth" {
 		return port, false, nil
@@ -122,7 +122,7 @@ func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
 }
 
 func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
-	if port.Master == 0 { // the bridge was deleted and made again
+	if port.Master == 0 { // the bridge was deleted and created again
 		if err := j.host.SetMaster(port, bridge); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 		if l.Up {
 			continue
 		}
-		if err := j.host.Set(j.quiet(l.Name)...); err != nil {
+		if err := j.host.Set(j.hardenedSysctls(l.Name)...); err != nil {
 			return err
 		}
 		if err := j.host.SetUp(l); err != nil {
@@ -148,13 +148,13 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 	return nil
 }
 
-// onGateway returns the VLANs that the port of the VLAN's gateway shall have.
+// onGateway returns the wanted VLANs of the VLAN gateway's port.
 func (v VLANs) onGateway() kernel.VLANs {
 	return kernel.VLANs{{ID: v.ID, PVID: true, Untagged: true}}
 }
 
-// ofGateway returns the VLANs of the gateway's port that matter. The default VLAN of the bridge beside them, as the reference leaves it
-// there, is of no use to anybody; with preserveDefaultVlan it may stay.
+// ofGateway returns the relevant VLANs of the gateway's port. The reference also leaves the bridge's default VLAN there, where it has no
+// use. With preserveDefaultVlan it may stay.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
@@ -162,7 +162,7 @@ func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	return has
 }
 
-// observeGatewayLink is for CHECK.
+// observeGatewayLink returns the gateway link for CHECK.
 func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	name := j.cfg.gatewayName()
 	if name == bridge.Name {
@@ -193,7 +193,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// neighbours returns the ports of the bridge that share the VLAN of a gateway link, that of the gateway itself left out.
+// neighbours returns the ports of the bridge that share the VLAN of a gateway link, without the gateway's own port.
 func (j *job) neighbours(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

@@ -22,7 +22,7 @@ func vlan200() []any {
 	return []any{"name", "vlans200", "vlan", 200, "ipam", hostLocal("10.79.0.0/24", "fd00:79::/64"), "isDefaultGateway", true, "ipMasq", true}
 }
 
-// TestVLANGateway: each VLAN has a gateway of its own on the node, through which its pods reach the node and the other VLAN.
+// TestVLANGateway: each VLAN has its own gateway on the node. Its pods reach the node and the other VLAN through it.
 func TestVLANGateway(t *testing.T) {
 	for _, bridged := range []string{"0", "1"} {
 		t.Run("bridge-nf-call-iptables="+bridged, func(t *testing.T) { testVLANGateway(t, bridged) })
@@ -80,7 +80,7 @@ func testVLANGateway(t *testing.T, bridged string) {
 		d.reaches(address, "node")
 	}
 	a.reaches(b.ip()+":8080", "b")
-	a.reaches(d.ip()+":8080", "d") // routed
+	a.reaches(d.ip()+":8080", "d") // through the router
 	for _, backend := range []attached{b, d} {
 		l.setService(backend.ip())
 		a.reaches(serviceIP+":80", backend.id)
@@ -90,12 +90,12 @@ func testVLANGateway(t *testing.T, bridged string) {
 	}
 	l.OK(a.check())
 	l.OK(d.check())
-	// A DEL leaves the gateway to the others.
+	// DEL leaves the gateway for the other pods.
 	l.OK(b.Call("DEL", "b"))
 	l.OK(a.check())
 }
 
-// answersOn lets the node answer on TCP addresses until the end of the test.
+// answersOn lets the node answer on TCP addresses until the test ends.
 func (l lab) answersOn(addresses ...string) {
 	l.Helper()
 	for _, address := range addresses {
@@ -108,7 +108,7 @@ func (l lab) answersOn(addresses ...string) {
 	}
 }
 
-// setBridged lets rules of the IP families see bridged packets, or not, until the end of the test.
+// setBridged sets whether the IP families' rules see bridged packets until the test ends.
 func (l lab) setBridged(value string) {
 	l.Helper()
 	h := l.host()
@@ -125,7 +125,7 @@ func (l lab) setBridged(value string) {
 	}
 }
 
-// setService makes a Service with one backend in place of the one before.
+// setService creates a Service with one backend in place of the previous one.
 func (l lab) setService(backend string) {
 	l.Helper()
 	cmd := exec.Command("nft", "-f", "-")
@@ -166,8 +166,8 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 	}
 }
 
-// TestGatewayOfOthers: a gateway pair as the reference makes it is used, one whose bridge was made anew is connected again, and anything
-// else of that name is left alone.
+// TestGatewayOfOthers: ADD uses a gateway pair that the reference made. It reconnects a pair whose bridge was recreated. It leaves any
+// other link of that name alone.
 func TestGatewayOfOthers(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -200,8 +200,7 @@ func TestGatewayOfOthers(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestLostVLANs: when the bridge was deleted, the next ADD, whatever it is about, attaches the pods again in their VLANs, with their
-// gateway.
+// TestLostVLANs: after the bridge was deleted, the next ADD of any pod attaches the pods again in their VLANs, with their gateway.
 func TestLostVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -233,7 +232,7 @@ func (l lab) delLink(name string) {
 	}
 }
 
-// numbered is an IPAM plugin that takes no lock: it makes the address from the number in the container ID.
+// numbered returns an IPAM plugin without locks. It derives the address from the number in the container ID.
 func numbered(t *testing.T) plugin.Plugin {
 	return plugin.Plugin{Name: "numbered",
 		Add: func(r *plugin.Request) (*types100.Result, error) {
@@ -244,7 +243,7 @@ func numbered(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestFirstPodsOfVLAN: many first pods of a VLAN at once share one bridge and one gateway.
+// TestFirstPodsOfVLAN: many concurrent first pods of a VLAN share one bridge and one gateway.
 func TestFirstPodsOfVLAN(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

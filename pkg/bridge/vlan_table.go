@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// vlanSchema is the version of the table, and vlanChain one of its base chains.
+// vlanSchema is the version of the table; vlanChain is one of its base chains.
 const (
 	vlanSchema = 2
 	vlanChain  = "postrouting"
@@ -33,13 +33,12 @@ func (g VLANGateway) elements() []nft.Element {
 		{Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
-// buildVLANs writes the rules, which are static: the gateway of a VLAN is an element of the sets.
+// buildVLANs writes the static rules. Each VLAN's gateway is an element of the sets.
 //
-// With br_netfilter and bridge-nf-call-iptables, which Kubernetes asks for, IP rules see a packet twice when it passes the port of such a
-// gateway: on the bridge, and where it is routed. What is translated, or not, is decided at the first time and for good, by rules that
-// see the bridge as the interface, which has no address in that VLAN. So connection tracking is told to leave those frames alone: they
-// carry the gateway's MAC. And a Service whose backend is in the client's VLAN needs the node as source, as the backend would answer
-// past it.
+// Kubernetes asks for br_netfilter with bridge-nf-call-iptables. Then IP rules see a packet twice when it passes a gateway's port: on the
+// bridge, and where it is routed. The first pass decides about NAT for the whole connection. Its rules see the bridge as the interface,
+// which has no address in that VLAN. These rules therefore exempt frames with the gateway's MAC from connection tracking on the bridge. A
+// Service with a backend in the client's VLAN needs the node as source, because the backend would otherwise answer the client directly.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -50,7 +49,7 @@ func buildVLANs(r nft.Ruleset) error {
 		return err
 	}
 	bridged := r.Chain("bridged", nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
-	for _, offset := range []uint32{0, 6} { // destination and source of the frame
+	for _, offset := range []uint32{0, 6} { // destination and source MAC of the frame
 		r.Rule(bridged, inputLink(), &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: offset, Len: 6},
 			&expr.Lookup{SourceRegister: regLink, SetName: gateways.Name, SetID: gateways.ID}, &expr.Notrack{})
 	}
@@ -60,7 +59,7 @@ func buildVLANs(r nft.Ruleset) error {
 	return r.Mark(vlanSchema)
 }
 
-// EnsureVLANGateway lets rules that translate addresses work for what passes the gateway of a VLAN. A kernel without nftables cannot.
+// EnsureVLANGateway lets NAT rules work for traffic through a VLAN's gateway. It is a no-op on a kernel without nftables.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -83,10 +82,10 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	if err == nil {
 		err = t.Add(missing)
 	}
-	return fault.Ignore(err, unix.EEXIST) // many first pods come at once
+	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// vlanTable notes that the node has the table.
+// vlanTable is the note that the node has the table.
 const vlanTable = "vlan-gateways"
 
 // hasVLANTable reports whether the kernel has the rules.
@@ -98,8 +97,8 @@ func hasVLANTable(host *kernel.Node) (bool, error) {
 	return t.Marked(vlanSchema)
 }
 
-// forgetFlushedVLANs removes the note of a table that is gone and that no gateway needs. An ADD makes the table before it notes it, so that
-// the second look finds what came between the first one and the removal.
+// forgetFlushedVLANs removes the note of the table if the table is missing and no gateway needs it. An ADD creates the table before it
+// writes the note. The second look therefore finds a table that was created between the first look and the removal.
 func forgetFlushedVLANs(host *kernel.Node) error {
 	if _, noted := attachment.NodeNoted(vlanTable); !noted {
 		return nil
@@ -120,7 +119,8 @@ func installVLANs() error {
 	return nft.Install("nft add table inet "+nft.VLANTable, nft.VLANTable, buildVLANs)
 }
 
-// compareVLANGateway returns nil if the rules are there or cannot be, otherwise an error of plugin.CodeStateDiffers.
+// compareVLANGateway returns nil if the rules exist or the kernel cannot have them. Otherwise it returns an error with
+// plugin.CodeStateDiffers.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

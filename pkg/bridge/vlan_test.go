@@ -68,8 +68,8 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab is a node with a bridge of its own for a test, where the kernel has VLAN filtering. Where it has not, it is tested that VLANs
-// are refused and nothing is changed.
+// vlanLab returns a node with a separate bridge for a test, if the kernel has VLAN filtering. Otherwise it tests that ADD refuses VLANs and
+// changes nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
 	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
@@ -141,7 +141,7 @@ func (l lab) gatewayPort(name string) (port string) {
 
 func (a attached) ip() string { return a.result.IPs[0].Address.IP.String() }
 
-// reaches compares who gets an answer from whom.
+// reaches compares the answer from an address with the wanted one.
 func (a attached) reaches(address, want string) {
 	a.Helper()
 	if got, _ := a.ask(address); got != want {
@@ -149,7 +149,7 @@ func (a attached) reaches(address, want string) {
 	}
 }
 
-// TestVLANs: pods of one VLAN reach one another, others do not; a trunk carries VLANs with tags.
+// TestVLANs: pods of one VLAN reach one another and no other pods. A trunk carries VLANs with tags.
 func TestVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -188,9 +188,9 @@ func TestVLANs(t *testing.T) {
 	b.reaches(a.ip()+":80", "a")
 	a.reaches(c.ip()+":80", "")
 	a.reaches(plain.ip()+":80", "")
-	a.reaches("10.81.0.200:80", "trunk") // by a tag
+	a.reaches("10.81.0.200:80", "trunk") // tagged
 	c.reaches("10.79.0.200:80", "trunk")
-	plain.reaches(trunk.ip()+":80", "trunk") // without
+	plain.reaches(trunk.ip()+":80", "trunk") // untagged
 	a.reaches(trunk.ip()+":80", "")
 	for _, pod := range []attached{a, b} {
 		l.OK(pod.check())
@@ -198,7 +198,7 @@ func TestVLANs(t *testing.T) {
 	l.OK(c.check("vlan", 200))
 }
 
-// tagged gives a pod addresses in VLANs that reach it with tags.
+// tagged gives a pod addresses in tagged VLANs.
 func (a attached) tagged(addresses map[int]string) error {
 	return a.Pod.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
@@ -227,7 +227,7 @@ func addAddress(link netlink.Link, prefix string) error {
 	return netlink.AddrAdd(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
 }
 
-// TestFilteringOfExistingBridge: a bridge that has ports is not switched over; one without is.
+// TestFilteringOfExistingBridge: ADD does not enable filtering on a bridge that has ports. It does so on a bridge without ports.
 func TestFilteringOfExistingBridge(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -252,7 +252,7 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes attributes of a bridge. It sends those alone: what the library read of the others, the kernel does not take back.
+// setBridge changes attributes of a bridge. It sends only those, since the kernel rejects other attributes as the library read them.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -266,7 +266,7 @@ func filterVLANs(on bool) func(netlink.Link) error {
 	return setBridge(func(b *netlink.Bridge) { b.VlanFiltering = &on })
 }
 
-// TestOtherDefaultVLAN: the default VLAN of a bridge need not be 1, and need not be.
+// TestOtherDefaultVLAN: a bridge may have a default VLAN other than 1, or none.
 func TestOtherDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t, "preserveDefaultVlan", true)
 	if !has {
@@ -289,7 +289,7 @@ func TestOtherDefaultVLAN(t *testing.T) {
 	}
 }
 
-// vlanBreakages are what CHECK has to see.
+// vlanBreakages returns changes that CHECK has to detect.
 func vlanBreakages(a attached) map[string]func() error {
 	vlan := func(port string, change func(netlink.Link, uint16, bool, bool, bool, bool) error, id uint16, pvid, untagged bool) func() error {
 		return func() error {
@@ -323,7 +323,7 @@ func vlanBreakages(a attached) map[string]func() error {
 	}
 }
 
-// TestCheckVLANs: CHECK sees each breakage, and the next ADD mends what all pods share.
+// TestCheckVLANs: CHECK detects each breakage, and the next ADD repairs the parts that all pods share.
 func TestCheckVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -338,7 +338,7 @@ func TestCheckVLANs(t *testing.T) {
 		}
 		l.Fails(a.check(), plugin.CodeStateDiffers, says)
 		l.OK(a.Call("DEL", "a"))
-		if strings.HasPrefix(says, "bridge ") { // which has ports
+		if strings.HasPrefix(says, "bridge ") { // this bridge has ports
 			if err := onHost("btv", filterVLANs(true)); err != nil {
 				t.Fatal(err)
 			}
@@ -349,7 +349,7 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
-// TestCheckDefaultVLAN (C-61): a bridge that keeps VLANs apart drops the frames of a pod whose port has lost the default VLAN.
+// TestCheckDefaultVLAN (C-61): a bridge with VLAN filtering drops the frames of a pod whose port lost the default VLAN.
 func TestCheckDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -367,7 +367,7 @@ func TestCheckDefaultVLAN(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "port "+a.hostVeth()+" has no VLAN for frames without a tag")
 }
 
-// TestNoHalfVLANs: a kernel without the feature refuses each step by itself as well.
+// TestNoHalfVLANs: each step alone is refused on a kernel without the feature.
 func TestNoHalfVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if has {

@@ -14,16 +14,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4, one probe
-// and its delay), and the kernel's work queue less than a millisecond on an idle node.
+// addressTimeout bounds the wait for a new address. Duplicate address detection takes one to two seconds (RFC 4862 section 5.4: one probe
+// and its delay). The kernel's work queue takes less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link that carries the gateway addresses, which is
-// the bridge or that of a VLAN.
+// wiring is layer 2 of an attachment: the bridge, both ends of the veth pair, and the link with the gateway addresses. That link is the
+// bridge or a VLAN's gateway.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
-// wire makes the bridge when it is missing, and the veth pair, still down.
-func (j *job) wire() (w wiring, err error) {
+// createLinks creates the bridge if it is missing, and the veth pair, which stays down.
+func (j *job) createLinks() (w wiring, err error) {
 	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
 			return w, err
@@ -54,7 +54,7 @@ func (j *job) wire() (w wiring, err error) {
 	return w, err
 }
 
-// ensureBridge makes the bridge when it is missing. It comes up as the last step.
+// ensureBridge creates the bridge if it is missing. It sets the bridge up as the last step.
 func (j *job) ensureBridge() (kernel.Link, error) {
 	link, made, lost, err := j.findBridge()
 	if err != nil {
@@ -70,7 +70,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link, made); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(link.Lacks(j.quiet(j.cfg.Bridge)...)...); err != nil {
+	if err := j.host.Set(link.Lacks(j.hardenedSysctls(j.cfg.Bridge)...)...); err != nil {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
@@ -87,12 +87,12 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	return link, nil
 }
 
-// findBridge returns the link with the name of the bridge, made when there was none, and the ports that lost their bridge.
+// findBridge returns the bridge, and the ports that lost their bridge. It creates a missing bridge; made reports that.
 func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
 	if err == nil && (!ok || !link.Up) {
-		lost, err = j.lostPorts()
+		lost, err = j.orphanedPorts()
 	}
 	if err != nil || ok {
 		return link, false, lost, err
@@ -101,28 +101,28 @@ func (j *job) findBridge() (link kernel.Link, made bool, lost []port, err error)
 	if j.cfg.VLANs.used() || slices.ContainsFunc(lost, func(p port) bool { return p.VLANs.used() }) {
 		add = j.host.AddVLANBridge
 	}
-	// A Service whose backend is on the same bridge needs its rules for the backend's answer, which would otherwise go straight to
-	// the client, from an address that the client never talked to.
+	// A Service whose backend is on the same bridge works only if IP rules see the backend's answer. Otherwise the answer would go directly
+	// to the client, from an address that the client never contacted.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
-	if err = add(name, formerMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
+	if err = add(name, previousMAC(lost), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
 	}
 	made = err == nil
 	link, ok, err = j.host.Link(name)
-	return link, made, lost, stillThere(name, ok, err)
+	return link, made, lost, errIfDeleted(name, ok, err)
 }
 
-// stillThere returns an error if a look for a bridge that there was a moment ago failed or did not find it.
-func stillThere(name string, ok bool, err error) error {
+// errIfDeleted returns an error if a bridge that existed a moment ago cannot be found.
+func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "bridge %s was deleted by somebody else", name)
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
 	}
 	return err
 }
 
-// quiet keeps an interface from learning addresses and routes that a pod announces (CVE-2020-10749), and from the second or two of
-// duplicate address detection for its link-local address. It must be set before the link is up.
-func (j *job) quiet(name string) []kernel.Sysctl {
+// hardenedSysctls returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They also avoid the
+// one to two seconds of duplicate address detection for its link-local address. They must be set before the link is up.
+func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
 	settings := []kernel.Sysctl{{Path: conf + "accept_ra", Value: "0"}}
@@ -141,9 +141,9 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC gives the pod the MAC of its first address, unless somebody wants another one: then nobody on the bridge, who talked to the last
-// pod with that first address, sends to a MAC that is gone. Other IPAM plugins than those in process may have told the MAC to a DHCP
-// server.
+// setMAC sets the pod's MAC to the one derived from its first address, unless the configuration names a MAC. Then neighbours that knew the
+// previous pod with this address need no new neighbour entry. It does so only for IPAM plugins in process: an external IPAM plugin may have
+// sent the MAC to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -152,11 +152,11 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure brings both ends up with addresses and routes: first the pod side, so that the port of the bridge forwards from the
-// moment the host side comes up.
+// configure sets both ends up with addresses and routes. It begins with the pod side, so that the bridge port forwards as soon as the host
+// side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// A port of the bridge needs no IPv6 of its own. With it each pod would have three routes on the node, and the kernel goes through all
-	// of them whenever a link comes or goes.
+	// A bridge port needs no IPv6 of its own. IPv6 would add three routes per pod to the node, and the kernel walks all routes for every
+	// link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
@@ -201,11 +201,11 @@ func (j *job) configure(w wiring, l layer3) error {
 	return j.awaitAddresses(j.pod, w.pod, l.Addresses...)
 }
 
-// carrierTimeout bounds the wait for the kernel to see a carrier: with many links that come and go it looks once a second
-// (net/core/link_watch.c). None in time is no error: it will come, or somebody took a link down.
+// carrierTimeout bounds the wait until the kernel sees a carrier. With many link changes the kernel looks once a second
+// (net/core/link_watch.c). A timeout is no error: the carrier will come, or an admin set a link down.
 const carrierTimeout = 3 * time.Second
 
-// awaitCarrier waits until frames pass between the pod, the port of the bridge and the gateway.
+// awaitCarrier waits until frames pass between the pod, the bridge port and the gateway.
 func (j *job) awaitCarrier(w wiring) error {
 	until := time.Now().Add(carrierTimeout)
 	if err := j.pod.AwaitCarrier(w.pod, until); err != nil {
@@ -217,8 +217,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until a namespace answers for new addresses of a link. A node that takes longer has thousands of addresses to add:
-// this one will come, and another try would add to them.
+// awaitAddresses waits until a namespace answers for the new addresses of a link. It only logs a timeout: a slow node has thousands of
+// addresses to add, and a retry would add more.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -234,12 +234,12 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings are the sysctls of the pod side. A pod of an IPv4 network gets no IPv6 on it: its link-local address would pass by whatever
-// guards the pod's IPv4 (CVE-2024-32473), and its announcements go to each port of the bridge. If somebody switches it on later, the pod
-// is as quiet as others.
+// podSettings returns the sysctls of the pod side. A pod of an IPv4 network gets no IPv6: its link-local address would bypass policies for
+// the pod's IPv4 (CVE-2024-32473), and its announcements would go to each bridge port. If the pod enables IPv6 later, the other settings
+// still apply.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
-	settings := append(j.quiet(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
+	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
 	switch {
 	case l.Has6():
 		settings = append(settings,
@@ -259,7 +259,7 @@ func (j *job) configurePort(w wiring) error {
 	return j.host.SetUpLeader(w.host, j.alias())
 }
 
-// setPort sets the VLANs and flags of a pod's port, before it is up.
+// setPort sets the VLANs and flags of a pod's port before it is up.
 func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated bool) error {
 	if vlans.used() {
 		if err := j.setVLANs(bridge, port, vlans); err != nil {
@@ -269,10 +269,11 @@ func (j *job) setPort(bridge, port kernel.Link, vlans VLANs, hairpin, isolated b
 	return j.host.SetPort(port, kernel.BridgePort{Hairpin: hairpin, Isolated: isolated})
 }
 
-// maxAlias is what the kernel stores of an alias (IFALIASZ in include/uapi/linux/if.h, with its end).
+// maxAlias is the maximum length of a link alias (IFALIASZ in include/uapi/linux/if.h, minus the terminating zero).
 const maxAlias = 255
 
-// alias tells who has the other end, for people who look at 'ip link': the pod, or else the container, and any interface but eth0.
+// alias returns the link alias of the host side for humans who read 'ip link'. It names the pod, or else the container, and any interface
+// but eth0.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// uplink gives the node an uplink with a default route for each gateway, and takes it away again.
+// uplink gives the node an uplink with a default route for each gateway, and removes it when the test ends.
 func (l lab) uplink(mtu int, prefix string, gateways ...string) {
 	l.Helper()
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink0", MTU: mtu, TxQLen: -1}, PeerName: "router0"}
@@ -47,7 +47,7 @@ func (l lab) uplink(mtu int, prefix string, gateways ...string) {
 	}
 }
 
-// TestAutoMTU: pods get the MTU of the uplink.
+// TestAutoMTU: pods get the uplink's MTU.
 func TestAutoMTU(t *testing.T) {
 	l := bareLab(t, "name", "automtu", "bridge", "btmtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btmtu", netlink.LinkDel) })
@@ -57,7 +57,7 @@ func TestAutoMTU(t *testing.T) {
 	}
 	l.uplink(1400, "192.168.7.2/24", "192.168.7.1")
 	l.OK(a.check())
-	for _, dst := range []string{"192.0.2.0/24", "198.51.100.0/24"} { // as careful admins do
+	for _, dst := range []string{"192.0.2.0/24", "198.51.100.0/24"} { // as cautious admins do
 		blackhole := &netlink.Route{Dst: kernel.IPNet(netip.MustParsePrefix(dst)), Type: unix.RTN_BLACKHOLE}
 		if err := netlink.RouteAdd(blackhole); err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func TestAutoMTU(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestAlias: 'ip link' on the node tells who is at the other end.
+// TestAlias: the alias in 'ip link' names the pod of a veth pair.
 func TestAlias(t *testing.T) {
 	l := newLab(t)
 	for args, want := range map[string]string{

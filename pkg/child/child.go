@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package child runs the programs of others that a verb cannot do without: a foreign IPAM plugin, iptables. A runtime that loses patience
-// kills the plugin alone; what such a program did after that, and after the DEL that follows, nobody would ever clean up.
+// Package child runs external programs that a verb needs: an IPAM plugin or iptables. A runtime that times out kills only the plugin. An
+// external program that outlived it could make changes after the following DEL, which no later verb would remove.
 package child
 
 import (
@@ -16,16 +16,16 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// ErrTimeout says that a program did not end in time, and was killed with all that it started.
+// ErrTimeout means that a program did not end in time, and was killed with its children.
 var ErrTimeout = errors.New("no answer in time")
 
-// maxOutput bounds what is kept of a program's output.
+// maxOutput limits the stored output of a program.
 const maxOutput = 16 << 20
 
-// Buffer keeps the output of a program, at most 16 MiB.
+// Buffer stores the output of a program, at most 16 MiB.
 type Buffer struct{ bytes.Buffer }
 
-// Write fails when the buffer is full, which ends the program by SIGPIPE.
+// Write fails if the buffer is full; the program then ends by SIGPIPE.
 func (b *Buffer) Write(p []byte) (int, error) {
 	if b.Len()+len(p) > maxOutput {
 		return 0, errors.New("too much output")
@@ -33,10 +33,10 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// Run runs cmd for at most the timeout. The program inherits hold, the file of a lock: even when it survives this process, whoever takes
-// the lock waits for its end. It is killed when this process dies.
+// Run runs cmd with a timeout. The program inherits hold, a lock file: if the program survives this process, the next process that takes
+// the lock waits for its end. The kernel kills the program if this process dies.
 func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
-	// The signal at the death of the parent is bound to the thread that starts the program.
+	// The signal at the parent's death depends on the thread that starts the program.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// What follows fits a chain to a machine that lacks something.
+// The functions below adapt a chain to a machine that lacks a feature.
 
 // rewrite changes the configurations of the plugins.
 func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) error {
@@ -37,14 +37,14 @@ func (c *chain) rewrite(change func(plugins []map[string]any) []map[string]any) 
 	return nil
 }
 
-// without takes one plugin out of the chain.
+// without removes one plugin from the chain.
 func (c *chain) without(plugin string) error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		return slices.DeleteFunc(plugins, func(p map[string]any) bool { return p["type"] == plugin })
 	})
 }
 
-// withoutMasquerade leaves pods their own address towards the outside.
+// withoutMasquerade disables masquerade, so that pods use their own address outside.
 func (c *chain) withoutMasquerade() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		plugins[0]["ipMasq"] = false
@@ -52,7 +52,7 @@ func (c *chain) withoutMasquerade() error {
 	})
 }
 
-// withoutIPv6 takes out the subnets and routes of IPv6.
+// withoutIPv6 removes the subnets and routes of IPv6.
 func (c *chain) withoutIPv6() error {
 	return c.rewrite(func(plugins []map[string]any) []map[string]any {
 		for _, p := range plugins {
@@ -62,8 +62,7 @@ func (c *chain) withoutIPv6() error {
 	})
 }
 
-// dropIPv6 returns value without what belongs to IPv6; ok is false when
-// nothing is left of it.
+// dropIPv6 returns value without its IPv6 parts. ok is false if nothing is left.
 func dropIPv6(value any) (rest any, ok bool) {
 	switch v := value.(type) {
 	case map[string]any:

@@ -19,14 +19,14 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// A call is one plugin process.
+// A call is one run of a plugin process.
 type call struct {
 	plugin  string
 	command string
 	took    time.Duration
 }
 
-// timedExec runs plugins as libcni does and writes down how long each took.
+// timedExec runs plugins as libcni does and records the duration of each.
 type timedExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -54,7 +54,7 @@ func command(environ []string) string {
 	return ""
 }
 
-// take returns the calls since it was last asked.
+// take returns the calls since the last take.
 func (e *timedExec) take() []call {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -83,7 +83,7 @@ func newChain(dir, cache string, conflist []byte) (*chain, error) {
 	}, nil
 }
 
-// plugins lists the types of the chain in order.
+// plugins returns the types of the chain in order.
 func (c *chain) plugins() []string {
 	var names []string
 	for _, p := range c.list.Plugins {
@@ -92,7 +92,7 @@ func (c *chain) plugins() []string {
 	return names
 }
 
-// PluginsOf lists every binary that a conflist needs, IPAM plugins included.
+// PluginsOf returns all binaries that a conflist needs, including IPAM plugins.
 func PluginsOf(conflist []byte) ([]string, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
@@ -138,7 +138,7 @@ func (c *chain) check(ctx context.Context, a attachment) ([]call, error) {
 	return c.exec.take(), err
 }
 
-// An attachment is one pod on the network, as a runtime describes it.
+// An attachment is a pod in the network, as a runtime describes it.
 type attachment struct {
 	container string
 	netns     string
@@ -154,7 +154,7 @@ type portMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is what containerd sends with every limit: "unlimited".
+// runtimeBurst is the burst that containerd sends with every limit: "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a attachment) runtimeConf() *libcni.RuntimeConf {
@@ -179,7 +179,7 @@ func (a attachment) runtimeConf() *libcni.RuntimeConf {
 	}
 }
 
-// coded returns the CNI error in err, when there is one.
+// coded returns the CNI error in err, if there is one.
 func coded(err error) (types.Error, bool) {
 	var e *types.Error
 	if errors.As(err, &e) {

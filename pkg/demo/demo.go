@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo runs a conflist on real namespaces and compares what the pods
-// get with what they were promised: a network within a time, ports, limits,
-// and nothing left behind.
+// Package demo runs a conflist with real namespaces and compares what the pods get with the promises: a network in time, ports, limits, and
+// no state left behind.
 //
-// The demo is a list of steps over a lab. The lab is the namespace of the
-// process as the node, a namespace for each pod, and one for a client outside
-// that reaches the node over a veth. Each step gives one [Row]; the rows are
-// data, and rendering them is somebody else's business (see [Table]).
+// The demo is a list of steps in a lab. The lab consists of the process's namespace as the node, a namespace per pod, and one for a client
+// outside that reaches the node over a veth. Each step gives one [Row]. Rows are data; a [Table] prints them.
 //
-// [Run] changes the network of the process's own namespace: call it inside a
-// sandbox.
+// [Run] changes the network of the process's own namespace: call it inside a sandbox.
 package demo
 
 import (
@@ -22,16 +18,16 @@ import (
 	"time"
 )
 
-// Options say what to run.
+// Options are the options of a run.
 type Options struct {
-	Plugins  string // the folder with the plugin binaries
+	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
 	Source   string // where Conflist comes from, for the report
 	Version  string // of this program, for the report
 }
 
-// Run runs all steps and calls show after each one. The report is complete
-// even if steps missed; err tells only that there was no lab to run them in.
+// Run runs all steps and calls show after each one. The report is complete even if steps missed. err only means that the lab could not be
+// created.
 func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	start := time.Now()
 	report := Report{Plugins: opts.Plugins, Conflist: opts.Source, Kernel: Kernel(), Version: opts.Version}
@@ -52,8 +48,7 @@ func Run(ctx context.Context, opts Options, show func(Row)) (Report, error) {
 	return report, nil
 }
 
-// CheckPlugins reports the binaries that the configuration names and the
-// folder lacks.
+// CheckPlugins returns an error for binaries that the configuration needs and the folder lacks.
 func CheckPlugins(dir string, names []string) error {
 	var missing []string
 	for _, name := range names {

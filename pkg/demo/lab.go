@@ -22,23 +22,23 @@ import (
 const (
 	podNamespace = "demo"
 	limit        = 20_000_000 // bit/s of each pod in each direction
-	httpPort     = 80         // where pods serve TCP
-	dnsPort      = 53         // where pods serve UDP
-	hostHTTP     = 18080      // the hostPort that leads to pod-a's httpPort
-	hostDNS      = 18053      // the hostPort that leads to pod-a's dnsPort
+	httpPort     = 80         // TCP port of the pods' servers
+	dnsPort      = 53         // UDP port of the pods' servers
+	hostHTTP     = 18080      // the hostPort for pod-a's httpPort
+	hostDNS      = 18053      // the hostPort for pod-a's dnsPort
 
 	loopbackConflist = `{"cniVersion":"1.0.0","name":"cni-loopback","plugins":[{"type":"loopback"}]}`
-	cacheDir         = "/var/lib/cni" // as container runtimes have it
+	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// kept matches what a node may keep: host-local goes on from the last address
-// that it gave, and a lock file cannot be removed without a race.
-const kept = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
+// lastingFiles matches files that a node may keep. host-local continues after its last address, and a lock file cannot be removed without a
+// race.
+const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
-// stateDirs are the folders that plugins and libcni keep files in.
+// stateDirs returns the folders in which plugins and libcni keep files.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
 
-// A pod is a namespace and, once added, its attachment.
+// A pod is a namespace and, after ADD, its attachment.
 type pod struct {
 	*sandbox.Pod
 	attachment
@@ -46,22 +46,22 @@ type pod struct {
 	server *server
 }
 
-// A lab is everything the script runs on.
+// A lab is the environment of the script.
 type lab struct {
 	chain    *chain
 	loopback *chain
 	a, b     *pod
-	warm     *pod // comes and goes first, so that what a node keeps is there
-	bad      *pod // never gets a network
+	warm     *pod // added and deleted first, so that the baseline contains lasting state
+	bad      *pod // its ADD is refused
 	client   *sandbox.Pod
-	lacks    map[string]string // what this machine cannot do, and why
-	adds     []call            // of the ADD before
+	lacks    map[string]string // features that this machine lacks, with the reasons
+	adds     []call            // calls of the previous ADD
 	flows    map[string]measured
 	before   *sandbox.Snapshot
 	closers  []func()
 }
 
-// measured is a flow that several rows look at.
+// measured is a flow that several rows judge.
 type measured struct {
 	meter.Result
 	err error
@@ -119,7 +119,7 @@ func (l *lab) newPod(name string) (*pod, error) {
 		container: hex.EncodeToString(id[:]), netns: space.Path, ifname: "eth0", podName: name, limit: limit,
 	}}
 	l.closers = append(l.closers, func() {
-		p.silence()
+		p.stopServer()
 		_ = p.Close()
 	})
 	return p, nil
@@ -131,7 +131,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe notes what the machine lacks, whichever plugins run.
+// probe records the features that the machine lacks, for any plugins.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -148,8 +148,7 @@ func ipv6Error() error {
 	return err
 }
 
-// bridgeNetfilter decides whether bridged packets pass the IP rules, which is
-// the case on nodes prepared for Kubernetes and on no others.
+// bridgeNetfilter sets whether bridged packets pass the IP rules. They do on nodes prepared for Kubernetes, but not by default.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -163,8 +162,8 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// learn keeps the addresses that ADD gave.
-func (p *pod) learn(result *types100.Result) {
+// storeAddresses stores the addresses from an ADD's result.
+func (p *pod) storeAddresses(result *types100.Result) {
 	for _, ip := range result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
 		switch addr = addr.Unmap(); {
@@ -177,36 +176,34 @@ func (p *pod) learn(result *types100.Result) {
 	}
 }
 
-// serve starts the pod's own server.
+// serve starts the pod's server.
 func (p *pod) serve() (err error) {
 	p.server, err = serve(p.Do, p.Name)
 	return err
 }
 
-// silence stops it.
-func (p *pod) silence() {
+// stopServer stops the pod's server.
+func (p *pod) stopServer() {
 	if p.server != nil {
 		p.server.close()
 		p.server = nil
 	}
 }
 
-// remember takes the state to which the node must come back.
-func (l *lab) remember() (err error) {
+// recordBaseline records the node's state, to which the node must return.
+func (l *lab) recordBaseline() (err error) {
 	l.before, err = sandbox.Take(l.watched())
 	return err
 }
 
-// watched is what the leak oracle looks at. Pods are left out: their
-// namespaces go with them.
+// watched returns what the leak check compares. It leaves out pods, whose state ends with their namespaces.
 func (l *lab) watched() sandbox.Options {
-	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(kept)}
+	return sandbox.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// leftovers compares the node with what it was. The kernel takes a vanished
-// namespace down in its own time, longer on a slow machine, so the first look
-// need not be the last.
-func (l *lab) leftovers(ctx context.Context) ([]string, error) {
+// stateLeft compares the node with its recorded state. The kernel deletes a namespace asynchronously, and slowly on a slow machine, so
+// stateLeft may look several times.
+func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {
@@ -226,7 +223,7 @@ func (l *lab) leftovers(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list to a note.
+// firstLines shortens a list for a note.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

@@ -15,27 +15,26 @@ import (
 
 const (
 	meterPort = 5001
-	// A limit holds when the link carries no more than this share of it in the
-	// first second, and stays between the other two afterwards. Figures beyond are no
-	// failure while the pauses of the machine can explain them.
+	// A limit holds if the link carries at most this share of it in the first second, and stays between the other two afterwards. Values
+	// outside are no failure if pauses of the machine can explain them.
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// UDP is offered at this multiple of the limit.
+	// The UDP flow is offered at this multiple of the limit.
 	overload = 4
 
-	// A receiver that comes late moves bytes from the first second to what is after it.
+	// Long enough, since a late receiver moves bytes from the first second into the time after it.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
-// A path is one direction in which a limit must hold.
+// A path is one direction with a limit.
 type path struct {
 	name     string
 	protocol meter.Protocol
 	took     time.Duration
-	from     outOf
-	to       outOf
+	from     placeOf
+	to       placeOf
 	listen   func(*lab) netip.Addr
 	needs    []string
 }
@@ -55,8 +54,8 @@ func paths() []path {
 	}
 }
 
-// stepsOfLimits gives a row for what the kernel was told in each direction, and
-// two for each path: the first runs the flow, both judge it.
+// stepsOfLimits returns a row for the kernel's settings in each direction, and two rows per path. The first runs the flow, and both judge
+// it.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
@@ -81,7 +80,7 @@ func stepsOfLimits() []step {
 	return steps
 }
 
-// applied judges the token bucket that the kernel has for one direction of a pod.
+// applied judges the kernel's token bucket for one direction of a pod.
 func applied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
 	bucket, err := bucketOf(p, find)
 	if err != nil {
@@ -123,12 +122,12 @@ func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket
 	return buckets[index], err
 }
 
-// into is the link whose bucket limits what a pod receives: the peer of its interface.
+// into returns the link whose bucket limits a pod's ingress: the peer of its interface.
 func into(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
 	return peer.Index, nil
 }
 
-// out is the link whose bucket limits what a pod sends: the one that the peer of its interface is redirected to.
+// out returns the link whose bucket limits a pod's egress: the target of the redirect on the peer of its interface.
 func out(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
 		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
@@ -150,8 +149,7 @@ func (p path) measure(ctx context.Context, l *lab) measured {
 	return measured{result, err}
 }
 
-// judge looks at the load of the link, headers included: that is what a limit
-// means. A figure that the pauses of the machine can explain is no miss.
+// judge judges the link load with headers, because limits count it. A value that pauses of the machine can explain is no miss.
 func (m measured) judge(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)

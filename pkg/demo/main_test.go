@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary plays the plugins as well: a link with a plugin's name
-// leads to it.
+// The test binary also plays the plugins, through links with the plugins' names.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(playPlugin(filepath.Base(os.Args[0])))
@@ -35,11 +34,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith names the variable with the CNI error that a played plugin gives
-// to ADD.
+// failsWith returns the name of the variable with the CNI error that a played plugin returns from ADD.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// slowly names the variable with the time that a played plugin takes.
+// slowly returns the name of the variable with the duration of a played plugin.
 func slowly(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {
@@ -66,14 +64,14 @@ func playPlugin(name string) int {
 	return 0
 }
 
-// playedPlugins makes a folder of plugins that succeed and do nothing.
+// playedPlugins creates a folder of plugins that succeed without doing anything.
 func playedPlugins(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // each played plugin would wait a second
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each played plugin would wait a second
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth"} {
 		if err := os.Symlink(exe, filepath.Join(dir, name)); err != nil {
@@ -92,7 +90,7 @@ func shipped(t *testing.T) []byte {
 	return conflist
 }
 
-// playedLab has the pods and the chain, but no client and no server.
+// playedLab returns a lab with pods and chain, but without client and server.
 func playedLab(t *testing.T) *lab {
 	t.Helper()
 	c, err := newChain(playedPlugins(t), t.TempDir(), shipped(t))

@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// bridgeConf is what the script wants to know of the first plugin.
+// bridgeConf holds the keys of the first plugin that the script needs.
 type bridgeConf struct {
 	IsGateway        bool            `json:"isGateway"`
 	IsDefaultGateway bool            `json:"isDefaultGateway"`
@@ -18,8 +18,7 @@ type bridgeConf struct {
 	IPAM             json.RawMessage `json:"ipam"`
 }
 
-// notPromised tells what a configuration does not ask for, and steps therefore
-// cannot want of it.
+// notPromised returns the features that a configuration does not request, so that steps do not expect them.
 func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	lacks := map[string]string{}
 	for _, plugin := range []string{portmap, bandwidth} {
@@ -46,7 +45,7 @@ func notPromised(list *libcni.NetworkConfigList) map[string]string {
 	return lacks
 }
 
-// families looks for subnets in an IPAM configuration.
+// families returns the families of the subnets in an IPAM configuration.
 func families(ipam json.RawMessage) map[string]bool {
 	found := map[string]bool{ipv4: false, ipv6: false}
 	var conf any
@@ -65,7 +64,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk visits every string of a JSON value but those of routes.
+// walk visits every string of a JSON value except those in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

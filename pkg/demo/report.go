@@ -4,10 +4,10 @@ package demo
 
 import "slices"
 
-// A Verdict says how a step ended.
+// A Verdict is the result of a step.
 type Verdict string
 
-// The ways a step can end. Info rows show a figure that nothing is wanted of.
+// The results of a step. Info rows show a value without a wanted one.
 const (
 	OK   Verdict = "ok"
 	Miss Verdict = "miss"
@@ -15,12 +15,12 @@ const (
 	Info Verdict = "info"
 )
 
-// A Row is the outcome of one step.
+// A Row is the result of one step.
 type Row struct {
 	Step     string  `json:"step"`
 	Wanted   string  `json:"wanted,omitempty"`
 	Measured string  `json:"measured"`
-	Value    float64 `json:"value,omitempty"` // Measured as a number, where it is one
+	Value    float64 `json:"value,omitempty"` // Measured as a number, if it is one
 	Unit     string  `json:"unit,omitempty"`
 	Result   Verdict `json:"result"`
 	Note     string  `json:"note,omitempty"`
@@ -51,7 +51,7 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed reports whether anything missed.
+// Failed reports whether any step missed.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
 // Row returns the row of a step.
@@ -63,7 +63,7 @@ func (r Report) Row(step string) (Row, bool) {
 	return r.Rows[i], true
 }
 
-// A Comparison is the same script on two plugin folders.
+// A Comparison is the same script with two plugin folders.
 type Comparison struct {
 	Podlace   Report `json:"podlace"`
 	Reference Report `json:"reference"`

@@ -66,7 +66,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheScript: the run in the README of podlace has the steps of the script, in order, and what each wants.
+// TestReadmeShowsTheScript: the example run in podlace's README has the steps of the script in order, with their wanted values.
 func TestReadmeShowsTheScript(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join("..", "..", "plugins", "podlace", "README.md"))
 	if err != nil {

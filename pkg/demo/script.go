@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// What a step may need: a plugin type, or something else that a machine or a
-// configuration can be without.
+// Requirements of a step: a plugin type, or a feature that a machine or a configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -26,12 +25,12 @@ const (
 )
 
 const (
-	addTime = 100 * time.Millisecond // what the whole chain needs at most, unless the machine is slow
+	addTime = 100 * time.Millisecond // expected maximum time of the whole chain, unless the machine is slow
 	delTime = 150 * time.Millisecond
 	pings   = 20
 )
 
-// script is what the demo shows, in order. Later steps stand on earlier ones.
+// script returns the steps of the demo in order. Later steps depend on earlier ones.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -73,24 +72,24 @@ func stepsOfHostPort() []step {
 	reply, preserved := "pod-a replies", "pod-a replies, sees the client"
 	four, six := []string{portmap, gateway, ipv4}, []string{portmap, gateway, ipv6}
 	steps := []step{
-		{name: "hostPort tcp from the host", want: reply, needs: four, run: reachA(fromHost, "tcp", http4, nobody)},
-		{name: "hostPort tcp from 127.0.0.1", want: reply, needs: four, run: reachA(fromHost, "tcp", local4, nobody)},
+		{name: "hostPort tcp from the host", want: reply, needs: four, run: reachA(fromHost, "tcp", http4, anySource)},
+		{name: "hostPort tcp from 127.0.0.1", want: reply, needs: four, run: reachA(fromHost, "tcp", local4, anySource)},
 		{name: "hostPort tcp from outside", want: preserved, needs: four, run: reachA(fromClient, "tcp", http4, clientV4)},
-		{name: "hostPort tcp from pod-a itself (hairpin)", want: reply, needs: four, run: reachA(fromA, "tcp", http4, nobody)},
-		{name: "hostPort tcp from pod-b", want: reply, needs: four, run: reachA(fromB, "tcp", http4, nobody)},
+		{name: "hostPort tcp from pod-a itself (hairpin)", want: reply, needs: four, run: reachA(fromA, "tcp", http4, anySource)},
+		{name: "hostPort tcp from pod-b", want: reply, needs: four, run: reachA(fromB, "tcp", http4, anySource)},
 		{name: "hostPort udp from outside", want: preserved, needs: four, run: reachA(fromClient, "udp", dns4, clientV4)},
 		{name: "hostPort tcp from outside, IPv6", want: preserved, needs: six, run: reachA(fromClient, "tcp", http6, clientV6)},
 		{name: "hostPort udp from outside, IPv6", want: preserved, needs: six, run: reachA(fromClient, "udp", dns6, clientV6)},
-		{name: "hostPort tcp from pod-b, IPv6", want: reply, needs: six, run: reachA(fromB, "tcp", http6, nobody)},
+		{name: "hostPort tcp from pod-b, IPv6", want: reply, needs: six, run: reachA(fromB, "tcp", http6, anySource)},
 	}
 	return append(steps,
 		step{
 			name: "hostPort tcp from pod-a itself, br_netfilter on", want: reply, needs: append(four, brNetfilter),
-			run: withBridgeNetfilter(reachA(fromA, "tcp", http4, nobody)),
+			run: withBridgeNetfilter(reachA(fromA, "tcp", http4, anySource)),
 		},
 		step{
 			name: "hostPort tcp from pod-b, br_netfilter on", want: reply, needs: append(four, brNetfilter),
-			run: withBridgeNetfilter(reachA(fromB, "tcp", http4, nobody)),
+			run: withBridgeNetfilter(reachA(fromB, "tcp", http4, anySource)),
 		})
 }
 
@@ -107,7 +106,7 @@ func stepsOfTheEnd() []step {
 	return []step{
 		{name: "CHECK pod-a", want: "clean", run: checkPod(a)},
 		{name: "CHECK pod-b", want: "clean", run: checkPod(b)},
-		{name: "ADD with hostPort 70000", want: "coded error names the pod", needs: []string{portmap}, run: refuse},
+		{name: "ADD with hostPort 70000", want: "coded error names the pod", needs: []string{portmap}, run: addInvalidPort},
 		{name: "DEL pod-a, all plugins", want: "succeeds", run: delPod(a)},
 		{name: "DEL pod-a again", want: "succeeds", run: delAgain(a)},
 		{name: "DEL pod-b after its namespace is gone", want: "succeeds", run: delGone},
@@ -115,16 +114,16 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// outOf names a place of the lab.
-type outOf func(*lab) func(func() error) error
+// placeOf selects a place of the lab.
+type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
 func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// nobody is wanted where any source address will do.
-func nobody() netip.Addr { return netip.Addr{} }
+// anySource is used if any source address is accepted.
+func anySource() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
@@ -137,7 +136,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 		if err != nil {
 			return failed(err)
 		}
-		o := judged(r.Lost == 0, fmt.Sprintf("%d of %d lost", r.Lost, r.Sent))
+		o := verdictFor(r.Lost == 0, fmt.Sprintf("%d of %d lost", r.Lost, r.Sent))
 		o.value, o.unit = float64(r.Lost), "lost"
 		if len(r.Samples) == 0 {
 			return o
@@ -146,8 +145,8 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	}
 }
 
-// reachA asks for an answer of pod-a, seen there under the wanted address.
-func reachA(from outOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
+// reachA expects an answer of pod-a that contains the wanted source address.
+func reachA(from placeOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
 		if err != nil {
@@ -155,7 +154,7 @@ func reachA(from outOf, network string, target netip.AddrPort, source func() net
 		}
 		want := source()
 		good := got.name == l.a.Name && (!want.IsValid() || got.seen == want)
-		o := judged(good, fmt.Sprintf("%s, %.1f ms", got.name, float64(got.took)/float64(time.Millisecond)))
+		o := verdictFor(good, fmt.Sprintf("%s, %.1f ms", got.name, float64(got.took)/float64(time.Millisecond)))
 		return o.withNote("pod saw %s", got.seen)
 	}
 }
@@ -173,8 +172,8 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade calls a server outside, which must see the caller under the address of the node.
-func masquerade(from outOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
+// masquerade calls a server outside, which must see the node's address as the source.
+func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")
 		if err != nil {
@@ -185,7 +184,7 @@ func masquerade(from outOf, target, source func() netip.Addr) func(context.Conte
 		if err != nil {
 			return outcome{verdict: Miss, measured: "no reply", note: err.Error()}
 		}
-		return judged(got.seen == source(), "seen as "+got.seen.String())
+		return verdictFor(got.seen == source(), "seen as "+got.seen.String())
 	}
 }
 
@@ -199,5 +198,5 @@ func loopbackAnswers(ctx context.Context, l *lab) outcome {
 	if err != nil {
 		return failed(err)
 	}
-	return judged(got.name == l.a.Name, strings.TrimSpace(got.name+" answers"))
+	return verdictFor(got.name == l.a.Name, strings.TrimSpace(got.name+" answers"))
 }

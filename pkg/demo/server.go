@@ -16,12 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/meter"
 )
 
-// patience is how long a question waits for its answer. A slow machine answers
-// in time, and a packet that was dropped never is.
+// patience is the timeout of an answer. A slow machine answers within it; a dropped packet is never answered.
 const patience = 5 * time.Second
 
-// A server answers every caller over TCP and UDP with its own name and the
-// address that it saw the caller under.
+// A server answers every caller over TCP and UDP with its own name and the caller's source address.
 type server struct {
 	name string
 	tcp  []net.Listener
@@ -44,8 +42,7 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen makes a socket for each family: package net looks once, in whichever
-// namespace comes first, whether one socket can serve both.
+// listen opens a socket per family. Package net checks only once, in the first namespace that uses it, whether one socket can serve both.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {
@@ -103,9 +100,9 @@ func (s *server) answerUDP(c *net.UDPConn) {
 
 func (s *server) answer(from net.Addr) string { return s.name + " " + from.String() }
 
-// An answer is what a server said.
+// An answer is a server's reply.
 type answer struct {
-	name string     // which server answered
+	name string     // name of the server
 	seen netip.Addr // the caller's address as the server saw it
 	took time.Duration
 }

@@ -12,13 +12,12 @@ import (
 type step struct {
 	name string
 	want string
-	// needs names what may be lacking on this machine: a plugin type whose
-	// kernel feature is missing, "ipv6", "br_netfilter".
+	// needs lists requirements that this machine may lack: a plugin type whose kernel feature is missing, "ipv6", "br_netfilter".
 	needs []string
 	run   func(context.Context, *lab) outcome
 }
 
-// An outcome is what a step measured.
+// An outcome is the measurement of a step.
 type outcome struct {
 	verdict  Verdict
 	measured string
@@ -40,7 +39,7 @@ func (s step) row(ctx context.Context, l *lab) Row {
 	return row
 }
 
-// withNote adds a note to the one that the outcome has.
+// withNote appends a note to the outcome.
 func (o outcome) withNote(format string, args ...any) outcome {
 	note := fmt.Sprintf(format, args...)
 	if o.note != "" {
@@ -50,13 +49,13 @@ func (o outcome) withNote(format string, args ...any) outcome {
 	return o
 }
 
-// failed is the outcome of a step that could not measure anything.
+// failed returns the outcome of a step that could not measure anything.
 func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// judged is ok or miss.
-func judged(good bool, measured string) outcome {
+// verdictFor returns ok or miss.
+func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
 	}
@@ -68,7 +67,8 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed is the figure of a step that succeeded. A time is no failure: it says more about the machine than about the plugins.
+// timed returns the outcome of a step that succeeded, with its duration. A long time is no failure: it depends more on the machine than on
+// the plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)
 	o.verdict = OK
@@ -80,7 +80,7 @@ func timed(took, usual time.Duration) outcome {
 
 func megabits(bitsPerSecond, low, high float64) outcome {
 	m := bitsPerSecond / 1e6
-	o := judged(bitsPerSecond >= low && bitsPerSecond <= high, fmt.Sprintf("%.1f Mbit/s", m))
+	o := verdictFor(bitsPerSecond >= low && bitsPerSecond <= high, fmt.Sprintf("%.1f Mbit/s", m))
 	o.value, o.unit = m, "Mbit/s"
 	return o
 }

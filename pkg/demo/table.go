@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// A Table prints rows as they come, in columns whose width is known before.
+// A Table prints rows as they arrive, in columns of predetermined width.
 type Table struct {
 	w      io.Writer
 	widths []int
@@ -20,7 +20,7 @@ const (
 	noteWidth     = 140
 )
 
-// NewTable prints the head of a table for one run of a conflist.
+// NewTable prints the table head for a run of a conflist.
 func NewTable(w io.Writer, conflist []byte) (*Table, error) {
 	c, err := newChain("", "", conflist)
 	if err != nil {
@@ -63,13 +63,13 @@ func writeLine(w io.Writer, widths []int, cells []string) {
 	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 }
 
-// PrintHead says what is about to run.
+// PrintHead prints the plugins, the conflist and the namespace of a run.
 func PrintHead(w io.Writer, opts Options, namespace string) {
 	fmt.Fprintf(w, "plugins    %s\nconflist   %s\nnamespace  %s: the network of this machine is not touched\n\n",
 		opts.Plugins, opts.Source, namespace)
 }
 
-// PrintSummary counts the rows and names what was skipped.
+// PrintSummary prints the number of rows by result, and the skipped steps.
 func PrintSummary(w io.Writer, r Report) {
 	fmt.Fprintln(w)
 	printCounts(w, r)
@@ -93,8 +93,7 @@ func printCounts(w io.Writer, r Report) {
 	}
 }
 
-// PrintComparison prints two runs of the script side by side. Rows belong
-// together by their step.
+// PrintComparison prints two runs of the script side by side, matched by step.
 func PrintComparison(w io.Writer, c Comparison) {
 	lines := [][]string{{"step", "wanted", "podlace", "", "reference", ""}}
 	for _, ours := range c.Podlace.Rows {
@@ -129,7 +128,7 @@ func printMisses(w io.Writer, name string, r Report) {
 	printCounts(w, r)
 }
 
-// clip makes a note fit beside a row; the whole of it is in the JSON output.
+// clip truncates a note to fit beside a row. The JSON output has the whole note.
 func clip(note string) string {
 	text := []rune(strings.Join(strings.Fields(note), " "))
 	if len(text) > noteWidth {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// outside is a client on a veth, as in the lab.
+// outside returns a client on a veth, as in the lab.
 func outside(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	client, err := sandbox.NewPod("client")
@@ -24,7 +24,7 @@ func outside(t *testing.T) *sandbox.Pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// The kernel would take it down with the namespace, but later.
+		// The kernel would delete it with the namespace, but later.
 		if host, err := kernel.Host(); err == nil {
 			_ = host.DelLink(nodeSide)
 			host.Close()
@@ -94,8 +94,8 @@ func TestReachAndMasqueradeMiss(t *testing.T) {
 	}{
 		"right pod, right source": {reachA(fromClient, "tcp", target, clientV4)(t.Context(), l), OK},
 		"right pod, wrong source": {reachA(fromClient, "tcp", target, nodeV4)(t.Context(), l), Miss},
-		"any source":              {reachA(fromHost, "tcp", target, nobody)(t.Context(), l), OK},
-		"no way":                  {reachA(fromA, "tcp", target, nobody)(t.Context(), l), Miss},
+		"any source":              {reachA(fromHost, "tcp", target, anySource)(t.Context(), l), OK},
+		"no way":                  {reachA(fromA, "tcp", target, anySource)(t.Context(), l), Miss},
 		"no way out":              {masquerade(fromA, clientV4, nodeV4)(t.Context(), l), Miss},
 		"no address":              {pingA(func(p *pod) netip.Addr { return p.v4 })(t.Context(), l), Miss},
 	} {
@@ -134,7 +134,7 @@ func TestLimitsMissOnAnOpenLink(t *testing.T) {
 	}
 }
 
-// TestJudge: a rate beyond a limit is a miss, unless pauses of the machine explain it.
+// TestJudge: a rate beyond a limit is a miss, unless pauses of the machine can explain it.
 func TestJudge(t *testing.T) {
 	const ms = time.Millisecond
 	for _, test := range []struct {
@@ -145,11 +145,11 @@ func TestJudge(t *testing.T) {
 		{24e6, 20e6, 0, 0, [2]Verdict{OK, OK}},
 		{24.1e6, 21.1e6, 0, 0, [2]Verdict{Miss, Miss}},
 		{1e6, 17.9e6, 0, 0, [2]Verdict{OK, Miss}},
-		{24.1e6, 21.1e6, 100 * ms, 0, [2]Verdict{Info, Info}}, // the receiver began late, and read at once what had come
+		{24.1e6, 21.1e6, 100 * ms, 0, [2]Verdict{Info, Info}}, // the receiver started late and read the earlier bytes at once
 		{20e6, 16.6e6, 0, 326 * ms, [2]Verdict{OK, Info}},
 		{20e6, 2e6, 0, 150 * ms, [2]Verdict{OK, Miss}}, // pauses of 150 ms in 3 s do not explain a tenth of the rate
 		{4000e6, 4000e6, 100 * ms, time.Second, [2]Verdict{Miss, Miss}},
-		{24.1e6, 20e6, 0, time.Second, [2]Verdict{Miss, OK}}, // pauses explain no burst at the beginning
+		{24.1e6, 20e6, 0, time.Second, [2]Verdict{Miss, OK}}, // pauses cannot explain a burst at the beginning
 		{0, 0, 0, 0, [2]Verdict{OK, Miss}},
 	} {
 		m := measured{Result: meter.Result{

@@ -16,8 +16,7 @@ const (
 	clientSide = "eth0"
 )
 
-// The network between the node and the client outside, of the ranges that
-// documentation may use.
+// nodePrefixes returns the network between the node and the client outside, from the documentation ranges.
 func nodePrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}
 }
@@ -31,8 +30,8 @@ func nodeV6() netip.Addr   { return nodePrefixes()[1].Addr() }
 func clientV4() netip.Addr { return clientPrefixes()[0].Addr() }
 func clientV6() netip.Addr { return clientPrefixes()[1].Addr() }
 
-// connect joins the client to the node with a veth. The client gets no route
-// to the pods: it knows the node alone, as a neighbour of a real node does.
+// connect connects the client to the node by a veth. The client has no route to the pods: it knows only the node, like a neighbour of a
+// real node.
 func connect(client *sandbox.Pod, ipv6 bool) error {
 	file, err := os.Open(client.Path)
 	if err != nil {

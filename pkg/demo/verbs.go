@@ -10,30 +10,29 @@ import (
 	"time"
 )
 
-// Codes that say nothing: none, and the one for errors without a code.
+// Codes without information: none, and the code of errors without a code.
 const (
 	codeNone    = 0
 	codeUnknown = 999
-	// codeLacking is the code of a plugin that needs what the kernel lacks.
+	// codeLacking is the code of a plugin that lacks a kernel feature.
 	codeLacking = 105
 )
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes one pod, so that the baseline has what a node keeps:
-// the bridge, the static rules. A plugin that says that the kernel lacks what
-// it needs is left out from here on, and so are its steps.
+// warmUp adds and deletes one pod, so that the baseline contains lasting state: the bridge and the static rules. It removes a plugin that
+// lacks a kernel feature from the chain, and its steps are skipped.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
 		if err == nil {
 			break
 		}
-		if !l.leaveOut(err) {
+		if !l.dropLacking(err) {
 			return failed(err)
 		}
 	}
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		return failed(err)
 	}
 	return outcome{verdict: OK, measured: "both work"}
@@ -49,7 +48,7 @@ func (l *lab) warmUpOnce(ctx context.Context) error {
 	return err
 }
 
-// pluginError tells which plugin of the chain failed.
+// pluginError names the failed plugin of the chain.
 type pluginError struct {
 	plugin string
 	error
@@ -65,9 +64,8 @@ func last(calls []call) string {
 	return calls[len(calls)-1].plugin
 }
 
-// leaveOut takes the failing plugin out of the chain, or what the first one
-// can do without, when the kernel is to blame.
-func (l *lab) leaveOut(err error) bool {
+// dropLacking removes the failed plugin from the chain, or a feature from the first plugin, if the kernel lacks a feature.
+func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
 	if !isCNI || e.Code != codeLacking || !errors.As(err, &failing) {
@@ -94,7 +92,7 @@ func addPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 		if err != nil {
 			return failed(err)
 		}
-		p.learn(result)
+		p.storeAddresses(result)
 		if err := p.serve(); err != nil {
 			return failed(err)
 		}
@@ -113,7 +111,7 @@ func (p *pod) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// timeOf shows one plugin's share of the ADD before it.
+// timeOf shows one plugin's part of the previous ADD.
 func timeOf(plugin string) func(context.Context, *lab) outcome {
 	return func(_ context.Context, l *lab) outcome {
 		for _, c := range l.adds {
@@ -135,9 +133,8 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// refuse sends a port that does not exist. The error must have a code that
-// says more than "failed" and the name of the pod.
-func refuse(ctx context.Context, l *lab) outcome {
+// addInvalidPort requests an invalid port. The error must have an informative code and the pod's name.
+func addInvalidPort(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.attachment)
 	if err == nil {
@@ -152,13 +149,13 @@ func refuse(ctx context.Context, l *lab) outcome {
 	if !named {
 		measured = fmt.Sprintf("code %d, no pod named", e.Code)
 	}
-	return judged(named && e.Code != codeNone && e.Code != codeUnknown, measured).withNote("%s", e.Msg)
+	return verdictFor(named && e.Code != codeNone && e.Code != codeUnknown, measured).withNote("%s", e.Msg)
 }
 
 func delPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		p := which(l)
-		p.silence()
+		p.stopServer()
 		lo := p.attachment
 		lo.ifname = "lo"
 		if _, err := l.loopback.del(ctx, lo); err != nil {
@@ -191,10 +188,9 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// delGone is what a node sees after a crash: the namespace is gone, and the
-// runtime deletes with what it remembers.
+// delGone simulates a crash: the namespace is gone, and the runtime calls DEL from its cache.
 func delGone(ctx context.Context, l *lab) outcome {
-	l.b.silence()
+	l.b.stopServer()
 	if err := l.b.Close(); err != nil {
 		return failed(err)
 	}
@@ -210,11 +206,11 @@ func leftovers(ctx context.Context, l *lab) outcome {
 	if l.before == nil {
 		return failed(errors.New("no baseline: the first pod failed"))
 	}
-	diff, err := l.leftovers(ctx)
+	diff, err := l.stateLeft(ctx)
 	if err != nil {
 		return failed(err)
 	}
-	o := judged(len(diff) == 0, fmt.Sprint(len(diff)))
+	o := verdictFor(len(diff) == 0, fmt.Sprint(len(diff)))
 	o.value, o.unit = float64(len(diff)), "leftovers"
 	o.note = firstLines(diff, 6)
 	return o

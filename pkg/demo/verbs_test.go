@@ -108,7 +108,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss: a time is a figure, with a note when it is long.
+// TestSlowMachineIsNoMiss: a long time is only a value with a note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")
@@ -131,7 +131,7 @@ func TestRefuse(t *testing.T) {
 	}{
 		"coded, pod in details":   {`{"code":2,"msg":"hostPort 70000","details":"pod=demo/bad"}`, OK},
 		"coded, pod in message":   {`{"code":2,"msg":"pod demo/bad: hostPort 70000"}`, OK},
-		"coded, nobody named":     {`{"code":2,"msg":"hostPort 70000"}`, Miss},
+		"coded, no pod named":     {`{"code":2,"msg":"hostPort 70000"}`, Miss},
 		"no code, pod named":      {`{"msg":"pod demo/bad"}`, Miss},
 		"code 999 and pod named":  {`{"code":999,"msg":"pod demo/bad"}`, Miss},
 		"accepted":                {"", Miss},
@@ -139,7 +139,7 @@ func TestRefuse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(failsWith(portmap), test.fails)
-			if got := refuse(t.Context(), playedLab(t)); got.verdict != test.want {
+			if got := addInvalidPort(t.Context(), playedLab(t)); got.verdict != test.want {
 				t.Errorf("got %+v, want %s", got, test.want)
 			}
 		})
@@ -148,7 +148,7 @@ func TestRefuse(t *testing.T) {
 
 func TestLeftovers(t *testing.T) {
 	l := playedLab(t)
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)
 	}
 	write := func(path string) {
@@ -161,15 +161,15 @@ func TestLeftovers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	// The folders themselves are part of the baseline.
+	// The folders themselves belong to the baseline.
 	write("/var/lib/cni/networks/x/lock")
-	if err := l.remember(); err != nil {
+	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)
 	}
 	write("/var/lib/cni/networks/x/last_reserved_ip.0")
 	write("/var/lib/cni/networks/x/.lock-ac")
 	if got := leftovers(t.Context(), l); got.verdict != OK || got.measured != "0" {
-		t.Errorf("what may be kept: %+v", got)
+		t.Errorf("files that may stay: %+v", got)
 	}
 	write("/var/lib/cni/networks/x/10.58.0.9")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestProduction: without the tag no environment makes anything fail.
+// TestProduction: without the build tag, no environment variable makes a change fail.
 func TestProduction(t *testing.T) {
 	t.Setenv("PODLACE_FAIL_AT", "1")
 	for range 3 {
@@ -22,7 +22,7 @@ func TestProduction(t *testing.T) {
 	}
 }
 
-// TestChange: the error names the change, and an interrupted change is made again, but not for ever.
+// TestChange: the error names the change, and an interrupted change is retried a limited number of times.
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		interrupted, want int

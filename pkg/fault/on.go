@@ -14,9 +14,9 @@ import (
 	"syscall"
 )
 
-// EnvFailAt names the variable that holds n, the change to fail, counted from 1. EnvTrace names a file to which each change is appended,
-// one per line. EnvMoments does the same for moments: changes and steps, counted together. EnvRunAt holds the number of a moment and a
-// shell command. The process waits there until the command has ended; the trace of moments shows the output of a failed one.
+// EnvFailAt names the variable with the number n of the change that fails, counted from 1. EnvTrace names a file to which each change is
+// appended, one per line. EnvMoments does so for moments: changes and steps, counted together. EnvRunAt holds the number of a moment and a
+// shell command. The process waits there until the command ends. The trace of moments contains the output of a failed command.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -26,20 +26,20 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts the change op and returns an error when it is the one that the environment asks to fail.
+// Point counts the change op, and returns an error if the environment selects this change.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// The end is what runtimes take for "already gone" when DEL says it.
+		// Runtimes treat the end of this text as "already gone" in an error of DEL.
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }
 
-// Step counts a moment that is not a change; it never fails. The child that the process waits for, if there is one, stands still too; the
-// command knows its process ID as $CHILD.
+// Step counts a moment that is no change. It never fails. If the process waits for a child, the child is stopped too. The command gets its
+// process ID as $CHILD.
 func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
 
 func moment(op string, children ...int) {
@@ -50,12 +50,12 @@ func moment(op string, children ...int) {
 		return
 	}
 	for _, child := range children {
-		_ = syscall.Kill(child, syscall.SIGSTOP) // at once: it needs milliseconds for all of its work
+		_ = syscall.Kill(child, syscall.SIGSTOP) // at once: the child runs for milliseconds only
 		defer func() { _ = syscall.Kill(child, syscall.SIGCONT) }()
 		command = fmt.Sprintf("CHILD=%d; %s", child, command)
 	}
 	var shell sync.WaitGroup
-	shell.Go(func() { // this thread may be in the namespace of a pod
+	shell.Go(func() { // this thread may be in a pod's namespace
 		if out, err := exec.Command("/bin/sh", "-ec", command).CombinedOutput(); err != nil {
 			trace(EnvMoments, n, fmt.Sprintf("COMMAND FAILED: %v: %s", err, out))
 		}

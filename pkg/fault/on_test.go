@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestPoint: the change with the number fails, once, and each is traced.
+// TestPoint: the selected change fails once, and each change is traced.
 func TestPoint(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	t.Setenv(EnvTrace, trace)
@@ -28,7 +28,7 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill: the process dies at the moment with the number, which is traced.
+// TestKill: the process is killed at the selected moment, which is traced.
 func TestKill(t *testing.T) {
 	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
@@ -44,7 +44,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestCommand: the process stands still while the command runs, and goes on. A command that fails is traced.
+// TestCommand: the process waits while the command runs, and then continues. A failed command is traced.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")

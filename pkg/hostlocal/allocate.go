@@ -14,27 +14,27 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// probes is how many addresses are tried one by one before the folder is listed to see which are taken.
+// probes is the number of addresses that are tried one by one before the folder is listed.
 const probes = 16
 
-// allocation is one ADD under way.
+// allocation is one running ADD.
 type allocation struct {
 	r     *plugin.Request
 	l     *leases
 	mine  entry
-	taken map[netip.Addr]bool // nil until the folder was listed
+	taken map[netip.Addr]bool // nil until the folder has been listed
 	tried int
 }
 
-// all takes one address of each set, or none at all.
-func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
+// allocateAll takes one address from each set, or none at all.
+func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	var undo plugin.Undo
 	defer undo.OnError(&err)
-	undo.Push(func() error { return a.l.end(a.mine) })
+	undo.Push(func() error { return a.l.endEntry(a.mine) })
 	requests := cfg.requests
 	for i, set := range cfg.Sets {
 		var ip *types100.IPConfig
-		if ip, requests, err = a.one(i, set, requests); err != nil {
+		if ip, requests, err = a.allocateOne(i, set, requests); err != nil {
 			return nil, err
 		}
 		ips = append(ips, ip)
@@ -42,10 +42,10 @@ func (a *allocation) all(cfg Config) (ips []*types100.IPConfig, err error) {
 	if len(requests) > 0 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "failed to allocate all requested IPs: %s", reasons(cfg.Sets, requests))
 	}
-	if err := a.l.mending(func() error { return a.l.index.put(a.mine) }); err != nil {
+	if err := a.l.withRebuild(func() error { return a.l.index.put(a.mine) }); err != nil {
 		return nil, err
 	}
-	return ips, a.l.index.settle()
+	return ips, a.l.index.markCurrent()
 }
 
 func reasons(sets []RangeSet, requests []request) string {
@@ -56,16 +56,16 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// one takes an address of the set: the requested one, else the next free one after the last that was given. It returns the requests
-// that are left for the other sets.
-func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
-	wanted, rest := pick(set, requests)
+// allocateOne takes an address from the set: the requested one, or else the next free one after the last assigned one. It returns the
+// requests that remain for the other sets.
+func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
+	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
 	var err error
 	if wanted.IsValid() {
-		got, err = a.requested(set, wanted)
+		got, err = a.takeRequested(set, wanted)
 	} else {
-		got, err = a.next(i, set)
+		got, err = a.nextFree(i, set)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -75,12 +75,12 @@ func (a *allocation) one(i int, set RangeSet, requests []request) (*types100.IPC
 	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
-// requested takes addr, also from a pod that is certainly gone.
-func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
+// takeRequested takes addr, also from a dead pod.
+func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) (netip.Addr, error) {
 	if in, _ := set.find(addr); addr == in.Gateway {
 		return addr, plugin.Errorf(plugin.CodeAddressTaken, "requested address %s is the gateway of %s", addr, in.Subnet)
 	}
-	ok, err := a.try(addr)
+	ok, err := a.tryTake(addr)
 	if ok || err != nil {
 		return addr, err
 	}
@@ -88,11 +88,11 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 	if err != nil {
 		return addr, err
 	}
-	if known && a.l.index.dead(owner) {
+	if known && a.l.index.isDead(owner) {
 		if err := a.collect(owner); err != nil {
 			return addr, err
 		}
-		if ok, err := a.try(addr); ok || err != nil {
+		if ok, err := a.tryTake(addr); ok || err != nil {
 			return addr, err
 		}
 	}
@@ -100,9 +100,9 @@ func (a *allocation) requested(set RangeSet, addr netip.Addr) (netip.Addr, error
 		set, owner)
 }
 
-// next takes a free address of the set. When none is left, addresses of pods that are certainly gone are collected.
-func (a *allocation) next(i int, set RangeSet) (netip.Addr, error) {
-	got, ok, err := a.free(i, set, a.l.index.resting())
+// nextFree takes a free address from the set. If none is left, it collects the addresses of dead pods.
+func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
+	got, ok, err := a.takeFree(i, set, a.l.index.resting())
 	if ok || err != nil {
 		return got, err
 	}
@@ -111,26 +111,26 @@ func (a *allocation) next(i int, set RangeSet) (netip.Addr, error) {
 		return got, err
 	}
 	if collected > 0 {
-		if got, ok, err = a.free(i, set, nil); ok || err != nil {
+		if got, ok, err = a.takeFree(i, set, nil); ok || err != nil {
 			return got, err
 		}
 	}
 	return got, a.exhausted(set)
 }
 
-// free prefers addresses that are not resting since their release, then the one that was released first.
-func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
+// takeFree prefers addresses that are not resting after their release, then the address that was released first.
+func (a *allocation) takeFree(i int, set RangeSet, resting []netip.Addr) (got netip.Addr, ok bool, err error) {
 	for addr := range set.from(a.l.last(i)) {
 		if slices.Contains(resting, addr) {
 			continue
 		}
-		if ok, err = a.try(addr); ok || err != nil {
+		if ok, err = a.tryTake(addr); ok || err != nil {
 			return addr, ok, err
 		}
 	}
 	for _, addr := range resting {
 		if r, in := set.find(addr); in && addr != r.Gateway {
-			if ok, err = a.try(addr); ok || err != nil {
+			if ok, err = a.tryTake(addr); ok || err != nil {
 				return addr, ok, err
 			}
 		}
@@ -139,7 +139,7 @@ func (a *allocation) free(i int, set RangeSet, resting []netip.Addr) (got netip.
 }
 
 func (a *allocation) exhausted(set RangeSet) error {
-	taken, err := a.l.names()
+	taken, err := a.l.leasedNames()
 	if err != nil {
 		return err
 	}
@@ -148,15 +148,15 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// collectDead ends the leases of pods that are certainly gone and have an address of the set, and returns how many pods these were.
+// collectDead ends the leases of dead pods with an address in the set. It returns the number of these pods.
 func (a *allocation) collectDead(set RangeSet) (int, error) {
-	entries, err := a.l.every()
+	entries, err := a.l.allEntries()
 	if err != nil {
 		return 0, err
 	}
 	freed := 0
 	for _, e := range entries {
-		if !e.within(set) || !a.l.index.dead(e) {
+		if !e.within(set) || !a.l.index.isDead(e) {
 			continue
 		}
 		if err := a.collect(e); err != nil {
@@ -174,36 +174,35 @@ func (a *allocation) collect(e entry) error {
 		a.r.Reclaimed(e.Attachment)
 	}
 	a.taken = nil
-	return a.l.end(e)
+	return a.l.endEntry(e)
 }
 
-// try takes addr if it is free.
-func (a *allocation) try(addr netip.Addr) (bool, error) {
+// tryTake takes addr if it is free.
+func (a *allocation) tryTake(addr netip.Addr) (bool, error) {
 	if a.tried++; a.tried > probes && a.taken == nil {
 		var err error
-		if a.taken, err = a.l.names(); err != nil {
+		if a.taken, err = a.l.leasedNames(); err != nil {
 			return false, err
 		}
 	}
 	if a.taken[addr] {
 		return false, nil
 	}
-	ok, err := a.l.take(addr, a.r.Attachment())
+	ok, err := a.l.createLease(addr, a.r.Attachment())
 	if !ok || err != nil {
 		return false, err
 	}
-	var written int64 // of nobody knows when: the lease is then none that the index knows
+	var written int64 // 0 stands for an unknown time; the index then does not recognise the lease
 	if at, err := a.l.dir.Written(addr.String()); err == nil {
 		written = at.UnixNano()
 	}
-	a.mine.hold(addr, written)
-	a.l.index.wake(addr)
+	a.mine.addLease(addr, written)
+	a.l.index.removeResting(addr)
 	return true, nil
 }
 
-// pick returns the request that the set serves, and those that remain: a source of lower precedence that asks for an address of the
-// same set is dropped.
-func pick(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
+// pickRequest returns the request that the set serves, and the remaining requests. It drops requests of lower precedence for the same set.
+func pickRequest(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {
 		_, in := set.find(q.addr)

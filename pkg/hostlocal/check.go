@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check compares the leases with prevResult: each address of a range of ours must be leased to this attachment. Where the node's CIDRs
-// are not known, nothing tells which addresses are of our ranges: then each that is leased must be ours, and one at least.
+// check compares the leases with prevResult: each address in our ranges must be leased to this attachment. If the node's CIDRs are unknown,
+// our ranges are unknown too. Then each leased address must belong to this attachment, and at least one must be leased.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := errors.Is(err, errNoPodCIDR)

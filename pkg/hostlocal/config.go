@@ -15,21 +15,20 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DefaultDir holds the lease folders of networks that name no dataDir.
+// DefaultDir holds the lease folders of networks without dataDir.
 const DefaultDir = "/var/lib/cni/networks"
 
 // Config is the validated configuration of one request.
 type Config struct {
-	Dir      string // of the leases of this network
+	Dir      string // lease folder of this network
 	Sets     []RangeSet
 	Routes   []*types.Route
 	DNS      types.DNS
-	Strict   bool // STATUS fails when a set is exhausted
+	Strict   bool // STATUS fails if a set is exhausted
 	requests []request
 }
 
-// request is an address that was asked for. Sources of higher rank are looked at last: CONVENTIONS.md lets "args" replace
-// CNI_ARGS.
+// request is a requested address. A source of higher rank takes precedence: in CONVENTIONS.md "args" replaces CNI_ARGS.
 type request struct {
 	addr netip.Addr
 	rank int
@@ -89,7 +88,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return cfg, err
 }
 
-// parseDir reads what DEL and GC need, and takes defaults for whatever is wrong.
+// parseDir reads the keys that DEL and GC need. It uses defaults for invalid values.
 func parseDir(r *plugin.Request) string {
 	var raw struct {
 		IPAM struct {
@@ -107,7 +106,7 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// lists joins the sources of ranges: the runtime's first, then the flat keys as a set of their own, then "ranges".
+// lists joins the sources of ranges: the runtime's first, then the flat keys as one set, then "ranges".
 func (raw rawConfig) lists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
@@ -116,13 +115,13 @@ func (raw rawConfig) lists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor reports whether no pod has an address of a route's family.
+// hasNoAddressFor reports whether pods get no address of a route's family.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the pools. partial: a family is left out, since the node has no podCIDR of it.
+// parseSets returns the pools. partial reports that a family is left out because the node has no podCIDR of it.
 func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
 	lists := raw.lists()
 	if len(lists) == 0 {
@@ -148,7 +147,7 @@ func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool,
 	return sets, partial, checkSets(sets)
 }
 
-// checkPerFamily: results before 0.3.0 hold one address of each family.
+// checkPerFamily allows results before version 0.3.0 only one address per family.
 func checkPerFamily(v string, sets []RangeSet) error {
 	n4, n6 := 0, 0
 	for _, s := range sets {

@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed parses what stands behind "ipam" and, separated by a comma, other keys.
+// parsed parses the value of "ipam", optionally followed by a comma and other keys.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// texts renders the sets of a configuration.
+// texts formats the sets of a configuration.
 func (c Config) texts() (sets []string) {
 	for _, s := range c.Sets {
 		sets = append(sets, s.String())
@@ -32,7 +32,7 @@ func (c Config) texts() (sets []string) {
 	return sets
 }
 
-// TestSourcesOfRanges: the runtime's come first, then the flat keys, then "ranges".
+// TestSourcesOfRanges: the runtime's ranges come first, then the flat keys, then "ranges".
 func TestSourcesOfRanges(t *testing.T) {
 	c, err := parsed(`{"ipam":{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","ranges":[[{"subnet":"10.2.0.0/30"},{"subnet":"10.3.0.0/30"}],
 		[{"subnet":"fd00::/126"}]]},"runtimeConfig":{"ipRanges":[[{"subnet":"10.4.0.0/30"}]]}}`, nil)
@@ -86,7 +86,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesPerFamily: results before 0.3.0 hold one address of each family.
+// TestAddressesPerFamily: results before version 0.3.0 hold one address per family.
 func TestAddressesPerFamily(t *testing.T) {
 	a, b, six := RangeSet{span(t, "10.1.0.0/24", "", "")}, RangeSet{span(t, "10.2.0.0/24", "", "")}, RangeSet{span(t, "fd00::/64", "", "")}
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
@@ -101,7 +101,7 @@ func TestAddressesPerFamily(t *testing.T) {
 	}
 }
 
-// TestRequests: runtimeConfig before args before CNI_ARGS; prefix lengths do not count.
+// TestRequests: runtimeConfig takes precedence over args, and args over CNI_ARGS. Prefix lengths are ignored.
 func TestRequests(t *testing.T) {
 	c, err := parsed(`{"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]]},"runtimeConfig":{"ips":["10.1.0.5/16","fd00::5"]},
 		"args":{"cni":{"ips":["::ffff:10.1.0.6"]}}}`, map[string]string{"IP": "10.1.0.7/24"})
@@ -128,7 +128,7 @@ func TestPick(t *testing.T) {
 		{"10.1.0.5@1 10.1.0.6@1", "10.1.0.5", "10.1.0.6@1"},
 		{"10.1.0.5@0 10.2.0.6@2", "10.1.0.5", "10.2.0.6@2"},
 	} {
-		wanted, rest := pick(set, requestsOf(c.requests))
+		wanted, rest := pickRequest(set, requestsOf(c.requests))
 		got := ""
 		if wanted.IsValid() {
 			got = wanted.String()
@@ -182,6 +182,6 @@ func TestReadResolvConf(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readResolvConf(loop); err == nil || !strings.Contains(err.Error(), loop+": too many levels of symbolic links") {
-		t.Error(err) // a link is allowed here: that it is one is no reason
+		t.Error(err) // the file may be a symbolic link
 	}
 }

@@ -52,8 +52,8 @@ func opened(t *testing.T, dir string, f func()) map[string]int {
 	}
 }
 
-// TestL04OpensNoOthersLease (L-04): with 10,000 leases ADD, CHECK, DEL and STATUS open those of their own attachment alone; after a change
-// by foreign hands the next verb reads every lease once, and the one after it none.
+// TestL04OpensNoOthersLease (L-04): with 10,000 leases, ADD, CHECK, DEL and STATUS open only the leases of their own attachment. After
+// another program's change the next verb reads each lease once, and the one after it none.
 func TestL04OpensNoOthersLease(t *testing.T) {
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)
@@ -63,12 +63,12 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range others {
-		if _, err := folder.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
+		if _, err := folder.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
 			t.Fatal(err)
 		}
 		addr = addr.Next()
 	}
-	folder.setLast(0, netip.MustParseAddr("10.1.0.50")) // in the midst of addresses that are taken
+	folder.setLast(0, netip.MustParseAddr("10.1.0.50")) // between taken addresses
 	folder.close()
 	readAll := func(verb string, f func()) {
 		t.Helper()

@@ -15,19 +15,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// entry is what the index knows of an attachment.
+// entry is the index entry of an attachment.
 type entry struct {
 	plugin.Attachment
 	Addresses []netip.Addr         `json:"addresses"`
-	Written   map[netip.Addr]int64 `json:"written,omitempty"` // as in lease
-	Boot      string               `json:"boot"`              // when the lease was made, or first seen
+	Written   map[netip.Addr]int64 `json:"written,omitempty"` // as lease.written
+	Boot      string               `json:"boot"`              // boot in which the lease was made or first seen
 	Netns     string               `json:"netns,omitempty"`   // CNI_NETNS of the ADD
 	Pod       string               `json:"pod,omitempty"`
 }
 
-// knows reports whether a lease is the one that the entry is about. Another program may have ended that and made the same one for a new pod
-// that has the container's ID, in another boot or namespace.
-func (e entry) knows(addr netip.Addr, is lease) bool {
+// matches reports whether a lease is the one in the entry. Another program may have ended that lease and made an equal one for a new pod
+// with the same container ID, in another boot or namespace.
+func (e entry) matches(addr netip.Addr, is lease) bool {
 	written, ok := e.Written[addr]
 	return ok && e.Attachment == is.of && written == is.written
 }
@@ -42,15 +42,15 @@ func (e entry) after(at time.Time) bool {
 	return false
 }
 
-// hold adds a lease to the entry.
-func (e *entry) hold(addr netip.Addr, written int64) {
+// addLease adds a lease to the entry.
+func (e *entry) addLease(addr netip.Addr, written int64) {
 	if e.Written == nil {
 		e.Written = map[netip.Addr]int64{}
 	}
 	e.Addresses, e.Written[addr] = append(e.Addresses, addr), written
 }
 
-// String names the owner of an address.
+// String returns the owner of an address.
 func (e entry) String() string {
 	if e.ContainerID == "" {
 		return "a file that cannot be read"
@@ -65,7 +65,7 @@ func (e entry) String() string {
 	return text
 }
 
-// within reports whether an address of the entry is of the set.
+// within reports whether the set contains an address of the entry.
 func (e entry) within(set RangeSet) bool {
 	return slices.ContainsFunc(e.Addresses, func(addr netip.Addr) bool { _, in := set.find(addr); return in })
 }
@@ -73,7 +73,7 @@ func (e entry) within(set RangeSet) bool {
 // shard is a part of the index, by container ID and interface name.
 type shard map[string]entry
 
-// shardDocument is a shard as a file.
+// shardDocument is the file format of a shard.
 type shardDocument struct {
 	Sum     uint32          `json:"sum"` // CRC-32 of entries
 	Entries json.RawMessage `json:"entries"`
@@ -88,7 +88,7 @@ func shardName(a plugin.Attachment) string {
 
 func shardAt(number int) string { return fmt.Sprintf("%03x", number) }
 
-// isShard reports whether the name is a shard's: others have the bit of one.
+// isShard reports whether the name is a shard's. Each shard has its own bit in the mark.
 func isShard(name string) bool {
 	number, err := strconv.ParseUint(name, 16, 16)
 	return err == nil && number < shards && name == shardAt(int(number))

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestFamilies: one configuration serves nodes of both families, of IPv4 and of IPv6. Without addresses of a family it has no routes.
+// TestFamilies: one configuration serves dual-stack nodes, IPv4 nodes and IPv6 nodes. A family without addresses gets no routes.
 func TestFamilies(t *testing.T) {
 	const routes = `"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"192.0.2.0/24","gw":"10.1.2.9"}]`
 	const both = `"ranges":[[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]],` + routes

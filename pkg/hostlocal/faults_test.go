@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// leasesOf returns who has which address, by what the files say.
+// leasesOf returns the owner of each address, according to the files.
 func (l lab) leasesOf() map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -35,7 +35,7 @@ func (l lab) leasesOf() map[string]string {
 	return found
 }
 
-// mutations are what may befall a file.
+// mutations returns kinds of damage to a file.
 func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	write := func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
 	return []func(string, []byte) error{
@@ -63,8 +63,8 @@ func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	}
 }
 
-// TestF05Mutations (F-05): whatever befalls one file of leases or index, other pods come and go, keep their leases, and nothing is left
-// of them.
+// TestF05Mutations (F-05): one damaged lease or index file does not affect other pods. They can be added and deleted, keep their leases,
+// and leave no files.
 func TestF05Mutations(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 5))
@@ -90,7 +90,7 @@ func TestF05Mutations(t *testing.T) {
 	}
 }
 
-// anyFile picks a file of leases or index.
+// anyFile picks a lease or index file.
 func (l lab) anyFile(random *rand.Rand) string {
 	l.Helper()
 	var paths []string
@@ -108,7 +108,7 @@ func (l lab) anyFile(random *rand.Rand) string {
 	return paths[random.IntN(len(paths))]
 }
 
-// mustServeOthers: the owner of the file that was damaged may see an error; the others may not.
+// mustServeOthers: the owner of the damaged file may get an error, but other pods must not.
 func (l lab) mustServeOthers(damaged, content string) {
 	l.Helper()
 	victim := ""
@@ -139,7 +139,7 @@ func (l lab) mustServeOthers(damaged, content string) {
 		}
 	}
 	l.ok(l.call("DEL", "new", ""))
-	for name := range l.namesLeft() { // GC spares what was made just now
+	for name := range l.namesLeft() { // GC skips young leases
 		_ = os.Chtimes(filepath.Join(l.dir, name), time.Time{}, time.Now().Add(-time.Hour))
 	}
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
@@ -165,7 +165,7 @@ func (l lab) namesLeft() map[string]bool {
 	return left
 }
 
-// TestF06CounterLost (F-06): without last_reserved_ip the addresses that were released lately still rest.
+// TestF06CounterLost (F-06): without last_reserved_ip, recently released addresses still rest.
 func TestF06CounterLost(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"deleted": os.Remove,
@@ -185,8 +185,8 @@ func TestF06CounterLost(t *testing.T) {
 	}
 }
 
-// TestF07LockFileRemoved (F-07): who cleans the folder while pods start takes the lock away, but not the addresses: a lease is made by
-// link(2). And nothing is lost to the index: DEL finds every lease.
+// TestF07LockFileRemoved (F-07): a cleanup of the folder removes the lock while pods start. No address is assigned twice, because link(2)
+// creates a lease. The index stays complete: DEL finds every lease.
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")
@@ -210,7 +210,7 @@ func TestF07LockFileRemoved(t *testing.T) {
 		l.mustFail(a, plugin.CodeTryAgain, "removed again and again")
 	}
 	if len(given) == 0 {
-		t.Error("nobody got an address")
+		t.Error("no pod got an address")
 	}
 	l.mustBeDistinct(given)
 	for id := range given {
@@ -222,8 +222,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08): the lock of a process that is stopped is an error "try again", after a time; STATUS and CHECK need no
-// lock.
+// TestF08LockHolderStopped (F-08): if a stopped process holds the lock, verbs fail with "try again" after a timeout. STATUS and CHECK need
+// no lock.
 func TestF08LockHolderStopped(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -263,7 +263,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill uses up a file system: its blocks, or its inodes. What it returns gives room again for n more, of what was used up.
+// fill uses up the blocks or the inodes of a file system. The returned function frees n of them again.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string
@@ -292,8 +292,8 @@ func fill(t *testing.T, dir, what string) (room func(n int)) {
 	}
 }
 
-// TestF09Full (F-09): with no block or no inode left, ADD fails and leaves nothing; DEL and GC work; and with a little more room every
-// ADD either succeeds or leaves nothing.
+// TestF09Full (F-09): without free blocks or inodes, ADD fails and leaves no files. DEL and GC work. With a little space, each ADD succeeds
+// or leaves no files.
 func TestF09Full(t *testing.T) {
 	for _, what := range []string{"blocks", "inodes"} {
 		t.Run(what, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestF09Full(t *testing.T) {
 					t.Fatalf("%d more: %s", more, diff)
 				}
 				if more == 3 {
-					fill(t, data, what) // what the index gave up
+					fill(t, data, what) // uses up the space that the index released
 					l.ok(l.call("DEL", "pod0", ""))
 					l.ok(l.call("DEL", "pod0", ""))
 					delete(before, "10.1.2.2")
@@ -342,7 +342,8 @@ func TestF09Full(t *testing.T) {
 	}
 }
 
-// TestF10ReadOnly (F-10): what cannot be written is said, by ADD, which leaves nothing, and by DEL, whose lease stays.
+// TestF10ReadOnly (F-10): on a read-only file system, ADD returns an error and leaves no files, and DEL returns an error and its lease
+// stays.
 func TestF10ReadOnly(t *testing.T) {
 	l := newLab(t, one)
 	data := filepath.Dir(l.dir)

@@ -9,16 +9,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns the parts of the object "ipam" that are legal and do not do what they seem to do. Pure.
+// Findings returns the keys of the object "ipam" that are valid but do not have the effect that they suggest. It does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// NodeCIDRs returns the CIDRs that usePodCidr stands for on this node.
+// NodeCIDRs returns this node's CIDRs, for which usePodCidr stands.
 func NodeCIDRs() ([]netip.Prefix, error) {
 	_, cidrs, err := nodeCIDRs(&plugin.Request{})
 	return cidrs, err
 }
 
-// Subnets returns the subnets of a configuration, as far as they are well-formed and known; podCIDRs are the node's. Pure.
+// Subnets returns the well-formed and known subnets of a configuration. podCIDRs are the node's. It does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// FuzzParse: every verb's view of a configuration is an error with a code or a set of ranges that can be walked.
+// FuzzParse: for each verb, a configuration gives an error with a code, or ranges that can be iterated.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
 		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
@@ -36,7 +36,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q: leases in %s", config, dir)
 		}
 		if strings.Contains(strings.ToLower(config), "resolvconf") {
-			return // reads whatever file it names
+			return // would read any file that it names
 		}
 		c, err := Parse(r)
 		if err != nil {
@@ -85,7 +85,7 @@ func FuzzOwner(f *testing.F) {
 		good := !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == utf8.RuneError })
 		want := plugin.Attachment{ContainerID: "x" + text, IfName: "y" + text}
 		if back := parseOwner([]byte(owner(want))); good && len(text) < 500 && back != want {
-			t.Errorf("%q came back as %+v", text, back)
+			t.Errorf("%q was parsed as %+v", text, back)
 		}
 	})
 }
@@ -107,10 +107,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number is an address as an integer, for a model that has no carries of its own.
+// number converts an address to an integer, for a model without carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address is the inverse, in the family of another address.
+// address converts an integer to an address of the same family as like.
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {
@@ -170,7 +170,7 @@ func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// compareOrder: from the one behind begin to the end, then from the start to begin; the gateway is left out.
+// compareOrder expects the order from the address after begin to the end, then from the start to begin, without the gateway.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)
@@ -205,7 +205,7 @@ func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	}
 }
 
-// FuzzShard: a file of the index is either damaged, or what put wrote.
+// FuzzShard: an index file is either damaged, or content that put wrote.
 func FuzzShard(f *testing.F) {
 	for _, seed := range []string{"", "{}", "null", `{"sum":0,"entries":{}}`, `{"sum":2745614147,"entries":{}}`,
 		`{"sum":634125391,"entries":null}`,
@@ -223,7 +223,7 @@ func FuzzShard(f *testing.F) {
 				_ = addr.String()
 			}
 		}
-		// With the right sum, the content may be anything.
+		// With a correct checksum, the content may be anything.
 		if doc, err := json.Marshal(shardDocument{crc32.ChecksumIEEE(data), data}); err == nil && json.Valid(data) {
 			if s, err := parseShard(doc); err == nil && s == nil && strings.TrimSpace(string(data)) != "null" {
 				t.Errorf("%q: no shard and no error", doc)

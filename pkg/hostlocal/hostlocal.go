@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostlocal hands out addresses from ranges in the configuration and keeps a file for each in a folder on the node, in the
-// format of the reference host-local plugin, so that either can take over from the other.
+// Package hostlocal assigns addresses from configured ranges. It keeps a file per address in a folder on the node, in the format of the
+// reference host-local plugin, so that either plugin can take over from the other.
 package hostlocal
 
 import (
@@ -34,14 +34,15 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		return nil, err
 	}
 	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath, Pod: r.Pod.String()}}
-	ips, err := a.all(cfg)
+	ips, err := a.allocateAll(cfg)
 	if err != nil {
 		return nil, err
 	}
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn refuses an attachment that has addresses already. Those of an earlier boot are no longer its own: the kernel forgot them.
+// clearOwn returns an error if the attachment already has addresses. It ends leases of an earlier boot, because the kernel no longer has
+// those addresses.
 func clearOwn(r *plugin.Request, l *leases) error {
 	entries, err := l.entries(r.Attachment())
 	if err != nil {
@@ -49,13 +50,13 @@ func clearOwn(r *plugin.Request, l *leases) error {
 	}
 	for _, e := range entries {
 		if e.Boot != l.index.boot {
-			if err := l.end(e); err != nil {
+			if err := l.endEntry(e); err != nil {
 				return err
 			}
 			continue
 		}
 		for _, addr := range e.Addresses {
-			if ok, err := l.holds(addr, r.Attachment()); ok || err != nil {
+			if ok, err := l.ownsLease(addr, r.Attachment()); ok || err != nil {
 				return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
 					"%s has been allocated to %s, duplicate allocation is not allowed", addr, r.ContainerID)), "call DEL first")
 			}
@@ -76,14 +77,14 @@ func del(r *plugin.Request) error {
 
 func gc(r *plugin.Request) error {
 	return release(r, func(l *leases) ([]entry, error) {
-		entries, err := l.every()
+		entries, err := l.allEntries()
 		return slices.DeleteFunc(entries, func(e entry) bool { return valid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e)) }),
 			err
 	})
 }
 
-// valid reports whether a lease is in the list of GC; one of the old format has no interface name and is kept while its container
-// has any valid attachment.
+// valid reports whether GC's list contains the owner of a lease. A lease in the old format has no interface name; it is kept while its
+// container has any valid attachment.
 func valid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]
@@ -96,7 +97,7 @@ func valid(r *plugin.Request, of plugin.Attachment) bool {
 	return false
 }
 
-// release ends the entries that which returns. A network that never had a lease is left alone.
+// release ends the leases of the entries that which returns. It is a no-op for a network that never had a lease.
 func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	path := parseDir(r)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -113,8 +114,8 @@ func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, l.end(e))
+		errs = append(errs, l.endEntry(e))
 	}
-	l.settle()
+	l.markIndexCurrent()
 	return errors.Join(errs...)
 }

@@ -16,7 +16,7 @@ import (
 
 const one = `"ranges":[[{"subnet":"10.1.2.0/24"}]]`
 
-// TestFiles pins the files that others read, to the byte.
+// TestFiles pins the bytes of the files that other programs read.
 func TestFiles(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"},{"subnet":"10.2.2.0/24"}],[{"subnet":"2001:db8:1::/48"}]],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"1.1.1.1"}]`)
@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestRoundRobin: an address that was just given back is not the next to be given.
+// TestRoundRobin: the next ADD does not get the address that was just released.
 func TestRoundRobin(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/29"`)
 	l.mustGive("a", "10.1.2.2/29")
@@ -56,12 +56,12 @@ func TestRoundRobin(t *testing.T) {
 	l.ok(l.call("DEL", "a", ""))
 	l.mustGive("d", "10.1.2.5/29")
 	l.mustGive("e", "10.1.2.6/29")
-	l.mustGive("f", "10.1.2.3/29") // released before .2
+	l.mustGive("f", "10.1.2.3/29") // was released before .2
 	l.mustGive("g", "10.1.2.2/29")
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved: whatever last_reserved_ip holds, it only says where the search begins.
+// TestLastReserved: last_reserved_ip only selects where the search begins, whatever its content.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",
@@ -106,7 +106,7 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestIDsLikeAddresses (C-52): a container may be called as an address is written, or as a file of ours.
+// TestIDsLikeAddresses (C-52): a container ID may look like an address or like one of our file names.
 func TestIDsLikeAddresses(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("10.1.2.3", "10.1.2.2/24")
@@ -123,7 +123,7 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles: what is no lease is neither read nor removed; a torn lease is put aside, and its address given.
+// TestForeignFiles: files that are no leases are neither read nor removed. A torn lease is put aside, and its address is assigned.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")
@@ -166,7 +166,7 @@ func TestExhaustion(t *testing.T) {
 	}
 }
 
-// TestExhaustionOfLaterSet: the addresses of the sets before are given back.
+// TestExhaustionOfLaterSet: if a later set is exhausted, the addresses from earlier sets are released.
 func TestExhaustionOfLaterSet(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/126","rangeStart":"fd00::2","rangeEnd":"fd00::2"}]]`)
 	l.mustGive("a", "10.1.2.2/24 fd00::2/126")
@@ -223,7 +223,7 @@ func TestRequested(t *testing.T) {
 	}
 }
 
-// TestRequestedInSmallSubnet: nothing in a /31 is called a broadcast address.
+// TestRequestedInSmallSubnet: no address in a /31 counts as a broadcast address.
 func TestRequestedInSmallSubnet(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/31","rangeEnd":"10.1.2.0"`)
 	l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.1"]}`), plugin.CodeConfig, "10.1.2.1 is in no range")

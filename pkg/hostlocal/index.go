@@ -23,42 +23,42 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The index tells the leases of an attachment without reading all of them, and since when each exists. It lives in
-// <dataDir>/.podlace/<network>, which programs of others that work on the lease folder never see: shards, chosen by a hash of the
-// attachment, and a mark with the modification time that the lease folder had when the index was last right. Whenever the folder has
-// another time, somebody else, or a process that was killed, changed it: then the index is made anew. So it is after a boot, since nothing
-// is synced to disk, and when a shard is damaged.
+// The index lists the leases of each attachment, and their times, so that a verb need not read all leases. It is in
+// <dataDir>/.podlace/<network>, out of sight of other programs that use the lease folder. It consists of shards, selected by a hash of the
+// attachment, and a mark with the lease folder's modification time when the index was last correct. If the times differ, another program or
+// a killed process changed the folder, and the index is rebuilt. It is also rebuilt after a boot, since it is not synced to disk, and if a
+// shard is damaged.
 //
-// Everything in it can be made from the leases: where it cannot be written, such as on a full disk, DEL and GC work without.
+// The index can always be rebuilt from the leases. If it cannot be written, for example on a full disk, DEL and GC work without it.
 const (
 	indexFolder = ".podlace"
 	markFile    = "mark"
 	indexFormat = 3
 	torn        = "torn"
 
-	// shards is how many files the index has: with 10,000 leases each holds some ten.
+	// shards is the number of index files: with 10,000 leases each holds about ten.
 	shards = 1024
 )
 
-// errDamaged: a shard is not as it was written. The caller makes the index anew.
+// errDamaged means that a shard was changed or damaged. The caller rebuilds the index.
 var errDamaged = errors.New("lease index: damaged")
 
 type mark struct {
 	Format   int    `json:"format"`
-	Modified int64  `json:"modified"` // nanoseconds since 1970, of the lease folder
+	Modified int64  `json:"modified"` // modification time of the lease folder in nanoseconds since 1970
 	Boot     string `json:"boot"`
-	Shards   []byte `json:"shards"` // a bit for each that exists
+	Shards   []byte `json:"shards"` // one bit per existing shard
 }
 
-// index is the open index of a lease folder whose lock is held.
+// index is the open index of a lease folder. The caller holds the folder's lock.
 type index struct {
-	dir    *store.Dir // nil when there is none and none can be made
+	dir    *store.Dir // nil if there is none and none can be created
 	leases *leases
 	boot   string
-	mark   []byte           // as the file was when this process last looked
-	shards [shards / 8]byte // a bit for each that should exist
+	mark   []byte           // the file's content when this process last read it
+	shards [shards / 8]byte // one bit per shard that should exist
 
-	// An index that cannot be written, broken says why, or that another process changes too, is kept in memory for this process.
+	// If the index cannot be written (broken holds the reason), or another process changes it too, this process keeps it in memory.
 	memory map[string]shard
 	broken error
 }
@@ -67,7 +67,7 @@ func indexPath(leases string) string {
 	return filepath.Join(filepath.Dir(leases), indexFolder, filepath.Base(leases))
 }
 
-// bootID tells one boot of the node from another.
+// bootID identifies the current boot of the node.
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err
@@ -80,7 +80,7 @@ func openIndex(l *leases) (*index, error) {
 	}
 	x := &index{leases: l, boot: boot}
 	if x.dir, err = store.Make(indexPath(l.dir.Path()), 0o700); err != nil {
-		x.goWithout(map[string]shard{}, err)
+		x.useMemory(map[string]shard{}, err)
 	}
 	return x, nil
 }
@@ -91,13 +91,13 @@ func (x *index) close() {
 	}
 }
 
-// goWithout lets this process work without the files of the index.
-func (x *index) goWithout(memory map[string]shard, err error) {
+// useMemory makes this process continue without the index files.
+func (x *index) useMemory(memory map[string]shard, err error) {
 	x.leases.log.Warn("the lease index cannot be written and is not used", "error", err)
 	x.memory, x.broken = memory, fmt.Errorf("lease index: %w", err)
 }
 
-// trusted reports whether nobody else changed the lease folder since settle, in this boot.
+// trusted reports whether no other program changed the lease folder since markCurrent in this boot.
 func (x *index) trusted() bool {
 	var m mark
 	if x.broken != nil {
@@ -112,10 +112,10 @@ func (x *index) trusted() bool {
 	return err == nil && modified == m.Modified
 }
 
-// settle says that the index is right for the lease folder as it is now. Where two processes may have worked at once, since somebody took
-// the lock file away, neither can say so: the second has made the index anew, since the folder changed, and the first sees that by the
-// mark.
-func (x *index) settle() error {
+// markCurrent marks the index as correct for the current state of the lease folder. If the lock file was removed, two processes may work
+// concurrently, and neither may mark the index. The second process rebuilt the index, because the folder had changed. The first one sees
+// that by the mark.
+func (x *index) markCurrent() error {
 	if x.broken != nil {
 		return nil
 	}
@@ -134,14 +134,15 @@ func (x *index) settle() error {
 
 func (x *index) write(name string, data []byte) error {
 	err := x.dir.Write(name, data, 0o600)
-	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ { // somebody else's: the lock file was removed
+	// another process removed its file, because the lock file was removed
+	for again := 0; again < 10 && errors.Is(err, fs.ErrNotExist); again++ {
 		err = x.dir.Write(name, data, 0o600)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return plugin.Errorf(plugin.CodeTryAgain, "lease index: %s is removed again and again: %w", name, err)
 	}
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder in its place
-		if err = x.leases.putAside(x.dir, name); err == nil {
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTEMPTY) { // a folder is in its place
+		if err = x.leases.quarantine(x.dir, name); err == nil {
 			err = x.dir.Write(name, data, 0o600)
 		}
 	}
@@ -151,7 +152,7 @@ func (x *index) write(name string, data []byte) error {
 	return nil
 }
 
-// read returns a shard; one that is missing is empty.
+// read returns a shard. A missing shard is empty.
 func (x *index) read(name string) (shard, error) {
 	if x.memory != nil {
 		return maps.Clone(x.memory[name]), nil
@@ -166,13 +167,13 @@ func (x *index) read(name string) (shard, error) {
 	return parseShard(data)
 }
 
-// bit is the place of a shard in the mark.
+// bit returns the position of a shard's bit in the mark.
 func bit(name string) (at int, mask byte) {
 	number, _ := strconv.ParseUint(name, 16, 16)
 	return int(number/8) % (shards / 8), 1 << (number % 8)
 }
 
-// has reports whether a shard should exist; one that does not has no leases.
+// has reports whether a shard should exist. A shard that should not exist has no leases.
 func (x *index) has(name string) bool {
 	at, mask := bit(name)
 	return x.shards[at]&mask != 0
@@ -193,7 +194,7 @@ func (x *index) get(a plugin.Attachment) (entry, bool, error) {
 	return e, ok, err
 }
 
-// put writes the entry of an attachment; an entry without addresses is removed.
+// put writes the entry of an attachment. It removes an entry without addresses.
 func (x *index) put(e entry) error {
 	name := shardName(e.Attachment)
 	s, err := x.read(name)
@@ -231,7 +232,7 @@ func (x *index) replace(name string, s shard) error {
 	return x.write(name, data)
 }
 
-// renew is replace for a shard that is mostly as it was: to look is cheaper than to write.
+// renew replaces a shard if it differs. Most shards are unchanged, and reading one is cheaper than writing it.
 func (x *index) renew(name string, s shard) error {
 	if data, err := s.encode(); err == nil && x.memory == nil && len(s) > 0 {
 		if now, err := x.dir.Read(name); err == nil && bytes.Equal(now, data) {
@@ -251,7 +252,7 @@ func (x *index) expected() (names []string) {
 	return names
 }
 
-// shardFiles returns the names of the shards that exist.
+// shardFiles returns the names of the existing shards.
 func (x *index) shardFiles() ([]string, error) {
 	if x.memory != nil {
 		return slices.Collect(maps.Keys(x.memory)), nil
@@ -263,8 +264,8 @@ func (x *index) shardFiles() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return !isShard(name) }), nil
 }
 
-// all returns every entry, by address. With damaged set, shards that are damaged or lost are left out.
-func (x *index) all(damaged bool) ([]entry, error) {
+// allEntries returns all entries, sorted by address. With damaged set, it leaves out damaged and lost shards.
+func (x *index) allEntries(damaged bool) ([]entry, error) {
 	names := x.expected()
 	var err error
 	if damaged || x.memory != nil {
@@ -285,10 +286,10 @@ func (x *index) all(damaged bool) ([]entry, error) {
 	return out, nil
 }
 
-// rebuild makes the index from every lease. An attachment that the index knew keeps the boot that it was known from, and its namespace; one
-// with a lease that is new to it counts as made in the present boot, since nothing tells that its pod is gone.
+// rebuild creates the index from all leases. An attachment in the old index keeps its boot and its namespace. An attachment with a new
+// lease counts as made in the present boot, because nothing proves that its pod is dead.
 func (x *index) rebuild(found map[netip.Addr]lease) {
-	known, err := x.all(true)
+	known, err := x.allEntries(true)
 	byName := x.sort(found, known)
 	if x.broken != nil {
 		x.memory = byName
@@ -308,12 +309,12 @@ func (x *index) rebuild(found map[netip.Addr]lease) {
 		err = errors.Join(err, x.renew(name, s))
 		x.note(name, len(s) > 0)
 	}
-	if err = errors.Join(err, x.settle()); err != nil {
-		x.goWithout(byName, err)
+	if err = errors.Join(err, x.markCurrent()); err != nil {
+		x.useMemory(byName, err)
 	}
 }
 
-// sort puts the leases into shards.
+// sort distributes the leases over shards.
 func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard {
 	old := map[plugin.Attachment]entry{}
 	for _, e := range known {
@@ -330,15 +331,15 @@ func (x *index) sort(found map[netip.Addr]lease, known []entry) map[string]shard
 		if !ok {
 			e = entry{Attachment: is.of, Boot: o.Boot, Netns: o.Netns, Pod: o.Pod}
 		}
-		if !o.knows(addr, is) {
+		if !o.matches(addr, is) {
 			e.Boot, e.Netns = x.boot, ""
 		}
-		e.hold(addr, is.written)
+		e.addLease(addr, is.written)
 		slices.SortFunc(e.Addresses, netip.Addr.Compare)
 		byName[name][key] = e
 	}
 	return byName
 }
 
-// dead reports whether the pod of an entry is certainly gone: the node was booted since, or its namespace no longer exists.
-func (x *index) dead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }
+// isDead reports whether the pod of an entry is certainly dead: the node has booted since, or its namespace no longer exists.
+func (x *index) isDead(e entry) bool { return e.Boot != x.boot || plugin.NetnsGone(e.Netns) }

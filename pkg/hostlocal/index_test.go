@@ -19,9 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const tiny = `"subnet":"10.1.2.0/29"` // .2 to .6
+const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestUnchangedIsKnown: what others change of other leases, and an end of one of its own, take nothing of what is known of an attachment.
+// TestUnchangedIsKnown: the entry of an attachment survives other programs' changes of other leases, and the end of one of its own leases.
 func TestUnchangedIsKnown(t *testing.T) {
 	for ended := range 2 {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/30"}]]`)
@@ -40,22 +40,22 @@ func TestUnchangedIsKnown(t *testing.T) {
 	}
 }
 
-// TestForeignHands (F-44): the folder may be changed by others before, between and after.
+// TestForeignHands (F-44): other programs may change the folder before, between and after our verbs.
 func TestForeignHands(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
-	if err := os.Remove(filepath.Join(l.dir, "10.1.2.2")); err != nil { // what the reference's DEL does
+	if err := os.Remove(filepath.Join(l.dir, "10.1.2.2")); err != nil { // as the reference's DEL does
 		t.Fatal(err)
 	}
 	l.put("10.1.2.3", "b\r\neth0")
 	l.mustGive("a", "10.1.2.4/29")
 	l.ok(l.call("DEL", "b", ""))
 	if l.files()["10.1.2.3"] != "" {
-		t.Error("DEL did not see the lease that somebody else made")
+		t.Error("DEL did not see another program's lease")
 	}
 }
 
-// TestIndexDamaged (F-05): whatever stands in the files of the index, answers stay right.
+// TestIndexDamaged (F-05): for any content of the index files, the answers stay correct.
 func TestIndexDamaged(t *testing.T) {
 	for _, junk := range []string{"", "{", "[]", `{"a/eth0":{"addresses":["10.1.2.99"]}}`, "\x00\xff"} {
 		l := newLab(t, tiny)
@@ -77,7 +77,7 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
-// consistent wants the mark to have a bit for each shard that exists, and for no other, and to be trusted.
+// consistent expects a trusted mark with a bit for exactly the existing shards.
 func (l lab) consistent() {
 	l.Helper()
 	held, err := openLeases(l.dir, slog.Default())
@@ -95,7 +95,7 @@ func (l lab) consistent() {
 	}
 }
 
-// TestLostShard (F-05): what the mark says of a shard that is lost, with all its leases, does not outlast the next verb.
+// TestLostShard (F-05): the next verb corrects the mark after a shard was lost with all its leases.
 func TestLostShard(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -109,13 +109,13 @@ func TestLostShard(t *testing.T) {
 	l.consistent()
 }
 
-// TestForeignFilesBesideShards (F-44): files with names like those of shards hide no lease, and stay.
+// TestForeignFilesBesideShards (F-44): files with names similar to shards hide no lease, and stay.
 func TestForeignFilesBesideShards(t *testing.T) {
 	foreign := []string{"400", "fff", "zzz", "0FF", "+ff"}
 	for i := range 8 {
 		l := newLab(t, tiny)
 		var ids []string
-		for _, name := range []string{"000", "3ff", "0ff"} { // which have the bits that others would have
+		for _, name := range []string{"000", "3ff", "0ff"} { // names that would share a bit with other shards
 			for n := 0; ; n++ {
 				if id := fmt.Sprint("pod", n); shardName(plugin.Attachment{ContainerID: id, IfName: "eth0"}) == name {
 					ids = append(ids, id)
@@ -131,7 +131,7 @@ func TestForeignFilesBesideShards(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l.put("10.1.2.6", "foreign\r\neth0") // so that the index is made anew
+		l.put("10.1.2.6", "foreign\r\neth0") // so that the index is rebuilt
 		l.mustFail(l.call("ADD", ids[i%3], ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
 		l.consistent()
 		for _, id := range ids {
@@ -148,8 +148,8 @@ func TestForeignFilesBesideShards(t *testing.T) {
 	}
 }
 
-// TestKnownLeasesAreNotRead (L-04): once the index is warm, ADD and DEL open no lease but their own. Leases that cannot be read prove
-// it: reading one would put it aside.
+// TestKnownLeasesAreNotRead (L-04): with a current index, ADD and DEL open only their own leases. Unreadable leases prove that, since
+// reading one would put it aside.
 func TestKnownLeasesAreNotRead(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.0.0/16"`)
 	l.mustGive("a", "10.1.0.2/16")
@@ -158,7 +158,7 @@ func TestKnownLeasesAreNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Close() // the folder's time has not changed
+	file.Close() // does not change the folder's time
 	l.mustGive("b", "10.1.0.3/16")
 	l.ok(l.call("DEL", "b", ""))
 	if _, err := os.Stat(path); err != nil {
@@ -166,7 +166,7 @@ func TestKnownLeasesAreNotRead(t *testing.T) {
 	}
 }
 
-// TestAgainstModel: random ADD, DEL and foreign changes agree with a simple model: who has which address.
+// TestAgainstModel: random ADDs, DELs and foreign changes agree with a simple model of the owner of each address.
 func TestAgainstModel(t *testing.T) {
 	l := newLab(t, tiny)
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {
@@ -218,7 +218,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// BenchmarkLeases shows that the cost does not grow with the number of leases.
+// BenchmarkLeases measures that the cost does not grow with the number of leases.
 func BenchmarkLeases(b *testing.B) {
 	for _, n := range []int{0, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -231,7 +231,7 @@ func BenchmarkLeases(b *testing.B) {
 				End: netip.MustParseAddr("10.9.0.0")}}
 			addr := set[0].Start
 			for i := range n {
-				if _, err := l.take(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
+				if _, err := l.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
 					b.Fatal(err)
 				}
 				addr = addr.Next()
@@ -245,13 +245,13 @@ func BenchmarkLeases(b *testing.B) {
 				}
 				r := &plugin.Request{ContainerID: "mine", IfName: "eth0", Log: slog.Default()}
 				a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot}}
-				if _, err := a.all(Config{Sets: []RangeSet{set}}); err != nil {
+				if _, err := a.allocateAll(Config{Sets: []RangeSet{set}}); err != nil {
 					b.Fatal(err)
 				}
-				if err := l.end(a.mine); err != nil {
+				if err := l.endEntry(a.mine); err != nil {
 					b.Fatal(err)
 				}
-				if err := l.index.settle(); err != nil {
+				if err := l.index.markCurrent(); err != nil {
 					b.Fatal(err)
 				}
 				l.close()
@@ -260,10 +260,10 @@ func BenchmarkLeases(b *testing.B) {
 	}
 }
 
-// TestTwoHolders (F-07): when two processes hold the lock at once, since its file was removed, neither vouches for the index, whoever ends
-// first: what one did not see of the other is found by the next.
+// TestTwoHolders (F-07): after the lock file was removed, two processes hold the lock at once. Neither marks the index as correct,
+// whichever ends first. The next verb finds what one process missed of the other.
 func TestTwoHolders(t *testing.T) {
-	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // the last: one was killed
+	for _, order := range [][]int{{0, 1}, {1, 0}, {0}} { // in the last case, one process was killed
 		l := newQuickLab(t, one)
 		l.mustGive("first", "10.1.2.2/24")
 		var both [2]*leases
@@ -280,13 +280,13 @@ func TestTwoHolders(t *testing.T) {
 			}
 		}
 		for i, holder := range both {
-			if ok, err := holder.take(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}),
+			if ok, err := holder.createLease(netip.AddrFrom4([4]byte{10, 1, 2, byte(50 + i)}),
 				plugin.Attachment{ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
 		for _, i := range order {
-			both[i].settle()
+			both[i].markIndexCurrent()
 		}
 		both[0].close()
 		both[1].close()

@@ -21,8 +21,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder is the reference plugins': a file for each address, named by it, with "<containerID>\r\n<ifname>" in it;
-// last_reserved_ip.<set> with the address that the set gave last; lock for flock(2). Programs of others read it.
+// The lease folder has the reference plugin's format, which other programs read:
+// - a file per address, named after it, with "<containerID>\r\n<ifname>";
+// - last_reserved_ip.<set> with the last address that the set assigned;
+// - lock for flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -36,7 +38,7 @@ type leases struct {
 	log   *slog.Logger
 }
 
-// openLeases locks the folder and brings the index up to date.
+// openLeases locks the folder and updates the index.
 func openLeases(path string, log *slog.Logger) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
@@ -59,22 +61,22 @@ func openLeases(path string, log *slog.Logger) (*leases, error) {
 }
 
 func (l *leases) reindex() error {
-	found, err := l.all()
+	found, err := l.readAll()
 	if err == nil {
 		l.index.rebuild(found)
 	}
 	return err
 }
 
-// mending runs f, which uses the index, and again after the index was made anew if f found it damaged. When that does not help, another
-// process is at work, since somebody removed the lock file: then f gets an index of its own.
-func (l *leases) mending(f func() error) error {
+// withRebuild runs f, which uses the index. If f finds the index damaged, withRebuild rebuilds the index and runs f again. If that fails
+// too, another process works concurrently, because the lock file was removed. Then f gets its own index in memory.
+func (l *leases) withRebuild(f func() error) error {
 	err := f()
-	for _, remedy := range []func() error{l.reindex, l.goAlone} {
+	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
 		if !errors.Is(err, errDamaged) {
 			return err
 		}
-		l.log.Warn("the lease index is made anew", "error", err)
+		l.log.Warn("the lease index is rebuilt", "error", err)
 		if err = remedy(); err == nil {
 			err = f()
 		}
@@ -82,12 +84,12 @@ func (l *leases) mending(f func() error) error {
 	return err
 }
 
-func (l *leases) goAlone() error {
-	found, err := l.all()
+func (l *leases) detachIndex() error {
+	found, err := l.readAll()
 	if err != nil {
 		return err
 	}
-	known, err := l.index.all(true)
+	known, err := l.index.allEntries(true)
 	if err == nil {
 		l.index.memory = l.index.sort(found, known)
 	}
@@ -102,18 +104,18 @@ func (l *leases) close() {
 	l.dir.Close()
 }
 
-// owner renders what a lease file holds.
+// owner returns the content of a lease file.
 func owner(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// maxLease is beyond what any lease holds: a container ID of 64 characters and an interface name of 15.
+// maxLease exceeds the size of any lease: a container ID of 64 characters and an interface name of 15.
 const maxLease = 1024
 
-// parseOwner reads a lease file. Files written before the reference's version 0.7 hold only the container ID. What nobody can have written
-// belongs to a container of a name that no container has: its address is taken as long as that of any lease.
+// parseOwner parses a lease file. Before version 0.7, the reference wrote only the container ID. Invalid content gives an owner whose ID no
+// container has; the address is taken as with any lease.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// Wider than plugin.ValidIfName: leases of other plugins may have "default" or "a%b".
+	// Wider than plugin.ValidIfName: leases of other plugins may contain "default" or "a%b".
 	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
 	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
@@ -125,28 +127,28 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// all reads every lease. An empty file is what a process left that was killed between making and writing it: it is put aside, so that its
-// address is free again.
-func (l *leases) all() (map[netip.Addr]lease, error) {
+// readAll reads all leases. A process that was killed between creating and writing a lease leaves an empty file. readAll puts it aside, so that
+// its address is free again.
+func (l *leases) readAll() (map[netip.Addr]lease, error) {
 	found, empty, err := readLeases(l.dir, l.log)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range empty {
-		if err := l.putAside(l.dir, name); err != nil {
+		if err := l.quarantine(l.dir, name); err != nil {
 			l.log.Warn("torn lease keeps its address", "lease", name, "error", err)
 		}
 	}
 	return found, nil
 }
 
-// lease is what a lease file tells.
+// lease is the content of a lease file.
 type lease struct {
 	of      plugin.Attachment
-	written int64 // nanoseconds since 1970
+	written int64 // modification time in nanoseconds since 1970
 }
 
-// readLeases reads every lease; what is no lease file is left out, and the names of empty ones are told.
+// readLeases reads all leases. It skips files that are no leases, and returns the names of empty ones.
 func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
 	names, err := dir.List()
 	if err != nil {
@@ -176,8 +178,8 @@ func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, e
 	return found, empty, nil
 }
 
-// putAside moves a file that is damaged into a folder beside the index, for the admin to look at.
-func (l *leases) putAside(from *store.Dir, name string) error {
+// quarantine moves a damaged file into a folder beside the index, for the admin to inspect.
+func (l *leases) quarantine(from *store.Dir, name string) error {
 	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
 	if err != nil {
 		return err
@@ -187,8 +189,8 @@ func (l *leases) putAside(from *store.Dir, name string) error {
 	return from.Move(name, to)
 }
 
-// take makes the lease of addr; ok is false when somebody has it.
-func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
+// createLease creates the lease of addr. ok is false if the address is taken.
+func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	err = l.dir.Create(addr.String(), []byte(owner(a)), 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return false, nil
@@ -199,9 +201,9 @@ func (l *leases) take(addr netip.Addr, a plugin.Attachment) (ok bool, err error)
 	return true, nil
 }
 
-// release ends the lease of addr if it is still a's.
+// release deletes the lease of addr if a still owns it.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
-	ok, err := l.holds(addr, a)
+	ok, err := l.ownsLease(addr, a)
 	if !ok || err != nil {
 		return false, err
 	}
@@ -211,8 +213,8 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return true, nil
 }
 
-// holds reports whether the lease of addr is a's.
-func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
+// ownsLease reports whether a owns the lease of addr.
+func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	data, err := l.dir.Read(addr.String())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
 		return false, nil
@@ -223,14 +225,14 @@ func (l *leases) holds(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner returns what is known of who has addr.
+// owner returns the owner of addr.
 func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	data, err := l.dir.Read(addr.String())
 	if err != nil {
 		return entry{}, false, nil
 	}
 	e.Attachment = parseOwner(data)
-	err = l.mending(func() error {
+	err = l.withRebuild(func() error {
 		var got entry
 		if got, indexed, err = l.index.get(e.Attachment); indexed {
 			e = got
@@ -240,7 +242,7 @@ func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
 	return e, indexed, err
 }
 
-// written returns when the first lease of an entry was made.
+// written returns the time of the first lease of an entry.
 func (l *leases) written(e entry) time.Time {
 	for _, addr := range e.Addresses {
 		if at, err := l.dir.Written(addr.String()); err == nil {
@@ -250,9 +252,9 @@ func (l *leases) written(e entry) time.Time {
 	return time.Time{}
 }
 
-// entries returns what the index knows of an attachment: the entry of the old file format, without interface name, comes second.
+// entries returns the index entries of an attachment. The entry of the old file format, without an interface name, comes second.
 func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
-	err = l.mending(func() error {
+	err = l.withRebuild(func() error {
 		out = nil
 		for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
 			e, ok, err := l.index.get(key)
@@ -268,17 +270,18 @@ func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
 	return out, err
 }
 
-// every returns all entries.
-func (l *leases) every() (out []entry, err error) {
-	err = l.mending(func() error {
-		out, err = l.index.all(false)
+// allEntries returns all entries.
+func (l *leases) allEntries() (out []entry, err error) {
+	err = l.withRebuild(func() error {
+		out, err = l.index.allEntries(false)
 		return err
 	})
 	return out, err
 }
 
-// end releases all leases of an entry and forgets it. What counts are the leases: an index that cannot be written is given up.
-func (l *leases) end(e entry) error {
+// endEntry deletes all leases of an entry, then the entry. Only the leases matter: if the index cannot be written, end continues without
+// it.
+func (l *leases) endEntry(e entry) error {
 	var errs []error
 	var released []netip.Addr
 	for _, addr := range e.Addresses {
@@ -292,23 +295,23 @@ func (l *leases) end(e entry) error {
 		return err
 	}
 	e.Addresses = nil
-	l.index.rest(released)
-	if err := l.mending(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
-		l.index.goWithout(map[string]shard{}, err)
+	l.index.addResting(released)
+	if err := l.withRebuild(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
+		l.index.useMemory(map[string]shard{}, err)
 	}
 	return nil
 }
 
-// settle is that of the index, after a verb that is done whether it can be written or not: the leases that it removed gave the folder
-// another time than the old mark has.
-func (l *leases) settle() {
-	if err := l.index.settle(); err != nil {
-		l.log.Warn("the next verb makes the lease index anew", "error", err)
+// markIndexCurrent marks the index after a verb that succeeds even if the index cannot be written. The verb's removals changed the folder's
+// time, so the old mark is outdated.
+func (l *leases) markIndexCurrent() {
+	if err := l.index.markCurrent(); err != nil {
+		l.log.Warn("the next verb rebuilds the lease index", "error", err)
 	}
 }
 
-// names returns the addresses that have a lease file, whatever is in it.
-func (l *leases) names() (map[netip.Addr]bool, error) {
+// leasedNames returns the addresses that have a lease file of any content.
+func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
 	names, err := l.dir.List()
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)
@@ -331,16 +334,16 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast remembers where the next search begins; only that preference is lost when it cannot, or when this process is killed meanwhile.
+// setLast stores where the next search begins. A failure or a kill loses only that preference.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	name := fmt.Sprint(lastPrefix, set)
 	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)
 	if errors.Is(err, unix.EISDIR) {
-		if err = l.putAside(l.dir, name); err == nil {
+		if err = l.quarantine(l.dir, name); err == nil {
 			err = l.dir.Overwrite(name, []byte(addr.String()), 0o600)
 		}
 	}
 	if err != nil {
-		l.log.Warn("the address given last is not remembered", "error", err)
+		l.log.Warn("the last assigned address could not be stored", "error", err)
 	}
 }

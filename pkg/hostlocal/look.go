@@ -14,17 +14,17 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Lease is what one attachment has in a lease folder.
+// Lease holds the leases of one attachment in a lease folder.
 type Lease struct {
-	plugin.Attachment // without interface name when the lease is of the old format
+	plugin.Attachment // without an interface name if the lease has the old format
 	Addresses         []netip.Addr
-	Netns             string    // "" when another program made the lease
-	Earlier           bool      // it was made before the node was booted
-	Written           time.Time // when the youngest file was
+	Netns             string    // "" if another program made the lease
+	Earlier           bool      // the lease was made before the current boot
+	Written           time.Time // time of the newest file
 }
 
-// Leases looks at a lease folder without a lock, and changes nothing. An attachment with a lease that the index does not know counts as one
-// of the present boot.
+// Leases reads a lease folder without a lock and without changes. An attachment with a lease that is not in the index counts as one of the
+// present boot.
 func Leases(path string) ([]Lease, error) {
 	dir, err := store.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +49,7 @@ func Leases(path string) ([]Lease, error) {
 			l = &Lease{Attachment: is.of, Netns: e.Netns, Earlier: e.Boot != "" && e.Boot != boot}
 			byOwner[is.of] = l
 		}
-		if !e.knows(addr, is) {
+		if !e.matches(addr, is) {
 			l.Netns, l.Earlier = "", false
 		}
 		l.Addresses = append(l.Addresses, addr)
@@ -65,7 +65,7 @@ func Leases(path string) ([]Lease, error) {
 	return out, nil
 }
 
-// indexed reads the index beside a lease folder, and tells the present boot.
+// indexed reads the index beside a lease folder, and the present boot's ID.
 func indexed(path string) (known map[plugin.Attachment]entry, boot string, err error) {
 	if boot, err = bootID(); err != nil {
 		return nil, "", err
@@ -79,7 +79,7 @@ func indexed(path string) (known map[plugin.Attachment]entry, boot string, err e
 	}
 	x := &index{dir: dir, boot: boot}
 	defer x.close()
-	entries, err := x.all(true)
+	entries, err := x.allEntries(true)
 	known = map[plugin.Attachment]entry{}
 	for _, e := range entries {
 		known[e.Attachment] = e

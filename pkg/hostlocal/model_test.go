@@ -16,15 +16,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// model is the allocator in the simplest form: sorted lists and a map.
+// model is the allocator in its simplest form: sorted lists and a map.
 type model struct {
-	pools   [][]netip.Addr        // of each set, in the order of the ranges, without gateways
-	all     [][]netip.Addr        // with gateways: what the last address is looked for in
-	last    []netip.Addr          // of each set
+	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
+	all     [][]netip.Addr        // with gateways, to find the position of the last address
+	last    []netip.Addr          // per set
 	leases  map[string]modelLease // by container
 	owner   map[netip.Addr]string // container
 	resting []netip.Addr          // oldest first
-	now     int                   // boots so far
+	now     int                   // number of boots
 }
 
 type modelLease struct {
@@ -32,10 +32,10 @@ type modelLease struct {
 	boot  int
 }
 
-// next is the address of the set that comes next; ok is false when none is free. Those that rest come last, but not after a collection.
+// next returns the next address of the set. ok is false if none is free. Resting addresses come last, except after a collection.
 func (m *model) next(set int, collected bool) (netip.Addr, bool) {
 	order := m.all[set]
-	at := slices.Index(order, m.last[set]) + 1 // behind the last one; at the beginning when that is unknown
+	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
 	for _, addr := range append(slices.Clone(order[at:]), order[:at]...) {
 		if m.owner[addr] == "" && slices.Contains(m.pools[set], addr) && (collected || !slices.Contains(m.resting, addr)) {
 			return addr, true
@@ -59,7 +59,7 @@ func (m *model) release(id string) {
 	delete(m.leases, id)
 }
 
-// add returns the addresses that id gets, or the code of the error.
+// add returns the addresses that id gets, or the error code.
 func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint) {
 	if had, ok := m.leases[id]; ok {
 		if had.boot == m.now {
@@ -71,7 +71,7 @@ func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint
 		addr, code := m.take(set, wanted)
 		if code != 0 {
 			m.leases[id] = modelLease{got, m.now}
-			// What a failed ADD gives back rests in the order in which it was taken.
+			// Addresses that a failed ADD releases rest in the order in which it took them.
 			for _, addr := range got {
 				delete(m.owner, addr)
 				m.resting = append(m.resting, addr)
@@ -111,7 +111,7 @@ func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
 	return addr, 0
 }
 
-// collect releases who is of an earlier boot and has an address of the set, by address.
+// collect releases owners of earlier boots with an address in the set, sorted by address.
 func (m *model) collect(set int) {
 	var dead []string
 	for id, lease := range m.leases {
@@ -132,7 +132,7 @@ func (m *model) releaseAll(ids []string) {
 	}
 }
 
-// randomSets makes up to three sets of small ranges, of both families, with gateways inside, outside and by default. Subnets do not
+// randomSets returns up to three sets of small ranges of both families, with gateways inside, outside and by default. Subnets do not
 // overlap.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
@@ -157,7 +157,7 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	if six {
 		base = netip.AddrFrom16([16]byte{0: 0xfd, 2: set, 3: r, 15: 16 * byte(random.IntN(16))})
 	}
-	small := 1 + random.IntN(4) // bits for hosts
+	small := 1 + random.IntN(4) // host bits
 	for range 1 << small {
 		addrs = append(addrs, base)
 		base = base.Next()
@@ -187,8 +187,8 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	return text + "}", gateway, addrs
 }
 
-// TestAllocatorAgainstModel: for random pools and random verbs, the allocator gives what the model gives: the same address, the same error,
-// and nobody's twice.
+// TestAllocatorAgainstModel: for random pools and verbs, the allocator and the model give the same addresses and errors, and no address
+// twice.
 func TestAllocatorAgainstModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -261,7 +261,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount: an exhausted set is one that is full, and the details say so.
+// mustCount expects an exhausted set to be full, and the details to say so.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {
@@ -270,5 +270,5 @@ func (m *model) mustCount(l lab, a answer) {
 			return
 		}
 	}
-	l.Errorf("no set is full as told: %s", a.Detail)
+	l.Errorf("no set is full, unlike the error says: %s", a.Detail)
 }

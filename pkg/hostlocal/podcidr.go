@@ -14,30 +14,30 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Words that may stand in the place of a subnet, in any case of letters; Calico has them too. The first means the node's IPv4 CIDR, and
-// without the second also its IPv6 CIDR where it has no other; the second means the IPv6 CIDR.
+// Words that may replace a subnet, in any case; Calico has them too. usePodCidr stands for the node's IPv4 CIDR. Without the second word it
+// also stands for the IPv6 CIDR of a node without an IPv4 CIDR. The second word stands for the IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR marks the errors that go away when the node's file is written.
+// errNoPodCIDR marks errors that disappear when the node's file is written.
 var errNoPodCIDR = errors.New("no podCIDR")
 
-// podCIDRError is an error about the node's CIDRs: a wrong configuration of the node, not of the network.
+// podCIDRError returns an error about the node's CIDRs: the node is misconfigured, not the network.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(&marked{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
-// marked makes errors.Is find errNoPodCIDR in an error without a word of it in the text.
+// marked adds errNoPodCIDR to an error for errors.Is, without changing its text.
 type marked struct{ error }
 
 func (m *marked) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
 
-// resolvePodCIDRs puts the node's CIDRs in the place of the words. The file is read only when a word is there. With both words, a node
-// whose CIDRs are of one family gives addresses of that family alone: the range of the other word is left out, and partial is true.
+// resolvePodCIDRs replaces the words by the node's CIDRs. It reads the file only if a word is present. With both words, a node that has
+// CIDRs of one family assigns addresses of that family only. The other word's range is left out, and partial is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	words := podCIDRWords(lists)
 	if len(words.ranges) == 0 {
@@ -64,10 +64,10 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 	return lists, partial, nil
 }
 
-// absent is in the place of the word for a family that the node has no CIDR of.
+// absent replaces the word for a family of which the node has no CIDR.
 const absent = "absent"
 
-// withoutAbsent leaves out such ranges, and sets that have no other.
+// withoutAbsent removes absent ranges, and sets without other ranges.
 func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	for _, list := range lists {
 		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absent })
@@ -78,7 +78,7 @@ func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
 	return left
 }
 
-// podCIDRs are the ranges whose subnet is a word, and which of the two words are among them.
+// podCIDRs holds the ranges whose subnet is a word, and which of the two words occur.
 type podCIDRs struct {
 	ranges []*rawRange
 	v4, v6 bool
@@ -97,7 +97,7 @@ func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
 	return words
 }
 
-// podCIDR returns the CIDR that a word stands for, invalid if the node has none of the family.
+// podCIDR returns the CIDR for a word. It is invalid if the node has none of the family.
 func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
 	if strings.EqualFold(word, usePodCIDRIPv6) {
 		return first(cidrs, false), "IPv6"
@@ -117,7 +117,7 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the file that they are from.
+// nodeCIDRs returns the CIDRs of this node, and the path of their file.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
 	if err != nil {
@@ -129,7 +129,7 @@ func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error)
 	return file, node.PodCIDRs, nil
 }
 
-// checkCIDRs refuses what no range can be made of, while the file that it is from is known.
+// checkCIDRs rejects CIDRs that cannot be a range. It runs here so that the error can name the file.
 func checkCIDRs(cidrs []netip.Prefix) error {
 	for _, cidr := range cidrs {
 		r, err := parseRange(rawRange{Subnet: cidr.String()})

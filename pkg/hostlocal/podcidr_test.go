@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode puts content into a file of the node, below the sandbox's own /run, until the end of the test.
+// writeNode writes a file below the sandbox's own /run until the test ends.
 func writeNode(t testing.TB, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -33,7 +33,7 @@ func TestPodCIDR(t *testing.T) {
 	for _, c := range []struct {
 		what, node, flannel string
 		ipam                string
-		want                string // sets, or what the error says
+		want                string // expected sets, or part of the error
 	}{
 		{"both families", `{"podCIDRs":["10.1.2.0/24","fd00:1::/64"]}`, "", both, "10.1.2.1-10.1.2.254 fd00:1::1-fd00:1::ffff:ffff:ffff:ffff"},
 		{"IPv6 first", `{"podCIDRs":["fd00:1::/120","10.1.2.0/24"]}`, "", both, "10.1.2.1-10.1.2.254 fd00:1::1-fd00:1::ff"},
@@ -83,7 +83,7 @@ func TestPodCIDR(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			for file, content := range map[string]string{nodefile.Path: c.node, nodefile.FlannelPath: c.flannel} {
 				if target, link := strings.CutPrefix(content, "-> "); link {
-					writeNode(t, file, "") // makes the folder, and is taken away at the end
+					writeNode(t, file, "") // creates the folder, and removes it when the test ends
 					if err := errors.Join(os.Remove(file), os.Symlink(target, file)); err != nil {
 						t.Fatal(err)
 					}
@@ -105,7 +105,7 @@ func TestPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFromRuntime: the words hold for the runtime's ranges too.
+// TestPodCIDRFromRuntime: the words also work in the runtime's ranges.
 func TestPodCIDRFromRuntime(t *testing.T) {
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
@@ -114,7 +114,7 @@ func TestPodCIDRFromRuntime(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFileIsHardened: nothing but a regular file is read, and nothing blocks.
+// TestPodCIDRFileIsHardened: only a regular file is read, and reading never blocks.
 func TestPodCIDRFileIsHardened(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -136,7 +136,7 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 	}
 }
 
-// TestVerbsWithoutPodCIDR: without the file no pod can start, and the others go on.
+// TestVerbsWithoutPodCIDR: without the file no pod can start, but the other verbs work.
 func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -151,7 +151,7 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 		a := l.call(verb, "d", "")
 		l.mustFail(a, code, "neither /run/podlace/node.json nor")
 		if !strings.Contains(a.Detail, "kubectl get node NODE -o jsonpath=") {
-			t.Errorf("%s does not say what to do: %s", verb, a.Detail)
+			t.Errorf("%s has no hint: %s", verb, a.Detail)
 		}
 	}
 	l.ok(l.call("CHECK", "a", prev("192.0.2.7/24", "10.1.2.2/24")))
@@ -165,7 +165,7 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRHintWorksOnFreshNode runs the command of the hint on a node that has no /run/podlace yet. Only kubectl is a stand-in.
+// TestPodCIDRHintWorksOnFreshNode runs the command from the hint on a node without /run/podlace. Only kubectl is replaced.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	}
 }
 
-// TestPodCIDRChanges: new pods get addresses of the new CIDR, and the old ones go as ever.
+// TestPodCIDRChanges: new pods get addresses from the new CIDR, and old pods can be deleted.
 func TestPodCIDRChanges(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)

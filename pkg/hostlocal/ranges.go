@@ -12,14 +12,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Range is a part of a subnet that addresses are taken from, both ends included.
+// Range is a part of a subnet for assignment. It includes both ends.
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
-	Gateway    netip.Addr // never handed out; invalid when there is none
+	Gateway    netip.Addr // never assigned; invalid if there is none
 }
 
-// RangeSet is a pool: one address of it is given to each attachment. All its ranges are of one family.
+// RangeSet is a pool: each attachment gets one of its addresses. All its ranges have one family.
 type RangeSet []Range
 
 type rawRange struct {
@@ -58,7 +58,7 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, nil
 }
 
-// forPods refuses subnets whose addresses no pod can use, and gateways that no host can have.
+// forPods rejects subnets whose addresses no pod can use, and gateways that no host can have.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
@@ -100,8 +100,8 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// pointToPoint reports whether a subnet has no room for a network address, a broadcast address and a gateway of its own: all of its one or
-// two addresses are for pods (RFC 3021 for IPv4, RFC 6164 for IPv6).
+// pointToPoint reports whether a subnet has no room for a network address, a broadcast address and a gateway. All of its one or two
+// addresses are for pods (RFC 3021 for IPv4, RFC 6164 for IPv6).
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
 func lastUsable(p netip.Prefix) netip.Addr {
@@ -111,7 +111,7 @@ func lastUsable(p netip.Prefix) netip.Addr {
 	return last(p)
 }
 
-// Contains reports whether addr is between the ends of the range.
+// Contains reports whether addr is in the range.
 func (r Range) Contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.Start.BitLen() && !addr.Less(r.Start) && !r.End.Less(addr)
 }
@@ -130,7 +130,7 @@ func (s RangeSet) String() string {
 	return strings.Join(parts, ",")
 }
 
-// find returns the range of the set that holds addr.
+// find returns the range of the set that contains addr.
 func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	for _, r := range s {
 		if r.Contains(addr) {
@@ -140,7 +140,7 @@ func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	return Range{}, false
 }
 
-// is4 tells the family of the set.
+// is4 reports whether the set is of IPv4.
 func (s RangeSet) is4() bool { return s[0].Start.Is4() }
 
 func checkSets(sets []RangeSet) error {
@@ -174,14 +174,14 @@ func checkOverlap(r Range, set RangeSet, same bool, before int) error {
 	return nil
 }
 
-// from yields each address of the set but the gateways, with its range: from the one after begin on and round to begin. A begin outside
-// the set starts at the first address.
+// from yields each address of the set except the gateways, with its range. It begins after begin, wraps around, and ends at begin. If begin
+// is outside the set, it starts at the first address.
 func (s RangeSet) from(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	return func(yield func(netip.Addr, Range) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}
 		for i, r := range s {
 			if r.Contains(begin) {
-				at, first, stop = i, begin.Next(), begin // first is invalid behind the last address of all
+				at, first, stop = i, begin.Next(), begin // first is invalid after the last address of the family
 			}
 		}
 		for turn := 0; turn <= len(s); turn++ {
@@ -202,7 +202,7 @@ func (s RangeSet) from(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size returns how many addresses the set has to give; ok is false when they are more than 2^32.
+// size returns the number of assignable addresses. ok is false if there are more than 2^32.
 func (s RangeSet) size() (total uint64, ok bool) {
 	for _, r := range s {
 		a, b := r.Start.As16(), r.End.As16()
@@ -221,7 +221,7 @@ func (s RangeSet) size() (total uint64, ok bool) {
 	return total, true
 }
 
-// leased counts the addresses of the set that are taken.
+// leased counts the taken addresses of the set.
 func (s RangeSet) leased(taken map[netip.Addr]bool) (n uint64) {
 	for addr := range taken {
 		if r, in := s.find(addr); in && addr != r.Gateway {
@@ -231,7 +231,7 @@ func (s RangeSet) leased(taken map[netip.Addr]bool) (n uint64) {
 	return n
 }
 
-// usage tells how many addresses of the set are taken, and whether all are.
+// usage describes how many addresses of the set are taken, and reports whether all are.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	n, size := s.leased(taken), "more than 2^32"
 	if total, ok := s.size(); ok {
@@ -240,7 +240,7 @@ func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
 	return fmt.Sprintf("%d of %s addresses are leased", n, size), full
 }
 
-// unusable tells why no set gives addr to a pod that asks for it.
+// unusable returns the reason why no set can assign addr to a pod that requests it.
 func unusable(sets []RangeSet, addr netip.Addr) string {
 	for _, s := range sets {
 		for _, r := range s {

@@ -82,8 +82,8 @@ func TestParseRangeRefused(t *testing.T) {
 		{rawRange{Subnet: subnet, Gateway: "224.0.0.1"}, "gateway 224.0.0.1: a multicast address"},
 		{rawRange{Subnet: subnet, Gateway: "255.255.255.255"}, "gateway 255.255.255.255: a broadcast address"},
 		{rawRange{Subnet: subnet, Gateway: "192.0.2.255"}, "gateway 192.0.2.255: a broadcast address"},
-		{rawRange{Subnet: subnet, Gateway: "0.0.0.0"}, "gateway 0.0.0.0: the address of nobody"},
-		{rawRange{Subnet: "2001:db8::/64", Gateway: "::"}, "gateway ::: the address of nobody"},
+		{rawRange{Subnet: subnet, Gateway: "0.0.0.0"}, "gateway 0.0.0.0: the unspecified address"},
+		{rawRange{Subnet: "2001:db8::/64", Gateway: "::"}, "gateway ::: the unspecified address"},
 		{rawRange{Subnet: "2001:db8::/64", Gateway: "::1"}, "gateway ::1: a loopback address"},
 		{rawRange{Subnet: "2001:db8::/64", Gateway: "ff02::1"}, "gateway ff02::1: a multicast address"},
 	} {
@@ -97,7 +97,7 @@ func TestParseRangeRefused(t *testing.T) {
 	}
 }
 
-// span makes a range of a subnet; the gateway is the subnet's first address.
+// span returns a range of a subnet. The gateway is the subnet's first address.
 func span(t testing.TB, subnet, start, end string) Range {
 	t.Helper()
 	r, err := parseRange(rawRange{Subnet: subnet, RangeStart: start, RangeEnd: end})

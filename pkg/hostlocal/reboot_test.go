@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// boot plays a reboot: another boot id is mounted over the kernel's, in the mount namespace of the sandbox.
+// boot simulates a reboot: it mounts another boot ID over the kernel's in the sandbox's mount namespace.
 func (l lab) boot(id string) {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
@@ -29,7 +29,8 @@ func (l lab) boot(id string) {
 	l.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 
-// TestReboot (F-27): leases of an earlier boot are collected when the pool is short, oldest pods or not; those of this boot never.
+// TestReboot (F-27): if the pool is exhausted, leases of an earlier boot are collected, in any order. Leases of the current boot are never
+// collected.
 func TestReboot(t *testing.T) {
 	l := newLab(t, tiny)
 	for i := range 4 {
@@ -47,7 +48,7 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer: a container that is started again after a reboot gets an address although its old lease is there.
+// TestRebootSameContainer: a container that restarts after a reboot gets an address although its old lease exists.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -59,9 +60,9 @@ func TestRebootSameContainer(t *testing.T) {
 	}
 }
 
-// TestUnindexedLeaseIsLive: a lease that the index does not know, such as one of the reference plugin, is never collected.
+// TestUnindexedLeaseIsLive: a lease that is not in the index, such as one of the reference plugin, is never collected.
 func TestUnindexedLeaseIsLive(t *testing.T) {
-	l := newLab(t, `"subnet":"10.1.2.0/30"`) // .2 alone
+	l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
 	l.put("10.1.2.2", "foreign\r\neth0")
 	l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
 	l.mustFail(l.call("ADD", "foreign", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
@@ -69,7 +70,7 @@ func TestUnindexedLeaseIsLive(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// TestDeadNamespace: when the pool is short, the lease of a pod whose namespace is gone is collected.
+// TestDeadNamespace: if the pool is exhausted, the lease of a pod whose namespace is gone is collected.
 func TestDeadNamespace(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	pod := kerneltest.NewPod(t)
@@ -81,7 +82,7 @@ func TestDeadNamespace(t *testing.T) {
 	l.mustGive("a", "10.1.2.2/30")
 }
 
-// renew ends the lease of a container and makes the same one, as the reference does with a pod that is made anew; at is when.
+// renew replaces the lease of a container by an equal one with time at, as the reference does for a recreated pod.
 func (l lab) renew(addr, id string, at time.Time) {
 	l.Helper()
 	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {
@@ -93,12 +94,12 @@ func (l lab) renew(addr, id string, at time.Time) {
 	}
 }
 
-// TestRenewedByOthers (F-44): a container that another program attached anew, in another namespace or boot, keeps its address, though its
-// last one was certainly gone. The clock may have been set back meanwhile.
+// TestRenewedByOthers (F-44): another program attached a container again, in another namespace or boot. It keeps its address although its
+// previous pod is dead. The clock may have been set back meanwhile.
 func TestRenewedByOthers(t *testing.T) {
 	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {
 		t.Run("namespace, "+name, func(t *testing.T) {
-			l := newLab(t, `"subnet":"10.1.2.0/30"`) // .2 alone
+			l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
 			pod := kerneltest.NewPod(t)
 			l.ok(l.call("ADD", "pod", "", "CNI_NETNS="+pod.Path))
 			l.renew("10.1.2.2", "pod", time.Now().Add(-age))
@@ -109,7 +110,7 @@ func TestRenewedByOthers(t *testing.T) {
 			if err != nil || len(seen) != 1 || seen[0].Netns != "" || seen[0].Earlier {
 				t.Errorf("looked at: %+v, %v", seen, err)
 			}
-			for range 2 { // the second is after the index was made anew
+			for range 2 { // the second time after a rebuild of the index
 				l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
 				l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "is not available")
 			}

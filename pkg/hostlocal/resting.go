@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// restFile lists the addresses that were released last, in the folder of the index.
+// restFile lists the most recently released addresses. It is in the index folder.
 const restFile = "released"
 
-// maxResting is how many released addresses are remembered.
+// maxResting limits the number of remembered released addresses.
 const maxResting = 256
 
-// resting returns the addresses that were released last, oldest first. They are given out again only when nothing else is free, so
-// that a peer that still talks to a pod that is gone does not reach another at once. Without the file only that preference is lost.
+// resting returns the most recently released addresses, oldest first. They are assigned again only if no other address is free, so that a
+// peer of a deleted pod does not immediately reach another pod. Without the file only that preference is lost.
 func (x *index) resting() (list []netip.Addr) {
 	if x.dir == nil {
 		return nil
@@ -27,16 +27,16 @@ func (x *index) resting() (list []netip.Addr) {
 	return list
 }
 
-// rest remembers released addresses.
-func (x *index) rest(released []netip.Addr) {
+// addResting remembers released addresses.
+func (x *index) addResting(released []netip.Addr) {
 	if len(released) > 0 {
 		list := append(x.resting(), released...)
 		x.setResting(list[max(0, len(list)-maxResting):])
 	}
 }
 
-// wake forgets that an address was released, since it is given out.
-func (x *index) wake(addr netip.Addr) {
+// removeResting removes an address that is being assigned from the list.
+func (x *index) removeResting(addr netip.Addr) {
 	if list := x.resting(); slices.Contains(list, addr) {
 		x.setResting(slices.DeleteFunc(list, func(a netip.Addr) bool { return a == addr }))
 	}
@@ -48,6 +48,6 @@ func (x *index) setResting(list []netip.Addr) {
 		err = x.write(restFile, data)
 	}
 	if err != nil {
-		x.leases.log.Warn("which addresses were released lately is not remembered", "error", err)
+		x.leases.log.Warn("the released addresses could not be stored", "error", err)
 	}
 }

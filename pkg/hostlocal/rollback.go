@@ -11,15 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// IndexPath returns where the index of a network is that has an IPAM object like this, and whether there is one.
+// IndexPath returns the path of the index of a network with this dataDir, and reports whether the index exists.
 func IndexPath(network, dataDir string) (path string, ok bool) {
 	path = indexPath(leaseDir(network, dataDir))
 	_, err := os.Stat(path)
 	return path, err == nil
 }
 
-// RemoveIndex removes what this plugin keeps beside the leases of a network, under their lock. The leases stay: they are the
-// reference's too. The next allocation by this plugin makes the index anew.
+// RemoveIndex removes this plugin's own files beside the leases of a network, under their lock. It keeps the leases, which the reference
+// uses too. The next allocation by this plugin rebuilds the index.
 func RemoveIndex(network, dataDir string) error {
 	leases := leaseDir(network, dataDir)
 	if dir, err := store.Open(leases); err == nil {

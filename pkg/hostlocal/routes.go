@@ -24,8 +24,8 @@ type rawRoute struct {
 	Scope    *int   `json:"scope"`
 }
 
-// parseRoutes refuses what no kernel takes, before anything is changed. A gateway outside all subnets is no error here: it may be on the
-// link by another route.
+// parseRoutes rejects routes that no kernel accepts, before any change. It allows a gateway outside all subnets, because another route may
+// make it on-link.
 func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
 	var routes []*types.Route
 	for i, r := range raw {
@@ -51,7 +51,7 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 	if err != nil || dst.Addr().Is4In6() {
 		return nil, plugin.Errorf(plugin.CodeConfig, "dst %q: want an address and prefix length such as 0.0.0.0/0", raw.Dst)
 	}
-	if dst.Addr().Is4() && dst != dst.Masked() { // in IPv6 the kernel drops the host bits by itself
+	if dst.Addr().Is4() && dst != dst.Masked() { // for IPv6 the kernel drops the host bits itself
 		return nil, plugin.Errorf(plugin.CodeConfig, "dst %s: has host bits set, want %s", dst, dst.Masked())
 	}
 	var gw net.IP
@@ -69,8 +69,8 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 		Scope: raw.Scope}, nil
 }
 
-// checkNumbers refuses what the kernel would cut to its own size (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in rtnetlink(7)), and
-// scope 255, which is that of destinations that do not exist.
+// checkNumbers rejects values that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in rtnetlink(7)). It also
+// rejects scope 255, which stands for destinations that do not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

@@ -18,11 +18,11 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// lab is a network with a lease folder of its own.
+// lab is a network with its own lease folder.
 type lab struct {
 	*testing.T
 	netns string
-	dir   string // of the leases
+	dir   string // lease folder
 	ipam  string // keys of the "ipam" object
 }
 
@@ -32,7 +32,7 @@ func newLab(t *testing.T, ipam string) lab {
 	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// newQuickLab is newLab in the sandbox's own namespace: the plugin looks only at whether the path is there.
+// newQuickLab is newLab in the sandbox's own namespace: the plugin only checks that the path exists.
 func newQuickLab(t *testing.T, ipam string) lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lab") // on tmpfs
@@ -43,7 +43,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
-// answer is the result or the error of a call.
+// answer is the result or error of a call.
 type answer struct {
 	IPs []struct {
 		Address, Gateway string
@@ -65,7 +65,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call runs a verb for the interface eth0 of a container. more holds further keys of the configuration.
+// call runs a verb for the interface eth0 of a container. more holds additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
@@ -99,7 +99,7 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 	return a
 }
 
-// mustGive wants an ADD to give the addresses.
+// mustGive expects an ADD to assign the addresses.
 func (l lab) mustGive(id, want string) {
 	l.Helper()
 	if a := l.call("ADD", id, ""); a.addresses() != want {
@@ -107,7 +107,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail wants the code and a part of the message.
+// mustFail expects an error with the code and a message that contains says.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {
@@ -115,7 +115,7 @@ func (l lab) mustFail(a answer, code uint, says string) {
 	}
 }
 
-// ok wants a verb to succeed.
+// ok expects a verb to succeed.
 func (l lab) ok(a answer) {
 	l.Helper()
 	if a.Code != 0 {
@@ -123,7 +123,7 @@ func (l lab) ok(a answer) {
 	}
 }
 
-// files returns what the lease folder holds, by name; mode and content.
+// files returns the mode and content of each file in the lease folder, by name.
 func (l lab) files() map[string]string {
 	l.Helper()
 	entries, err := os.ReadDir(l.dir)
@@ -145,7 +145,7 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age lets all leases look old, so that GC may collect them, and as if they had been made so: the index knows them by their age.
+// age makes all leases look old, in the files and in the index, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	open, err := openLeases(l.dir, slog.Default())
@@ -153,7 +153,7 @@ func (l lab) age() {
 		l.Fatal(err)
 	}
 	defer open.close()
-	entries, _ := open.every()
+	entries, _ := open.allEntries()
 	if err := kerneltest.Age(l.dir); err != nil {
 		l.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func (l lab) age() {
 		}
 		_ = open.index.put(e) // the disk may be full
 	}
-	open.settle()
+	open.markIndexCurrent()
 }
 
 // put writes a file into the lease folder, as another program would.

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status fails only when no ADD can work: an exhausted pool recovers by itself and must not take the node out of service, unless the
-// configuration says so. It takes no lock, and writes nothing but a mark when the pool has become exhausted or is so no longer.
+// status fails only if no ADD can work. An exhausted pool recovers by itself and must not take the node out of service, unless the
+// configuration asks for that. status takes no lock. It writes only a mark when the pool becomes exhausted or recovers.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -43,7 +43,7 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted logs once that range sets have become exhausted, or are no longer. A network may have several pools.
+// logExhausted logs once when range sets become exhausted, and once when they recover. A network may have several pools.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
@@ -57,7 +57,7 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 	}
 }
 
-// exhausted describes the range sets that have no address left.
+// exhausted describes the range sets without free addresses.
 func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 	dir, err := store.Open(c.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 	}
 	defer dir.Close()
 	l := &leases{dir: dir, log: log}
-	taken, err := l.names()
+	taken, err := l.leasedNames()
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
@@ -80,7 +80,7 @@ func (c Config) exhausted(log *slog.Logger) (full []string, err error) {
 	return full, nil
 }
 
-// collectable reports whether an ADD would find an address of a pod that is gone.
+// collectable reports whether an ADD could collect an address of a dead pod.
 func (l *leases) collectable(set RangeSet) bool {
 	dir, err := store.Open(indexPath(l.dir.Path()))
 	if err != nil {
@@ -92,6 +92,6 @@ func (l *leases) collectable(set RangeSet) bool {
 		return false
 	}
 	x := &index{dir: dir, leases: l, boot: boot}
-	entries, _ := x.all(true)
-	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.dead(e) })
+	entries, _ := x.allEntries(true)
+	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus: a full pool takes the node out of service only when the configuration says so, and not while pods that are gone hold
-// addresses.
+// TestStrictStatus: STATUS fails for a full pool only if configured, and not while dead pods hold addresses.
 func TestStrictStatus(t *testing.T) {
-	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`) // .2, and both of 10.1.3
+	// .2 of the first range, and both addresses of 10.1.3
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
 	strict := l
 	strict.ipam += `,"strictStatus":true`
 	pod := kerneltest.NewPod(t)
@@ -42,8 +42,7 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
-// TestStatusLogsChanges (F-47): a pool that is exhausted is one line in the log, however often STATUS comes, and one when it is so no
-// longer.
+// TestStatusLogsChanges (F-47): repeated STATUS calls log one line when a pool becomes exhausted, and one when it recovers.
 func TestStatusLogsChanges(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	lines := func(says string) (n int) {
@@ -72,7 +71,7 @@ func TestStatusLogsChanges(t *testing.T) {
 	}
 }
 
-// TestC72StatusIsPassive (C-72): STATUS answers while another process holds the lock, and makes nothing.
+// TestC72StatusIsPassive (C-72): STATUS answers while another process holds the lock, and creates no files.
 func TestC72StatusIsPassive(t *testing.T) {
 	l := newLab(t, one+`,"strictStatus":true`)
 	l.ok(l.call("STATUS", "", ""))
@@ -101,7 +100,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 	}
 }
 
-// modified returns when the folders of leases and index were changed last.
+// modified returns the modification times of the lease and index folders.
 func (l lab) modified() (times [2]time.Time) {
 	l.Helper()
 	for i, path := range []string{l.dir, indexPath(l.dir)} {
@@ -114,7 +113,7 @@ func (l lab) modified() (times [2]time.Time) {
 	return times
 }
 
-// TestStatusOfBrokenFolders: where no lease can ever be written, no ADD can work.
+// TestStatusOfBrokenFolders: STATUS fails if no lease can ever be written.
 func TestStatusOfBrokenFolders(t *testing.T) {
 	for what, place := range map[string]func(dir string) error{
 		"a file for the leases": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
@@ -140,7 +139,7 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 			a := l.call("STATUS", "", "")
 			l.mustFail(a, plugin.CodeNotAvailable, "lease folder: ")
 			if strings.Count(a.Msg, filepath.Dir(l.dir)) != 1 {
-				t.Errorf("the folder is not told, or twice: %s", a.Msg)
+				t.Errorf("the message must name the folder once: %s", a.Msg)
 			}
 			if a = l.call("ADD", "a", ""); a.Code == 0 || a.Code == plugin.CodeInternal {
 				t.Errorf("ADD: %+v", a)
@@ -149,12 +148,12 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 	}
 }
 
-// readOnly mounts a folder over itself, read-only.
+// readOnly mounts a folder read-only over itself.
 func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// TestPoolsOfOneNetwork: a network whose chain has two pools, one of them exhausted, logs that once.
+// TestPoolsOfOneNetwork: a network with two pools in its chain, one of them exhausted, logs that once.
 func TestPoolsOfOneNetwork(t *testing.T) {
 	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	room := full

@@ -19,11 +19,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestCheck (C-65): whose lease it is counts.
+// TestCheck (C-65): the owner of the lease decides.
 func TestCheck(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
-	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24", "192.0.2.1/24", "fd00::1/64"))) // addresses of others do not count
+	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24", "192.0.2.1/24", "fd00::1/64"))) // addresses of other plugins do not count
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, "lease of 10.1.2.3")
 	l.mustFail(l.call("CHECK", "b", prev("10.1.2.2/24")), plugin.CodeStateDiffers,
 		`the lease of 10.1.2.2 belongs to container "a" interface "eth0"`)
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47): DEL works whatever became of the configuration, and makes nothing.
+// TestDelNeedsLittle (C-45, C-47): DEL works with any current configuration, and creates no files.
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -78,14 +78,14 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83): a lease that cannot be deleted is told, and keeps no other from going.
+// TestGCGoesOn (C-83): GC reports a lease that it cannot delete, and deletes the others.
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
 		l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
 	}
 	l.age()
-	for _, name := range []string{"10.1.2.2", "10.1.2.3"} { // what is mounted on cannot be deleted
+	for _, name := range []string{"10.1.2.2", "10.1.2.3"} { // a mount point cannot be deleted
 		path := filepath.Join(l.dir, name)
 		if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
@@ -107,7 +107,7 @@ func TestGCGoesOn(t *testing.T) {
 	}
 }
 
-// TestUnusualInterfaceNames: what the kernel takes as a name is a name in a lease too.
+// TestUnusualInterfaceNames: a lease accepts any interface name that the kernel accepts.
 func TestUnusualInterfaceNames(t *testing.T) {
 	l := newLab(t, one)
 	for _, name := range []string{"é", "日本", "a.b", "@x"} {
@@ -120,7 +120,7 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces: a lease of another plugin keeps its address while its attachment is valid, also where ADD refuses the name.
+// TestGCKeepsUnusualInterfaces: GC keeps another plugin's lease while its attachment is valid, also if ADD would refuse the interface name.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -137,7 +137,7 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	}
 }
 
-// TestForeignOwners: what cannot be in the index as it is in the lease belongs to nobody.
+// TestForeignOwners: an owner that the index cannot store counts as no container.
 func TestForeignOwners(t *testing.T) {
 	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
@@ -174,7 +174,7 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// parallel allocates for many containers at once and returns the addresses by container.
+// parallel allocates addresses for many containers concurrently, and returns the addresses by container.
 func (l lab) parallel(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -196,7 +196,7 @@ func (l lab) parallel(pods int) (given map[string]string, failed []answer) {
 	return given, failed
 }
 
-// mustBeDistinct wants each container to have an address that nobody else has and whose file names it.
+// mustBeDistinct expects each container to have a unique address whose file names the container.
 func (l lab) mustBeDistinct(given map[string]string) {
 	l.Helper()
 	seen := map[string]string{}
@@ -224,7 +224,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsOthers: what a failed ADD gives back is its own.
+// TestUndoKeepsOthers: a failed ADD releases only its own addresses.
 func TestUndoKeepsOthers(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -249,7 +249,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease: what cannot be read may be anybody's; its address is not given, and the others go on.
+// TestUnreadableLease: an unreadable lease may have any owner. Its address is not assigned, and other pods are not affected.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

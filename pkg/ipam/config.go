@@ -4,8 +4,7 @@ package ipam
 
 import "encoding/json"
 
-// Object returns the object of a configuration that says which IPAM plugin there is, and how. DEL uses it on configurations that may be
-// wrong elsewhere.
+// Object returns the ipam object of a configuration. DEL uses it on configurations that may be invalid otherwise.
 func Object(config []byte) json.RawMessage {
 	var keys struct {
 		IPAM json.RawMessage `json:"ipam"`
@@ -14,7 +13,7 @@ func Object(config []byte) json.RawMessage {
 	return keys.IPAM
 }
 
-// Type returns the type that an object names, or "".
+// Type returns the type in an ipam object, or "".
 func Type(object json.RawMessage) string {
 	var keys struct {
 		Type string `json:"type"`

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipam runs the IPAM plugin that a configuration names: in process when it is one that the main plugin was built with,
-// else as the process that CNI_PATH holds.
+// Package ipam runs the configured IPAM plugin: in process if the main plugin was built with it, or else as a process from CNI_PATH.
 package ipam
 
 import (
@@ -23,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// timeoutOf bounds a foreign IPAM plugin: one that hangs must not hold the pod's lock for ever. ADD may have to wait for a server. A
-// runtime gives DEL a minute for the whole chain, and asks for STATUS under a lock of its own.
+// timeoutOf returns the timeout of an external IPAM plugin, so that a plugin that hangs does not hold the pod's lock forever. ADD may have
+// to wait for a server. A runtime allows DEL a minute for the whole chain, and calls STATUS under its own lock.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -35,7 +34,7 @@ func timeoutOf(verb string) time.Duration {
 	return 60 * time.Second
 }
 
-// Runner runs IPAM plugins. Builtin are those that run in process.
+// Runner runs IPAM plugins. It runs those in Builtin in process.
 type Runner struct{ Builtin []plugin.Plugin }
 
 // InProcess reports whether the plugin name runs in process.
@@ -50,7 +49,7 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add asks the plugin name for addresses. When it fails, what it may have allocated is given back.
+// Add requests addresses from the plugin name. If it fails, Add releases addresses that it may have allocated.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	p, ok := run.builtin(name)
 	if ok {
@@ -65,7 +64,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 		}
 	}
 	if e := run.Del(r, name); e != nil {
-		r.Log.Warn("could not give back addresses", "error", e)
+		r.Log.Warn("could not release addresses", "error", e)
 	}
 	return nil, wrap(name, err)
 }
@@ -81,7 +80,7 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
-// Available reports whether an IPAM plugin is there to be asked.
+// Available reports whether an IPAM plugin can be run.
 func (run Runner) Available(r *plugin.Request, name string) bool {
 	if _, ok := run.builtin(name); ok {
 		return true
@@ -90,21 +89,21 @@ func (run Runner) Available(r *plugin.Request, name string) bool {
 	return err == nil
 }
 
-// Del gives the addresses of the attachment back.
+// Del releases the addresses of the attachment.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
 }
 
-// Check asks whether the addresses are still the attachment's.
+// Check returns an error if the addresses no longer belong to the attachment.
 func (run Runner) Check(r *plugin.Request, name string) error {
 	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
 }
 
-// GC gives back the addresses of attachments that are not valid any more.
+// GC releases the addresses of stale attachments.
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
-			r.Log.Info("GC is not passed on: the IPAM plugin would collect what is being made meanwhile", "ipam", name)
+			r.Log.Info("GC is not passed on: the IPAM plugin would collect the attachments of running ADDs", "ipam", name)
 			return nil
 		}
 		as := *r
@@ -114,7 +113,7 @@ func (run Runner) GC(r *plugin.Request, name string) error {
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
-// Status asks whether addresses can be had.
+// Status returns an error if addresses cannot be allocated.
 func (run Runner) Status(r *plugin.Request, name string) error {
 	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
 }
@@ -144,7 +143,7 @@ func wrap(name string, err error) error {
 	return fmt.Errorf("ipam %s: %w", name, err)
 }
 
-// ValidType refuses a plugin type that would lead out of CNI_PATH.
+// ValidType rejects a plugin type whose path would leave CNI_PATH.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
@@ -152,7 +151,7 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate runs a foreign plugin with the environment and stdin of this one (SPEC.md section 4).
+// delegate runs an external plugin with this process's environment and stdin (SPEC.md section 4).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -168,7 +167,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case err == nil:
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
-		// It may be only slow, and an error takes the node out of service.
+		// The plugin may only be slow, and an error would take the node out of service.
 		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
@@ -187,15 +186,15 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment is this process's own, with the verb and the attachment of the request. Of one that is not in the environment, but collected,
-// neither namespace nor arguments are known. Another interface of the same container has its namespace while it is attached.
+// environment returns this process's environment with the verb and attachment of the request. For an attachment that is collected, it
+// contains no arguments, and no namespace. Another interface of the same container has the container's namespace while it is attached.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
 		own = append(own, "CNI_CONTAINERID="+r.ContainerID, "CNI_IFNAME="+r.IfName)
 		if r.ContainerID != os.Getenv("CNI_CONTAINERID") || r.IfName != os.Getenv("CNI_IFNAME") && verb == "DEL" {
 			own = append(own, "CNI_NETNS=", "CNI_ARGS=")
-		} else if r.IfName != os.Getenv("CNI_IFNAME") { // what was taken from the arguments is about another interface
+		} else if r.IfName != os.Getenv("CNI_IFNAME") { // the arguments are about another interface
 			own = append(own, "CNI_ARGS="+arguments(r.Args))
 		}
 	}
@@ -205,7 +204,7 @@ func environment(r *plugin.Request, verb string) []string {
 	}), own...)
 }
 
-// arguments writes CNI_ARGS.
+// arguments formats CNI_ARGS.
 func arguments(args map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(args)) {
@@ -214,7 +213,7 @@ func arguments(args map[string]string) string {
 	return strings.Join(pairs, ";")
 }
 
-// delegateError passes the code of the plugin's own error on.
+// delegateError passes on the error code of the plugin.
 func delegateError(stdout []byte, err error) error {
 	var e struct {
 		Code    uint   `json:"code"`

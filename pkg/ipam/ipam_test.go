@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv makes this program one that runs an IPAM plugin until it is killed; it holds the plugin's folder.
+// victimEnv makes this program run an IPAM plugin until it is killed. Its value is the plugin's folder.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// foreign puts an IPAM plugin into a folder: a script that notes each call and does what body says.
+// foreign creates an IPAM plugin in a folder: a script that logs each call and runs body.
 func foreign(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -61,7 +61,7 @@ func calls(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// TestForeign: the plugin gets stdin and the environment of its caller, with the verb and the attachment of the request.
+// TestForeign: the plugin gets its caller's stdin and environment, with the verb and attachment of the request.
 func TestForeign(t *testing.T) {
 	dir := foreign(t, `[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}'; exit 0`)
 	r := request("/nonexistent", dir)
@@ -84,7 +84,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestForeignFails: each way to fail has a code, and what may have been allocated is given back.
+// TestForeignFails: each kind of failure has a code, and addresses that may have been allocated are released.
 func TestForeignFails(t *testing.T) {
 	for body, want := range map[string]string{
 		`exit 0`:                                  "6 ipam fake: its result: ",
@@ -143,7 +143,7 @@ func TestNotExecutable(t *testing.T) {
 	}
 }
 
-// TestBuiltin: a plugin in process works on a copy of the request, under its own name, and with the verb that is meant.
+// TestBuiltin: a plugin in process works on a copy of the request, under its own name and with the right verb.
 func TestBuiltin(t *testing.T) {
 	var seen []string
 	note := func(r *plugin.Request) error {
@@ -184,7 +184,7 @@ func TestValidType(t *testing.T) {
 	}
 }
 
-// TestKilledCaller: an IPAM plugin whose caller was killed must not go on to allocate.
+// TestKilledCaller: an IPAM plugin whose caller was killed must not continue to allocate.
 func TestKilledCaller(t *testing.T) {
 	dir := foreign(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
 	cmd := exec.Command("/proc/self/exe")
@@ -225,7 +225,7 @@ func childOf(t *testing.T, pid int) string {
 	return ""
 }
 
-// statFields returns the fields behind the name: state, parent, ... (proc_pid_stat(5)).
+// statFields returns the fields after the name: state, parent, ... (proc_pid_stat(5)).
 func statFields(path string) []string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -241,7 +241,7 @@ func running(pid string) bool {
 	return len(fields) > 0 && fields[0] != "Z"
 }
 
-// FuzzResult: whatever a foreign plugin prints is a result with addresses, or an error with a code.
+// FuzzResult: any output of an external plugin gives a result with addresses, or an error with a code.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{"", "null", "{}", `{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}`,
 		`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/24"}]}`,

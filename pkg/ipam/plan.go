@@ -13,13 +13,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Plan is which addresses and routes an interface shall have: a pure function of what the IPAM plugin returned, which ADD applies and CHECK
-// compares with.
+// Plan is the wanted addresses and routes of an interface, computed from the IPAM plugin's result. ADD applies it, and CHECK compares with
+// it.
 type Plan struct {
-	Addresses []netip.Prefix // with the length of their subnet
+	Addresses []netip.Prefix // with the prefix length of their subnet
 	Routes    []kernel.Route
-	IPs       []*types100.IPConfig // as the result tells them
-	Shown     []*types.Route       // routes as the result tells them
+	IPs       []*types100.IPConfig // in the form of the result
+	Shown     []*types.Route       // routes in the form of the result
 }
 
 // PlanOf reads the addresses and their gateways.
@@ -40,7 +40,7 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// gateway returns the first gateway of a family, zero for none.
+// gateway returns the first gateway of a family, or zero.
 func (p *Plan) gateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
@@ -55,7 +55,7 @@ func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults gives each family that has a gateway a default route, unless the IPAM plugin gave one with a gateway.
+// AddDefaults adds a default route for each family with a gateway, unless the IPAM plugin returned one with a gateway.
 func (p *Plan) AddDefaults() {
 	for _, is4 := range []bool{true, false} {
 		gw := p.gateway(is4)
@@ -79,7 +79,7 @@ func (p *Plan) hasDefault(is4 bool) bool {
 	return false
 }
 
-// AddRoutes plans the routes that are shown. One without a gateway gets the first of its family, unless a scope says that it has none.
+// AddRoutes plans the routes in Shown. A route without a gateway gets the first gateway of its family, unless its scope excludes a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)
@@ -104,7 +104,7 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches reports whether a gateway can be had by an address of the pod, or by a route before.
+// reaches reports whether a gateway is reachable through a subnet of the pod or an earlier route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true

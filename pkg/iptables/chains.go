@@ -16,22 +16,22 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains are chains of the nat table by the chain that leads to them.
+// Chains maps a parent chain of the nat table to the chains to which it jumps.
 //
-// Chains of iptables over nf_tables are chains of nf_tables, so no program is started for them. Only where the older xtables hold a nat
-// table, it is asked by program.
+// iptables-nft keeps its chains in nf_tables, so they are accessed without a program. A program is used only if legacy xtables have a nat
+// table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain and every rule of parent that jumps to it, in both families; it is a no-op if the chain is missing. The
-// node's iptables may have been the other one when the chain was made, or when rules of all pods were written again: the chain is removed
-// both from nf_tables and from the older xtables.
+// RemoveChain removes a chain and every rule of parent that jumps to it, in both families. It is a no-op if the chain is missing. It
+// removes the chain from nf_tables and from legacy xtables, because the node's iptables variant may have changed since the chain was
+// written.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
 	return errors.Join(err, chains.RemoveLegacy())
 }
 
-// Jumps returns the chains as nf_tables has them, in both families.
+// Jumps returns the chains in the form of nf_tables, in both families.
 func (c Chains) Jumps() (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range c {
@@ -43,7 +43,7 @@ func (c Chains) Jumps() (all []nft.Jump) {
 	return all
 }
 
-// Place returns where nf_tables has a chain of iptables.
+// Place returns the nf_tables place of an iptables chain.
 func Place(is4 bool, chain string) nft.Place {
 	if is4 {
 		return nft.Place{Family: unix.NFPROTO_IPV4, Table: "nat", Chain: chain}
@@ -51,8 +51,8 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether the nat table certainly lacks a chain. It starts no program. It does not see the rules of iptables-legacy, and
-// so finds nothing missing where those are in use.
+// LacksChain reports whether the nat table certainly lacks a chain. It starts no program, so it does not see rules of iptables-legacy. If
+// those are in use, it returns false.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -65,8 +65,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// legacyTables returns the file in which the older xtables name the tables that are in use. It is the thread's: the process's first thread
-// may be one that has entered a pod.
+// legacyTables returns the file in which legacy xtables list the tables in use. It is per thread: the process's first thread may have
+// entered a pod.
 func legacyTables(is4 bool) string {
 	if is4 {
 		return "/proc/thread-self/net/ip_tables_names"
@@ -74,8 +74,8 @@ func legacyTables(is4 bool) string {
 	return "/proc/thread-self/net/ip6_tables_names"
 }
 
-// LegacyUsed reports whether a nat table outside of nf_tables is in use. In the namespaces of an ordinary user the kernel does not tell:
-// then there may be one where the node's iptables is that for the older xtables.
+// LegacyUsed reports whether a nat table of legacy xtables is in use. In an ordinary user's namespaces the kernel does not report that.
+// Then it returns whether the node's iptables is the legacy variant.
 func LegacyUsed(is4 bool) bool {
 	data, err := os.ReadFile(legacyTables(is4))
 	if errors.Is(err, fs.ErrPermission) {
@@ -84,7 +84,7 @@ func LegacyUsed(is4 bool) bool {
 	return err == nil && slices.Contains(strings.Fields(string(data)), "nat")
 }
 
-// IsLegacy reports whether the node's iptables is that of the older xtables.
+// IsLegacy reports whether the node's iptables is the legacy variant.
 func IsLegacy(is4 bool) bool {
 	path, err := lookPath(name(is4) + "-restore")
 	if err == nil {
@@ -93,7 +93,7 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the program for the older xtables: iptables itself, where it is not that for nf_tables.
+// legacyProgram returns the program for legacy xtables: iptables itself, unless that is the nft variant.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy
@@ -101,7 +101,7 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains from the older xtables where those have a nat table, in both families.
+// RemoveLegacy removes the chains from the nat table of legacy xtables, if there is one, in both families.
 func (c Chains) RemoveLegacy() error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -112,7 +112,7 @@ func (c Chains) RemoveLegacy() error {
 			for _, chain := range names {
 				err := removeLegacy(legacyProgram(is4), parent, chain)
 				if errs = append(errs, err); isBusy(err) {
-					return errors.Join(errs...) // the next would wait for the same lock as long once more
+					return errors.Join(errs...) // another attempt would wait equally long for the same lock
 				}
 			}
 		}

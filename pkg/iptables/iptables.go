@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. Rules are read and written by the node's programs; chains
-// that iptables keeps in nf_tables are removed without one.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. It uses the node's programs to read and write rules. It
+// removes chains that iptables keeps in nf_tables without a program.
 package iptables
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// lockFile is the lock of the node for those who change a nat table.
+// lockFile is the node's lock for changes of a nat table.
 const lockFile = ".iptables"
 
-// NAT is the nat table of one family as iptables-save prints it: the rules of each chain, each with a space at its end.
+// NAT is the nat table of one family in iptables-save format: the rules of each chain, each with a trailing space.
 type NAT map[string][]string
 
-// Read reads the nat table: one process.
-func Read(is4 bool) (NAT, error) { return read(name(is4), nil) }
+// Read reads the nat table with one process.
+func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
 
 func parse(out string) NAT {
 	t := NAT{}
@@ -43,7 +43,7 @@ func (t NAT) HasChain(name string) bool {
 	return ok
 }
 
-// Rules returns the rules of a chain that hold all parts, in the form "-A CHAIN ... ".
+// Rules returns the rules of a chain that contain all parts, in the form "-A CHAIN ... ".
 func (t NAT) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
@@ -58,7 +58,7 @@ next:
 	return found
 }
 
-// Deletions returns the lines that delete the rules of parent that jump to chain.
+// Deletions returns the lines that delete parent's rules that jump to chain.
 func (t NAT) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
@@ -67,22 +67,22 @@ func (t NAT) Deletions(parent, chain string) []string {
 	return lines
 }
 
-// Comment quotes a text for iptables-restore, cut to what the kernel holds (XT_MAX_COMMENT_LEN, 256 with the final zero).
+// Comment quotes a text for iptables-restore and truncates it to the kernel's limit (XT_MAX_COMMENT_LEN, 256 with the terminating zero).
 func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is the nat table of one family under a lock of the node: NAT holds until Apply changes the table. Open also waits for the programs
-// of a plugin that was killed.
+// Edit is the nat table of one family under the node's lock. NAT stays valid until Apply changes the table. Open also waits for the child
+// processes of a killed plugin.
 type Edit struct {
 	program string
-	wait    []string // arguments that say how long iptables-restore waits for the lock of xtables
+	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
 	dir     *store.Dir
 	lock    *store.Lock
 	nat     NAT
 }
 
-// Open locks and reads the nat table: one process. Without wait, Open and Apply fail as busy where they would wait for a lock.
+// Open locks and reads the nat table with one process. Without wait, Open and Apply return a busy error instead of waiting for a lock.
 func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
 
 func open(program string, wait bool) (*Edit, error) {
@@ -98,7 +98,7 @@ func open(program string, wait bool) (*Edit, error) {
 		e.dir.Close()
 		return nil, err
 	}
-	if e.nat, err = read(program, e.lock.File()); err != nil {
+	if e.nat, err = readTable(program, e.lock.File()); err != nil {
 		e.Close()
 		return nil, err
 	}
@@ -108,8 +108,8 @@ func open(program string, wait bool) (*Edit, error) {
 // NAT returns the table as Open read it.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies lines in the form of iptables-restore, all or none: one process, none without lines. ":CHAIN - [0:0]" makes a chain or
-// empties it.
+// Apply applies all lines, in iptables-restore format, or none. It starts one process, or none without lines. ":CHAIN - [0:0]" creates or
+// empties a chain.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil

@@ -92,7 +92,7 @@ func TestEdit(t *testing.T) {
 		kerneltest.Must(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
 		kerneltest.Must(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
 			"-A POSTROUTING -p udp -j KT-B"))
-		// A line that is wrong undoes those before it.
+		// An invalid line undoes the lines before it.
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)
 		}
@@ -111,7 +111,7 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel: what one reads still holds when it writes, so that nobody's chain is lost.
+// TestEditParallel: the table does not change between read and write, so no process loses its chain.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -146,7 +146,7 @@ func TestMissingProgram(t *testing.T) {
 	}
 }
 
-// TestOpenBusy: without wait, Open fails as busy at once while another Edit has the lock.
+// TestOpenBusy: without wait, Open returns a busy error at once while another Edit has the lock.
 func TestOpenBusy(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads chains of the nat table. A chain that does not exist is not in the result. It starts one process for each chain and one more,
-// so it is for CHECK alone.
+// List reads chains of the nat table. Missing chains are not in the result. It starts one process per chain and one more, so only CHECK
+// uses it.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
-// ListLegacy is List for the older xtables.
+// ListLegacy is List for legacy xtables.
 func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
 
 func listBy(program string, chains []string) (NAT, error) {
@@ -29,8 +29,8 @@ func listBy(program string, chains []string) (NAT, error) {
 	return listWithin(timeout, path, chains)
 }
 
-// listWithin bounds all processes together: the library bounds only the wait for the lock of xtables. A process that hangs outlives the
-// bound; it holds no lock of Podlace and changes nothing.
+// listWithin applies a timeout to all processes together; the library limits only the wait for the xtables lock. A process that hangs
+// outlives the timeout, but holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT
@@ -48,7 +48,7 @@ func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 }
 
 func list(path string, chains []string) (NAT, error) {
-	for _, variable := range os.Environ() { // the library passes the environment on, which names the program's modules
+	for _, variable := range os.Environ() { // the library passes on the environment, which may name another module folder
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "XTABLES_") {
 			os.Unsetenv(name)
 		}

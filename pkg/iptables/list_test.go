@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestList compares what List reads, chain by chain, with the whole table, and changes nothing.
+// TestList compares List, chain by chain, with the whole table. List changes nothing.
 func TestList(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
-	t.Setenv("XTABLES_LIBDIR", t.TempDir()) // without modules no rule can be shown
+	t.Setenv("XTABLES_LIBDIR", t.TempDir()) // without modules no rule can be printed
 	for _, is4 := range []bool{true, false} {
 		empty, err := List(is4, "POSTROUTING", "KT-A")
 		if diff := cmp.Diff(NAT{"POSTROUTING": nil}, empty); err != nil || diff != "" {
@@ -49,7 +49,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestListBusy: a program that hangs, or that finds a lock held, makes List fail so that the caller tries again.
+// TestListBusy: if a program hangs or finds a lock held, List returns a busy error so that the caller retries.
 func TestListBusy(t *testing.T) {
 	for what, script := range map[string]string{
 		"hangs":                "exec sleep 2",

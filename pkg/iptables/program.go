@@ -13,23 +13,23 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// timeout is how long a process may take, and xtablesWait (seconds) how much of that it waits for the xtables lock.
+// timeout is the time limit of a process. xtablesWait (seconds) is the part of it for waiting for the xtables lock.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10
 )
 
-// folders are searched for the programs, not PATH: a runtime's PATH may be empty or hostile.
+// folders are searched for the programs instead of PATH, because a runtime's PATH may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// Exit statuses (iptables(8)): exitBusy is for a resource problem, such as an xtables lock that was not to be had. With exitNoChain the
-// chain to list does not exist; what iptables-nft says then depends on its version.
+// Exit statuses (iptables(8)). exitBusy means a resource problem, such as a held xtables lock. exitNoChain means that the chain to list
+// does not exist; the message of iptables-nft depends on its version.
 const (
 	exitNoChain = 1
 	exitBusy    = 4
 )
 
-// MissingProgram is the error when a program is not installed.
+// MissingProgram is the error for a program that is not installed.
 type MissingProgram struct{ Name string }
 
 func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
@@ -37,12 +37,12 @@ func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
 // MissingFeature returns the name of the program.
 func (e *MissingProgram) MissingFeature() string { return e.Name }
 
-// busyError is the error when a program holds a lock, or does not end.
+// busyError means that a program found a lock held or did not end.
 type busyError struct{ error }
 
 func (e busyError) Unwrap() error { return e.error }
 
-// Busy reports that the same may work later.
+// Busy reports that a retry may succeed.
 func (busyError) Busy() bool { return true }
 
 // isBusy reports whether a lock was held for too long.
@@ -51,7 +51,7 @@ func isBusy(err error) bool {
 	return errors.As(err, &busy) && busy.Busy()
 }
 
-// Refused reports whether iptables refused what it was given.
+// Refused reports whether iptables rejected its input.
 func Refused(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() != exitBusy
@@ -82,7 +82,7 @@ func lookPath(name string) (string, error) {
 	return "", &MissingProgram{name}
 }
 
-func read(program string, hold *os.File) (NAT, error) {
+func readTable(program string, hold *os.File) (NAT, error) {
 	out, err := run(program, "-save", "", hold, "-t", "nat")
 	return parse(out), err
 }

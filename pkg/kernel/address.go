@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// IPNet converts a prefix, host bits kept, to the form that CNI results and netlink use.
+// IPNet converts a prefix to the form that CNI results and netlink use. It keeps the host bits.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts back; ok is false for what is no address with a mask.
+// Prefix converts an IPNet to a prefix. ok is false if n is no address with a mask.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -38,8 +38,8 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
-// AddHostAddress adds an address of full length without the route that the kernel makes for an IPv6 address beside the local one
-// (IFA_F_NOPREFIXROUTE). unix.EEXIST: the link has it already.
+// AddHostAddress adds an address with its full length. For IPv6 it leaves out the extra route that the kernel adds besides the local one
+// (IFA_F_NOPREFIXROUTE). unix.EEXIST means that the link already has the address.
 func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	p := netip.PrefixFrom(a, a.BitLen())
 	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. Unless dad asks for duplicate address detection, an IPv6 address is usable
-// at once (IFA_F_NODAD). unix.EEXIST: the link has it already.
+// AddAddress adds an address with its prefix length. An IPv6 address is usable at once (IFA_F_NODAD) unless dad asks for duplicate address
+// detection. unix.EEXIST means that the link already has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -60,14 +60,14 @@ func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	return fault.Change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// DelAddress removes an address; one that is not there is no error.
+// DelAddress removes an address. It is a no-op if the address is missing.
 func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	return fault.Change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
 		return fault.Ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
 	})
 }
 
-// Addresses returns the addresses of a link with their prefix lengths, link-local ones left out.
+// Addresses returns the addresses of a link with their prefix lengths, without link-local ones.
 func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	var list []netlink.Addr
 	err := retry(func() (err error) {
@@ -86,8 +86,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until no IPv6 address of the link is tentative, at most the given time. An address that another node has
-// gives an error.
+// WaitForDAD waits until no IPv6 address of the link is tentative, for at most the given time. It returns an error if another node has one
+// of the addresses.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -111,12 +111,11 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 }
 
 // AwaitAddress waits until the namespace answers for an address, and returns an error at the deadline. The kernel acknowledges a new IPv6
-// address before it joins the solicited-node group of the address and adds its local route: a work queue does both (addrconf_dad_work in
-// net/ipv6/addrconf.c). Until then neighbour solicitations are lost, and a neighbour repeats its own after a second. The local route comes
-// last.
+// address too early: a work queue later joins the solicited-node group and adds the local route (addrconf_dad_work in net/ipv6/addrconf.c).
+// Until then neighbour solicitations are lost, and a neighbour retries only after a second. The local route comes last.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
-		return nil // it has its route at once, and ARP requests are broadcast
+		return nil // IPv4: the route exists at once, and ARP requests are broadcast
 	}
 	for {
 		if own, _ := n.IsOwn(addr); own {
@@ -132,7 +131,7 @@ func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 // Route is a route through one link.
 type Route struct {
 	Dst      netip.Prefix `json:"dst"`
-	Gateway  netip.Addr   `json:"gateway,omitzero"` // zero for a destination on the link
+	Gateway  netip.Addr   `json:"gateway,omitzero"` // zero for an on-link destination
 	MTU      int          `json:"mtu,omitempty"`
 	AdvMSS   int          `json:"advmss,omitempty"`
 	Priority int          `json:"priority,omitempty"`
@@ -212,13 +211,14 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// RouteTo returns the ifindex of the link through which an address is reached. NoRoute reports whether an error of it says that no link is.
+// RouteTo returns the ifindex of the link towards an address. If there is none, NoRoute is true for its error.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr)
 	return route.LinkIndex, err
 }
 
-// NoRoute reports whether an error of RouteTo says that there is no route, or one that refuses packets (unreachable, prohibit, blackhole).
+// NoRoute reports whether an error of RouteTo means that there is no route, or that the route refuses packets (unreachable, prohibit,
+// blackhole).
 func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
@@ -234,29 +234,29 @@ func (n *NS) routeGet(addr netip.Addr) (netlink.Route, error) {
 	return routes[0], nil
 }
 
-// IsOwn reports whether the namespace has the address, and whether it takes the address for the broadcast of one of its networks.
+// IsOwn reports whether the namespace has the address, and whether the address is the broadcast address of one of its networks.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
-// elsewhereV4 is a documentation address (RFC 5737), to which only the default route leads.
+// elsewhereV4 is a documentation address (RFC 5737). Only the default route leads to it.
 const elsewhereV4 = "198.51.100.1"
 
-// IsUplink reports whether a link leads to the rest of the world.
+// IsUplink reports whether the default route leads through the link.
 func (n *NS) IsUplink(link Link) bool {
 	index, err := n.RouteTo(netip.MustParseAddr(elsewhereV4))
 	return err == nil && index == link.Index
 }
 
-// HasDefault reports whether the namespace has a default route of IPv6, or else of IPv4.
+// HasDefault reports whether the namespace has a default route, for IPv6 if v6 is set, else for IPv4.
 func (n *NS) HasDefault(v6 bool) (bool, error) {
 	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
 }
 
-// UplinkMTU returns the MTU of the default route: that of its link, or a smaller one of the route itself, and the smallest one when the
-// families differ. 0: there is no default route.
+// UplinkMTU returns the MTU of the default route: the MTU of its link, or the route's own if that is smaller. If the families differ it
+// returns the smaller MTU. It returns 0 if there is no default route.
 func (n *NS) UplinkMTU() (int, error) {
 	smallest := 0
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -284,8 +284,8 @@ func (n *NS) UplinkMTU() (int, error) {
 	return smallest, nil
 }
 
-// defaultRoute returns the default route of a family, zero when there is none. One question is enough where only the default route leads
-// to a documentation address (RFC 5737, RFC 3849); else all routes are read.
+// defaultRoute returns the default route of a family, or zero if there is none. Usually one lookup of a documentation address (RFC 5737,
+// RFC 3849) finds it. If another route covers that address, all routes are read.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: elsewhereV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {
@@ -312,12 +312,12 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	return best, nil
 }
 
-// KeepRouterAdvertisements lets the links whose default route a router advertised keep it when IPv6 forwarding is switched on: the
-// kernel would drop the route and take no advertisement any more (accept_ra in Documentation/networking/ip-sysctl.rst). Once
-// forwarding is on, there is nothing to do.
+// KeepRouterAdvertisements lets links keep the default route from a router advertisement when IPv6 forwarding is enabled. Otherwise the
+// kernel would drop the route and ignore advertisements (accept_ra in Documentation/networking/ip-sysctl.rst). It is a no-op if forwarding
+// is already enabled.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
-		return nil // too late, or no IPv6
+		return nil // too late, or the kernel has no IPv6
 	} else if err != nil {
 		return err
 	}

@@ -21,10 +21,10 @@ func TestPrefix(t *testing.T) {
 	for _, s := range []string{"10.1.0.5/24", "0.0.0.0/0", "10.0.0.1/32", "fd00::5/64", "::/0", "::1/128"} {
 		want := netip.MustParsePrefix(s)
 		if got, ok := Prefix(IPNet(want)); !ok || got != want {
-			t.Errorf("%s came back as %s, %t", s, got, ok)
+			t.Errorf("%s was converted to %s, %t", s, got, ok)
 		}
 	}
-	mapped := &net.IPNet{IP: net.ParseIP("10.1.0.5"), Mask: net.CIDRMask(24, 32)} // 16 bytes long
+	mapped := &net.IPNet{IP: net.ParseIP("10.1.0.5"), Mask: net.CIDRMask(24, 32)} // 16 bytes
 	if got, ok := Prefix(mapped); !ok || got.String() != "10.1.0.5/24" {
 		t.Errorf("got %s, %t", got, ok)
 	}
@@ -51,7 +51,7 @@ func TestAddresses(t *testing.T) {
 	}
 	sorted := cmpopts.SortSlices(func(a, b netip.Prefix) bool { return a.String() < b.String() })
 	comparable := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-	got, err := w.pod.Addresses(w.podSide) // without fe80::/64, which the kernel gave it
+	got, err := w.pod.Addresses(w.podSide) // without fe80::/64, which the kernel added
 	if diff := cmp.Diff(list, got, sorted, comparable); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
@@ -83,7 +83,7 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD: without detection an address is usable at once; with it one has to wait.
+// TestDAD: without duplicate address detection an address is usable at once; with it the caller has to wait.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
@@ -96,7 +96,7 @@ func TestDAD(t *testing.T) {
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
 }
 
-// TestDADFailed: an address that a neighbour has is refused.
+// TestDADFailed: an address that a neighbour has is an error.
 func TestDADFailed(t *testing.T) {
 	w := newWire(t)
 	taken := netip.MustParsePrefix("fd00::5/64")
@@ -138,7 +138,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// mustNotHave asks for routes that differ from one that is there.
+// mustNotHave queries routes that differ in one attribute from an existing route.
 func (w wire) mustNotHave(t *testing.T, route Route) {
 	t.Helper()
 	for what, change := range map[string]func(*Route){
@@ -159,7 +159,7 @@ func (w wire) mustNotHave(t *testing.T, route Route) {
 	}
 }
 
-// TestECMP: a second gateway for one destination makes a second way.
+// TestECMP: a second gateway for a destination makes a multipath route.
 func TestECMP(t *testing.T) {
 	w := newWire(t)
 	for dst, c := range map[string]struct{ address, one, two, none string }{

@@ -12,7 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAwaitAddress: after it the kernel is in the solicited-node group of the address and has its local route, however late it does both.
+// TestAwaitAddress: when AwaitAddress returns, the kernel has joined the solicited-node group of the address and has its local route, even
+// if both are delayed.
 func TestAwaitAddress(t *testing.T) {
 	w := newWire(t)
 	fill := kerneltest.DelayAddresses(t)
@@ -34,7 +35,7 @@ func TestAwaitAddress(t *testing.T) {
 	t.Logf("%d of 5 addresses were late", late)
 }
 
-// solicited reports whether a namespace is in the solicited-node group of an address (RFC 4291 section 2.7.1).
+// solicited reports whether a namespace has joined the solicited-node group of an address (RFC 4291 section 2.7.1).
 func solicited(t *testing.T, n *NS, addr netip.Addr) (is bool) {
 	t.Helper()
 	ip := addr.As16()

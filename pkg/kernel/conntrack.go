@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Attributes of ctnetlink that are missing in the packages used here (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+// Attributes of ctnetlink that the imported packages lack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
 // net/netfilter/nf_internals.h).
 const (
 	ctaFilter          = 25
@@ -30,21 +30,21 @@ const (
 	ctaGlobalEntries   = 1
 )
 
-// conntrackTimeout bounds one answer of the kernel; a walk of a large table takes milliseconds.
+// conntrackTimeout bounds one answer of the kernel. A walk of a large table takes milliseconds.
 const conntrackTimeout = 10 * time.Second
 
-// manyFlows is how many entries, told one by one, take as long as another walk (3 us each; a walk of the whole table 11 ms).
+// manyFlows is the number of entries at which single lookups (3 µs each) take as long as another walk of the table (11 ms).
 const manyFlows = 3500
 
 // UDPFlow is a connection tracking entry of UDP.
 type UDPFlow struct {
-	To, Answer netip.AddrPort // where the first packet went, and who answers
-	tuple      []byte         // the same of both ends of the first packet, as the kernel tells it
-	message    []byte         // as the kernel told it
+	To, Answer netip.AddrPort // destination of the first packet, and source of the answers
+	tuple      []byte         // addresses and ports of the first packet, in the kernel's encoding
+	message    []byte         // the kernel's message about the entry
 }
 
-// UDPFlows returns the entries of UDP whose first packet went to one of the ports, by IPv4 or IPv6 or both. The table, which all
-// namespaces share, is walked once however many ports there are (see walk).
+// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. All namespaces share the table. It
+// is walked once for any number of ports (see walk).
 func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, err error) {
 	wanted := map[uint16]bool{}
 	for _, port := range ports {
@@ -58,10 +58,10 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 	return flows, err
 }
 
-// maxAnswers bounds how often answers are looked for that were on their way.
+// maxAnswers limits how often DelUDP looks for entries that late answers created.
 const maxAnswers = 5
 
-// DelUDP removes entries, and what answers that were on their way made of them; it is a no-op without entries.
+// DelUDP deletes entries, and the entries that answers in flight create meanwhile. It is a no-op without entries.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
@@ -72,7 +72,7 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 			for _, f := range stale {
 				errs = append(errs, t.delete(f))
 			}
-			if stale = t.turned(stale); len(stale) == 0 {
+			if stale = t.reversedEntries(stale); len(stale) == 0 {
 				break
 			}
 		}
@@ -80,9 +80,9 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// turned returns the entries that are there instead of others and go the other way round: by such a one, what the client sends next would
-// pass for the answer.
-func (t Conntrack) turned(deleted []UDPFlow) (found []UDPFlow) {
+// reversedEntries returns the reversed entries that replaced deleted ones. An answer in flight creates a reversed entry; the client's next
+// packet would match it as an answer.
+func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.get(f)
 		if tuple := nested(entryOf(f.message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {
@@ -111,7 +111,7 @@ func (n *NS) LocalAddresses() (map[netip.Addr]bool, error) {
 	return local, nil
 }
 
-// entryOf returns the attributes of a message about an entry.
+// entryOf returns the attributes in a message about an entry.
 func entryOf(message []byte) []byte {
 	if len(message) < nl.SizeofNfgenmsg {
 		return nil
@@ -119,7 +119,7 @@ func entryOf(message []byte) []byte {
 	return message[nl.SizeofNfgenmsg:]
 }
 
-// parseFlow reads an entry; ok is false for what is not UDP.
+// parseFlow parses an entry. ok is false if it is not UDP.
 func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	attributes := entryOf(message)
 	if attributes == nil {
@@ -144,10 +144,10 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.To.IsValid() && f.Answer.IsValid()
 }
 
-// Conntrack is a socket to the table of tracked connections.
+// Conntrack is a socket to the connection tracking table.
 type Conntrack struct{ *nl.SocketHandle }
 
-// OpenConntrack opens the table, which the caller closes.
+// OpenConntrack opens the table. The caller closes it.
 func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -165,8 +165,8 @@ func (t Conntrack) request(operation, flags int, family uint8) *nl.NetlinkReques
 	return req
 }
 
-// walk calls f for the entries of UDP in one dump. The kernel filters by protocol only within one family, so entries of both come with
-// all else that is tracked: where that is much, two filtered dumps take less time (with 100,000 entries 65 instead of 350 ms).
+// walk calls f for the UDP entries in one dump. The kernel filters by protocol only within one family, so a dump of both families includes
+// all other connections. With a large table two filtered dumps are faster (100,000 entries: 65 ms instead of 350 ms).
 func (t Conntrack) walk(ports []uint16, families []bool, f func(UDPFlow)) error {
 	if len(families) > 1 && t.count() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)
@@ -187,7 +187,7 @@ func (t Conntrack) walk(ports []uint16, families []bool, f func(UDPFlow)) error 
 	return nil
 }
 
-// count returns how many connections are tracked; 0 when the kernel does not tell.
+// count returns the number of tracked connections, or 0 if the kernel does not report it.
 func (t Conntrack) count() uint32 {
 	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {
@@ -199,7 +199,7 @@ func (t Conntrack) count() uint32 {
 	return 0
 }
 
-// udpFilter lets the kernel tell only of UDP, and when there is one port only of that. Kernels before 5.8 ignore it.
+// udpFilter makes the kernel return only UDP entries, and only one port if there is just one. Kernels before 5.8 ignore it.
 func udpFilter(ports []uint16) []*nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	protocol := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
@@ -232,7 +232,7 @@ func (t Conntrack) dump(family uint8, filter []*nl.RtAttr, f func(UDPFlow)) erro
 	return nil
 }
 
-// delete removes an entry by what the kernel told of it: its tuple, zone and id.
+// delete deletes an entry by its tuple, zone and ID.
 func (t Conntrack) delete(f UDPFlow) error {
 	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.message[0])
 	req.AddRawData(entryOf(f.message))
@@ -240,7 +240,7 @@ func (t Conntrack) delete(f UDPFlow) error {
 	return fault.Ignore(err, unix.ENOENT)
 }
 
-// get returns the entry to which packets of f belong by now, in whichever direction, nil for none.
+// get returns the entry that now matches packets of f in either direction, or nil.
 func (t Conntrack) get(f UDPFlow) []byte {
 	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
 	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38): an answer that was on its way while its entry was deleted made one the other way round, which goes too. What
-// the client made meanwhile by a new datagram stays.
+// TestDelFlowsAnswered (F-38): an answer in flight created a reversed entry while its entry was deleted. The reversed entry is deleted too.
+// An entry from a new datagram of the client stays.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"
@@ -31,13 +31,13 @@ func TestDelFlowsAnswered(t *testing.T) {
 	kerneltest.Must(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
 		netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	kerneltest.Track(t, now)
-	kerneltest.Must(t, table.DelUDP(table.turned(stale)))
+	kerneltest.Must(t, table.DelUDP(table.reversedEntries(stale)))
 	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, kerneltest.Tracked(t)); diff != "" || len(stale) != len(old) {
 		t.Errorf("of %d:\n%s", len(stale), diff)
 	}
 }
 
-// TestFlowFilter: the kernel leaves out what is not asked for, so that a node with many connections is not read whole.
+// TestFlowFilter: the kernel filters the entries, so that a node with many connections need not transfer all of them.
 func TestFlowFilter(t *testing.T) {
 	newWire(t)
 	var flows []kerneltest.Flow

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MissingFeature is the error when the kernel does not know what is asked for.
+// MissingFeature is the error for a feature that the kernel lacks.
 type MissingFeature struct {
-	What string // with the options of the kernel's configuration
+	What string // with the kernel configuration options
 	Err  error  // the kernel's answer
 }
 
@@ -25,8 +25,8 @@ func (e *MissingFeature) Unwrap() error { return e.Err }
 // MissingFeature returns what the kernel lacks.
 func (e *MissingFeature) MissingFeature() string { return e.What }
 
-// lacks names what the kernel does not know.
-func lacks(err error, what string) error {
+// missingFeature wraps the error for a feature that the kernel does not know.
+func missingFeature(err error, what string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return &MissingFeature{what, err}
 	}

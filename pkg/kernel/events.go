@@ -18,26 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is what the kernel tells of a link or of a device that came, went or changed.
+// Event reports that a link or a device was added, removed or changed.
 type Event struct {
-	Lost bool // the kernel had no room for some events: anything may have changed
+	Lost bool // the socket overflowed and some events were lost: anything may have changed
 
-	// Of a link.
+	// For a link.
 	Link string // its name
 	Kind string // as in Link; hardware has none
 
-	Device string // of a device: its folder below /sys, /devices/pci0000:3a/...
+	Device string // for a device: its folder below /sys, such as /devices/pci0000:3a/...
 }
 
-// kernelUevents is the group of what the kernel itself says of devices; group 2 is udev's.
+// kernelUevents is the group of the kernel's own uevents; group 2 is udev's.
 const kernelUevents = 1
 
-// largestEvent is more than what the kernel puts into one datagram.
+// largestEvent exceeds the kernel's largest datagram.
 const largestEvent = 64 << 10
 
-// Events sends what the kernel tells of the links of the namespace that the caller is in, and of devices; uevents of other devices may not
-// reach a user namespace. A receiver that is slow gets an event that others are lost. When ctx ends the channel is closed, and nothing
-// listens any more.
+// Events sends events about links in the caller's namespace and about devices. A user namespace may not receive uevents of other devices.
+// If the receiver is slow, it gets an event with Lost. When ctx ends, Events closes the channel and its sockets.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -49,20 +48,20 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	}
 	events := make(chan Event)
 	var running sync.WaitGroup
-	running.Go(func() { hear(ctx, links, linkEvents, Event{Lost: true}, events) })
+	running.Go(func() { sendEvents(ctx, links, linkEvents, Event{Lost: true}, events) })
 	if devices != nil {
-		running.Go(func() { hear(ctx, devices, deviceEvents, Event{Lost: true}, events) })
+		running.Go(func() { sendEvents(ctx, devices, deviceEvents, Event{Lost: true}, events) })
 	}
 	context.AfterFunc(ctx, func() {
 		links.Close()
-		devices.Close() // of nil an error
+		devices.Close() // on nil this returns an error
 		running.Wait()
 		close(events)
 	})
 	return events, nil
 }
 
-// subscribe opens a socket that a goroutine can wait at and another can close. Of the groups it gets what a filter passes, if there is one.
+// subscribe opens a socket that one goroutine can read while another closes it. A filter selects the messages of the groups.
 func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -86,8 +85,8 @@ func subscribe(protocol int, filter []unix.SockFilter, groups ...int) (*os.File,
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// hear sends the events of each datagram until the socket is closed or ctx ends. lost is the event of what the socket had no room for.
-func hear[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
+// sendEvents sends the events of each datagram until the socket is closed or ctx ends. It sends lost if the socket overflowed.
+func sendEvents[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, lost E, to chan<- E) {
 	buffer := make([]byte, largestEvent)
 	for {
 		events, err := receive(socket, buffer, parse, lost)
@@ -108,7 +107,7 @@ func hear[E any](ctx context.Context, socket *os.File, parse func([]byte) []E, l
 	}
 }
 
-// receive waits for a datagram. What overflowed the socket's buffer is an event as well, and so is the end.
+// receive waits for a datagram. It returns lost if the socket's buffer overflowed, and also at the end.
 func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost E) ([]E, error) {
 	n, err := socket.Read(buffer)
 	switch {
@@ -116,13 +115,13 @@ func receive[E any](socket *os.File, buffer []byte, parse func([]byte) []E, lost
 		return parse(buffer[:n]), nil
 	case errors.Is(err, unix.ENOBUFS):
 		return []E{lost}, nil
-	case errors.Is(err, unix.EINTR), errors.Is(err, io.EOF): // a datagram of no bytes
+	case errors.Is(err, unix.EINTR), errors.Is(err, io.EOF): // an empty datagram
 		return nil, nil
 	}
 	return []E{lost}, err
 }
 
-// linkEvents reads messages of rtnetlink(7).
+// linkEvents parses messages of rtnetlink(7).
 func linkEvents(datagram []byte) []Event {
 	return eachMessage(datagram, Event{Lost: true}, func(kind, _ uint16, body []byte) []Event {
 		if kind == unix.RTM_NEWLINK || kind == unix.RTM_DELLINK {
@@ -132,7 +131,7 @@ func linkEvents(datagram []byte) []Event {
 	})
 }
 
-// eachMessage collects what parse makes of the type, the flags and the body of each message. What is broken gives lost.
+// eachMessage collects the results of parse for the type, flags and body of each message. A malformed message gives lost.
 func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, body []byte) []E) (events []E) {
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(datagram))
@@ -146,7 +145,7 @@ func eachMessage[E any](datagram []byte, lost E, parse func(kind, flags uint16, 
 	return events
 }
 
-// linkEvent returns nothing for what a bridge says of its ports, which comes without the kind of the link.
+// linkEvent returns no event for a bridge's message about its port, which does not contain the kind of the link.
 func linkEvent(message []byte) []Event {
 	if len(message) < unix.SizeofIfInfomsg {
 		return []Event{{Lost: true}}
@@ -159,7 +158,7 @@ func linkEvent(message []byte) []Event {
 	return []Event{{Link: text(unix.IFLA_IFNAME), Kind: text(unix.IFLA_LINKINFO, nl.IFLA_INFO_KIND)}}
 }
 
-// deviceEvents reads a uevent: action@folder, and variables, with a zero byte after each.
+// deviceEvents parses a uevent: action@folder and variables, each followed by a zero byte.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

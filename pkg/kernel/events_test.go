@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// heard collects events.
-type heard struct {
+// eventLog collects events.
+type eventLog struct {
 	mu     sync.Mutex
 	events []Event
 }
 
-func (h *heard) take(events <-chan Event) {
+func (h *eventLog) take(events <-chan Event) {
 	for e := range events {
 		h.mu.Lock()
 		h.events = append(h.events, e)
@@ -32,8 +32,8 @@ func (h *heard) take(events <-chan Event) {
 	}
 }
 
-// await waits until an event came that has the field.
-func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
+// await waits for an event for which is returns true.
+func (h *eventLog) await(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		h.mu.Lock()
@@ -48,13 +48,13 @@ func (h *heard) await(t *testing.T, what string, is func(Event) bool) {
 	}
 }
 
-// TestEvents: links that come, are renamed, change and go are told of, with their kind; with the context all ends.
+// TestEvents: added, renamed, changed and removed links give events with their kind. Events end with the context.
 func TestEvents(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
 	_, netns := podNS(t)
 	ctx, stop := context.WithCancel(t.Context())
-	var got heard
+	var got eventLog
 	events, err := Events(ctx)
 	kerneltest.Must(t, err)
 	ended := make(chan struct{})
@@ -73,7 +73,7 @@ func TestEvents(t *testing.T) {
 	<-ended
 }
 
-// TestEventsUntaken: events come in their order to a receiver that is late, and all ends although nobody takes the last ones.
+// TestEventsUntaken: a late receiver gets the events in order. Events end with the context although the last ones were not received.
 func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -89,11 +89,11 @@ func TestEventsUntaken(t *testing.T) {
 		t.Errorf("at first %+v", first)
 	}
 	stop()
-	for range events { // to its end
+	for range events { // until it is closed
 	}
 }
 
-// TestEventsOverflow: what the socket had no room for is an event, and the next ones come.
+// TestEventsOverflow: an overflow of the socket gives an event, and later events arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
@@ -107,12 +107,12 @@ func TestEventsOverflow(t *testing.T) {
 	for i := range 50 {
 		kerneltest.Must(t, h.h.LinkSetMTU(lo, 65535+i%2))
 	}
-	var got heard
+	var got eventLog
 	ended := make(chan bool)
 	events := make(chan Event)
 	go got.take(events)
 	go func() {
-		hear(t.Context(), socket, linkEvents, Event{Lost: true}, events)
+		sendEvents(t.Context(), socket, linkEvents, Event{Lost: true}, events)
 		close(events)
 		close(ended)
 	}()
@@ -126,15 +126,15 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd: a socket that nothing can be read from ends what hears, with an event.
+// TestEventsEnd: an unreadable socket ends sendEvents, with an event.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
 	defer dir.Close()
 	events := make(chan Event, 9)
-	hear(t.Context(), dir, linkEvents, Event{Lost: true}, events)
+	sendEvents(t.Context(), dir, linkEvents, Event{Lost: true}, events)
 	close(events)
-	var got heard
+	var got eventLog
 	if got.take(events); !slices.Equal(got.events, []Event{{Lost: true}}) {
 		t.Errorf("%+v", got.events)
 	}
@@ -181,7 +181,7 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents: whatever comes is read without a panic.
+// FuzzEvents: no input causes a panic.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))

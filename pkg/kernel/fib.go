@@ -13,19 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Match is the route that the namespace takes for an address.
+// Match is the route that the namespace uses for an address.
 type Match struct {
-	Dst       netip.Prefix // of the route; its length is 0 for a default route
+	Dst       netip.Prefix // destination of the route; length 0 for a default route
 	Local     bool         // the namespace has the address
-	OnLink    bool         // there is no router on the way
-	Connected bool         // the kernel added the route, with an address of the link
+	OnLink    bool         // the route has no gateway
+	Connected bool         // the kernel added the route with an address of the link
 	links     []int
 }
 
-// Through reports whether the route leads through a link, the route of several next hops through any of them.
+// Through reports whether the route leads through a link. For a multipath route any next hop counts.
 func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
 
-// FirstLink returns the ifindex of the link that the route leads through, of several the first.
+// FirstLink returns the ifindex of the route's link, or of the first link of a multipath route.
 func (m Match) FirstLink() int {
 	if len(m.links) == 0 {
 		return 0
@@ -33,8 +33,8 @@ func (m Match) FirstLink() int {
 	return m.links[0]
 }
 
-// MatchRoute returns the route that the namespace takes for an address, in one request however many routes there are. NoRoute reports
-// whether an error of it says that there is none, or one that refuses packets.
+// MatchRoute returns the route that the namespace uses for an address, in one request for any number of routes. If there is none, or it
+// refuses packets, NoRoute is true for its error.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	var routes []netlink.Route
 	err = retry(func() (err error) {
@@ -62,8 +62,8 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address, in one request however many addresses there are: the kernel keeps a local route for
-// each. When several links have the same address, it may say no for those that came later.
+// HasAddress reports whether the link has the address, in one request for any number of addresses. It looks up the address's local route.
+// If several links have the same address, it may return false for those that got it later.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {
@@ -72,8 +72,7 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the route to the subnet of an address that a link has, as the kernel does with the address; a route that is there is no
-// error.
+// AddConnected adds the route to the subnet of a link's address, as the kernel does with a new address. It is a no-op if the route exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
 	if address.Addr().Is4() {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMatchRoute: one request tells which route the kernel takes, and what kind it is. AddConnected brings back what came with an address.
+// TestMatchRoute: one request returns the kernel's route and its kind. AddConnected restores the route that came with an address.
 func TestMatchRoute(t *testing.T) {
 	w := newWire(t)
 	own := prefixes("10.1.0.2/24", "fd00::2/64")
@@ -65,7 +65,7 @@ func TestMatchRoute(t *testing.T) {
 	}
 }
 
-// TestLinkForwards: the link tells of its own forwarding what the files say.
+// TestLinkForwards: the link's own forwarding settings match the sysctl files.
 func TestLinkForwards(t *testing.T) {
 	w := newWire(t)
 	for path, forwards := range map[string]func(Link) bool{

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzPrefix: what comes from a result or the kernel is a prefix or nothing.
+// FuzzPrefix: input from a result or the kernel gives a valid prefix or none.
 func FuzzPrefix(f *testing.F) {
 	f.Add([]byte{10, 1, 0, 5}, []byte{255, 255, 255, 0})
 	f.Add([]byte{10, 1, 0, 5}, []byte{255, 0, 255, 0})
@@ -25,12 +25,12 @@ func FuzzPrefix(f *testing.F) {
 			t.Fatalf("%v/%v: %s", ip, mask, p)
 		}
 		if back, ok := Prefix(IPNet(p)); !ok || back != p {
-			t.Fatalf("%s came back as %s", p, back)
+			t.Fatalf("%s was converted to %s", p, back)
 		}
 	})
 }
 
-// FuzzParseFlow: a message of connection tracking is an entry of UDP or nothing.
+// FuzzParseFlow: a connection tracking message gives a UDP entry or none.
 func FuzzParseFlow(f *testing.F) {
 	entry, _ := hex.DecodeString("020000003400018014000180080001000a00010108000200" +
 		"0a0001021c000280050001001100000006000200040000000600030000350000" +

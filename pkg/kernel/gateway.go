@@ -7,12 +7,12 @@ import (
 	"net/netip"
 )
 
-// ValidGateway tells why an address cannot be that of a gateway of a subnet, or nil. It may be outside of the subnet.
+// ValidGateway returns the reason why an address cannot be the gateway of a subnet, or nil. The gateway may be outside the subnet.
 func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 	is := ""
 	switch {
 	case gw.IsUnspecified():
-		is = "the address of nobody"
+		is = "the unspecified address"
 	case gw.IsLoopback():
 		is = "a loopback address"
 	case gw.IsMulticast():

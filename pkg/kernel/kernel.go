@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls; package nft does so
-// for nf_tables. Its verbs are those of ip(8). Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
+// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft does so
+// for nf_tables. Verbs follow ip(8): Ensure means idempotent, nouns read, other verbs change. Every change passes fault.Change.
 package kernel
 
 import (
@@ -19,27 +19,27 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// requestTimeout bounds one answer of the kernel, which takes microseconds; a link that goes may take some seconds on a busy node.
+// requestTimeout bounds one answer of the kernel. Most take microseconds; deleting a link may take seconds on a busy node.
 const requestTimeout = 30 * time.Second
 
 // NS is a network namespace that can be read and changed: the plugin's own (Host) or a pod's (Open).
 type NS struct {
 	h *netlink.Handle
-	// sockets are for requests that the handle does not know.
+	// sockets are for requests that the handle does not support.
 	sockets map[int]*nl.SocketHandle
-	strict  map[int]*nl.SocketHandle // for dump, once opened
-	work    chan func()              // runs on a thread inside the namespace; nil for the own namespace
+	strict  map[int]*nl.SocketHandle // for dump, opened on first use
+	work    chan func()              // runs functions on a thread inside the namespace; nil for the own namespace
 
-	sysctls map[string]*os.File // folders below /proc/sys/net, once opened
+	sysctls map[string]*os.File // folders below /proc/sys/net, opened on first use
 }
 
-// Node is the namespace of the process itself, with what is done there alone.
+// Node is the process's own namespace, with the operations that only exist there.
 type Node struct {
 	NS
-	NFT nft.Conn // closed with the node
+	NFT nft.Conn // closed with the Node
 }
 
-// Host opens the namespace that the process is in.
+// Host opens the namespace of the process.
 func Host() (*Node, error) {
 	n := &Node{}
 	if err := n.connect(); err != nil {
@@ -49,7 +49,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// Exactly NETLINK_ROUTE: without it a handle works, silently, in the caller's namespace; with all families it needs XFRM.
+	// The handle needs exactly NETLINK_ROUTE. Without a family it silently works in the caller's namespace; with all families it needs
+	// XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -58,21 +59,21 @@ func (n *NS) connect() (err error) {
 		n.h.Close()
 		return err
 	}
-	// An answer that the kernel dropped for want of memory never comes.
+	// The kernel may drop an answer when memory is short, so a request without a timeout might never return.
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
 	n.sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
 	return nil
 }
 
-// request begins a netlink request that will be acknowledged.
+// request returns a new netlink request with acknowledgement.
 func (n *NS) request(kind, flags int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(kind, flags|unix.NLM_F_ACK)
 	req.Sockets = n.sockets
 	return req
 }
 
-// Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins or the file of one.
+// Namespace is an open network namespace, such as an ns.NetNS of containernetworking/plugins, or its file.
 type Namespace interface{ Fd() uintptr }
 
 func nameOf(netns Namespace) string {
@@ -85,7 +86,7 @@ func nameOf(netns Namespace) string {
 	return "of a pod"
 }
 
-// Open opens the namespace of a pod, once it is validated.
+// Open opens the namespace of a pod. The caller has validated it.
 func Open(netns Namespace) (*NS, error) {
 	n := &NS{work: make(chan func())}
 	ready := make(chan error)
@@ -96,9 +97,9 @@ func Open(netns Namespace) (*NS, error) {
 	return n, nil
 }
 
-// serve runs on a thread of its own inside the namespace: sockets made there belong to it, and so do the sysctls that it sees.
-// The thread is never unlocked, so it ends with the goroutine and no other goroutine ever runs in the wrong namespace. The main thread does
-// not end, and would keep the namespace as long as the process lives: it is held until another one has begun.
+// serve runs on a separate thread inside the namespace, so that its sockets and sysctls belong to the namespace. The thread is never
+// unlocked: it ends with the goroutine, so no other goroutine runs in the wrong namespace. The main thread cannot end and would keep the
+// namespace alive for the life of the process. serve therefore blocks the main thread until a serve on another thread has started.
 func (n *NS) serve(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -139,8 +140,8 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. It may wait some milliseconds: after a delete nf_tables frees memory only when nobody reads it any more
-// (RCU), and closing its socket waits for that.
+// Close releases the namespace. It may wait some milliseconds: after a delete, nf_tables frees memory after an RCU grace period, and
+// closing the socket waits for that.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()
@@ -156,5 +157,5 @@ func (n *NS) within(f func() error) error {
 	return <-done
 }
 
-// retry repeats what was interrupted, such as a dump during which the table changed.
+// retry repeats an interrupted request, such as a dump during which the table changed.
 func retry(f func() error) error { return fault.Retry(f, netlink.ErrDumpInterrupted) }

@@ -13,24 +13,23 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MaxLearned bounds the MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7): four for each of the 1,024 ports that a
-// bridge can have, in half a MiB of kernel memory. Without the bound a pod fills the memory with made-up MACs. The bridge sends frames for
-// a MAC that it has no room for to all ports.
+// MaxLearned limits the MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). It allows four for each of the 1,024
+// possible ports, in half a MiB of kernel memory. Without the limit a pod could fill the memory with forged MACs. The bridge floods frames
+// to MACs beyond the limit to all ports.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
 const brFDBMaxLearned = 49
 
-// AddBridge makes a bridge. The MAC is given at creation: otherwise it would follow the lowest MAC of the ports, and udev could
-// change it. filtered lets iptables and nftables rules of the IP families see what the bridge forwards (nf_call_iptables and
-// nf_call_ip6tables in ip-link(8)), whatever net.bridge.bridge-nf-call-iptables says, if br_netfilter is there. The bridge learns at most
-// MaxLearned MACs. All of it comes in one request, so that nobody who is killed leaves a part. An existing interface of that name gives
-// unix.EEXIST.
+// AddBridge creates a bridge. The MAC is part of the request: otherwise it would follow the lowest MAC of the ports, and udev could change
+// it. With filtered, IP rules of iptables and nftables see bridged packets if br_netfilter is loaded, whatever
+// net.bridge.bridge-nf-call-iptables is (nf_call_iptables and nf_call_ip6tables in ip-link(8)). The bridge learns at most MaxLearned MACs.
+// One request creates all of it, so that a kill leaves no partial bridge. unix.EEXIST means that an interface has the name.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
 }
 
-// AddVLANBridge makes a bridge that keeps VLANs apart (vlan_filtering), and is else as one of AddBridge.
+// AddVLANBridge creates a bridge as AddBridge does, with VLAN filtering (vlan_filtering).
 func (n *NS) AddVLANBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
 	return n.addBridge("link add "+name+" type bridge vlan_filtering 1", name, mac, mtu, filtered, nl.IFLA_BR_VLAN_FILTERING)
 }
@@ -56,7 +55,7 @@ func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered 
 	})
 }
 
-// switchedOn is the data of a bridge with attributes that are 1.
+// switchedOn returns bridge attributes with value 1.
 func switchedOn(attributes ...int) *nl.RtAttr {
 	data := nl.NewRtAttr(nl.IFLA_INFO_DATA, nil)
 	for _, a := range attributes {
@@ -67,16 +66,16 @@ func switchedOn(attributes ...int) *nl.RtAttr {
 
 // Veth describes a veth pair between the host and a pod.
 type Veth struct {
-	Host, Pod       string // names of the host side and the pod side
+	Host, Pod       string // names of both ends
 	HostMAC, PodMAC net.HardwareAddr
 	MTU             int       // 0 for the kernel's default
-	Netns           Namespace // where the pod side is born; nil for the namespace of the host side
-	Master          int       // ifindex of the bridge that the host side becomes a port of
+	Netns           Namespace // namespace of the pod side; nil for that of the host side
+	Master          int       // ifindex of the bridge for the host side
 }
 
-// AddVeth makes a veth pair, both ends down, with names, MACs, MTU, namespace and master in one request (rtnetlink(7),
-// RTM_NEWLINK with VETH_INFO_PEER), so that nobody ever sees half of it. It returns the ifindex of the host side.
-// unix.EEXIST: one of the two names is taken.
+// AddVeth creates a veth pair with both ends down. Names, MACs, MTU, namespace and master are part of one request (rtnetlink(7),
+// RTM_NEWLINK with VETH_INFO_PEER), so that no partial pair is ever visible. It returns the ifindex of the host side. unix.EEXIST means
+// that one of the names is taken.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
@@ -128,14 +127,14 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return attrs
 }
 
-// indexed is the header of a request about the link with an ifindex.
-func indexed(index int) *nl.IfInfomsg {
+// linkHeader returns the header of a request about the link with an ifindex.
+func linkHeader(index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	return msg
 }
 
-// Ports returns the names of the ports of a bridge. It reads all links of the namespace.
+// Ports returns the names of a bridge's ports. It reads all links of the namespace.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	var links []netlink.Link
 	err = retry(func() (err error) {
@@ -153,12 +152,12 @@ func (n *NS) Ports(bridge Link) (names []string, err error) {
 	return names, nil
 }
 
-// SetUp brings a link up.
+// SetUp sets a link up.
 func (n *NS) SetUp(link Link) error {
 	return fault.Change("link set "+link.Name+" up", func() error { return n.h.LinkSetUp(byIndex(link.Index)) })
 }
 
-// SetMAC changes the address of a link.
+// SetMAC changes the MAC of a link.
 func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("link set %s address %s", link.Name, mac), func() error {
 		return n.h.LinkSetHardwareAddr(byIndex(link.Index), mac)
@@ -166,12 +165,12 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 }
 
 // SetARPNotify makes the kernel announce the IPv4 addresses of a link when it comes up (arp_notify in
-// Documentation/networking/ip-sysctl.rst), as the reference does. When a new veth comes up nothing is sent yet: it acts when the link goes
-// down and up later.
+// Documentation/networking/ip-sysctl.rst), as the reference does. It has no effect when a new veth comes up, only when the link goes down
+// and up later.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		conf := nl.NewRtAttr(iflaInetConf, nil)
 		conf.AddRtAttr(confARPNotify, nl.Uint32Attr(1))
 		families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
@@ -182,13 +181,14 @@ func (n *NS) SetARPNotify(link Link) error {
 	})
 }
 
-// SetDown brings a link down.
+// SetDown sets a link down.
 func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets the MTU of a bridge so that the kernel takes it as the admin's: else it would follow the smallest one of the ports, and below
-// 1280 lose all IPv6 addresses. The kernel overlooks a value that it has already, so MTUBeside comes before: bridge must be as it is now.
+// PinMTU sets a bridge's MTU in a way that counts as an admin's setting. Otherwise the MTU would follow the smallest port, and below 1280
+// the bridge would lose its IPv6 addresses. The kernel ignores a request for the current value, so PinMTU sets MTUBeside first. bridge must
+// hold the current state.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	if bridge.MTU == mtu {
 		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
@@ -198,7 +198,7 @@ func (n *Node) PinMTU(bridge Link, mtu int) error {
 	return n.SetMTU(bridge, mtu)
 }
 
-// MTUBeside is the MTU that a bridge has for a moment while PinMTU pins one.
+// MTUBeside returns the temporary MTU of a bridge while PinMTU pins mtu.
 func MTUBeside(mtu int) int {
 	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
 	if mtu >= most {
@@ -212,12 +212,12 @@ func (n *NS) SetMTU(link Link, mtu int) error {
 	return fault.Change(fmt.Sprintf("link set %s mtu %d", link.Name, mtu), func() error { return n.h.LinkSetMTU(byIndex(link.Index), mtu) })
 }
 
-// SetPromisc switches promiscuous mode on or off.
+// SetPromisc enables or disables promiscuous mode.
 func (n *NS) SetPromisc(link Link, on bool) error {
 	return n.setFlag(link, "promisc", unix.IFF_PROMISC, on)
 }
 
-// SetAllMulti lets a link receive all multicast frames, or only those that somebody here listens to.
+// SetAllMulti makes a link receive all multicast frames, or only those of joined groups.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	return n.setFlag(link, "allmulticast", unix.IFF_ALLMULTI, on)
 }
@@ -226,7 +226,7 @@ func (n *NS) setFlag(link Link, name string, flag uint32, on bool) error {
 	words := map[bool]string{true: " on", false: " off"}
 	return fault.Change("link set "+link.Name+" "+name+words[on], func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Change = flag
 		if on {
 			msg.Flags = flag
@@ -244,7 +244,7 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// DelLink deletes the interface name; one that is not there is no error. For a veth both ends go.
+// DelLink deletes an interface. It is a no-op if the interface is missing. Deleting one end of a veth deletes both.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)
@@ -255,13 +255,13 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// SetUpLeader brings a link up, gives it an alias that ip(8) shows, and makes it the leader of a device group of its own, in one request.
-// Devices that only serve the link join the group (EnsureIFB), so that DelGroup deletes all of them in one request: each request
-// by itself would wait some 15 ms for the kernel (synchronize_net).
+// SetUpLeader sets a link up, gives it an alias that ip(8) shows, and makes it the leader of a new device group, in one request. Devices
+// that serve only this link join the group (EnsureIFB). DelGroup can then delete all of them in one request; each separate request would
+// wait some 15 ms for the kernel (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		req := n.request(unix.RTM_NEWLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Flags, msg.Change = unix.IFF_UP, unix.IFF_UP
 		req.AddData(msg)
 		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(groupOf(link.Index))))
@@ -271,8 +271,8 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 	})
 }
 
-// DelGroup deletes an interface and the device group that it leads. Of an interface that is gone, which has a Name and an Index and nothing
-// else, it deletes the group. It is a no-op if the Index is 0. What is not there is no error.
+// DelGroup deletes an interface and the device group that it leads. For a deleted interface, link needs only Name and Index, and DelGroup
+// deletes its group. It is a no-op if Index is 0. Missing objects are no error.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {
 		if link.Index == 0 {

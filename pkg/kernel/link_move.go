@@ -14,21 +14,20 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and names it there, in one request. It arrives down and without addresses, often with
-// another ifindex, and with its alternative names. unix.EEXIST: a link there has the name, as its name or an alternative one, or has an
-// alternative name of this link; then it stays where it was, and is down when it had to be fetched back. unix.EINVAL: it is of a kind that
-// cannot be moved.
+// MoveLink moves a link into another namespace and renames it, in one request. The link arrives down, without addresses, with its
+// alternative names, and often with another ifindex. unix.EEXIST means that the target has a link with one of the names. The link then
+// stays in place; it is down if it had to be moved back. unix.EINVAL means that links of this kind cannot be moved.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
 		if errors.Is(err, unix.EEXIST) {
-			return errors.Join(err, n.fetch(link, to))
+			return errors.Join(err, n.moveBack(link, to))
 		}
 		return err
 	})
 }
 
-// File opens the file of the namespace, to move links into it. /proc/self/ns/net would be that of whatever the first thread does.
+// File opens the file of the namespace, as a target for MoveLink. /proc/self/ns/net would be the namespace of the first thread.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.within(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -39,17 +38,17 @@ func (n *NS) File() (f *os.File, err error) {
 
 func (n *NS) move(link Link, to Namespace, name string) error {
 	req := n.request(unix.RTM_SETLINK, 0)
-	req.AddData(indexed(link.Index))
+	req.AddData(linkHeader(link.Index))
 	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.Fd()))))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	return err
 }
 
-// fetch brings a link back whose new name is taken in the namespace that it was sent to. The kernel (do_setlink in net/core/rtnetlink.c)
-// gives the new name on the way only when the old one is taken there. Else it moves first and renames then, and leaves the link there when
-// that fails, under its old name, which so is nobody else's.
-func (n *NS) fetch(link Link, from Namespace) error {
+// moveBack moves a link back whose new name is taken in the target namespace. The kernel (do_setlink in net/core/rtnetlink.c) applies the
+// new name during the move only if the old name is taken there. Otherwise it moves the link and then renames it. If the rename fails, the
+// link stays in the target under its old name, which no other link has.
+func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
 	}
@@ -73,26 +72,26 @@ func (n *NS) fetch(link Link, from Namespace) error {
 	return nil
 }
 
-// Rename gives a link another name; before Linux 6.2 it must be down. unix.EEXIST: it is another link's.
+// Rename changes a link's name. Before Linux 6.2 the link must be down. unix.EEXIST means that another link has the name.
 func (n *NS) Rename(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
 		return n.h.LinkSetName(byIndex(link.Index), name)
 	})
 }
 
-// SetAlias gives a link a text that ip(8) shows; "" is none.
+// SetAlias sets the text that ip(8) shows for a link; "" removes it.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
 	})
 }
 
-// AddAltName gives a link one more name. unix.EEXIST: a link has it, as its name or an alternative one.
+// AddAltName adds an alternative name to a link. unix.EEXIST means that a link has the name, or has it as alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
 	return n.altName(unix.RTM_NEWLINKPROP, "add", link, name)
 }
 
-// DelAltName takes an alternative name from a link; one that it does not have is no error.
+// DelAltName removes an alternative name. It is a no-op if the link does not have it.
 func (n *NS) DelAltName(link Link, name string) error {
 	return fault.Ignore(n.altName(unix.RTM_DELLINKPROP, "del", link, name), unix.ENOENT)
 }
@@ -100,7 +99,7 @@ func (n *NS) DelAltName(link Link, name string) error {
 func (n *NS) altName(kind int, verb string, link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link property %s dev %s altname %s", verb, link.Name, name), func() error {
 		req := n.request(kind, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		names := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
 		names.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
 		req.AddData(names)
@@ -109,17 +108,17 @@ func (n *NS) altName(kind int, verb string, link Link, name string) error {
 	})
 }
 
-// SetTxQueue sets how many packets may wait to be sent.
+// SetTxQueue sets the length of the transmit queue in packets.
 func (n *NS) SetTxQueue(link Link, packets int) error {
 	return fault.Change(fmt.Sprintf("link set %s txqueuelen %d", link.Name, packets), func() error {
 		return n.h.LinkSetTxQLen(byIndex(link.Index), packets)
 	})
 }
 
-// DelXDP takes all programs away that see what a link receives before the kernel does. One that is attached by a file descriptor (a bpf
-// link) goes only with that: EBUSY by errors.Is.
+// DelXDP detaches all XDP programs, which see received frames before the kernel does. A program attached by a bpf link is detached only by
+// closing its file descriptor: errors.Is(err, unix.EBUSY).
 func (n *NS) DelXDP(link Link) error {
-	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE; one alone, or several at once (XDP_ATTACHED_MULTI, 4)
+	// XDP_FLAGS_DRV_MODE, _SKB_MODE and _HW_MODE: one, or several at once (XDP_ATTACHED_MULTI, 4)
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
@@ -132,11 +131,11 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a program that the kernel has loaded, or with fd -1 none.
+// setXDP attaches a loaded program, or detaches with fd -1.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		req.AddData(indexed(link.Index))
+		req.AddData(linkHeader(link.Index))
 		xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 		xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(fd)))
 		xdp.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
@@ -146,12 +145,12 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits makes the traits of a link as wanted; only those that differ are set.
+// SetTraits sets the traits of a link that differ from want.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(link.Index)
+		msg := linkHeader(link.Index)
 		msg.Change = unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
 		if want.Dynamic {
 			msg.Flags |= unix.IFF_DYNAMIC

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestAltNames: they come and go one by one, and so does what is set twice.
+// TestAltNames: alternative names can be added and removed one by one; repeating is no error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -41,7 +41,7 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes: what SetPromisc, SetAllMulti, SetMTU and Rename set is read, and taken back.
+// TestReceiveModes: the values of SetPromisc, SetAllMulti, SetMTU and Rename can be read, and reset.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {
@@ -59,7 +59,7 @@ func TestReceiveModes(t *testing.T) {
 	}
 }
 
-// TestLinkOf: a veth is of no device, and nothing is of one that is not there.
+// TestLinkOf: a veth has no device, and a missing link has none.
 func TestLinkOf(t *testing.T) {
 	w := newWire(t)
 	if link, ok, err := w.pod.LinkOf("0000:3b:11.0"); ok || err != nil || link.Name != "" {
@@ -70,7 +70,7 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// TestMoveLinkBadNamespace: what is no namespace is refused, and the link stays.
+// TestMoveLinkBadNamespace: an invalid namespace is refused, and the link stays.
 func TestMoveLinkBadNamespace(t *testing.T) {
 	w := newWire(t)
 	f, err := os.Open(os.DevNull)
@@ -84,8 +84,7 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken: a name that is taken at the other side leaves the link where it was, with its own name, in whichever way the kernel
-// finds out.
+// TestMoveLinkTaken: if the name is taken in the target, the link stays in place with its own name, whichever way the kernel detects that.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -118,7 +117,7 @@ func TestMoveLinkTaken(t *testing.T) {
 			kerneltest.Must(t, h.DelAltName(link, c.alias))
 		}
 	}
-	// Both names are taken there, so that the kernel finds out before it moves.
+	// Both names are taken there, so that the kernel detects that before the move.
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
 	kerneltest.Must(t, h.SetUp(link))
@@ -128,14 +127,14 @@ func TestMoveLinkTaken(t *testing.T) {
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
-	// The old name is taken there, the new one is not; and back again.
+	// The old name is taken there, but the new one is free; then back again.
 	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))
 	mustLink(t, h, "kth1")
 }
 
-// loadXDP loads a program that lets everything pass (return XDP_PASS; include/uapi/linux/bpf.h).
+// loadXDP loads a program that passes every frame (return XDP_PASS; include/uapi/linux/bpf.h).
 func loadXDP(t *testing.T) int32 {
 	t.Helper()
 	code := []uint64{0x2_0000_00b7, 0x95} // r0 = 2; exit
@@ -158,7 +157,7 @@ func loadXDP(t *testing.T) int32 {
 	return int32(fd)
 }
 
-// TestNICDelXDP: a program that sees what a link receives goes, in whichever way it is attached.
+// TestNICDelXDP: DelXDP detaches a program in each mode.
 func TestNICDelXDP(t *testing.T) {
 	w, program := newWire(t), loadXDP(t)
 	for _, mode := range []uint32{unix.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_DRV_MODE} {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Link is what the kernel tells of a network interface.
+// Link is the kernel's description of a network interface.
 type Link struct {
 	Index  int
 	Name   string
@@ -24,46 +24,46 @@ type Link struct {
 	MAC    net.HardwareAddr
 	MTU    int
 	Up     bool
-	Runs   bool // it is up, and the kernel has seen its carrier, so that frames pass (IF_OPER_UP of RFC 2863)
+	Runs   bool // frames pass: it is up, and the kernel has seen its carrier (IF_OPER_UP of RFC 2863)
 	Promis bool
 	Master int // ifindex of the bridge, or 0
-	Peer   int // ifindex of the other end, in whichever namespace that is, or 0: a hint, PeerOf is evidence
+	Peer   int // ifindex of the other end in its namespace, or 0: only a hint, PeerOf is evidence
 	// PeerNetns is the ID of the other end's namespace (ip-netns(8)), or -1 for the link's own.
 	PeerNetns int
 	Port      BridgePort
 	PortState PortState
-	Reserved  bool // the port is as SetReserved makes it, or the kernel does not tell (before 4.15)
-	// AllMulti is what an admin set; Promis is on for a bridge port, too.
+	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
+	// AllMulti is an admin's setting. Promis is also on for a bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
-	TxQueue  int      // how many packets wait to be sent, at most, where the queue has no length of its own
+	TxQueue  int      // maximum packets in the transmit queue, for queues without their own limit
 	Traits   Traits
-	XDP      uint32           // how a program is attached to it (XDP_ATTACHED_* in include/uapi/linux/if_link.h), 0 for none
-	PermMAC  net.HardwareAddr // of the device itself; nil when it has none, and as a VF by some drivers
-	Device   string           // that it belongs to, such as a PCI address, since Linux 5.14; a veth has none
-	conf6    []byte           // the settings of IPv6, of 4 bytes each
-	// Forwards4 and Forwards6 report whether the link forwards packets that it receives. IPv4 has a setting for each link. IPv6 has one for
-	// all links (NS.Forwards), and since Linux 6.17 one for each link, force_forwarding, which Forwards6 is.
+	XDP      uint32           // how an XDP program is attached (XDP_ATTACHED_* in include/uapi/linux/if_link.h), 0 for none
+	PermMAC  net.HardwareAddr // permanent MAC of the device; nil if it has none, and for VFs with some drivers
+	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
+	conf6    []byte           // IPv6 settings, 4 bytes each
+	// Forwards4 and Forwards6 report whether the link forwards received packets. IPv4 has a setting per link. IPv6 has one for all links
+	// (NS.Forwards); Forwards6 is force_forwarding, which Linux has per link since 6.17.
 	Forwards4, Forwards6 bool
 
-	// Filtered tells that a bridge shows iptables and nftables what it forwards, if br_netfilter is there (nf_call_iptables in ip-link(8)).
+	// Filtered reports whether iptables and nftables see a bridge's packets, if br_netfilter is loaded (nf_call_iptables in ip-link(8)).
 	Filtered bool
-	// What a bridge says about VLANs.
+	// For a bridge.
 	FiltersVLANs bool
-	DefaultVLAN  uint16 // of a new port, or 0
-	STP          bool   // the bridge speaks the spanning tree protocol, which decides the state of its ports
+	DefaultVLAN  uint16 // VLAN of a new port, or 0
+	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits are settings of a link that follow it into another namespace, and that ip-link(8) changes.
+// Traits are settings from ip-link(8) that a link keeps when it moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`
 	Dynamic     bool   `json:"dynamic,omitempty"`
-	Broadcast   string `json:"broadcast,omitempty"` // address, as net.HardwareAddr writes it
+	Broadcast   string `json:"broadcast,omitempty"` // broadcast MAC, formatted as net.HardwareAddr
 	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
 	Group       uint32 `json:"group,omitempty"`
-	// In bytes, and packets.
+	// The sizes are in bytes, the segments in packets.
 	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
@@ -71,7 +71,7 @@ type Traits struct {
 	GROIPv4MaxSize uint32 `json:"groIPv4MaxSize,omitempty"`
 }
 
-// Attributes of rtnetlink(7) that are missing in the packages used here (include/uapi/linux/if_link.h, ip.h).
+// Attributes of rtnetlink(7) that the imported packages lack (include/uapi/linux/if_link.h, ip.h).
 const (
 	iflaInetConf    = 1
 	iflaInet6Conf   = 2
@@ -79,20 +79,21 @@ const (
 	confARPNotify   = 22 // IPV4_DEVCONF_ARP_NOTIFY
 )
 
-// conf6 tells the place of an IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
+// conf6 maps an IPv6 setting of a link to its index (DEVCONF_* in include/uapi/linux/ipv6.h).
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
 	"enhanced_dad": 46, "force_forwarding": 59}
 
-// groupBase keeps the device groups made here apart from those that an admin makes.
+// groupBase separates our device groups from those of an admin.
 const groupBase = 0x4000_0000
 
 // groupOf returns the device group that a link leads.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether the link was made the leader of a device group: DelGroup will delete the group with the link.
+// LeadsGroup reports whether the link leads a device group, which DelGroup deletes with the link.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks returns those settings below ipv6/conf/<name of the link>/ that the link did not have when it was read, and all that are not known.
+// Lacks returns the settings below ipv6/conf/<name of the link>/ that differed when the link was read. It also returns settings with
+// unknown values.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -102,8 +103,8 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read; known is false where the kernel
-// does not tell it.
+// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ when the link was read. known is false if the kernel does not
+// report it.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -112,25 +113,25 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns the interface name; ok is false when there is none.
+// Link returns an interface by name. ok is false if there is none.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns the interface with an ifindex; ok is false when there is none.
+// LinkByIndex returns an interface by ifindex. ok is false if there is none.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
 	}
-	return n.link(indexed(index))
+	return n.link(linkHeader(index))
 }
 
-// pollPause is the pause between two looks at what the kernel does soon, and without a request.
+// pollPause is the interval for polling state that the kernel changes soon and without a notification.
 const pollPause = 200 * time.Microsecond
 
-// AwaitCarrier waits until the link runs or is gone, or the time has come. The kernel sets up the queue of a link, and lets the port of a
-// bridge forward, by a work that it puts off by up to a second (net/core/link_watch.c): until then it drops frames. Since 6.7 it does so at
-// once when somebody looks at the link.
+// AwaitCarrier waits until the link runs or is deleted, or until the deadline. The kernel activates the queue of a link, and the forwarding
+// of a bridge port, in a work that it delays by up to a second (net/core/link_watch.c). Until then it drops frames. Since Linux 6.7,
+// reading the link runs that work at once.
 func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	for {
 		now, ok, err := n.LinkByIndex(link.Index)
@@ -141,8 +142,8 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-// LinkOf returns the interface of a device, such as a PCI address; ok is false when there is none. It reads all links of the namespace, of
-// which a pod has few.
+// LinkOf returns the interface of a device, such as a PCI address. ok is false if there is none. It reads all links of the namespace; a pod
+// has few.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
@@ -167,7 +168,7 @@ func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 }
 
 func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error) {
-	message, ok, err := n.show(which...)
+	message, ok, err := n.readLink(which...)
 	if err != nil || !ok {
 		return Link{}, false, err
 	}
@@ -177,8 +178,8 @@ func (n *NS) link(which ...nl.NetlinkRequestData) (link Link, ok bool, err error
 	return link, true, nil
 }
 
-// show returns the message about one link.
-func (n *NS) show(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
+// readLink returns the kernel's message about one link.
+func (n *NS) readLink(which ...nl.NetlinkRequestData) (message []byte, ok bool, err error) {
 	req := n.request(unix.RTM_GETLINK, 0)
 	for _, data := range which {
 		req.AddData(data)
@@ -205,7 +206,7 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// A bridge that is up before its first port has a carrier from the start. The kernel does not look at it, and its state stays unknown.
+	// A bridge that is up before its first port has a carrier from the start. The kernel does not update its state, which stays unknown.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
@@ -239,7 +240,7 @@ func parseLink(message []byte) (Link, error) {
 	return link, nil
 }
 
-// nested returns the value of the attribute at the end of a path of attribute types, or nil.
+// nested returns the value at a path of nested attribute types, or nil.
 func nested(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
 		attributes = attribute(attributes, kind)
@@ -257,7 +258,7 @@ func attribute(attributes []byte, kind uint16) []byte {
 	return nil
 }
 
-// attributesIn returns the type and the value of each attribute, as far as they are whole.
+// attributesIn returns the type and value of each complete attribute.
 func attributesIn(attributes []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(attributes) >= unix.SizeofRtAttr {

@@ -25,7 +25,7 @@ func mac(s string) net.HardwareAddr {
 	return m
 }
 
-// TestAddVeth: all that is asked for is there after one call, and both ends are down.
+// TestAddVeth: one call sets all requested properties, and both ends are down.
 func TestAddVeth(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -66,7 +66,7 @@ func TestAddVethDefaults(t *testing.T) {
 	}
 }
 
-// TestAddVethExists: a name that is taken on either side gives EEXIST, and nothing appears or changes.
+// TestAddVethExists: a taken name on either side gives EEXIST, and nothing changes.
 func TestAddVethExists(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
@@ -116,7 +116,7 @@ func TestBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
-	// A bridge whose address nobody set would now have the lower one of its port.
+	// Without a pinned MAC, the bridge would now have the lower MAC of its port.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}
@@ -126,12 +126,12 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestLacks: what a link tells of its settings is what their files say.
+// TestLacks: the settings in Link match the sysctl files.
 func TestLacks(t *testing.T) {
 	w := newWire(t)
 	for name := range conf6 {
 		if _, err := w.pod.Get("ipv6/conf/eth0/" + name); errors.Is(err, fs.ErrNotExist) {
-			continue // force_forwarding before Linux 6.17
+			continue // the kernel has no force_forwarding before Linux 6.17
 		}
 		path := "ipv6/conf/eth0/" + name
 		for _, value := range []string{"1", "0"} {
@@ -183,7 +183,7 @@ func TestMissingLinks(t *testing.T) {
 	}
 }
 
-// TestDelGroup: the link and what serves it go together, and nothing else.
+// TestDelGroup: the link is deleted with the devices of its group, and no other link is.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
@@ -207,7 +207,7 @@ func TestDelGroup(t *testing.T) {
 	}
 }
 
-// TestDelGroupAlone: without a group, or without its number, the link goes all the same; a group outlives a link that was deleted alone.
+// TestDelGroupAlone: a link is deleted also without a group or a group number. A group outlives a link that was deleted alone.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))
@@ -238,7 +238,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestNamespacesApart: what is done in a pod's namespace, sockets and sysctls, never happens on the host.
+// TestNamespacesApart: sockets and sysctls of a pod's namespace do not affect the host.
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)

@@ -23,7 +23,7 @@ func host(t testing.TB) *Node {
 	return n
 }
 
-// podNS makes a pod and opens it as a plugin does.
+// podNS creates a pod and opens its namespace as a plugin does.
 func podNS(t testing.TB) (*NS, *os.File) {
 	t.Helper()
 	f, err := os.Open(kerneltest.NewPod(t).Path)
@@ -96,7 +96,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// records returns the lines of a snapshot of the host that hold all parts.
+// records returns the lines of the host's snapshot that contain all parts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

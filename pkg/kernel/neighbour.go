@@ -15,7 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Neighbour returns the MAC on which the kernel relies for an address behind a link, or nil when it asks, at once or with the next packets.
+// Neighbour returns the MAC in use for an address behind a link. It returns nil if the kernel verifies the entry now or with the next
+// packets.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbour(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||
@@ -25,7 +26,7 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
-// neighbour returns the entry of an address, or nil: always before Linux 5.0, which cannot look up one entry.
+// neighbour returns the entry of an address, or nil. Before Linux 5.0 it always returns nil, since the kernel cannot look up one entry.
 func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	req := n.request(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: uint8(nl.GetIPFamily(addr.AsSlice())), Index: uint32(link.Index)})
@@ -40,9 +41,9 @@ func (n *NS) neighbour(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	return netlink.NeighDeserialize(replies[0])
 }
 
-// ForgetNeighbour removes what the kernel remembers of the MAC of an address behind a link, when that is not mac. Else it would send to
-// a MAC that nobody has any more for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit). What an
-// admin entered (NUD_PERMANENT) stays.
+// ForgetNeighbour removes the neighbour entry of an address behind a link, unless its MAC is mac. Otherwise the kernel would send to an
+// unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit). An admin's entry
+// (NUD_PERMANENT) stays.
 func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) error {
 	known, err := n.neighbour(link, addr)
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {

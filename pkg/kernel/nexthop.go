@@ -17,12 +17,12 @@ import (
 // Nexthop is a nexthop object (ip-nexthop(8)): routes refer to it by its ID, so that one request changes the gateway of all of them.
 type Nexthop struct {
 	ID      uint32
-	Gateway netip.Addr // either family, also for routes of the other
+	Gateway netip.Addr // may have another family than the route
 	Link    int        // ifindex
-	OnLink  bool       // the gateway is on the link although no route says so
+	OnLink  bool       // the gateway is on-link without a route to it
 }
 
-// String prints a nexthop object as ip-nexthop(8) does, with the ifindex of its link.
+// String formats a nexthop object like ip-nexthop(8), with the ifindex of its link.
 func (h Nexthop) String() string {
 	text := fmt.Sprintf("id %d via %s dev %d", h.ID, h.Gateway, h.Link)
 	if h.OnLink {
@@ -31,14 +31,14 @@ func (h Nexthop) String() string {
 	return text
 }
 
-// FoundNexthop is a nexthop object that is there. A group or a blackhole has no Gateway.
+// FoundNexthop is an existing nexthop object. A group or a blackhole has no Gateway.
 type FoundNexthop struct {
 	Nexthop
-	Protocol int // of the program that made it
+	Protocol int // of the program that added it
 }
 
-// Nexthops returns the nexthop objects of all programs: the kernel cannot select them by protocol. It is empty if the kernel has none
-// (before 5.3).
+// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter them by protocol. It is empty on kernels without
+// nexthop objects (before 5.3).
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
 	replies, err := n.dump(unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
@@ -65,12 +65,12 @@ func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
 	return h, h.ID != 0
 }
 
-// AddNexthop makes a nexthop object; unix.EEXIST if there is one with its ID.
+// AddNexthop adds a nexthop object. unix.EEXIST means that the ID is taken.
 func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes a nexthop object, and with it all routes that refer to it at once, or makes it.
+// ReplaceNexthop changes or adds a nexthop object. It changes all routes that refer to it at once.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }
@@ -91,7 +91,7 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 	})
 }
 
-// DelNexthop deletes a nexthop object, and with it all routes that refer to it; one that is not there is no error.
+// DelNexthop deletes a nexthop object and all routes that refer to it. It is a no-op if the object is missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
 		return fault.Ignore(n.change(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(id))), unix.ENOENT)

@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestNexthops: what is added is found with its protocol; adding it again is refused, replacing it is not; what is gone is no error.
+// TestNexthops: an added object is found with its protocol. Adding it again is an error; replacing it is not; deleting a missing one is
+// not.
 func TestNexthops(t *testing.T) {
 	n, _ := podNS(t)
 	uplink(t, n)
@@ -46,7 +47,7 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes: only the routes of the main table with the protocol are found; those of other programs to the same prefix stay.
+// TestProtocolRoutes: finds only main table routes with the protocol. Other programs' routes to the same prefix stay.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	uplink(t, n)
@@ -92,7 +93,7 @@ func TestProtocolRoutes(t *testing.T) {
 		kerneltest.Must(t, n.DelProtocolRoute(r, ours), n.DelProtocolRoute(r, ours))
 	}
 	if mine, others := found(ours), found(17); len(mine) != 0 || len(others) != len(wanted) {
-		t.Errorf("left %v, of others %v", mine, others)
+		t.Errorf("left %v, of other programs %v", mine, others)
 	}
 	all, err := n.ProtocolRoutes(0)
 	connected := func(r FoundRoute) bool { return r.Other && r.Protocol == unix.RTPROT_KERNEL }
@@ -101,7 +102,7 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN: the device has what was asked for, is made anew only if it must be, and a device of another program stays.
+// TestVXLAN: the device has the requested properties. It is recreated only if necessary. Another program's device stays.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142
@@ -120,7 +121,7 @@ func TestVXLAN(t *testing.T) {
 	first := ensure(1)
 	v.MTU, v.MAC[5] = 1400, 2
 	if ensure(2).Index != first.Index {
-		t.Error("it was made anew for its MTU")
+		t.Error("it was recreated for its MTU")
 	}
 	kerneltest.Must(t, n.SetDown(first))
 	ensure(1)
@@ -145,7 +146,7 @@ func TestVXLAN(t *testing.T) {
 	ensure(0)
 }
 
-// TestTunnelEntries: entries are found with what they lead to; a change is made in place; what is gone is no error.
+// TestTunnelEntries: entries are found with their targets, changes happen in place, and deleting a missing entry is no error.
 func TestTunnelEntries(t *testing.T) {
 	n, _ := podNS(t)
 	link, _, err := n.EnsureVXLAN(VXLAN{Name: "vx0", VNI: 42, Port: 8472, Local: netip.MustParseAddr("192.0.2.1")}, 142)

@@ -22,7 +22,7 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// pf returns the PF, and how it is set for its VF 0 now. At the end of the test it is set so again.
+// pf returns the PF and its current settings for VF 0, which it restores when the test ends.
 func (c card) pf(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
@@ -40,7 +40,7 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings: each setting is made and read back by itself, the other VF keeps its own, and all are taken back at once.
+// vfSettings: each setting is applied and read back alone. The other VF keeps its settings. One call restores all.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -75,7 +75,7 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused: what the driver refuses is named, and is told from what it does not know.
+// vfRefused: the error names a refused setting, and distinguishes it from one that the driver does not know.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	for _, s := range []struct {
@@ -103,12 +103,12 @@ func vfRefused(t *testing.T, c card) {
 	}
 }
 
-// vfUntested is what no driver here takes.
+// vfUntested returns settings that no available driver supports.
 func vfUntested(t *testing.T, _ card) {
 	t.Skip("igb refuses minimum rates, link states and 802.1ad, and Debian's kernels have no netdevsim, which takes them")
 }
 
-// vfJoined: a refused setting keeps no other from being made, and the way back sends nothing of what was refused.
+// vfJoined: a refused setting does not block the others, and the restore does not send the refused ones.
 func vfJoined(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	want, on := before, true
@@ -125,7 +125,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice: an interface tells which device it is of, and is found by that.
+// vfDevice: an interface reports its device, and can be found by it.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -143,7 +143,7 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns: a namespace that dies gives a VF back under the name that it had there, and what the PF was set to stays.
+// vfReturns: when a namespace is deleted, its VF returns to the host under its name there, and the PF's settings stay.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
 	pf, before := c.pf(t)
@@ -153,7 +153,7 @@ func vfReturns(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, before, want), c.host.AddAltName(vf, "kt-slot-1"), c.host.MoveLink(vf, pod.netns, "net1"))
 	vf = mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.SetUp(vf), pod.SetMTU(vf, 1300), pod.SetPromisc(vf, true))
-	if diff := cmp.Diff(want, mustVF(t, c.host, pf, 0)); diff != "" { // it is elsewhere, and told of all the same
+	if diff := cmp.Diff(want, mustVF(t, c.host, pf, 0)); diff != "" { // the PF reports a VF in another namespace too
 		t.Error(diff)
 	}
 	pod.end()
@@ -173,7 +173,7 @@ func vfReturns(t *testing.T, c card) {
 		c.host.SetPromisc(vf, false))
 }
 
-// vfVLAN: a VF in a VLAN and one outside do not reach one another; in one VLAN they do.
+// vfVLAN: a VF in a VLAN and one outside do not reach each other; two VFs in one VLAN do.
 func vfVLAN(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	tagged := before
@@ -196,8 +196,7 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC: a MAC that the PF set comes when the driver is bound the next time; from then on the VF cannot change it, until the PF takes it
-// back.
+// vfMAC: a MAC set on the PF takes effect when the VF's driver is bound next. From then on the VF cannot change it until the PF resets it.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.pf(t)
 	admin, device := before, c.VFs[0].Device
@@ -216,7 +215,7 @@ func vfMAC(t *testing.T, c card) {
 	if err := c.host.SetMAC(vf, mac("02:00:00:00:00:11")); !errors.Is(err, unix.EADDRNOTAVAIL) || err.Error() != "link set "+vf.Name+words {
 		t.Error(err)
 	}
-	// Zeros take it back; the former one would be one more that the PF set.
+	// A zero MAC resets it. Setting the previous MAC would only set another one.
 	none := before
 	none.MAC = make(net.HardwareAddr, 6)
 	kerneltest.Must(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
@@ -225,7 +224,7 @@ func vfMAC(t *testing.T, c card) {
 	}
 }
 
-// vfToPF: a pod reaches the host by the PF, and the other way round.
+// vfToPF: a pod reaches the host through the PF, and vice versa.
 func vfToPF(t *testing.T, c card) {
 	pf := mustLink(t, c.host, c.PF)
 	address := netip.MustParsePrefix("10.9.0.9/24")

@@ -19,14 +19,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A card is one that the suite runs on, and the namespace that it is in.
+// A card is the card under test and its namespace.
 type card struct {
 	kerneltest.NIC
 	host  *Node
 	netns *os.File
 }
 
-// A trial is one thing that links of a card have to do.
+// A trial is one requirement for the links of a card.
 type trial struct {
 	name string
 	run  func(*testing.T, card)
@@ -37,14 +37,14 @@ func trials() []trial {
 		{"VF to VF", vfToVF}}
 }
 
-// TestNICVeths: veths have no PF, and die with their namespace; what they can do is as with VFs.
+// TestNICVeths runs the trials with veths, which have no PF and are deleted with their namespace.
 func TestNICVeths(t *testing.T) {
 	for _, trial := range trials() {
 		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.FakeNIC)) })
 	}
 }
 
-// TestNICReal: the same with VFs, and what only they can do.
+// TestNICReal runs the trials with VFs, including those that only VFs support.
 func TestNICReal(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
@@ -63,17 +63,17 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	return c
 }
 
-// An inside is a pod that is open.
-type inside struct {
+// An openPod is the open namespace of a pod.
+type openPod struct {
 	*NS
 	pod   *sandbox.Pod
 	netns *os.File
-	end   func() // ends the pod; again is fine
+	end   func() // deletes the pod; idempotent
 }
 
-func newInside(t *testing.T) inside {
+func newInside(t *testing.T) openPod {
 	t.Helper()
-	p := inside{pod: kerneltest.NewPod(t)}
+	p := openPod{pod: kerneltest.NewPod(t)}
 	var err error
 	p.netns, err = os.Open(p.pod.Path)
 	kerneltest.Must(t, err)
@@ -84,7 +84,7 @@ func newInside(t *testing.T) inside {
 	return p
 }
 
-// moveVF: into a pod with a new name and out again; MAC, MTU and alternative names stay with it.
+// moveVF: a VF moves into a pod with a new name and back. It keeps MAC, MTU and alternative names.
 func moveVF(t *testing.T, c card) {
 	pod := newInside(t)
 	vf := mustLink(t, c.host, c.VFs[0].Name)
@@ -109,7 +109,7 @@ func moveVF(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
-// moveVFTaken: where its name is taken, or an alternative one, it stays where it was, under its name, and can be moved afterwards.
+// moveVFTaken: if its name or an alternative name is taken in the target, the VF stays in place and can be moved later.
 func moveVFTaken(t *testing.T, c card) {
 	pod := newInside(t)
 	addBridge(t, pod, "net1")
@@ -134,8 +134,7 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack: the name that a link had here is another's meanwhile, so that it cannot return under it, and stays in the pod under the name
-// there.
+// moveVFBack: another link took the VF's name on the host, so that the VF cannot return under it. It stays in the pod under its name there.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -150,7 +149,7 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod: what can be set of a VF in its pod, and what the next pod must not find.
+// setInPod: settings of a VF in its pod, which must be reset for the next pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -163,7 +162,7 @@ func setInPod(t *testing.T, c card) {
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || !vf.Up {
 		t.Errorf("%+v", vf)
 	}
-	// It takes all of that home.
+	// The VF keeps all of that when it returns.
 	kerneltest.Must(t, pod.MoveLink(vf, c.netns, name))
 	vf = mustLink(t, c.host, name)
 	if vf.MAC.String() != "02:00:00:00:00:77" || vf.MTU != 1300 || !vf.Promis || !vf.AllMulti || vf.Up {
@@ -180,26 +179,26 @@ func setInPod(t *testing.T, c card) {
 	}
 }
 
-// An end is where a packet begins or ends: a pod, or the host.
+// An end is the source or destination of a packet: a pod or the host.
 type end struct {
 	do func(func() error) error
 	ip netip.Addr
 }
 
-// give puts a VF into a pod with an address, up.
+// give moves a VF into a pod, with an address and up.
 func (c card) give(t *testing.T, vf int, ip string) end {
 	t.Helper()
 	pod := newInside(t)
 	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, c.VFs[vf].Name), pod.netns, "net1"))
 	link := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.AddAddress(link, netip.MustParsePrefix(ip+"/24"), false), pod.SetUp(link))
-	if c.PF == "" { // a veth does not survive its pod
+	if c.PF == "" { // a veth is deleted with its pod
 		t.Cleanup(func() { kerneltest.Must(t, pod.MoveLink(mustLink(t, pod, "net1"), c.netns, c.VFs[vf].Name)) })
 	}
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// reaches reports whether one of many packets came within a time.
+// reaches reports whether one of many packets arrived in time.
 func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
@@ -215,7 +214,7 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	}))
 	defer out.Close()
 	for until := time.Now().Add(within); time.Now().Before(until); {
-		_, _ = out.Write([]byte("x")) // unreachable is what this is about
+		_, _ = out.Write([]byte("x")) // the target may be unreachable, which the test checks
 		kerneltest.Must(t, in.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 		if n, _ := in.Read(make([]byte, 1)); n == 1 {
 			return true
@@ -224,7 +223,7 @@ func (e end) reaches(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// vfToVF: two pods reach one another.
+// vfToVF: two pods reach each other.
 func vfToVF(t *testing.T, c card) {
 	a, b := c.give(t, 0, "10.9.0.1"), c.give(t, 1, "10.9.0.2")
 	if !a.reaches(t, b, 20*time.Second) || !b.reaches(t, a, 20*time.Second) {

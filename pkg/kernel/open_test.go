@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestOpenLeaves: a namespace that was opened goes with its file, whichever thread was taken for it.
+// TestOpenLeaves: an opened namespace is released with its file, whichever thread served it.
 func TestOpenLeaves(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNetns is the PeerNetns of a link whose peer is in the link's own namespace, or that has no peer.
+// ownNetns is the PeerNetns of a link with no peer, or with a peer in the same namespace.
 const ownNetns = -1
 
-// PeerOf returns the link of this namespace that is the other end of a veth or netkit pair. end is in the namespace of the file, or in this
-// one if netns is nil. ok is false when the other end is elsewhere.
+// PeerOf returns the peer of a veth or netkit end in this namespace. end is in the namespace of the file, or in this one if netns is nil.
+// ok is false if the peer is elsewhere.
 func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	if link, ok, err = n.LinkByIndex(end.Peer); err != nil || !ok {
 		return Link{}, false, err
@@ -25,9 +25,9 @@ func (n *NS) PeerOf(end Link, netns Namespace) (link Link, ok bool, err error) {
 	return link, true, nil
 }
 
-// Paired reports whether a link of this namespace and end, as PeerOf has it, are one veth or netkit pair. Two ends that name each other's
-// ifindex are no evidence: each namespace counts for itself, and a pod chooses the indexes of its links. The kernel's word on the namespace
-// of the link's peer is evidence: only an admin of this namespace can make links in it.
+// Paired reports whether a link of this namespace and end form one veth or netkit pair. netns is as in PeerOf. Two ends that name each
+// other's ifindex are no evidence: each namespace has its own ifindexes, and a pod chooses those of its links. The kernel's ID of the
+// peer's namespace is evidence: only an admin of this namespace can create links in it.
 func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	if link.Kind != end.Kind || link.Peer != end.Index || end.Peer != link.Index {
 		return false, nil
@@ -35,8 +35,8 @@ func (n *NS) Paired(link, end Link, netns Namespace) (bool, error) {
 	return n.LeadsInto(link, netns)
 }
 
-// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace of the file, or in this one if netns is
-// nil.
+// LeadsInto reports whether the peer of a veth or netkit link of this namespace is in the namespace of the file. A nil netns stands for
+// this namespace.
 func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	if link.Peer == 0 || link.Kind != "veth" && link.Kind != "netkit" {
 		return false, nil
@@ -48,7 +48,7 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	return err == nil && id >= 0 && id == link.PeerNetns, err
 }
 
-// netnsID returns the ID that this namespace has for another one, or -1. Reading a link whose peer is there gives it one.
+// netnsID returns this namespace's ID for another one, or -1. Reading a link whose peer is there assigns an ID.
 func (n *NS) netnsID(netns Namespace) (id int, err error) {
 	var replies [][]byte
 	header := nl.NewRtGenMsg()

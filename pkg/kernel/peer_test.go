@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestPeerOf: the other end of a pair is found in its namespace, and a pair that only has the indexes of another is not taken for it.
+// TestPeerOf: PeerOf finds the other end of a pair in its namespace. It rejects another pair that only has the same indexes.
 func TestPeerOf(t *testing.T) {
 	w := newWire(t)
 	pod, err := w.pod.File()
@@ -19,7 +19,7 @@ func TestPeerOf(t *testing.T) {
 	elsewhere, err := os.Open(other.Path)
 	kerneltest.Must(t, err)
 	defer elsewhere.Close()
-	// Both ends in the other namespace, with the indexes of the pair between host and pod.
+	// Both ends are in the other namespace, with the indexes of the pair between host and pod.
 	kerneltest.Must(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
 	inOther, err := Open(elsewhere)
 	kerneltest.Must(t, err)
@@ -36,7 +36,7 @@ func TestPeerOf(t *testing.T) {
 		"pod's end, as if of another namespace":   {w.podSide, elsewhere, ""},
 		"pod's end, as if of the node's":          {w.podSide, nil, ""},
 		"indexes of another pair":                 {forged, elsewhere, ""},
-		"indexes of another pair, and its netns":  {forged, pod, w.hostSide.Name}, // the namespace is the caller's word
+		"indexes of another pair, and its netns":  {forged, pod, w.hostSide.Name}, // the caller names the namespace
 		"pair of the node":                        {mustLink(t, w.host, "ktlocal0"), nil, "ktlocal1"},
 		"pair of the node, as if of a pod":        {mustLink(t, w.host, "ktlocal0"), pod, ""},
 		"host's end, whose peer is elsewhere":     {w.hostSide, nil, ""},

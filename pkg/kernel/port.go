@@ -12,12 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// BridgePort holds the flags of a link as the port of a bridge. The zero value is what a new port has.
+// BridgePort holds the flags of a bridge port. The zero value has the defaults of a new port.
 type BridgePort struct {
-	Hairpin  bool // a frame may leave by the port that it came in by
-	Isolated bool // no frame passes from or to another isolated port
-	Locked   bool // only frames from a MAC that the bridge knows come in
-	// Frames to an unknown MAC, to a group and to all do not leave by the port.
+	Hairpin  bool // a frame may leave by the port on which it arrived
+	Isolated bool // no frames pass between isolated ports
+	Locked   bool // accepts only frames from a MAC that the bridge knows
+	// The port does not send frames to unknown MACs, to multicast groups, or to broadcast.
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -27,7 +27,7 @@ type PortState uint8
 // PortForwarding is the only state in which a port forwards frames.
 const PortForwarding PortState = 3
 
-// String is in the words of bridge-link(8).
+// String returns the state in the words of bridge-link(8).
 func (s PortState) String() string {
 	if names := []string{"disabled", "listening", "learning", "forwarding", "blocking"}; int(s) < len(names) {
 		return names[s]
@@ -35,7 +35,7 @@ func (s PortState) String() string {
 	return fmt.Sprint(uint8(s))
 }
 
-// portFlag is a flag with the kernel's value, its attribute and its name of bridge-link(8).
+// portFlag is a flag with its value, its attribute and its name in bridge-link(8).
 type portFlag struct {
 	name      string
 	attribute int
@@ -48,7 +48,7 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike returns the flags whose value differs from another port's, such as "hairpin true"; "" if there are none.
+// Unlike lists the flags whose values differ from another port's, such as "hairpin true"; "" if there are none.
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -59,7 +59,7 @@ func (p BridgePort) Unlike(other BridgePort) string {
 	return strings.Join(words, ", ")
 }
 
-// parsePort reads the attributes of a bridge port. A flag that the kernel lacks has its default.
+// parsePort parses the attributes of a bridge port. A flag that the kernel lacks has its default.
 func parsePort(attributes []byte) (p BridgePort, state PortState) {
 	is := func(attribute, value byte) bool {
 		got := nested(attributes, uint16(attribute))
@@ -73,7 +73,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort gives a bridge port those flags that it did not have when the link was read, in one request; it is a no-op if there are none.
+// SetPort sets the flags of a bridge port that differ from want, in one request. It is a no-op if none differ.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {
@@ -81,7 +81,7 @@ func (n *NS) SetPort(port Link, want BridgePort) error {
 	}
 	return fault.Change("bridge link set "+port.Name+" "+change, func() error {
 		req := n.request(unix.RTM_SETLINK, 0)
-		msg := indexed(port.Index)
+		msg := linkHeader(port.Index)
 		msg.Family = unix.AF_BRIDGE
 		req.AddData(msg)
 		info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
@@ -103,12 +103,12 @@ func switched(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// reservedMask has a bit for each of the addresses 01:80:c2:00:00:00 to 0f but that of pause frames, which a bridge always drops.
+// reservedMask has a bit for each address from 01:80:c2:00:00:00 to 0f, except that of pause frames, which a bridge always drops.
 const reservedMask = 0xfffd
 
-// SetReserved makes a bridge treat frames from a port to reserved group addresses, such as those of LLDP, as it does others
-// (group_fwd_mask in ip-link(8)). Else it hands them to the port itself and learns their sender, and no rule of a bridge sees them.
-// A kernel before 4.15 ignores it.
+// SetReserved makes a bridge treat frames to reserved group addresses, such as LLDP, like other frames (group_fwd_mask in ip-link(8)).
+// Otherwise the bridge passes them to the port itself and learns their sender, and no bridge rule sees them. A kernel before 4.15 ignores
+// it.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
 // ResetReserved undoes SetReserved.

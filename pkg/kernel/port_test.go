@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestBridgePort: one request sets the flags that differ, and the kernel tells them by the link.
+// TestBridgePort: one request sets the flags that differ, and Link reports them.
 func TestBridgePort(t *testing.T) {
 	w := newWire(t)
 	all := BridgePort{true, true, true, true, true, true}

@@ -22,10 +22,10 @@ type ProtocolRoute struct {
 
 const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h
 
-// defaultMetric6 is IP6_RT_PRIO_USER in include/net/ip6_route.h of the kernel.
+// defaultMetric6 is the kernel's IP6_RT_PRIO_USER (include/net/ip6_route.h).
 const defaultMetric6 = 1024
 
-// Explicit returns the route with the metric that the kernel gives it.
+// Explicit returns the route with the kernel's default metric filled in.
 func (r ProtocolRoute) Explicit() ProtocolRoute {
 	if r.Metric == 0 && r.Dst.Addr().Is6() {
 		r.Metric = defaultMetric6
@@ -33,7 +33,7 @@ func (r ProtocolRoute) Explicit() ProtocolRoute {
 	return r
 }
 
-// String prints the route as ip-route(8) does.
+// String formats the route like ip-route(8).
 func (r ProtocolRoute) String() string {
 	text := r.Dst.String()
 	if r.Nexthop == 0 {
@@ -47,16 +47,16 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is a route of the main table that is there. Its metric is explicit.
+// FoundRoute is an existing route of the main table. Its metric is explicit.
 type FoundRoute struct {
 	ProtocolRoute
-	Protocol int  // of the program that made it
-	Other    bool // it is no ProtocolRoute: it has gateways of its own, or another type
+	Protocol int  // of the program that added it
+	Other    bool // not a ProtocolRoute: it has its own gateways or another type
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table that carry a protocol, or all with protocol 0. The kernel selects them, so that the
-// routes of other programs cost little however many there are.
+// ProtocolRoutes returns the routes of the main table with a protocol, or all with protocol 0. The kernel filters them, so that many routes
+// of other programs cost little.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -66,7 +66,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// Without IPv6 the kernel answers with what it has of other families.
+			// Without IPv6 the kernel answers with the routes of other families.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}
@@ -95,13 +95,12 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route; unix.EEXIST if there is one to the same prefix with the same metric, whoever made it.
+// AddProtocolRoute adds a route. unix.EEXIST means that any program has a route to the same prefix with the same metric.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute puts a route in the place of the first one to the same prefix with the same metric, whoever made that. No packet is
-// lost.
+// ReplaceProtocolRoute replaces the first route of any program to the same prefix with the same metric, or adds one. No packet is lost.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -123,7 +122,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 	})
 }
 
-// DelProtocolRoute deletes a route to a prefix that carries the protocol and has the metric; one that is not there is no error.
+// DelProtocolRoute deletes a route by prefix, protocol and metric. It is a no-op if the route is missing.
 func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()
@@ -134,7 +133,7 @@ func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	})
 }
 
-// Describe prints a route that was found as ip-route(8) does, with the names of its links.
+// Describe formats a found route like ip-route(8), with link names.
 func (n *NS) Describe(r FoundRoute) string {
 	header, body := nl.DeserializeRtMsg(r.message), r.message[unix.SizeofRtMsg:]
 	text := r.Dst.String()
@@ -160,10 +159,10 @@ func (n *NS) Describe(r FoundRoute) string {
 	return text
 }
 
-// describeHop prints the gateway among attributes, and the link that one of them names.
+// describeHop formats the gateway and the link in a hop's attributes.
 func (n *NS) describeHop(body []byte, link uint16) (text string) {
 	gateway := attribute(body, unix.RTA_GATEWAY)
-	if via := attribute(body, unix.RTA_VIA); len(via) > 2 { // the family before the address
+	if via := attribute(body, unix.RTA_VIA); len(via) > 2 { // the family precedes the address
 		gateway = via[2:]
 	}
 	if addr, ok := netip.AddrFromSlice(gateway); ok {
@@ -185,7 +184,7 @@ func routeTypes() map[uint8]string {
 		unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw"}
 }
 
-// protocolName is the name of a route protocol in iproute2's rt_protos, or its number.
+// protocolName returns the name of a route protocol in iproute2's rt_protos, or its number.
 func protocolName(protocol int) string {
 	names := map[int]string{unix.RTPROT_REDIRECT: "redirect", unix.RTPROT_KERNEL: "kernel", unix.RTPROT_BOOT: "boot",
 		unix.RTPROT_STATIC: "static", unix.RTPROT_RA: "ra", unix.RTPROT_ZEBRA: "zebra", unix.RTPROT_BIRD: "bird", unix.RTPROT_DHCP: "dhcp",

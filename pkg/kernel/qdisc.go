@@ -22,7 +22,7 @@ type qdisc struct {
 	Counters
 }
 
-// request is one about a qdisc, by its link and parent.
+// request returns a request about a qdisc, by its link and parent.
 func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
 	req := n.request(verb, flags)
 	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(q.link), Handle: q.handle, Parent: q.parent})
@@ -32,8 +32,8 @@ func (q qdisc) request(n *NS, verb, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// qdiscAt returns the qdisc of a link at a parent; ok is false when there is none. Without an echo the kernel would answer to those who
-// listen to changes alone.
+// qdiscAt returns the qdisc of a link at a parent. ok is false if there is none. The request needs NLM_F_ECHO: otherwise the kernel would
+// answer only to subscribers.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
@@ -48,7 +48,7 @@ func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	return q, err == nil, err
 }
 
-// qdiscs returns those of all links: one request, however many there are.
+// qdiscs returns the qdiscs of all links in one request.
 func (n *NS) qdiscs() (list []qdisc, err error) {
 	var replies [][]byte
 	err = retry(func() (err error) {
@@ -70,7 +70,7 @@ func (n *NS) qdiscs() (list []qdisc, err error) {
 	return list, nil
 }
 
-// parseQdisc reads an answer of the kernel (linux/rtnetlink.h, linux/gen_stats.h).
+// parseQdisc parses an answer of the kernel (linux/rtnetlink.h, linux/gen_stats.h).
 func parseQdisc(reply []byte) (q qdisc, err error) {
 	if len(reply) < nl.SizeofTcMsg {
 		return q, errors.New("qdisc: the kernel's answer is too short")

@@ -51,7 +51,7 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements: the default route that a router advertised stays when forwarding is switched on.
+// TestKeepRouterAdvertisements: the default route from a router advertisement stays when forwarding is enabled.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -81,7 +81,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails: when nobody could look, there may be a route to keep. Only a kernel without IPv6 has none.
+// TestKeepRouterAdvertisementsFails: an unreadable setting is an error, because there may be a route to keep. Only a kernel without IPv6
+// has none.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

@@ -17,14 +17,14 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the last there is: filters of others come before the redirect. Those that name none get 49152 or less.
+// redirectPriority is the last priority, so that other programs' filters run before the redirect. The kernel assigns 49152 or less.
 const redirectPriority = 65535
 
-// referencePriority is that of the reference's redirect.
+// referencePriority is the priority of the reference's redirect.
 const referencePriority = 1
 
-// EnsureIFB makes the intermediate device name for a link, up and with its MTU, or returns the one that is there. What is redirected to
-// it passes its qdisc and goes on where it came from (tc-mirred(8)). It joins the group of a link that leads one.
+// EnsureIFB returns the intermediate functional block device (ifb) for a link, up and with the link's MTU. It creates a missing one. Frames
+// redirected to it pass its qdisc and continue on their way (tc-mirred(8)). It joins the device group that the link leads.
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -42,7 +42,8 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group { // it was left over: it would stay when the group goes
+	// a stale device outside the group would survive the group's deletion
+	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
 	if err == nil && !link.Up {
@@ -51,9 +52,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect sends all that a link receives through another, with the ingress or clsact qdisc that it may have already. It makes a clsact
-// qdisc: others that come later want one, and none can be made beside an ingress qdisc. A filter that redirects only RedirectsLong goes
-// after the new one is in place, so that a live pod keeps its limit. If all frames are redirected it changes nothing.
+// Redirect sends all frames that a link receives through another link. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc:
+// other programs may need one later, and cannot add it beside an ingress qdisc. It deletes a RedirectsLong filter only after the new filter
+// is in place, so that a live pod keeps its limit. It is a no-op if all frames are already redirected.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -61,7 +62,7 @@ func (n *NS) Redirect(from, to Link) error {
 		if found = errors.Is(err, unix.EEXIST); found {
 			return nil
 		}
-		return lacks(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
+		return missingFeature(err, "clsact qdisc (CONFIG_NET_SCH_INGRESS)")
 	})
 	if err != nil {
 		return err
@@ -73,7 +74,7 @@ func (n *NS) Redirect(from, to Link) error {
 	if err != nil || have == RedirectsAll {
 		return err
 	}
-	if have == RedirectsNone { // a stale filter may have the priority, or redirect to a link that is gone and so drop all frames
+	if have == RedirectsNone { // a stale filter may have the priority, or drop all frames because its target is gone
 		if err := n.delRedirects(from, to, false); err != nil {
 			return err
 		}
@@ -84,11 +85,11 @@ func (n *NS) Redirect(from, to Link) error {
 	return n.delRedirects(from, to, true)
 }
 
-// addRedirect adds the filter. Its selector has no key: a key of u32 reads 4 bytes behind the Ethernet header, and a frame that is shorter
-// does not match, even if the key compares none of them.
+// addRedirect adds the filter. Its selector has no key: a u32 key reads 4 bytes after the Ethernet header. A shorter frame would not match,
+// even if the key compares none of these bytes.
 func (n *NS) addRedirect(from, to Link) error {
 	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
-		return lacks(n.h.FilterAdd(&netlink.U32{
+		return missingFeature(n.h.FilterAdd(&netlink.U32{
 			FilterAttrs: redirectAttrs(from),
 			ClassId:     netlink.MakeHandle(1, 1),
 			Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL},
@@ -107,24 +108,24 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 	return netlink.FilterAttrs{LinkIndex: link.Index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: redirectPriority, Protocol: unix.ETH_P_ALL}
 }
 
-// Redirection is which of the frames that a link receives are sent through another link.
+// Redirection says which received frames of a link are sent through another link.
 type Redirection int
 
 // Values of Redirection, from the weakest. The reference's filter makes RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
-	RedirectsLong                    // frames with at least 4 bytes behind the Ethernet header and a VLAN tag
+	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
 	RedirectsAll
 )
 
-// Redirected returns which frames u32 filters of whatever priority send from one link through another: the reference's filter has another
+// Redirected returns which frames the u32 filters of any priority send from one link through another. The reference's filter has another
 // priority than ours.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
 	return receiver{from, list}.through(to.Index), err
 }
 
-// redirection returns which frames the filter matches.
+// redirection returns which frames the filter redirects.
 func redirection(f netlink.Filter) Redirection {
 	u32, ok := f.(*netlink.U32)
 	switch {
@@ -137,7 +138,7 @@ func redirection(f netlink.Filter) Redirection {
 	return RedirectsAll
 }
 
-// filters returns those of one side of a link: none where it has no qdisc for them, or is gone.
+// filters returns the filters of one side of a link: none if the link is gone or has no qdisc for them.
 func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error) {
 	err = retry(func() (err error) {
 		list, err = n.h.FilterList(byIndex(link.Index), parent)
@@ -146,7 +147,8 @@ func (n *NS) filters(link Link, parent uint32) (list []netlink.Filter, err error
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets: 0 if the link is gone, -1 if the filter redirects none.
+// redirectsTo returns the ifindex of the link to which a filter redirects packets: 0 if the link is gone, -1 if the filter does not
+// redirect.
 func redirectsTo(f netlink.Filter) int {
 	u32, ok := f.(*netlink.U32)
 	if !ok {
@@ -160,8 +162,8 @@ func redirectsTo(f netlink.Filter) int {
 	return -1
 }
 
-// RedirectedFrom returns a link that sends what it receives through another; ok is false when none does. It looks at every link that
-// has an ingress or clsact qdisc.
+// RedirectedFrom returns a link whose received frames are sent through another link. ok is false if there is none. It reads every link with
+// an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.receivers()
 	for _, r := range list {
@@ -172,10 +174,10 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// RedirectPair are a link and the link through which it sends what it receives.
+// RedirectPair is a link and the link through which its received frames are sent.
 type RedirectPair struct{ From, To Link }
 
-// RedirectedLong returns the links whose redirect lets short frames pass (RedirectsLong).
+// RedirectedLong returns the links whose redirect misses short frames (RedirectsLong).
 func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	list, err := n.receivers()
 	for _, r := range list {
@@ -193,7 +195,7 @@ func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	return pairs, err
 }
 
-// receiver is a link with the filters of what it receives.
+// receiver is a link with the filters on its receiving side.
 type receiver struct {
 	link    Link
 	filters []netlink.Filter
@@ -210,7 +212,7 @@ func (r receiver) through(index int) Redirection {
 	return most
 }
 
-// receivers returns the links that have an ingress or clsact qdisc, also if some cannot be read.
+// receivers returns the links with an ingress or clsact qdisc, also if some cannot be read.
 func (n *NS) receivers() (found []receiver, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
@@ -229,8 +231,9 @@ func (n *NS) receivers() (found []receiver, err error) {
 	return found, err
 }
 
-// DelRedirect removes what sends all that a link receives through another, also when the reference made it, and the qdisc unless filters of
-// others use it. A clsact qdisc goes only when it is owned: whoever made it may add filters to it later. Nothing to remove is no error.
+// DelRedirect removes the redirect from one link to another, also the reference's. It removes the qdisc unless other programs' filters use
+// it. It removes a clsact qdisc only if owned is set, because the program that added it may add filters later. A missing redirect is no
+// error.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -249,8 +252,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes our filter, filters that redirect to a link, and the reference plugin's filter to a link that is gone. With
-// spareAll, filters that redirect all frames to the link stay.
+// delRedirects deletes our filter, filters that redirect to a link, and the reference plugin's filter to a deleted link. With spareAll,
+// filters that redirect all frames to the link stay.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.filters(from, netlink.HANDLE_MIN_INGRESS)
@@ -265,7 +268,7 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 			attrs := *f.Attrs()
 			attrs.LinkIndex, attrs.Parent = from.Index, netlink.HANDLE_MIN_INGRESS
 			if !slices.ContainsFunc(stays, func(o netlink.Filter) bool { return o.Attrs().Priority == attrs.Priority }) {
-				attrs.Handle = 0 // all of the priority, with what the kernel keeps for it
+				attrs.Handle = 0 // deletes all filters of the priority, with the kernel's state for it
 			}
 			if err := fault.Ignore(n.h.FilterDel(&netlink.U32{FilterAttrs: attrs}), unix.ENOENT, unix.EINVAL, unix.ENODEV); err != nil {
 				return err
@@ -284,7 +287,7 @@ func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
-// hasFilters looks at both sides of a clsact qdisc; an ingress qdisc answers the same twice.
+// hasFilters reads both sides of a clsact qdisc. An ingress qdisc gives the same answer twice.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := n.filters(link, parent); err != nil || len(filters) > 0 {

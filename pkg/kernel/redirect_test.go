@@ -27,8 +27,8 @@ func asReference(t *testing.T, w wire, to Link) {
 	}))
 }
 
-// TestDelRedirectOfReference: the reference gives its redirect another priority. It goes as ours does, also when its device went first, and
-// nothing of others of the same priority.
+// TestDelRedirectOfReference: DelRedirect removes the reference's redirect, which has another priority, also if its device is already gone.
+// Other programs' filters of the same priority stay.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
@@ -52,7 +52,7 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference: a redirect of the reference to a device that is gone would go on dropping what comes.
+// TestRedirectAfterReference: Redirect replaces a reference redirect to a deleted device, which would drop all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -65,7 +65,7 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror: a copy is no redirect, and is left alone.
+// TestRedirectedMirror: a mirror action is no redirect, and stays.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -86,7 +86,7 @@ func TestRedirectedMirror(t *testing.T) {
 	}
 }
 
-// TestRedirectedSome: one of some packets alone is no redirect of all; Redirect takes its place.
+// TestRedirectedSome: Redirect replaces a filter that redirects only some packets.
 func TestRedirectedSome(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -116,7 +116,7 @@ func TestRedirectedSome(t *testing.T) {
 	}
 }
 
-// TestEnsureIFBJoins: a device that was left over joins the group of the link, with which it goes.
+// TestEnsureIFBJoins: a stale device joins the link's group, and is deleted with it.
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
 	newIFB(t, w)
@@ -129,7 +129,7 @@ func TestEnsureIFBJoins(t *testing.T) {
 	}
 }
 
-// TestBucketsOfOthers: a fair queue below a qdisc of another kind is no token bucket's.
+// TestBucketsOfOthers: a fair queue below another kind of qdisc does not count as a token bucket's queue.
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
 	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
@@ -140,24 +140,24 @@ func TestBucketsOfOthers(t *testing.T) {
 		return qdisc{link: link, handle: childHandle, parent: childParent, kind: fairQueue, Counters: Counters{Dropped: 7},
 			options: []byte{8, 0, 1, 0, 100, 0, 0, 0}}
 	}
-	// The kernel names them in any order.
+	// The kernel lists them in any order.
 	got := bucketsIn(append([]qdisc{queue(w.hostSide.Index), queue(1 << 20)}, list...))
 	if b := got[w.hostSide.Index]; len(got) != 1 || b.Rate != s.Rate || b.Dropped != 7 || b.Fair.Target == 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// TestNamesWhatIsMissing: what the kernel does not know is named.
+// TestNamesWhatIsMissing: the error names the feature that the kernel lacks.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	_, err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.
 		request(&w.host.NS, unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE).Execute(unix.NETLINK_ROUTE, 0)
 	var missing *MissingFeature
-	if err = lacks(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
+	if err = missingFeature(err, "podlace (CONFIG_X)"); !errors.As(err, &missing) || missing.What != "podlace (CONFIG_X)" ||
 		!errors.Is(err, unix.ENOENT) {
 		t.Errorf("got %v", err)
 	}
-	if err := lacks(unix.EINVAL, "x"); err != unix.EINVAL {
+	if err := missingFeature(unix.EINVAL, "x"); err != unix.EINVAL {
 		t.Errorf("got %v", err)
 	}
 }

@@ -20,8 +20,8 @@ func (n *NS) change(kind, flags int, header nl.NetlinkRequestData, attributes ..
 	return err
 }
 
-// dump lists what a header and attributes select. The socket is one of strict checking (NETLINK_GET_STRICT_CHK): without it the kernel
-// ignores what is to be selected.
+// dump lists the objects that a header and attributes select. It uses a socket with strict checking (NETLINK_GET_STRICT_CHK); without it
+// the kernel ignores the selection.
 func (n *NS) dump(kind int, reply uint16, header nl.NetlinkRequestData, attributes ...*nl.RtAttr) (replies [][]byte, err error) {
 	if n.strict == nil {
 		if n.strict, err = n.strictSocket(); err != nil {
@@ -60,7 +60,7 @@ func (n *NS) strictSocket() (sockets map[int]*nl.SocketHandle, err error) {
 	return sockets, err
 }
 
-// number32 reads an attribute of 4 bytes; 0 if it is none.
+// number32 parses an attribute of 4 bytes; 0 if it has another length.
 func number32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

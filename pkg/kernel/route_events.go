@@ -15,18 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteEvent says that the ways to other nodes, or the routes of a protocol, may have changed since the event before.
+// RouteEvent reports that paths to other nodes, or the routes of a protocol, may have changed since the previous event.
 type RouteEvent struct {
-	Lost    bool   // the kernel had no room for some events: anything may have changed
+	Lost    bool   // the socket overflowed and some events were lost: anything may have changed
 	Removed bool   // a route or a nexthop object of the protocol was deleted
-	What    string // the last change, for the log: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
+	What    string // the last change, for logs: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
 }
 
-// RouteEvents sends what happens in the namespace that the caller is in: a route or a nexthop object of a protocol was deleted; a link
-// came up, went down, or got another MTU (of a bridge's or bond's port, or an ifb, nothing is told); a global IPv6 address came or went; a
-// route of another program came or went in the main table, that has no gateway or is a default route, or replaced another route. Other
-// routes of other programs do not even reach the process. Events that the receiver did not take yet become one. The kernel deletes routes
-// and nexthop objects of a link that goes down without a word. When ctx ends the channel is closed.
+// RouteEvents sends changes in the caller's namespace that affect the routes of a protocol:
+// - a route or nexthop object of the protocol was deleted;
+// - a link went up or down, or its MTU changed (except for bridge ports, bond ports and ifbs);
+// - a global IPv6 address was added or removed;
+// - another program's route in the main table was added, removed or replaced, if it has no gateway or is a default route.
+//
+// A socket filter drops other routes of other programs. Events that the receiver has not yet taken are merged into one. The kernel deletes
+// the routes and nexthop objects of a link that goes down without a message. When ctx ends, the channel is closed.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes(protocol)
 	if err != nil {
@@ -35,7 +38,7 @@ func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	notices, events := make(chan notice), make(chan RouteEvent)
 	var running sync.WaitGroup
 	parse := func(datagram []byte) []notice { return routeNotices(datagram, protocol) }
-	running.Go(func() { hear(ctx, socket, parse, lostNotice(), notices) })
+	running.Go(func() { sendEvents(ctx, socket, parse, lostNotice(), notices) })
 	running.Go(func() { merge(ctx, notices, events) })
 	context.AfterFunc(ctx, func() {
 		socket.Close()
@@ -50,11 +53,11 @@ func subscribeRoutes(protocol int) (*os.File, error) {
 		unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// merge passes on what concerns the receiver. What the receiver has no time for becomes one event.
+// merge forwards relevant notices. It merges notices that the receiver has not yet taken into one event.
 func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 	known := routeLinks{}
 	var pending RouteEvent
-	var out chan<- RouteEvent // nil while nothing is pending
+	var out chan<- RouteEvent // nil while no event is pending
 	for {
 		select {
 		case <-ctx.Done():
@@ -74,15 +77,15 @@ func merge(ctx context.Context, from <-chan notice, to chan<- RouteEvent) {
 // notice is one message of the kernel.
 type notice struct {
 	RouteEvent
-	link  int // ifindex, of what tells of a link
+	link  int // ifindex, for a message about a link
 	state linkState
-	fresh bool // the link was made
+	fresh bool // the link is new
 	gone  bool
 }
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is what routes depend on. That of a link which is down, or no route leads through, is zero.
+// linkState is the state of a link on which routes depend. It is zero for a link that is down or that no route uses.
 type linkState struct {
 	flags uint32
 	mtu   uint32
@@ -90,8 +93,8 @@ type linkState struct {
 
 type routeLinks map[int]linkState
 
-// concerns reports whether a notice is about routes, or about a link that routes may lead through and that changed. It remembers the states
-// of links, of which it knows nothing any more when notices are lost.
+// concerns reports whether a notice is about routes, or about a changed link that routes may use. It stores the states of links, and clears
+// them when notices are lost.
 func (known routeLinks) concerns(n notice) bool {
 	if n.Lost {
 		clear(known)
@@ -110,7 +113,7 @@ func (known routeLinks) concerns(n notice) bool {
 	return was != n.state
 }
 
-// routeNotices reads messages of rtnetlink(7).
+// routeNotices parses messages of rtnetlink(7).
 func routeNotices(datagram []byte, protocol int) []notice {
 	return eachMessage(datagram, lostNotice(), func(kind, flags uint16, body []byte) []notice {
 		var n notice
@@ -157,11 +160,11 @@ func routeNotice(body []byte, gone bool, protocol int) (n notice, ok bool) {
 		n.Removed = true
 		return n, ok && gone
 	}
-	// The kernel makes a link-local route for each link.
+	// The kernel adds a link-local route for each link.
 	return n, ok && !r.Dst.Addr().IsLinkLocalUnicast() && !r.Dst.Addr().IsMulticast()
 }
 
-// Where a message has what the filter looks at, after the header of 16 bytes.
+// Offsets of the fields that the filter reads, after the 16-byte header.
 const (
 	atType       = 4
 	atFlags      = 6
@@ -173,8 +176,8 @@ const (
 	atAttributes = unix.SizeofNlMsghdr + unix.SizeofRtMsg
 )
 
-// routeFilter is run by the kernel for each message, so that the routes of other programs that do not concern the receiver cost next to
-// nothing. It sees the first message of a datagram; the kernel sends each in its own.
+// routeFilter returns a filter that the kernel runs for each message, so that irrelevant routes of other programs cost next to nothing. It
+// sees only the first message of a datagram; the kernel sends each message in its own datagram.
 func routeFilter(protocol int) []unix.SockFilter {
 	p := newProgram()
 	p.load(atType, 2)
@@ -230,8 +233,8 @@ func routeFilter(protocol int) []unix.SockFilter {
 	return p.assemble()
 }
 
-// inNetworkOrder returns how bpf, which reads in the order of the network, sees a number that the kernel writes in the order of the
-// machine.
+// inNetworkOrder converts a number that the kernel writes in host byte order to the value that BPF loads, which reads in network byte
+// order.
 func inNetworkOrder(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }

@@ -22,14 +22,14 @@ import (
 
 const ours = 142
 
-// within subscribes in a namespace.
+// routeSocket subscribes to route messages in a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
 	kerneltest.Must(t, n.within(func() (err error) { socket, err = subscribeRoutes(ours); return err }))
 	return socket
 }
 
-// noticed returns a function that tells what was noticed in a namespace since the last call.
+// noticed returns a function that returns the notices in a namespace since its last call.
 func noticed(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
@@ -37,7 +37,7 @@ func noticed(t *testing.T, n *NS) (since func() []string) {
 	ended := make(chan struct{})
 	go func() {
 		parse := func(datagram []byte) []notice { return routeNotices(datagram, ours) }
-		hear(context.Background(), socket, parse, lostNotice(), notices)
+		sendEvents(context.Background(), socket, parse, lostNotice(), notices)
 		close(ended)
 	}()
 	t.Cleanup(func() { socket.Close(); <-ended })
@@ -79,7 +79,7 @@ func uplink(t *testing.T, n *NS) {
 		n.AwaitAddress(netip.MustParseAddr("fd00:2::1"), until))
 }
 
-// TestRouteEvents: what concerns the routes of a protocol is noticed, and nothing else.
+// TestRouteEvents: changes that affect a protocol's routes give events, and other changes do not.
 func TestRouteEvents(t *testing.T) {
 	n, _ := podNS(t)
 	uplink(t, n)
@@ -153,9 +153,9 @@ func TestRouteEvents(t *testing.T) {
 	}
 }
 
-// TestRouteEventsOfPods: pods that come and go wake nobody, but once for the first notice of their bridge, which may come late.
+// TestRouteEventsOfPods: adding and removing pods gives no events, except one for the first notice of their bridge, which may come late.
 func TestRouteEventsOfPods(t *testing.T) {
-	w := newWire(t) // the bridge is up before its first port comes
+	w := newWire(t) // the bridge is up before it has a port
 	since := noticed(t, &w.host.NS)
 	var seen []string
 	for _, name := range []string{"kth1", "kth2", "kth3", "kth4"} {
@@ -171,7 +171,7 @@ func TestRouteEventsOfPods(t *testing.T) {
 	}
 }
 
-// TestForeignRoutes: thousands of routes of another program do not reach the process, and are not lost either.
+// TestForeignRoutes: thousands of another program's routes neither reach the process nor overflow its socket.
 func TestForeignRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	uplink(t, n)
@@ -194,7 +194,7 @@ func foreignRoutes(n *NS, count int) error {
 	return err
 }
 
-// TestRouteEventsMerge: a receiver that is late gets one event for all, and then what comes later; with the context all ends.
+// TestRouteEventsMerge: a late receiver gets one merged event, and then later events. Events end with the context.
 func TestRouteEventsMerge(t *testing.T) {
 	h := host(t)
 	kerneltest.Clean(t)
@@ -221,7 +221,7 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost: what the socket had no room for is an event; of links that were known nothing is known any more.
+// TestRouteEventsLost: an overflow of the socket gives an event and clears the known link states.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}
@@ -246,7 +246,7 @@ func TestRouteEventsLost(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	notices := make(chan notice)
 	go func() {
-		hear(ctx, socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), notices)
+		sendEvents(ctx, socket, func(b []byte) []notice { return routeNotices(b, ours) }, lostNotice(), notices)
 		close(notices)
 	}()
 	for m := range notices {
@@ -260,7 +260,7 @@ func TestRouteEventsLost(t *testing.T) {
 	}
 }
 
-// BenchmarkForeignRoutes adds 100,000 routes of another program, with somebody who listens and without.
+// BenchmarkForeignRoutes adds 100,000 routes of another program, with and without a subscriber.
 func BenchmarkForeignRoutes(b *testing.B) {
 	for _, listens := range []bool{false, true} {
 		b.Run(fmt.Sprint("listens=", listens), func(b *testing.B) {
@@ -281,7 +281,7 @@ func BenchmarkForeignRoutes(b *testing.B) {
 	}
 }
 
-// FuzzRouteNotices: whatever comes is read without a panic.
+// FuzzRouteNotices: no input causes a panic.
 func FuzzRouteNotices(f *testing.F) {
 	for _, kind := range []byte{unix.RTM_NEWLINK, unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWADDR, unix.RTM_DELNEXTHOP} {
 		f.Add(append([]byte{44, 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 24, 0, 0, 254, 142}, make([]byte, 22)...))

@@ -16,32 +16,32 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bucket is a token bucket (tc-tbf(8)), as Shape installs it and Shaped and Buckets read it back. Packets wait for tokens in one queue, or,
-// with a fair queue, in a queue for each flow.
+// Bucket is a token bucket (tc-tbf(8)). Shape installs it; Shaped and Buckets read it. Packets wait for tokens in one queue, or with a fair
+// queue in one queue per flow.
 type Bucket struct {
 	Rate     uint64    `json:"rate"`  // bits per second
-	Burst    uint32    `json:"burst"` // bytes that pass at once after a pause
-	Limit    uint32    `json:"limit"` // bytes that may wait in line
+	Burst    uint32    `json:"burst"` // bytes that may be sent at once after an idle period
+	Limit    uint32    `json:"limit"` // maximum bytes in the queue
 	Fair     FairQueue `json:"fair,omitzero"`
 	Counters `json:"-"`
 }
 
-// Counters are what the kernel has counted since a qdisc was made.
+// Counters are the kernel's counters since the qdisc was added.
 type Counters struct {
 	Sent    uint64 // bytes
 	Dropped uint32 // packets
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a queue of flows (tc-fq_codel(8)): those that send little do not wait for those that send much, and of those that wait for
-// longer than Target during Interval packets are dropped. The zero value is none.
+// FairQueue is a fair queue (tc-fq_codel(8)): flows do not delay one another, and packets are dropped if they wait longer than Target
+// during Interval. The zero value means no fair queue.
 type FairQueue struct {
-	Target   time.Duration `json:"target"`   // the kernel keeps microseconds
-	Interval time.Duration `json:"interval"` // the kernel keeps microseconds
-	Packets  uint32        `json:"packets"`  // that may wait
+	Target   time.Duration `json:"target"`   // in microseconds of precision
+	Interval time.Duration `json:"interval"` // in microseconds of precision
+	Packets  uint32        `json:"packets"`  // maximum packets in the queue
 }
 
-// String is what tc shows.
+// String formats the bucket like tc(8).
 func (b Bucket) String() string {
 	text := fmt.Sprintf("rate %dbit burst %db limit %db", b.Rate, b.Burst, b.Limit)
 	if b.Fair != (FairQueue{}) {
@@ -57,16 +57,16 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits what a link sends. It replaces a token bucket that is there, in place.
+// Shape limits the rate at which a link sends. It replaces an existing token bucket in place.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		_, err := b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
-		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel does not replace it when it has our handle
+		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel cannot replace another kind of qdisc that has our handle
 			_, _ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.request(n, unix.RTM_DELQDISC,
 				0).Execute(unix.NETLINK_ROUTE, 0)
 			_, err = b.request(n, link).Execute(unix.NETLINK_ROUTE, 0)
 		}
-		return lacks(err, "token bucket (CONFIG_NET_SCH_TBF)")
+		return missingFeature(err, "token bucket (CONFIG_NET_SCH_TBF)")
 	})
 	if err != nil || b.Fair == (FairQueue{}) {
 		return err
@@ -82,8 +82,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// request names the burst in bytes as well. By the time alone the kernel drops each packet that takes longer than 2^32 ns at the rate
-// (tbf_change in net/sched/sch_tbf.c): below 2.8 kbit/s that is every full frame.
+// request also contains the burst in bytes. The kernel computes it from the time otherwise, and then drops every packet that takes longer
+// than 2^32 ns at the rate (tbf_change in net/sched/sch_tbf.c). Below 2.8 kbit/s that is every full frame.
 func (b Bucket) request(n *NS, link Link) *nl.NetlinkRequest {
 	req := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
@@ -111,12 +111,12 @@ func (f FairQueue) request(n *NS, link Link) *nl.NetlinkRequest {
 	return req
 }
 
-// ticks is the time that a burst takes at a rate in bytes per second: so the kernel keeps it, in 32 bits.
+// ticks converts a burst to the time that it takes at a rate in bytes per second. The kernel stores that time in 32 bits.
 func ticks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// bucket returns the token bucket that a qdisc is; ok is false if it is of another kind, or not at the root.
+// bucket returns the qdisc as a token bucket. ok is false if it is of another kind, or not at the root.
 func (q qdisc) bucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false
@@ -137,7 +137,7 @@ func (q qdisc) bucket() (b Bucket, ok bool) {
 	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
-// fair returns the fair queue that a qdisc is; ok is false when it is something else, or no token bucket's.
+// fair returns the qdisc as a fair queue. ok is false if it is of another kind, or not below a token bucket.
 func (q qdisc) fair() (f FairQueue, ok bool) {
 	if q.kind != fairQueue || q.parent != childParent {
 		return FairQueue{}, false
@@ -159,8 +159,8 @@ func (q qdisc) fair() (f FairQueue, ok bool) {
 	return f, err == nil
 }
 
-// Shaped returns the token bucket of a link; ok is false when its root qdisc is something else. The burst is as exact as ticks are, the
-// times of a fair queue as units of 1.024 microseconds.
+// Shaped returns the token bucket of a link. ok is false if its root qdisc is of another kind. The burst is rounded to ticks, and the times
+// of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -174,7 +174,7 @@ func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	return b, ok && err == nil, err
 }
 
-// Buckets returns the token buckets of all links, by ifindex: one request, however many there are.
+// Buckets returns the token buckets of all links, by ifindex, in one request.
 func (n *NS) Buckets() (map[int]Bucket, error) {
 	list, err := n.qdiscs()
 	return bucketsIn(list), err
@@ -189,15 +189,15 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	}
 	for _, q := range list {
 		f, ok := q.fair()
-		if b, there := found[q.link]; ok && there { // other qdiscs have such queues as well
-			b.Fair, b.Dropped = f, max(b.Dropped, q.Dropped) // the token bucket counts some of what its queue drops, the queue all
+		if b, there := found[q.link]; ok && there { // other qdiscs have fair queues too
+			b.Fair, b.Dropped = f, max(b.Dropped, q.Dropped) // the token bucket counts only some of its queue's drops; the queue counts all
 			found[q.link] = b
 		}
 	}
 	return found
 }
 
-// Unshape removes the token bucket of a link; a link without one is no error.
+// Unshape removes the token bucket of a link. It is a no-op if there is none.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		_, err := qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.request(n, unix.RTM_DELQDISC, 0).Execute(unix.NETLINK_ROUTE,
@@ -206,10 +206,10 @@ func (n *NS) Unshape(link Link) error {
 	})
 }
 
-// loopbackIndex is that of the loopback device in every namespace (LOOPBACK_IFINDEX in the kernel).
+// loopbackIndex is the loopback device's ifindex in every namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel has fair queues, or could load them. It asks for one that cannot be made.
+// HasFairQueue reports whether the kernel has fair queues or can load them. It sends a request that always fails.
 func (n *NS) HasFairQueue() (bool, error) {
 	req := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.request(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL)

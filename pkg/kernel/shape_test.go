@@ -17,20 +17,20 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// rates are from a kilobit to 100 gigabit, with both sides of what 32 bits hold in bits and in bytes.
+// rates returns rates from a kilobit to 100 gigabits, including both sides of the 32-bit limits in bits and bytes.
 func rates() []uint64 {
 	return []uint64{1000, 1001, 8000, 64_000, 1_000_000, 15_600_000, 20_000_000, 1_000_000_000, 4_294_967_295, 4_294_967_296, 10_000_000_000,
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape reads back what was set, exact but for the ticks in which the kernel keeps the burst.
+// TestShape reads back the values that it set. They match except for the ticks of the burst.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range rates() {
 		for _, burst := range []uint32{12_144, 65_536, 1 << 20} {
 			want := Bucket{Rate: rate, Burst: burst, Limit: 100_000}
 			if seconds := float64(burst) * 8 / float64(rate); seconds > 270 {
-				continue // longer than the kernel can count
+				continue // exceeds the kernel's range
 			}
 			kerneltest.Must(t, w.host.Shape(w.hostSide, want))
 			got, ok, err := w.host.Shaped(w.hostSide)
@@ -47,13 +47,13 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// about allows a burst what is sent in two ticks of 64 ns, and one byte.
+// about allows a burst to differ by two ticks of 64 ns and one byte.
 func about(got, want uint32, rate uint64) bool {
 	difference := max(got, want) - min(got, want)
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTicks: the arithmetic agrees with whole numbers and never wraps.
+// TestTicks: the result is a whole number and never overflows.
 func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
 	for _, rate := range rates() {
@@ -72,7 +72,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther: a root qdisc of another kind is no bucket, and is not taken for one, whatever its handle.
+// TestShapeOther: a root qdisc of another kind does not count as a bucket, whatever its handle.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -90,7 +90,7 @@ func TestShapeOther(t *testing.T) {
 	}
 }
 
-// TestBuckets finds the token buckets of all links, and nothing else.
+// TestBuckets finds the token buckets of all links and nothing else.
 func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -102,7 +102,7 @@ func TestBuckets(t *testing.T) {
 		kerneltest.Must(t, w.host.Shape(link, want[link.Index]))
 	}
 	got, err := w.host.Buckets()
-	for index, b := range got { // the node says this and that on its own
+	for index, b := range got { // the node may have other buckets
 		if b.Sent > 0 {
 			b.Sent = 0
 			got[index] = b
@@ -117,7 +117,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue reads back what was set, changes it in place, and counts what the queue drops. The probe changes nothing.
+// TestFairQueue reads back the settings, changes them in place, and counts the queue's drops. The probe changes nothing.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
@@ -156,7 +156,7 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom finds the link that is redirected to a device, with an ingress or a clsact qdisc, beside others.
+// TestRedirectedFrom finds the link that redirects to a device, with an ingress or a clsact qdisc, among other links.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)
@@ -171,7 +171,7 @@ func TestRedirectedFrom(t *testing.T) {
 		}
 		kerneltest.Must(t, w.host.Redirect(w.bridge, w.hostSide))
 		if got := find(); got != "" {
-			t.Errorf("nobody is redirected to it: %s", got)
+			t.Errorf("no link is redirected to it: %s", got)
 		}
 		kerneltest.Must(t, w.host.h.QdiscAdd(&netlink.GenericQdisc{QdiscType: kind,
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_CLSACT}}))
@@ -196,7 +196,7 @@ func TestEnsureIFB(t *testing.T) {
 			first = link
 			kerneltest.Must(t, w.host.SetDown(link)) // it comes up again
 		} else if link.Index != first.Index {
-			t.Error("it was made anew")
+			t.Error("it was recreated")
 		}
 	}
 	if _, err := w.host.EnsureIFB("kt0", Link{MTU: 1400}); err == nil || !strings.Contains(err.Error(), "is no ifb") {
@@ -254,7 +254,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// filtersOfOthers adds what other programs would: one with a priority, and two to which the kernel gives one.
+// filtersOfOthers adds filters as other programs do: one with a priority, and two for which the kernel chooses one.
 func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
@@ -278,7 +278,7 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers: an ingress or clsact qdisc that is there, with filters of others, is used and left as it was.
+// TestRedirectBesideOthers: Redirect uses an existing ingress or clsact qdisc with other programs' filters, and does not change it.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
 		t.Run(kind, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 			}
 			kerneltest.Must(t, w.host.DelRedirect(w.hostSide, ifb, true))
 			if diff := cmp.Diff(before, filterPriorities(t, w)); diff != "" || len(before) == 0 {
-				t.Errorf("filters of others:\n%s", diff)
+				t.Errorf("filters of other programs:\n%s", diff)
 			}
 			if !strings.Contains(w.qdiscKinds(t), kind) {
 				t.Errorf("left %q", w.qdiscKinds(t))
@@ -307,7 +307,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact: whoever made a clsact qdisc may add filters to it later.
+// TestDelRedirectKeepsEmptyClsact: the program that added a clsact qdisc may add filters later.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -319,7 +319,7 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	}
 }
 
-// TestRedirectTwice: again for the same device it converges to one filter.
+// TestRedirectTwice: repeated calls for the same device leave one filter.
 func TestRedirectTwice(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether a socket has the address, which is bound for a moment, without listening: that tells of the address and of what
-// covers it. The port of an address that the node does not have, or of a family that the kernel lacks, is free.
+// IsBound reports whether a socket has the address. It binds the address briefly, without listening, so that addresses that cover it count
+// too. The port of an address that the node lacks, or of a family that the kernel lacks, counts as free.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bind(protocol, at)
 	switch {
@@ -24,7 +24,7 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bind fails with unix.EADDRINUSE if a socket has the port. SO_REUSEADDR of TCP leaves out what remains of closed connections.
+// bind fails with unix.EADDRINUSE if a socket has the port. For TCP, SO_REUSEADDR ignores closed connections.
 func bind(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {
@@ -50,20 +50,20 @@ func bind(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// The address may come later, and a process that listens on all has it then.
+		// The node may get the address later, and then a process that listens on all addresses has it.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
 }
 
-// Sockets has the ports that sockets of one protocol listen on.
+// Sockets holds the ports on which sockets of one protocol listen.
 type Sockets map[uint16]bool
 
-// unread is in the table when the kernel cannot tell (inet_diag is missing): any port may be listened on.
-const unread = 0
+// tableUnreadable marks an unreadable table (the kernel has no inet_diag): any port may be listened on.
+const tableUnreadable = 0
 
-// Listen reports whether a socket listens on a port, at whatever address.
-func (s Sockets) Listen(port uint16) bool { return s[port] || s[unread] }
+// Listen reports whether a socket listens on a port of any address.
+func (s Sockets) Listen(port uint16) bool { return s[port] || s[tableUnreadable] }
 
 // States of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
 const (
@@ -72,8 +72,8 @@ const (
 	diagRequest = 56
 )
 
-// ReadSockets asks for both families: a socket of IPv6 may have the port of IPv4 as well. /proc/net/tcp is no way: reading it goes through
-// the table of all connections of the node.
+// ReadSockets queries both families, since an IPv6 socket may also have the IPv4 port. /proc/net/tcp is unsuitable: reading it walks the
+// table of all connections of the node.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen
@@ -86,13 +86,13 @@ func ReadSockets(protocol byte) Sockets {
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
 			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
-			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != unread {
+			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}
 			return true
 		})
 		if err != nil && family == unix.AF_INET {
-			s[unread] = true
+			s[tableUnreadable] = true
 		}
 	}
 	return s

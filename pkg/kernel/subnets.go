@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Subnet is a range of addresses that a link of the namespace leads to.
+// Subnet is a range of addresses behind a link of the namespace.
 type Subnet struct {
 	Prefix netip.Prefix
 	Link   string
-	Via    netip.Addr // the router; zero where the subnet is on the link
+	Via    netip.Addr // router; zero for an on-link subnet
 }
 
-// String names the subnet as ip(8) does.
+// String formats the subnet like ip(8).
 func (s Subnet) String() string {
 	if s.Via.IsValid() {
 		return fmt.Sprintf("%s via %s dev %s", s.Prefix, s.Via, s.Link)
@@ -27,8 +27,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of all addresses, and the unicast routes of the main table. Loopback and link-local addresses, multicast and
-// default routes are left out. It reads all links, addresses and routes.
+// Subnets returns the subnets of all addresses, and the unicast routes of the main table. It leaves out loopback and link-local addresses,
+// multicast and default routes. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	var links []netlink.Link
 	var addresses []netlink.Addr
@@ -100,7 +100,7 @@ func (n *NS) allLinks() ([]netlink.Link, error) {
 	return links, nil
 }
 
-// mainRoutes lists the routes of the main table, of both families.
+// mainRoutes lists the routes of the main table of both families.
 func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		more, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)

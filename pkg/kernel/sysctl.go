@@ -26,8 +26,7 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting that does not have its value yet. A setting that the kernel does not have, such as those of IPv6
-// when it is switched off, is left out.
+// Set writes each setting whose value differs. It skips settings that the kernel lacks, such as those of IPv6 when IPv6 is off.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.within(func() error {
 		for _, s := range settings {
@@ -39,7 +38,7 @@ func (n *NS) Set(settings ...Sysctl) error {
 	})
 }
 
-// Get returns the value of a setting; errors.Is fs.ErrNotExist when the kernel does not have it.
+// Get returns the value of a setting. For a missing setting errors.Is(err, fs.ErrNotExist) is true.
 func (n *NS) Get(path string) (value string, err error) {
 	err = n.within(func() error {
 		f, err := n.openSysctl(path, os.O_RDONLY)
@@ -53,7 +52,7 @@ func (n *NS) Get(path string) (value string, err error) {
 	return value, err
 }
 
-// List returns the names in a folder of settings; it is empty when the kernel does not have the folder.
+// List returns the names in a folder of settings. It is empty if the kernel lacks the folder.
 func (n *NS) List(path string) (names []string, err error) {
 	err = n.within(func() error {
 		folder, err := n.openSysctl(path, os.O_RDONLY)
@@ -67,8 +66,8 @@ func (n *NS) List(path string) (names []string, err error) {
 	return names, err
 }
 
-// openSysctl opens a setting from the folder of its family, which stays open. All namespaces have a folder of that name in one place, and
-// the kernel goes through those of all pods of the node, one by one, each time that it looks it up.
+// openSysctl opens a setting relative to the folder of its family, which stays open. A lookup by full path is slow: the kernel walks the
+// folders of that name of all pods on the node.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	family, rest, _ := strings.Cut(path, "/")
 	folder := n.sysctls[family]
@@ -123,13 +122,13 @@ const (
 	allLinks          = -1
 )
 
-// IsNoFamily reports whether an error says that the kernel has no such address family, such as no IPv6.
+// IsNoFamily reports whether an error means that the kernel lacks the address family, such as IPv6.
 func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards reports whether forwarding is on for all links, as net.ipv4.ip_forward and net.ipv6.conf.all.forwarding say. The error is one
-// of IsNoFamily where the kernel lacks the family.
+// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward and net.ipv6.conf.all.forwarding). IsNoFamily is true
+// for its error if the kernel lacks the family.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	family := byte(unix.AF_INET)
 	if !is4 {

@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing: a kernel without IPv6 has no settings for it; that is no error.
+// TestSysctlMissing: a kernel without IPv6 lacks its settings; that is no error.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -39,13 +39,13 @@ func TestSysctlRefused(t *testing.T) {
 	if err := h.Set(Sysctl{"ipv4/ip_forward", "nonsense"}); err == nil {
 		t.Error("nonsense was written")
 	}
-	// The first error ends it.
+	// Set stops at the first error.
 	if err := h.Set(Sysctl{"ipv4/ip_forward", "x"}, Sysctl{"ipv4/conf/lo/arp_notify", "1"}); err == nil {
 		t.Error("nonsense was written")
 	}
 }
 
-// TestForwards: the kernel tells by netlink what its files say.
+// TestForwards: the answer by netlink matches the sysctl files.
 func TestForwards(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -24,7 +24,7 @@ type TunnelPeer struct {
 
 const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h
 
-// PermanentNeighbours returns the permanent neighbours behind a link that carry a protocol: the MAC of each address.
+// PermanentNeighbours returns the permanent neighbours behind a link with a protocol: the MAC of each address.
 func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
 	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{},
 		nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link.Index))))
@@ -41,7 +41,7 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 	return macs, nil
 }
 
-// SetNeighbour makes a permanent neighbour with a protocol, or puts it in the place of the one with its address.
+// SetNeighbour adds a permanent neighbour with a protocol, or replaces the entry of its address.
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
 		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
@@ -51,7 +51,7 @@ func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, prot
 	})
 }
 
-// DelNeighbour deletes a neighbour; one that is not there is no error.
+// DelNeighbour deletes a neighbour. It is a no-op if the entry is missing.
 func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
 		err := n.change(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
@@ -60,7 +60,7 @@ func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	})
 }
 
-// Forwarding returns the forwarding entries of a VXLAN device: the remote addresses of each MAC. The kernel keeps no protocol of them.
+// Forwarding returns the forwarding entries of a VXLAN device: the remote addresses of each MAC. These entries have no protocol.
 func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) {
 	replies, err := n.dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
 	if err != nil {
@@ -75,7 +75,7 @@ func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) 
 	return remotes, nil
 }
 
-// SetForwarding lets a VXLAN device send frames for a MAC to a remote address, and to no other one.
+// SetForwarding makes a VXLAN device send frames for a MAC to one remote address only.
 func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
 	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
 		return n.change(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwarding(link),
@@ -83,19 +83,19 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 	})
 }
 
-// DelForwarding deletes the forwarding entry of a MAC; one that is not there is no error.
+// DelForwarding deletes the forwarding entry of a MAC. It is a no-op if the entry is missing.
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
 		return fault.Ignore(n.change(unix.RTM_DELNEIGH, 0, forwarding(link), nl.NewRtAttr(unix.NDA_LLADDR, mac)), unix.ENOENT, unix.ENODEV)
 	})
 }
 
-// forwarding is the header of a request about a static entry of the device itself.
+// forwarding returns the header of a request about a static entry of the device itself.
 func forwarding(link Link) *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
 }
 
-// neighbourEntry is what the kernel tells of a neighbour or of a forwarding entry.
+// neighbourEntry is a neighbour entry or a forwarding entry.
 type neighbourEntry struct {
 	family    byte
 	link      int

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks returns the names of the links through which default routes of both families leave the node, the spare ones as well, and of those
-// below them: the ports of a bond or bridge, and what a VLAN is on. It reads all links and the default routes.
+// Uplinks returns the names of the links of all default routes of both families, including backup routes. It also returns the links below
+// them: the ports of a bond or bridge, and the parent of a VLAN. It reads all links and the default routes.
 func (n *NS) Uplinks() (names []string, err error) {
 	var links []netlink.Link
 	var routes []netlink.Route
@@ -51,8 +51,8 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is below one of the links up. A parent in another namespace may have the same number. The peer of a veth
-// is none.
+// isBelow reports whether a link is below one of the links in up. A parent in another namespace may have the same ifindex. The peer of a
+// veth does not count.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

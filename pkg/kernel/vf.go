@@ -17,29 +17,29 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF is how a PF is set for one of its VFs, in the words of ip-link(8).
+// VF holds a PF's settings for one of its VFs, in the words of ip-link(8).
 type VF struct {
-	MAC  net.HardwareAddr `json:"mac,omitempty"`  // that the PF set; else zeros, or with some drivers the VF's own
+	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
 	QoS  int              `json:"qos,omitempty"`
-	// Proto is "802.1q" or "802.1ad", LinkState "auto", "enable" or "disable". When empty they are the first of these.
+	// Proto is "802.1q" or "802.1ad". LinkState is "auto", "enable" or "disable". Empty stands for the first value.
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
-	// What the driver does not tell is nil.
+	// nil if the driver does not report it.
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 	Trust      *bool `json:"trust,omitempty"`
 	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats is what a VF has received and sent since it was made, as its PF counts it (IFLA_VF_STATS).
+// VFStats counts the traffic of a VF since it was created, as its PF reports it (IFLA_VF_STATS).
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
 	RxDropped, TxDropped uint64
 }
 
-// What a request for a link asks for besides (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
+// Extra data that a request for a link asks for (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h).
 const (
 	withVFs      = 1 << 0
 	withoutStats = 1 << 3
@@ -51,11 +51,11 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns how a PF is set for the VF with an index. It works for VFs in any namespace, and with any driver. ok is false when the PF
-// tells of no such VF. The PF is one link, but the kernel asks its driver about all VFs, which takes milliseconds with some.
+// VF returns a PF's settings for the VF with an index. It works for VFs in any namespace and with any driver. ok is false if the PF has no
+// such VF. The kernel queries the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// Without counters: they are half of the answer, and the list of all VFs must not outgrow 64 KiB.
-	message, ok, err := n.show(indexed(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
+	// Without counters: they are half of the answer, and the list of all VFs must fit into 64 KiB.
+	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
 	}
@@ -68,7 +68,7 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace, and with any
+// VFStatsOf returns the counters of all VFs of a PF in this network namespace, by index. It works for VFs in any namespace and with any
 // driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
@@ -76,7 +76,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 		return nil, err
 	}
 	defer n.Close()
-	message, ok, err := n.show(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
+	message, ok, err := n.readLink(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf)),
 		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs)))
 	if err == nil && !ok {
 		err = fmt.Errorf("link show %s: %w", pf, unix.ENODEV)
@@ -91,7 +91,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	return stats, nil
 }
 
-// vfsIn returns the index and the attributes of each VF in a message about its PF. One that the driver says nothing about is left out.
+// vfsIn returns the index and attributes of each VF in a message about its PF. It skips VFs about which the driver reports nothing.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		for kind, vf := range attributesIn(attribute(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
@@ -102,12 +102,12 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// parseVF reads the attributes of a VF, of a PF whose addresses have so many bytes. Each attribute begins with the index of the VF.
+// parseVF parses the attributes of a VF. addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
 	mac, vlan, rate := attribute(attributes, unix.IFLA_VF_MAC), uint32s(attribute(attributes, unix.IFLA_VF_VLAN)),
 		uint32s(attribute(attributes, unix.IFLA_VF_RATE))
 	if len(mac) < 4+addressLen || len(vlan) < 3 || len(rate) < 3 {
-		return VF{}, errors.New("link show: the kernel tells of a VF without its address, VLAN or rate")
+		return VF{}, errors.New("link show: the kernel reports a VF without its address, VLAN or rate")
 	}
 	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]),
 		MaxRate: int(rate[2])}
@@ -119,12 +119,13 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	if state := uint32s(attribute(attributes, unix.IFLA_VF_LINK_STATE)); len(state) > 1 && int(state[1]) < len(linkStates) {
 		vf.LinkState = linkStates[state[1]]
 	}
-	vf.SpoofCheck, vf.Trust = toldBy(attribute(attributes, unix.IFLA_VF_SPOOFCHK)), toldBy(attribute(attributes, unix.IFLA_VF_TRUST))
+	vf.SpoofCheck = optionalSetting(attribute(attributes, unix.IFLA_VF_SPOOFCHK))
+	vf.Trust = optionalSetting(attribute(attributes, unix.IFLA_VF_TRUST))
 	return vf, nil
 }
 
-// toldBy returns a setting that a driver may leave out, which then is -1.
-func toldBy(value []byte) *bool {
+// optionalSetting returns a setting that a driver may not report; the value is then -1.
+func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
 		return nil
@@ -144,7 +145,7 @@ func parseVFStats(attributes []byte) VFStats {
 		count(unix.IFLA_VF_STATS_TX_PACKETS), count(unix.IFLA_VF_STATS_RX_DROPPED), count(unix.IFLA_VF_STATS_TX_DROPPED)}
 }
 
-// uint32s returns the whole words of a value.
+// uint32s returns the complete words of a value.
 func uint32s(value []byte) (words []uint32) {
 	for ; len(value) >= 4; value = value[4:] {
 		words = append(words, binary.NativeEndian.Uint32(value))
@@ -152,13 +153,13 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF sets the PF from have to want for the VF with an index. It sends what differs and nothing else, as drivers refuse even what they
-// have already. One request sets one thing, and a failure keeps nothing else from being set: the errors are joined, and each names its
-// setting. What is nil in want is left alone. To undo it after an error, read the VF again and set it from that to what it was.
+// SetVF changes the PF's settings for a VF from have to want. It sends only settings that differ, because drivers refuse even their current
+// values. Each request changes one setting. After a failure SetVF continues; it joins the errors, and each names its setting. It does not
+// change settings that are nil in want. To undo it after an error, read the VF again and restore from that.
 //
-// Drivers refuse what they cannot do with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL, which may also mean a bad value, such as
-// a rate above the speed of the link, or any rate while the PF has no carrier. A new MAC reaches a VF when its driver is bound the next
-// time; from then on only a trusted VF may change it. Zeros take it back, also where the former one was the VF's own.
+// Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT (see Unsupported) or EINVAL. EINVAL may also mean a bad value, such
+// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when the VF's driver is bound next;
+// from then on only a trusted VF may change it. A zero MAC resets it, also if the previous MAC was the VF's own.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	var errs []error
 	former := have.settings(index)
@@ -176,7 +177,7 @@ func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
 		return unix.EINVAL
 	}
 	req := n.request(unix.RTM_SETLINK, 0)
-	req.AddData(indexed(pf.Index))
+	req.AddData(linkHeader(pf.Index))
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	list.AddRtAttr(unix.IFLA_VF_INFO, nil).AddChild(attribute)
 	req.AddData(list)
@@ -184,19 +185,19 @@ func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
 	return err
 }
 
-// Unsupported tells that SetVF met a driver that says it does not know the setting.
+// Unsupported reports whether an error of SetVF means that the driver does not know the setting.
 func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// vfSetting is what one request sets: the words of ip-link(8) for it, empty for nothing, and the attribute, nil when there is none for the
-// words.
+// vfSetting is the content of one request. words describe the setting as ip-link(8) does, and are empty for none. The attribute is nil if
+// the words have none.
 type vfSetting struct {
 	words     string
 	attribute *nl.RtAttr
 }
 
-// settings are all that a PF can be told about a VF, always in the same order.
+// settings returns all settings of a VF, always in the same order.
 func (v VF) settings(index int) []vfSetting {
 	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck),
 		onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
@@ -236,7 +237,7 @@ func onOff(name string, kind, index int, on *bool) vfSetting {
 	return vfSetting{name + " off", words(kind, index, 0)}
 }
 
-// words makes an attribute of 32-bit words.
+// words returns an attribute of 32-bit words.
 func words(kind int, values ...int) *nl.RtAttr {
 	var data []byte
 	for _, v := range values {

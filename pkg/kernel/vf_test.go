@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// told is a message about a PF with VFs 0 and 2, as a kernel sends it whose driver fails to tell of VF 1.
-func told(vfs map[int]VF, mute bool) []byte {
+// pfMessage returns a message about a PF with VFs 0 and 2, as a kernel sends it if the driver fails to report VF 1.
+func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {
 		v := vfs[index]
@@ -46,7 +46,7 @@ func told(vfs map[int]VF, mute bool) []byte {
 	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
 }
 
-// TestParseVF: a VF is found by the index that stands in it, whatever its place in the list, and comes back as it was.
+// TestParseVF: a VF is found by the index in its attributes, whatever its position in the list, and parsed completely.
 func TestParseVF(t *testing.T) {
 	yes, no := true, false
 	for _, mute := range []bool{false, true} {
@@ -61,7 +61,7 @@ func TestParseVF(t *testing.T) {
 			}
 		}
 		got, stats := map[int]VF{}, map[int]VFStats{}
-		for i, attributes := range vfsIn(told(want, mute)) {
+		for i, attributes := range vfsIn(pfMessage(want, mute)) {
 			vf, err := parseVF(attributes, 6)
 			kerneltest.Must(t, err)
 			text, err := json.Marshal(vf)
@@ -80,7 +80,7 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
-// TestParseVFShort: an answer that lacks what every kernel sends is an error.
+// TestParseVFShort: an answer without the attributes that every kernel sends is an error.
 func TestParseVFShort(t *testing.T) {
 	full := []*nl.RtAttr{words(unix.IFLA_VF_MAC, 0, 1, 2), words(unix.IFLA_VF_VLAN, 0, 1, 2), words(unix.IFLA_VF_RATE, 0, 1, 2)}
 	for i, short := range full {
@@ -98,7 +98,7 @@ func TestParseVFShort(t *testing.T) {
 	}
 }
 
-// TestSetVFSends: only what differs is sent, one thing a request, and one that fails does not keep the next from being sent.
+// TestSetVFSends: only different settings are sent, one per request, and a failed one does not stop the next.
 func TestSetVFSends(t *testing.T) {
 	w := newWire(t)
 	yes, no := true, false
@@ -136,7 +136,7 @@ func TestSetVFSends(t *testing.T) {
 	}
 }
 
-// TestVFNone: a link without VFs has none, and one that is gone neither.
+// TestVFNone: a link without VFs has none, and a deleted link has none.
 func TestVFNone(t *testing.T) {
 	w := newWire(t)
 	for _, link := range []Link{w.hostSide, {Index: 1 << 20, Name: "gone"}} {
@@ -152,9 +152,9 @@ func TestVFNone(t *testing.T) {
 	}
 }
 
-// FuzzParseVF: no answer of the kernel, however broken, is a panic.
+// FuzzParseVF: no answer of the kernel causes a panic.
 func FuzzParseVF(f *testing.F) {
-	f.Add(told(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
+	f.Add(pfMessage(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
 	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)
 	f.Fuzz(func(t *testing.T, message []byte, length int) {
 		if len(message) < unix.SizeofIfInfomsg || length < 0 {

@@ -19,11 +19,11 @@ import (
 // VLAN is one VLAN of a bridge port.
 type VLAN struct {
 	ID       uint16
-	PVID     bool // what comes in without a tag is of this VLAN
-	Untagged bool // what goes out has no tag
+	PVID     bool // untagged frames that arrive belong to this VLAN
+	Untagged bool // frames leave without a tag
 }
 
-// VLANs are those of one port, by ID.
+// VLANs are the VLANs of one port, sorted by ID.
 type VLANs []VLAN
 
 // Without returns the set without a VLAN.
@@ -31,12 +31,12 @@ func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether a VLAN is in the set, in whatever form.
+// Has reports whether the set contains a VLAN, with any flags.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// ranges yields neighbours of the same form as one. The kernel takes no PVID in a range.
+// ranges yields consecutive VLANs with the same flags as one range. The kernel accepts no PVID in a range.
 func (v VLANs) ranges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
@@ -52,7 +52,7 @@ func (v VLANs) ranges() iter.Seq2[VLAN, uint16] {
 	}
 }
 
-// String is in the form of bridge-vlan(8).
+// String formats the VLANs like bridge-vlan(8).
 func (v VLANs) String() string {
 	var words []string
 	for first, last := range v.ranges() {
@@ -74,9 +74,9 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). It asks for a bridge that can
-// never be made: a kernel with the feature looks at the VLAN protocol first, and refuses that. For the second reason kernels before 6.13
-// have loaded the module of bridges by then, without which they cannot look; for the first they need not.
+// HasVLANFiltering reports whether this kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). It requests a bridge that
+// cannot be created, for two reasons. A kernel with the feature checks the VLAN protocol first and refuses it. The second reason makes
+// kernels before 6.13 load the bridge module, which they need for that check.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -104,11 +104,11 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 	return false, fmt.Errorf("probe bridge VLAN filtering: %w", err)
 }
 
-// SetVLANFiltering makes a bridge keep VLANs apart.
+// SetVLANFiltering enables VLAN filtering on a bridge.
 func (n *Node) SetVLANFiltering(bridge Link) error {
 	return fault.Change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-		req.AddData(indexed(bridge.Index))
+		req.AddData(linkHeader(bridge.Index))
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 		info.AddChild(switchedOn(nl.IFLA_BR_VLAN_FILTERING))
@@ -118,7 +118,7 @@ func (n *Node) SetVLANFiltering(bridge Link) error {
 	})
 }
 
-// PortVLANs returns the VLANs of one bridge port, without a look at the others (RTM_GETVLAN, since Linux 5.6).
+// PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6).
 func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	var replies [][]byte
 	err := retry(func() (err error) {
@@ -180,8 +180,8 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs gives a bridge port the VLANs want. has are those it has by now: only what differs is asked for, all additions in one
-// request and all removals in another.
+// ChangeVLANs changes the VLANs of a bridge port from has to want. It sends only differences: all additions in one request and all removals
+// in another.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })
@@ -203,7 +203,7 @@ func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 
 func (v VLANs) request(kind int, port Link) error {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	msg := indexed(port.Index)
+	msg := linkHeader(port.Index)
 	msg.Family = unix.AF_BRIDGE
 	req.AddData(msg)
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)

@@ -30,7 +30,7 @@ func TestVLANsText(t *testing.T) {
 	}
 }
 
-// filtering probes for bridge VLAN filtering, and compares with what happens to somebody who wants it.
+// filtering probes for bridge VLAN filtering, and compares the answer with an attempt to use it.
 func filtering(t *testing.T, h *Node) bool {
 	t.Helper()
 	has, err := h.HasVLANFiltering()
@@ -94,7 +94,7 @@ func TestChangeVLANs(t *testing.T) {
 	}
 }
 
-// shownVLANs reads the VLANs of a port with the eyes of the oracle.
+// shownVLANs returns the VLANs of a port from the test's snapshot.
 func shownVLANs(t *testing.T, port string) string {
 	t.Helper()
 	var v VLANs

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VXLAN is a VXLAN device (ip-link(8)) that learns nothing.
+// VXLAN is a VXLAN device (ip-link(8)) without learning.
 type VXLAN struct {
 	Name  string
 	VNI   int
@@ -26,19 +26,19 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error when a link of another program is in the way.
+// ForeignLink is the error for another program's conflicting link.
 type ForeignLink struct {
-	Name string // of the link
-	Why  string // it is in the way
+	Name string // name of the link
+	Why  string // reason of the conflict
 }
 
 func (e *ForeignLink) Error() string { return fmt.Sprintf("link %s is in the way: %s", e.Name, e.Why) }
 
-// FoundVXLAN is a VXLAN device that is there.
+// FoundVXLAN is an existing VXLAN device.
 type FoundVXLAN struct {
 	Link
 	VXLAN VXLAN
-	Other bool // it learns, has a remote address or a link of its own, or takes the VNI from each packet
+	Other bool // it learns, has its own remote address or link, or takes the VNI from each packet
 }
 
 // VXLANs returns the VXLAN devices of the namespace.
@@ -46,7 +46,7 @@ func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
 	replies, err := n.dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
-	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kind is not known
+	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kernel does not know the kind
 		return nil, fmt.Errorf("link show type vxlan: %w", err)
 	}
 	for _, message := range replies {
@@ -80,21 +80,21 @@ func parseVXLAN(link Link, message []byte) FoundVXLAN {
 	return v
 }
 
-// same reports whether the device has what cannot be changed in place.
-func (f FoundVXLAN) same(v VXLAN) bool {
+// sameImmutable reports whether the device matches in the properties that cannot be changed in place.
+func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN makes the device, up and in the device group that marks it as made here, and returns it with the number of changes. One of
-// the group that has another name, or another VNI, port or local address, is deleted before, with the nexthop objects that lead through
-// it. A device of another program in the way gives a *ForeignLink.
+// EnsureVXLAN creates the device, up and in the device group that marks it as ours. It returns the device and the number of changes. It
+// first deletes a device of the group that has another name, VNI, port or local address, with the nexthop objects that use it. A
+// conflicting device of another program gives a *ForeignLink.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {
 		return Link{}, 0, err
 	}
 	for _, f := range own {
-		if f.Name == v.Name && f.same(v) {
+		if f.Name == v.Name && f.sameImmutable(v) {
 			changes, err := n.adjustVXLAN(f, v)
 			return f.Link, changes, err
 		}
@@ -115,7 +115,7 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 	return link, changes + 1, err
 }
 
-// ownVXLAN returns the devices of the group. A device of another program that has the name, or the VNI and the port, is an error.
+// ownVXLAN returns the devices of the group. A device of another program with the name, or with the VNI and port, is an error.
 func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	all, err := n.VXLANs()
 	if err != nil {
@@ -140,7 +140,7 @@ func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	return nil, &ForeignLink{v.Name, fmt.Sprintf("another program made it (%s)", kind)}
 }
 
-// isExternal reports whether the device takes the VNI from each packet: it has none of its own.
+// isExternal reports whether the device takes the VNI from each packet, and so has none of its own.
 func (f FoundVXLAN) isExternal() bool { return f.Other && f.VXLAN.VNI == 0 }
 
 func (n *NS) addVXLAN(v VXLAN, group uint32) error {
@@ -168,7 +168,7 @@ func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 	})
 }
 
-// adjustVXLAN changes what a live device lets change.
+// adjustVXLAN changes the properties that can be changed on a live device.
 func (n *NS) adjustVXLAN(f FoundVXLAN, v VXLAN) (changes int, err error) {
 	for _, c := range []struct {
 		wanted bool

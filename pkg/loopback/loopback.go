@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback brings up lo in the pod. It has no configuration of its own and works on "lo" whatever CNI_IFNAME says.
+// Package loopback sets lo up in the pod. It has no configuration, and works on "lo" whatever CNI_IFNAME is.
 package loopback
 
 import (
@@ -15,7 +15,7 @@ import (
 
 const lo = "lo"
 
-// addresses are what the kernel gives lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+// addresses are the ones that the kernel assigns to lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
 var addresses = []string{"127.0.0.1/8", "::1/128"}
 
 // Plugin returns the loopback plugin.
@@ -58,7 +58,7 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// result names the addresses that lo really has: a pod without IPv6 has no ::1.
+// result returns the addresses that lo has: a pod without IPv6 has no ::1.
 func result(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {
@@ -81,7 +81,7 @@ func result(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Resu
 	return res, nil
 }
 
-// del leaves lo as it is when the namespace is gone with it.
+// del does not change lo if the namespace is gone.
 func del(r *plugin.Request) error {
 	if r.Netns == nil {
 		return nil

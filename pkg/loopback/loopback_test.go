@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// answer is the result or the error of a call.
+// answer is the result or error of a call.
 type answer struct {
 	exit       int
 	stdout     string
@@ -35,7 +35,7 @@ type answer struct {
 	Msg  string              `json:"msg"`
 }
 
-// call runs a verb in a version; keys are further keys of the configuration.
+// call runs a verb in a CNI version with additional configuration keys.
 func call(t *testing.T, pod *sandbox.Pod, verb, version, keys string) answer {
 	t.Helper()
 	env := map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": "id", "CNI_IFNAME": "ignored0", "CNI_NETNS": pod.Path, "CNI_PATH": "/"}
@@ -88,11 +88,11 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions: each version gets a result in its own shape.
+// TestVersions: each version gets a result in its own format.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
-		for range 2 { // ADD again converges
+		for range 2 { // a repeated ADD converges
 			a := call(t, pod, "ADD", v, "").ok(t)
 			if !isUp(t, pod) {
 				t.Errorf("%s: lo is down", v)
@@ -121,7 +121,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult: go-cni names loopback beside the pod's network, and chains may have it after a main plugin.
+// TestPrevResult: go-cni runs loopback beside the pod's network, and a chain may run it after a main plugin.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`
@@ -163,7 +163,7 @@ func TestForeignAddress(t *testing.T) {
 	call(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
 }
 
-// TestParallel: runtimes may call it several times at once for one pod.
+// TestParallel: a runtime may call it concurrently for one pod.
 func TestParallel(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	var group sync.WaitGroup

@@ -10,17 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is what had come in over the link by a time after the first byte, in bytes of the link.
+// An Arrival is the number of link bytes that had arrived at a time after the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals are what came in by the end of each [Interval], at about these times. Of TCP that is what the kernel received, also what came
-// twice, or waits for a gap to be filled: applications read that late and at once, and would see a limit exceeded that was not.
+// Arrivals hold the arrivals at the end of each [Interval], at approximate times. For TCP they are the bytes that the kernel received, also
+// duplicates and bytes that wait for a gap to be filled. An application reads those later and in bursts, which would look like an exceeded
+// limit.
 type Arrivals []Arrival
 
-// Rate is the mean in bit/s between two times.
+// Rate returns the mean in bit/s between two times.
 func (a Arrivals) Rate(from, to time.Duration) float64 {
 	if len(a) == 0 {
 		return 0
@@ -32,7 +33,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.by(to) - a.by(from)) / (to - from).Seconds()
 }
 
-// by gives the bytes by a time, which lies between two arrivals.
+// by returns the bytes at a time, interpolated between two arrivals.
 func (a Arrivals) by(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -44,7 +45,7 @@ func (a Arrivals) by(at time.Duration) float64 {
 	return last.Wire
 }
 
-// Peak is the largest rate between two arrivals.
+// Peak returns the largest rate between two arrivals.
 func (a Arrivals) Peak() (peak float64) {
 	var last Arrival
 	for _, next := range a {
@@ -54,14 +55,14 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// segments are how many had come by a time.
+// segments is the number of segments at a time.
 type segments struct {
 	at       time.Duration
 	received uint64
 }
 
-// watch asks the kernel, each interval of the window, for the segments that it received. It ends with ctx when nothing comes.
-func watch(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segments) {
+// sampleSegments reads the kernel's count of received segments at each interval of the window. It ends with ctx if no segment arrives.
+func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segments) {
 	select {
 	case <-ctx.Done():
 		return nil
@@ -74,7 +75,7 @@ func watch(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []seg
 		case <-time.After(time.Until(counts.first.Add(next))):
 		}
 		s := segments{received: segmentsOf(conns), at: time.Since(counts.first)}
-		// When the window is over nobody reads any more.
+		// After the window the count is not used.
 		if s.at > counts.window {
 			return seen
 		}
@@ -83,8 +84,8 @@ func watch(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []seg
 	}
 }
 
-// segmentsOf counts those with data in them. What was received as one, without having been cut into segments on a real link, counts as the
-// segments that it would have been.
+// segmentsOf counts the segments with data. A large segment that was received as one, because no real link split it, counts as the segments
+// that it would have been.
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()
@@ -100,7 +101,7 @@ func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	return received
 }
 
-// arrivals gives what was counted itself.
+// arrivals returns the arrivals from the tally's own counts.
 func (t *tally) arrivals(wire wireBytes) (seen Arrivals) {
 	var sum float64
 	for i := range t.bytes {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package meter sends TCP or UDP from one network namespace to another and
-// measures at the receiver what arrives.
+// Package meter sends TCP or UDP from one network namespace to another and measures at the receiver what arrives.
 //
-// A [Flow] names two places. A place opens sockets inside its namespace; the
-// sockets stay there, so the goroutines that use them run anywhere. The clock
-// starts with the first byte that the receiver reads: what a shaper lets
-// through in its first second is therefore seen whole, however long the
-// connection took to come up.
+// A [Flow] names two places. A place opens sockets inside its namespace. The sockets stay there, so the goroutines that use them run
+// anywhere. The clock starts with the first byte that the receiver reads. The first second of a shaper is therefore measured completely,
+// however long the connection took.
 //
-// Rates are given twice: as payload, which an application sees, and as an
-// estimate of what the link carried (Ethernet, IP and transport headers
-// included), which is what a shaper counts.
+// Rates are given twice: as payload, which an application sees, and as an estimate of the link load with Ethernet, IP and transport
+// headers, which a shaper counts.
 package meter
 
 import (
@@ -29,35 +25,34 @@ const Interval = 100 * time.Millisecond
 // Protocol is the transport of a flow.
 type Protocol string
 
-// The transports a flow can use.
+// The supported transports.
 const (
 	TCP Protocol = "tcp"
 	UDP Protocol = "udp"
 )
 
-// ErrSilent says that nothing arrived at the receiver.
+// ErrSilent means that no byte arrived at the receiver.
 var ErrSilent = errors.New("nothing arrived")
 
-// A Place runs a function inside a network namespace; the sockets which the
-// function opens belong to that namespace for their whole life.
+// A Place runs a function inside a network namespace. The sockets that the function opens belong to that namespace for their whole life.
 type Place func(func() error) error
 
-// Here is the place of the calling process.
+// Here is the Place of the calling process.
 func Here(f func() error) error { return f() }
 
 // A Flow is one measurement.
 type Flow struct {
 	Protocol Protocol
-	From     Place          // where the sender lives
-	To       Place          // where the receiver lives
+	From     Place          // the sender's place
+	To       Place          // the receiver's place
 	Listen   netip.AddrPort // the receiver's address; port 0 lets the kernel choose
-	Dial     netip.AddrPort // the address to send to, where it is not Listen (a forwarded port)
+	Dial     netip.AddrPort // the address to which the sender sends, if it is not Listen (a forwarded port)
 	Duration time.Duration  // from the first byte received
-	Patience time.Duration  // how long to wait for the first byte; 2 s when zero
-	Streams  int            // TCP connections; 1 when zero
-	Control  string         // TCP: congestion control, such as cubic; what the namespace has when empty
-	Rate     float64        // UDP: payload bit/s to offer; as fast as possible when zero
-	Size     int            // UDP: payload bytes of a datagram; 1400 when zero
+	Patience time.Duration  // timeout for the first byte; 2 s if zero
+	Streams  int            // TCP connections; 1 if zero
+	Control  string         // TCP: congestion control, such as cubic; empty for the namespace's default
+	Rate     float64        // UDP: payload bit/s to offer; unlimited if zero
+	Size     int            // UDP: payload bytes of a datagram; 1400 if zero
 }
 
 // A Rate is in bits per second.
@@ -66,24 +61,23 @@ type Rate struct {
 	Wire    float64 `json:"wire"`
 }
 
-// A Result is what the receiver saw.
+// A Result is the receiver's measurement.
 type Result struct {
 	Bytes       uint64        `json:"bytes"`             // payload received
 	Packets     uint64        `json:"packets,omitempty"` // UDP: datagrams received
-	Sent        uint64        `json:"sent"`              // payload handed to the kernel by the sender
+	Sent        uint64        `json:"sent"`              // payload that the sender passed to the kernel
 	Duration    time.Duration `json:"duration"`
-	Lead        time.Duration `json:"lead"`    // from before the first byte was sent until it was received
-	Paused      time.Duration `json:"paused"`  // how long the machine did not run the meter
+	Lead        time.Duration `json:"lead"`    // from just before the first byte was sent until it was received
+	Paused      time.Duration `json:"paused"`  // total time during which the machine did not run the meter
 	Samples     []uint64      `json:"samples"` // payload bytes of each Interval
 	Arrivals    Arrivals      `json:"arrivals"`
 	FirstSecond Rate          `json:"firstSecond"`
-	Steady      Rate          `json:"steady"` // everything after the first second
+	Steady      Rate          `json:"steady"` // the rate after the first second
 	Mean        Rate          `json:"mean"`
 }
 
-// Run measures a flow. It returns when the duration is over, when ctx is done,
-// or with ErrSilent when no first byte came; all its sockets and goroutines are
-// gone by then.
+// Run measures a flow. It returns when the duration is over, when ctx is done, or with ErrSilent if no byte arrived. All its sockets and
+// goroutines have ended then.
 func Run(ctx context.Context, flow Flow) (Result, error) {
 	flow, err := flow.complete()
 	if err != nil {
@@ -120,7 +114,7 @@ func (f Flow) complete() (Flow, error) {
 	return f, nil
 }
 
-// target is where the sender sends, once the receiver's real port is known.
+// target returns the address to which the sender sends, once the receiver's port is known.
 func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	if f.Dial.IsValid() {
 		return f.Dial
@@ -128,13 +122,13 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	return listening
 }
 
-// pauseFactor is how often a pause of the machine can count: it can hit the sender, the kernel's queues and the receiver one after the
+// pauseFactor is how often one pause of the machine can count: it can delay the sender, the kernel's queues and the receiver one after the
 // other.
 const pauseFactor = 3
 
-// Range returns the rates that the link can have carried when the meter saw rate between two times. On a machine that paused, packets came
-// late and were read late, so the range is wide; a limit is broken only where the whole range is beyond it. From the beginning on, nothing
-// can have come late of an earlier time, so low is exact however long the pauses are.
+// Range returns the possible range of the link's rate if the meter measured rate between two times. Pauses of the machine delay packets and
+// reads, and widen the range. A limit is exceeded only if the whole range exceeds it. If from is 0, low is exact despite pauses, because no
+// delayed bytes of an earlier time can be included.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

@@ -41,7 +41,7 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// soon is the end of a wait in seconds: far from the minute of the flows that must not be waited for, and from what a slow machine needs.
+// soon is a timeout in seconds: well below the minute of flows for which the test must not wait, and well above a slow machine's needs.
 const soon = 30
 
 func within(t *testing.T, what string, got, low, high float64) {
@@ -51,7 +51,7 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// seen wants a rate between low and high, as far as the pauses of the machine let the meter see it.
+// seen expects a rate between low and high, as far as pauses of the machine allow a measurement.
 func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {
@@ -59,8 +59,7 @@ func (r Result) seen(t *testing.T, what string, rate float64, from, to time.Dura
 	}
 }
 
-// TestRange: a late first byte and pauses make the rate of the link uncertain, but from the beginning on pauses cannot hide that it was
-// higher.
+// TestRange: a late first byte and pauses make the rate of the link uncertain. From the beginning on, pauses cannot hide a higher rate.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -82,7 +81,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestPauses: a process that is stopped notices it, and one that runs on has none to speak of.
+// TestPauses: a stopped process detects the pause, and a running one detects almost none.
 func TestPauses(t *testing.T) {
 	stop := watchPauses()
 	start := time.Now()
@@ -136,12 +135,12 @@ func TestTCPFillsTheLink(t *testing.T) {
 		within(t, "seconds", time.Since(start).Seconds(), 0.3, soon)
 		n := len(got.Arrivals)
 		if n == 0 && got.Paused > Interval {
-			continue // the machine paused where the kernel's count was to be read
+			continue // the machine paused when the kernel's count should be read
 		}
 		if n == 0 || n > 3 {
 			t.Fatalf("%d arrivals in 3 intervals", n)
 		}
-		// What was read had come before.
+		// Bytes arrive before they are read.
 		within(t, "arrived", got.Arrivals[n-1].Wire, 0.95*float64(sum(got.Samples[:n])), 3*float64(got.Bytes))
 	}
 }
@@ -153,7 +152,7 @@ func sum(counts []uint64) (all uint64) {
 	return all
 }
 
-// TestSegmentsCountUnread: what nobody has read came over the link all the same.
+// TestSegmentsCountUnread: bytes that were not read still count as received on the link.
 func TestSegmentsCountUnread(t *testing.T) {
 	flow := Flow{From: Here, To: Here, Listen: loopback(true), Patience: time.Second, Streams: 2}
 	listener, err := listenTCP(t.Context(), flow)
@@ -203,8 +202,8 @@ func TestFlowBetweenPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	// The pod's loopback is down: a receiver there is out of reach from here,
-	// which it would not be if its socket were made in the wrong namespace.
+	// The pod's loopback is down, so a receiver there is unreachable from here. It would be reachable if its socket were in the wrong
+	// namespace.
 	_, err = Run(t.Context(), Flow{
 		Protocol: UDP, To: pod.Do, Listen: loopback(true),
 		Duration: time.Second, Patience: 300 * time.Millisecond, Rate: 1e6,
@@ -230,7 +229,7 @@ func TestSilence(t *testing.T) {
 	within(t, "seconds", time.Since(start).Seconds(), 0.2, soon)
 }
 
-// TestSilentConnection: who relays connections may take them and pass nothing.
+// TestSilentConnection: a relay may accept a connection and pass no data.
 func TestSilentConnection(t *testing.T) {
 	listen := netip.MustParseAddrPort("127.0.0.1:4996")
 	relay, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback(true)))

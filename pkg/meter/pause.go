@@ -4,13 +4,13 @@ package meter
 
 import "time"
 
-// pauseTick is how often the watch looks at the clock. A shorter delay is no pause: timers of a quiet machine have it too.
+// pauseTick is how often the watch reads the clock. A shorter delay does not count as a pause, since timers of an idle machine have it too.
 const pauseTick = time.Millisecond
 
-// watchPauses adds up the pauses of this process, by the delay of a timer, until the returned function is called.
+// watchPauses measures the total pauses of this process, by the delay of a timer, until the returned function is called.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
-	last := time.Now() // a busy machine may begin the function below after a first pause
+	last := time.Now() // on a busy machine the goroutine below may start after a first pause
 	go func() {
 		tick := time.NewTicker(pauseTick)
 		defer tick.Stop()
@@ -18,7 +18,7 @@ func watchPauses() (stop func() time.Duration) {
 		for more := true; more; {
 			select {
 			case <-ended:
-				more = false // the pause may have been the last thing that happened
+				more = false // a pause may have been the last event
 			case <-tick.C:
 			}
 			now := time.Now()

@@ -21,7 +21,7 @@ const PingInterval = 10 * time.Millisecond
 
 const (
 	icmpHeader = 8
-	pingHeader = icmpHeader + headerSize + 4 + 8 // the mark, a number, and the time of sending
+	pingHeader = icmpHeader + headerSize + 4 + 8 // mark, number, time of sending
 	pingSize   = icmpHeader + 64
 	unanswered = -1
 
@@ -29,18 +29,18 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips are what a [Ping] saw. A request without a reply counts in the percentiles as long as it was waited for.
+// RoundTrips are the results of a [Ping]. In the percentiles, a request without a reply counts with its full waiting time.
 type RoundTrips struct {
-	Samples       []time.Duration // of those that were answered, in the order of sending
+	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
 	P50, P95, P99 time.Duration
 }
 
 // Ping sends an ICMP echo request each [PingInterval] for the duration of a flow, from the sender's namespace to the receiver's address. It
-// needs a raw socket, which the owner of the namespace may have. A reply that comes later than the flow's patience counts as lost. That no
-// reply comes at all is no error. Of the flow, Ping uses From, the address of Listen, Duration and Patience.
+// needs a raw socket, which the owner of the namespace may open. A reply later than the flow's patience counts as lost. No reply at all is
+// no error. Of the flow, Ping uses From, the address of Listen, Duration and Patience.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
-	flow.Protocol = UDP // unused, but a flow is incomplete without one
+	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
 	if err != nil {
 		return RoundTrips{}, err
@@ -79,7 +79,7 @@ func dialICMP(from Place, target netip.Addr) (conn *net.IPConn, err error) {
 	return conn, err
 }
 
-// PingBeside pings while a flow sends, from a time after that was begun. The flow lasts as long as the ping, whatever its own duration.
+// PingBeside pings while a flow sends; it starts after the given time. The flow lasts as long as the ping, whatever its own duration.
 func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (RoundTrips, error) {
 	flow.Duration = after + ping.Duration + time.Minute
 	ctx, stop := context.WithCancel(ctx)
@@ -102,7 +102,7 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// pings is one Ping. Samples belong to the receiver; the time of sending travels in the request.
+// pings is one Ping. Only the receiver uses the samples; the request contains the time of sending.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -111,7 +111,7 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// ask sends at fixed times, however late one of them was. A request that cannot be sent is lost.
+// ask sends at fixed times, even if one was late. A request that cannot be sent counts as lost.
 func (p *pings) ask(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {
 		select {
@@ -123,7 +123,7 @@ func (p *pings) ask(ctx context.Context, conn *net.IPConn) {
 	}
 }
 
-// request is the echo request number i. The kernel fills in the checksum of ICMPv6.
+// request returns echo request number i. The kernel fills in the checksum of ICMPv6.
 func (p *pings) request(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6
@@ -142,7 +142,7 @@ func (p *pings) request(i int) []byte {
 	return message
 }
 
-// checksum is that of RFC 1071.
+// checksum returns the checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(message); i += 2 {
@@ -163,13 +163,13 @@ func (p *pings) answered(message []byte) bool {
 	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
 }
 
-// receive takes replies until each request has one, or none is waited for any more. An error that the network reports meanwhile, such as a
-// host that is unreachable, ends nothing.
+// receive reads replies until each request has one or its time is over. It ignores errors that the network reports meanwhile, such as an
+// unreachable host.
 func (p *pings) receive(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))
 	for missing := len(p.samples); missing > 0; {
-		n, _, err := conn.ReadFrom(buffer) // takes the IPv4 header off; Read does not
+		n, _, err := conn.ReadFrom(buffer) // ReadFrom removes the IPv4 header; Read does not
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			return
 		}

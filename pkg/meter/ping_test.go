@@ -33,8 +33,8 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answering takes the place of the kernel, which answers no echo until the test ends. It gives each request, and what makes a reply of it,
-// to handle.
+// answering replaces the kernel, which answers no echo until the test ends. It passes each request, and a function that replies to it, to
+// handle.
 func answering(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
@@ -57,7 +57,7 @@ func answering(t *testing.T, handle func(i int, request []byte, reply func([]byt
 			if err != nil {
 				return
 			}
-			if buffer[0] == echo4 { // it hears its own replies as well
+			if buffer[0] == echo4 { // the socket receives its own replies too
 				handle(i, bytes.Clone(buffer[:n]), func(b []byte) {
 					b = bytes.Clone(b)
 					b[0] = reply4
@@ -69,8 +69,8 @@ func answering(t *testing.T, handle func(i int, request []byte, reply func([]byt
 	}()
 }
 
-// TestPingAnswers: what is dropped, and what comes too late, is lost; what comes late took as long; what comes twice, or is of another,
-// does not count.
+// TestPingAnswers: a dropped or too late reply counts as lost, and a late one counts with its delay. Duplicates and replies to other pings
+// do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answering(t, func(i int, request []byte, reply func([]byte)) {
@@ -83,7 +83,7 @@ func TestPingAnswers(t *testing.T) {
 		case 3:
 			reply(request)
 			reply(request)
-		case 4: // the answers to another one, and to one that was never sent
+		case 4: // replies to another ping, and to a request that was never sent
 			stray, foreign := bytes.Clone(request), bytes.Clone(request)
 			stray[icmpHeader]++
 			binary.BigEndian.PutUint32(foreign[icmpHeader+headerSize:], 1<<20)
@@ -110,7 +110,7 @@ func TestPingAnswers(t *testing.T) {
 	}
 }
 
-// TestPingAnsweredTwice: who gets each answer twice does not have all after half of the time.
+// TestPingAnsweredTwice: duplicate replies do not make Ping finish after half of the replies.
 func TestPingAnsweredTwice(t *testing.T) {
 	answering(t, func(_ int, request []byte, reply func([]byte)) {
 		reply(request)
@@ -131,7 +131,7 @@ func TestPingUnanswered(t *testing.T) {
 	}
 }
 
-// TestEchoRequest: replies are known by their type, their length and their mark.
+// TestEchoRequest: replies are recognised by type, length and mark.
 func TestEchoRequest(t *testing.T) {
 	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
 	request := p.request(3)
@@ -154,7 +154,7 @@ func TestEchoRequest(t *testing.T) {
 	}
 }
 
-// TestPingFromAPlace: the pod's loopback is down; the ping would come through if its socket were made in the wrong namespace.
+// TestPingFromAPlace: the pod's loopback is down. The ping would succeed if its socket were in the wrong namespace.
 func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
@@ -166,13 +166,13 @@ func TestPingFromAPlace(t *testing.T) {
 	}
 }
 
-// TestPingBeside: the flow goes on for as long as the ping, and no longer; one that ends before, or never begins, spoils it.
+// TestPingBeside: the flow runs exactly as long as the ping. A flow that ends early or never starts makes PingBeside fail.
 func TestPingBeside(t *testing.T) {
 	const after = 50 * time.Millisecond
 	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: soon * time.Second}
 	beside := Flow{Protocol: UDP, Listen: netip.MustParseAddrPort("127.0.0.1:4996"), Rate: 8e6}
 	start := time.Now()
-	for range 2 { // again: its port is free
+	for range 2 { // the second time the port must be free again
 		got, err := PingBeside(t.Context(), ping, beside, after)
 		if err != nil || got.Sent != 10 || got.Lost != 0 {
 			t.Errorf("%+v, %v, want 10 answers", got, err)
@@ -181,7 +181,7 @@ func TestPingBeside(t *testing.T) {
 	if took := time.Since(start); took < 2*after+2*ping.Duration-2*PingInterval {
 		t.Errorf("took %v, did not wait for the flow", took)
 	}
-	beside.Dial = netip.MustParseAddrPort("127.0.0.1:4995") // where nobody listens
+	beside.Dial = netip.MustParseAddrPort("127.0.0.1:4995") // no process listens there
 	ping.Duration *= 10
 	for patience, late := range map[time.Duration]time.Duration{time.Millisecond: time.Minute, 2 * after: after} {
 		beside.Patience = patience
@@ -211,7 +211,7 @@ func TestRoundTrips(t *testing.T) {
 	for i := 100; i > 0; i-- {
 		samples = append(samples, time.Duration(i))
 	}
-	samples[0], samples[99] = unanswered, unanswered // 100 and 1
+	samples[0], samples[99] = unanswered, unanswered // requests 100 and 1
 	got := roundTrips(samples, time.Second)
 	want := RoundTrips{Sent: 100, Lost: 2, P50: 51, P95: 96, P99: time.Second, Samples: got.Samples}
 	if diff := cmp.Diff(want, got); diff != "" || len(got.Samples) != 98 || got.Samples[0] != 99 {

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Bytes around the payload of one packet. A shaper on a veth counts the
-// Ethernet header; TCP carries the timestamp option.
+// Bytes around the payload of a packet. A shaper on a veth counts the Ethernet header. TCP carries the timestamp option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20
@@ -24,7 +23,7 @@ func ipHeader(is4 bool) int {
 	return ipv6Header
 }
 
-// A tally counts what arrives by interval. Several receivers may share one.
+// A tally counts arriving bytes by interval. Several receivers may share one.
 type tally struct {
 	window time.Duration
 	opened time.Time     // before the first byte is sent
@@ -41,8 +40,7 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// add counts n bytes read at now and reports the end of the window; bytes
-// after the end are not counted.
+// add counts n bytes read at now and returns the end of the window. It does not count bytes after the end.
 func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +58,7 @@ func (t *tally) add(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// span sums the samples from up to, not including, to. When the window ends
-// inside the last sample, the time is cut there.
+// span sums the samples from from up to, but not including, to. If the window ends inside the last sample, the time ends there.
 func (t *tally) span(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {
@@ -73,18 +70,17 @@ func (t *tally) span(from, to time.Duration) (bytes, packets uint64, took time.D
 	return bytes, packets, to - from
 }
 
-// wireBytes turns payload and reads into bytes on the link.
+// wireBytes converts payload and reads to bytes on the link.
 type wireBytes func(bytes, packets uint64) float64
 
-// perPacket fits UDP, where one read is one packet.
+// perPacket is for UDP, where a read is a packet.
 func perPacket(header int) wireBytes {
 	return func(bytes, packets uint64) float64 {
 		return float64(bytes) + float64(packets)*float64(header)
 	}
 }
 
-// perSegment fits TCP, where a read says nothing about packets but the segment
-// size is known.
+// perSegment is for TCP, where reads do not show packets, but the segment size is known.
 func perSegment(mss, header int) wireBytes {
 	return func(bytes, _ uint64) float64 {
 		return float64(bytes) * float64(mss+header) / float64(mss)
@@ -115,8 +111,8 @@ func (t *tally) result(wire wireBytes) Result {
 	return r
 }
 
-// silent reports that nothing was counted.
-func (t *tally) silent() bool {
+// isEmpty reports whether nothing was counted.
+func (t *tally) isEmpty() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.first.IsZero()

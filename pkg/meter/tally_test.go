@@ -12,7 +12,7 @@ import (
 func TestTally(t *testing.T) {
 	start := time.Now()
 	counts := newTally(2500 * time.Millisecond)
-	// A burst first, then a quarter of it, in a link that needs its time to come up.
+	// A burst first, then a quarter of its rate, on a link that needs time to come up.
 	for ms := 0; ms < 4000; ms += 50 {
 		n := 1000
 		if ms >= 1000 {
@@ -59,7 +59,7 @@ func TestWindowShorterThanASecond(t *testing.T) {
 
 func TestArrivals(t *testing.T) {
 	const ms = time.Millisecond
-	// At 800, 400 and 1600 kbit/s; the second time was noted late.
+	// At 800, 400 and 1600 kbit/s; the second time is late.
 	a := Arrivals{{100 * ms, 10e3}, {300 * ms, 20e3}, {400 * ms, 40e3}}
 	for _, c := range []struct {
 		from, to time.Duration
@@ -73,6 +73,6 @@ func TestArrivals(t *testing.T) {
 	within(t, "peak", a.Peak(), 1600e3-1, 1600e3+1)
 	within(t, "peak of what was noted late", Arrivals{{100 * ms, 10e3}, {300 * ms, 35e3}}.Peak(), 1000e3-1, 1000e3+1)
 	if rate, peak := Arrivals(nil).Rate(0, time.Second), Arrivals(nil).Peak(); rate != 0 || peak != 0 {
-		t.Errorf("nothing came at %v, %v bit/s", rate, peak)
+		t.Errorf("nothing arrived at %v, %v bit/s", rate, peak)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Large enough that the cost of a call vanishes at tens of Gbit/s.
+// Large enough to make the cost of a call negligible at tens of Gbit/s.
 const tcpBuffer = 256 << 10
 
 func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
@@ -44,7 +44,7 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	var sending, receiving, watching sync.WaitGroup
 	var seen []segments
 	paused := watchPauses()
-	watching.Go(func() { seen = watch(ctx, receivers, counts) })
+	watching.Go(func() { seen = sampleSegments(ctx, receivers, counts) })
 	for i := range senders {
 		sending.Go(func() { sendTCP(senders[i], &sent) })
 		receiving.Go(func() { receiveTCP(receivers[i], counts, flow.Patience) })
@@ -52,11 +52,11 @@ func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	receiving.Wait()
 	pause := paused()
 	stopped := context.Cause(ctx)
-	if counts.silent() {
+	if counts.isEmpty() {
 		cancel()
 	}
 	watching.Wait()
-	segment := segmentSize(senders[0]) // not before: it grows with the window, on links with a large MTU
+	segment := segmentSize(senders[0]) // read late, because it grows with the window on links with a large MTU
 	cancel()
 	sending.Wait()
 	header := ethernetHeader + ipHeader(is4(flow)) + tcpHeader
@@ -91,7 +91,7 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 				return err
 			}
 			tcp := conn.(*net.TCPConn)
-			// What still waits in the send buffer must not disturb the next flow.
+			// Data left in the send buffer must not disturb the next flow.
 			_ = tcp.SetLinger(0)
 			conns = append(conns, tcp)
 		}
@@ -156,7 +156,7 @@ func receiveTCP(conn *net.TCPConn, counts *tally, patience time.Duration) {
 	}
 }
 
-// segmentSize is the payload of a full segment, timestamps already taken off.
+// segmentSize returns the payload of a full segment, without timestamps.
 func segmentSize(conn *net.TCPConn) int {
 	const ethernetMTU = 1500
 	size := ethernetMTU - ipv4Header - tcpHeader
@@ -176,7 +176,7 @@ func finish(counts *tally, wire wireBytes, sent *atomic.Uint64, stopped error) (
 	if stopped != nil {
 		return Result{}, stopped
 	}
-	if counts.silent() {
+	if counts.isEmpty() {
 		return Result{}, fmt.Errorf("%w (%d bytes sent)", ErrSilent, sent.Load())
 	}
 	result := counts.result(wire)
@@ -204,8 +204,7 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// network names the family too: package net looks only once whether there is
-// IPv6, in whichever namespace comes first.
+// network includes the family, because package net checks for IPv6 only once, in the first namespace that uses it.
 func network(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"

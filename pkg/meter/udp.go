@@ -17,7 +17,7 @@ const (
 	headerSize  = 8 // the mark of the flow
 	maxDatagram = 65000
 	udpBuffer   = 4 << 20
-	// The sender wakes this often to send what is due.
+	// The sender wakes at this interval to send due datagrams.
 	udpTick = time.Millisecond
 )
 
@@ -72,8 +72,7 @@ func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// sendUDP offers datagrams until ctx is done. A refused or dropped datagram is
-// one that was not sent: the receiver's count is the one that matters.
+// sendUDP offers datagrams until ctx is done. A refused or dropped datagram counts as not sent: the receiver's count is the result.
 func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
 	packet := make([]byte, flow.Size)
 	binary.BigEndian.PutUint64(packet, mark)
@@ -94,8 +93,7 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the datagrams that carry the mark; what an earlier flow
-// left on its way does not.
+// receiveUDP counts the datagrams with the mark. Datagrams of an earlier flow have another mark.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)
 	deadline := time.Now().Add(patience)

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layout is a chain as a builder makes it.
+// layout is a chain as a builder creates it.
 type layout struct {
 	chain Chain
-	rules []string // their shapes
+	rules []string // shapes of the rules
 }
 
 func (l *layout) append(family byte, exprs []expr.Any) {
@@ -36,10 +36,10 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift returns how the chains that build makes in the table differ from those in the kernel, as a predicate of "the rules of table X";
-// it is empty if they agree. It lists the rules of these chains alone, whose number does not depend on pods.
+// Drift describes how the table's chains differ from those that build creates, as a predicate of "the rules of table X". It is empty if
+// they agree. It lists only the rules of these chains; their number does not depend on pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
-	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // is never sent
+	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
 		return "", err
 	}
@@ -76,7 +76,7 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// DriftOf is Drift for a table with a schema version: it also sees chains that another program added.
+// DriftOf is Drift for a table with a schema version. It also reports chains that another program added.
 func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, error) {
 	drift, err := t.Drift(build)
 	if err != nil || drift != "" {
@@ -88,7 +88,7 @@ func (t *Handle) DriftOf(version uint16, build func(Ruleset) error) (string, err
 	return "are those of another version, or another program added a chain", nil
 }
 
-// dormant reports whether the table exists and its chains are switched off.
+// dormant reports whether the table exists and is dormant (its chains are disabled).
 func (t *Handle) dormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {
@@ -104,8 +104,8 @@ func (t *Handle) dormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes chains and rules of a registered table in one transaction. The kernel changes neither hook nor priority of a chain, so the
-// chains are made anew: those with the given names, or without names all of the table, also chains of other programs. Sets keep their
+// Install writes chains and rules of a registered table in one transaction. It recreates the chains, because the kernel cannot change hook
+// or priority of a chain. It recreates the named chains, or without names all chains of the table, also other programs'. Sets keep their
 // elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
@@ -113,7 +113,7 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 		return err
 	}
 	defer t.Close()
-	if err := t.wake(); err != nil {
+	if err := t.clearDormant(); err != nil {
 		return err
 	}
 	for range maxRaces {
@@ -123,7 +123,7 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 		}
 		err = Build(op, func(c *nftables.Conn) error {
 			r := NewRuleset(c, TableOf(table).Netlink())
-			for _, name := range old { // no rule may lead to a chain that goes
+			for _, name := range old { // no rule may jump to a deleted chain
 				c.FlushChain(&nftables.Chain{Table: r.Table, Name: name})
 			}
 			for _, name := range old {
@@ -138,9 +138,9 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// wake switches the chains of a dormant table on; it is a no-op if the table is awake or missing. The kernel refuses new base chains in
-// the same transaction.
-func (t *Handle) wake() error {
+// clearDormant enables the chains of a dormant table. It is a no-op if the table is enabled or missing. It needs its own transaction, since
+// the kernel refuses new base chains in the same one.
+func (t *Handle) clearDormant() error {
 	if dormant, err := t.dormant(); err != nil || !dormant {
 		return err
 	}
@@ -150,7 +150,7 @@ func (t *Handle) wake() error {
 	})
 }
 
-// chains returns those of the names that are chains of the table. Without names it returns all, and looks at all chains of the family.
+// chains returns the names that are chains of the table. Without names it returns all chains, and reads all chains of the family.
 func (t *Handle) chains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -183,8 +183,8 @@ func (t *Handle) chains(names []string) (found []string, err error) {
 	return found, err
 }
 
-// shapeOf writes what an expression of a rule does: its name, and the attributes that every kernel reports as a builder gives them. A zero
-// is the same as none. Registers are left out: the kernel reports some by other numbers.
+// shapeOf encodes the effect of a rule's expression: its name and the attributes that every kernel reports as written. Zero counts as no
+// value. It leaves out registers, since kernels report some with other numbers.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}
@@ -197,7 +197,7 @@ func shapeOf(data []byte) string {
 		}
 	})
 	shape := name
-	plain, nested := telling(name)
+	plain, nested := shapeAttributes(name)
 	for _, kind := range plain {
 		shape += fmt.Sprintf(" %x", text(attributes[kind]))
 	}
@@ -207,7 +207,7 @@ func shapeOf(data []byte) string {
 	return shape + ";"
 }
 
-// dataShape writes a value or a verdict.
+// dataShape encodes a value or a verdict.
 func dataShape(data []byte) (shape string) {
 	walk(data, func(kind uint16, v []byte) {
 		switch kind {
@@ -220,8 +220,8 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// telling returns the attributes of an expression that make its shape, plain ones and those that hold a value or a verdict.
-func telling(name string) (plain, nested []uint16) {
+// shapeAttributes returns the attributes that are part of an expression's shape: plain ones, and those with a value or a verdict.
+func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":
 		return []uint16{unix.NFTA_META_KEY}, nil

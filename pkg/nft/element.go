@@ -11,20 +11,20 @@ import (
 // nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
 const nftaKeyEnd = 10
 
-// MaxComment is how many bytes of a comment nft(8) shows, with the final zero.
+// MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
 const MaxComment = 128
 
-// Element is one element of an nftables set or map. Comment is where its owner stands.
+// Element is an element of an nftables set or map. Its comment names its owner.
 type Element struct {
 	Set     string
 	Key     []byte
-	Last    []byte // the last key of an interval of concatenated keys
-	KeyEnd  bool   // the element ends an interval: Key is the first one behind it
+	Last    []byte // last key of an interval of concatenated keys
+	KeyEnd  bool   // marks the end of an interval: Key is the first value after it
 	Value   []byte
 	Comment string
 }
 
-// Key concatenates fields as nf_tables does: each padded to a multiple of four bytes.
+// Key concatenates fields as nf_tables does, each padded to a multiple of four bytes.
 func Key(fields ...[]byte) []byte {
 	var out []byte
 	for _, f := range fields {
@@ -36,14 +36,14 @@ func Key(fields ...[]byte) []byte {
 	return out
 }
 
-// IfName returns the name of an interface as keys and rules hold it.
+// IfName encodes an interface name for keys and rules.
 func IfName(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
 	return b
 }
 
-// Digit returns the digit of a family, with which the names of its sets and chains end.
+// Digit returns the digit of a family, a suffix in the names of its sets and chains.
 func Digit(is4 bool) string {
 	if is4 {
 		return "4"
@@ -83,7 +83,7 @@ func (e Element) encode(enc *mdl.AttributeEncoder) error {
 	return nil
 }
 
-// parseElements reads the elements of a NFT_MSG_NEWSETELEM message.
+// parseElements parses the elements of a NFT_MSG_NEWSETELEM message.
 func parseElements(data []byte) (all []Element) {
 	if len(data) < 4 {
 		return nil

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Family says where the header of an address family has what, and which registers hold it: 1 is the first of 16 bytes, 8 to 11 are its
-// quarters.
+// Family holds the header offsets of an address family, and registers for its addresses. Register 1 is the first of 16 bytes; 8 to 11 are
+// its quarters.
 type Family struct {
-	Digit               string // at the end of the names of sets
+	Digit               string // suffix in the names of sets
 	Proto               byte
 	Source, Destination uint32 // offsets
-	Length              uint32 // of an address
+	Length              uint32 // length of an address
 	Address             nftables.SetDatatype
-	Second, Third       uint32 // registers behind an address in register 1
+	Second, Third       uint32 // registers after an address in register 1
 }
 
 // FamilyOf returns IPv4 or IPv6.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft speaks to nf_tables: transactions, elements, rules, the schema version of a table, and the registry of the tables that
-// Podlace makes. What the tables hold belongs to the plugins that own them.
+// Package nft accesses nf_tables: transactions, elements, rules, the schema version of a table, and the registry of Podlace's tables. The
+// content of the tables belongs to the plugins that own them.
 package nft
 
 import (
@@ -18,21 +18,22 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Unsupported reports whether an error says that the kernel has no nf_tables.
+// Unsupported reports whether an error means that the kernel has no nf_tables.
 func Unsupported(err error) bool {
-	return noFamily(err) || errors.Is(err, unix.EINVAL) && !Available() // which has other meanings too
+	return noFamily(err) || errors.Is(err, unix.EINVAL) && !Available() // EINVAL has other meanings too
 }
 
 func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available asks nf_tables for its generation: where there is none, nfnetlink answers EINVAL. What keeps one from asking is no answer.
+// Available reports whether the kernel has nf_tables. It requests the generation; without nf_tables nfnetlink answers EINVAL. If the
+// request cannot be sent, Available returns true.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
 		defer t.Close()
-		_, err = t.ask(mdl.Message{
+		_, err = t.query(mdl.Message{
 			Header: mdl.Header{Type: mdl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN), Flags: mdl.Request},
 			Data:   []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
 		})
@@ -40,7 +41,7 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported is for what there is nothing of on a kernel without nf_tables.
+// IgnoreUnsupported drops the error of a kernel without nf_tables, where there is nothing to do.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -48,17 +49,17 @@ func IgnoreUnsupported(err error) error {
 	return err
 }
 
-// answerTimeout bounds one answer of the kernel; transactions take microseconds.
+// answerTimeout bounds one answer of the kernel. Transactions take microseconds.
 const answerTimeout = 10 * time.Second
 
-// Conn is a connection to nf_tables, made when it is first used. The zero value is ready.
+// Conn is a connection to nf_tables that is opened on first use. The zero value is ready.
 type Conn struct {
 	sock *mdl.Conn
-	// spoilt says that there may be unread answers, after an error, for the next question to take for its own.
+	// spoilt reports that unread answers may remain after an error, which the next request would misread.
 	spoilt bool
 }
 
-// Open opens a registered table on the connection; with no name, no table.
+// Open opens a registered table on the connection. An empty name stands for no table.
 func (c *Conn) Open(table string) (*Handle, error) {
 	if c.spoilt {
 		c.Close()
@@ -77,8 +78,8 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory only when nobody reads it any more
-// (RCU), and closing waits for that.
+// Close closes the connection. It may wait some milliseconds: after a delete the kernel frees memory after an RCU grace period, and closing
+// waits for that.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -86,32 +87,33 @@ func (c *Conn) Close() {
 	*c = Conn{}
 }
 
-// ask sends a question of one message and returns its answers. unix.ENOENT: there are none.
-func (c *Conn) ask(question mdl.Message) ([]mdl.Message, error) {
-	c.begin()
+// query sends a request of one message and returns its answers. unix.ENOENT means that there are none.
+func (c *Conn) query(question mdl.Message) ([]mdl.Message, error) {
+	c.markSpoilt()
 	answers, err := c.sock.Execute(question)
 	c.spoilt = fault.Ignore(err, unix.ENOENT) != nil
 	return answers, err
 }
 
-// begin is called before something is sent. Until all answers are read, the connection is spoilt.
-func (c *Conn) begin() {
+// markSpoilt marks the connection as spoilt before a request is sent, until all answers are read.
+func (c *Conn) markSpoilt() {
 	c.spoilt = true
 	_ = c.sock.SetDeadline(time.Now().Add(answerTimeout))
 }
 
-// Handle works on the elements of one table. It does what google/nftables lacks: adding exclusively, and getting one element by its key.
-// Tables, chains and rules, made once a node, go through google/nftables.
+// Handle accesses the elements of one table. It adds two operations that google/nftables lacks: exclusive adds, and lookup of an element by
+// its key. Static tables, chains and rules go through google/nftables.
 type Handle struct {
 	*Conn
 	family byte
-	Table  string // its name
+	Table  string // name of the table
 }
 
-// Open opens a registered table on a connection of its own, which the caller closes.
+// Open opens a registered table on a separate connection. The caller closes it.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e, or the interval that it is in; ok is false when the element, the set or the table is missing.
+// Get returns the element with the key of e, or the interval that contains the key. ok is false if the element, the set or the table is
+// missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {
@@ -120,10 +122,10 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	return *all[0], true, nil
 }
 
-// maxQuestions is how many elements are asked for at a time: the answers must fit the socket's buffer.
+// maxQuestions is the number of elements per request: the answers must fit into the socket's buffer.
 const maxQuestions = 64
 
-// Find returns for each element what Get does, nil where there is none.
+// Find returns the result of Get for each element, nil for a missing one.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
 	for chunk := range slices.Chunk(elements, maxQuestions) {
@@ -135,12 +137,12 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 			}
 			ask = append(ask, msg)
 		}
-		t.begin()
+		t.markSpoilt()
 		if _, err := t.sock.SendMessages(ask); err != nil {
 			return nil, fmt.Errorf("nft get elements of %s: %w", t.Table, err)
 		}
 		for _, e := range chunk {
-			replies, err := t.sock.Receive() // one for each question, or an error
+			replies, err := t.sock.Receive() // one answer or error per element
 			if err := fault.Ignore(err, unix.ENOENT); err != nil {
 				return nil, fmt.Errorf("nft get element %s %s: %w", t.Table, e.Set, err)
 			}
@@ -158,7 +160,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	return found, nil
 }
 
-// List returns all elements of a set; those of a missing one are none.
+// List returns all elements of a set. It is empty if the set is missing.
 func (t *Handle) List(set string) ([]Element, error) {
 	msg, err := t.message(unix.NFT_MSG_GETSETELEM, mdl.Dump, set, nil)
 	if err != nil {
@@ -174,11 +176,11 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump calls each for the body of every answer. It begins again when something changed meanwhile.
+// dump calls each for the body of every answer. It restarts if the ruleset changed meanwhile.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
-		replies, err = t.ask(ask)
+		replies, err = t.query(ask)
 		return err
 	})
 	if err := fault.Ignore(err, unix.ENOENT); err != nil {
@@ -199,7 +201,8 @@ func (t *Handle) CountRules() (n int, err error) {
 	return n, t.dump(ask, func([]byte) { n++ })
 }
 
-// tableMessage names a table alone: its attribute has the same number in all kinds of messages (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
+// tableMessage returns a message that names only a table. The attribute has the same number in all kinds of messages (NFTA_TABLE_NAME,
+// NFTA_RULE_TABLE).
 func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_TABLE_NAME, table)
@@ -210,13 +213,13 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 	}, err
 }
 
-// Add puts the elements in, all or none. unix.EEXIST: one of the keys is there already; unix.ENOENT: the table is missing.
+// Add adds all elements or none. unix.EEXIST means that a key exists, and unix.ENOENT that the table is missing.
 func (t *Handle) Add(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing returns those of the elements that are there, as it finds them.
+// Existing returns those of the elements that exist, as the kernel has them.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -227,7 +230,7 @@ func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	return found, err
 }
 
-// Missing returns those of the elements that are not there.
+// Missing returns those of the elements that do not exist.
 func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	all, err := t.Find(elements)
 	for i, e := range all {
@@ -238,13 +241,13 @@ func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	return missing, err
 }
 
-// Delete takes the elements out, all or none. unix.ENOENT: one is missing.
+// Delete deletes all elements or none. unix.ENOENT means that one is missing.
 func (t *Handle) Delete(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
 }
 
-// Replace takes the elements old out and puts the elements in, all or none.
+// Replace deletes the old elements and adds the new ones in one transaction.
 func (t *Handle) Replace(old, elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
@@ -253,12 +256,12 @@ func (t *Handle) Replace(old, elements []Element) error {
 // Edit is one step of a transaction.
 type Edit struct {
 	Kind     int             // such as unix.NFT_MSG_NEWSETELEM
-	Flags    mdl.HeaderFlags // beside those of a request
+	Flags    mdl.HeaderFlags // in addition to those of a request
 	Elements []Element
-	Table    string // for what is about a whole table
+	Table    string // for a change of a whole table
 }
 
-// Apply makes the edits in one transaction, all or none. op names it in errors.
+// Apply applies all edits or none in one transaction. op names it in errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
 	for _, e := range edits {
@@ -284,13 +287,13 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.send(batch) })
 }
 
-// send sends a transaction and reads one acknowledgement for each message between its marks.
+// send sends a transaction and reads one acknowledgement per message between its begin and end.
 func (t *Handle) send(batch []mdl.Message) error {
-	t.begin()
+	t.markSpoilt()
 	if len(batch) > 6 {
 		_ = t.sock.SetWriteBuffer(len(batch) << 17)          // a transaction is one datagram
 		_ = t.sock.SetReadBuffer(max(len(batch)<<11, 1<<18)) // each message has an answer
-		_ = t.sock.SetOption(mdl.CapAcknowledge, true)       // errors would repeat the message, and overrun the socket
+		_ = t.sock.SetOption(mdl.CapAcknowledge, true)       // otherwise errors repeat the message and overflow the socket
 	}
 	if _, err := t.sock.SendMessages(batch); err != nil {
 		return err
@@ -309,7 +312,7 @@ func (t *Handle) send(batch []mdl.Message) error {
 	return first
 }
 
-// MaxElements is how many elements one message holds: together with their comments they must fit an attribute of 64 KiB.
+// MaxElements is the number of elements per message: with their comments they must fit into an attribute of 64 KiB.
 const MaxElements = 200
 
 func bySet(elements []Element) [][]Element {
@@ -350,7 +353,7 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build makes tables, chains, sets and rules in one transaction. All that it adds may be there already.
+// Build creates tables, chains, sets and rules in one transaction. Existing objects are no error.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {
@@ -365,7 +368,7 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// New is nftables.New whose answers do not take for ever: one that the kernel dropped for want of memory never comes.
+// New is nftables.New with a timeout: the kernel may drop an answer when memory is short.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
 	bound := nftables.WithSockOptions(func(c *mdl.Conn) error { return c.SetDeadline(time.Now().Add(answerTimeout)) })
 	return nftables.New(append(options, bound)...)

@@ -16,21 +16,21 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Place is a chain in nf_tables, or with an empty chain every chain of a table.
+// Place is a chain in nf_tables. With an empty chain it stands for all chains of a table.
 type Place struct {
 	Family       byte
 	Table, Chain string
 }
 
-// Rule is what is known of a rule of others: enough to tell whose it is and to delete it.
+// Rule describes another program's rule, with enough data to identify its owner and to delete it.
 type Rule struct {
 	Place
 	Comment string
-	Jump    string // the chain that it leads to
+	Jump    string // target chain
 
 	handle []byte
-	values [][]byte // what it compares with and loads: addresses and ports among others
-	shape  string   // its expressions, as shapeOf writes them
+	values [][]byte // values that it compares with or loads, such as addresses and ports
+	shape  string   // its expressions, as shapeOf encodes them
 }
 
 // request encodes a message about chains or rules.
@@ -53,14 +53,14 @@ func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
 	})
 }
 
-// HasChain reports whether a chain exists, by one question.
+// HasChain reports whether a chain exists, in one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
 }
 
-// Chain is what the kernel tells of a chain. Only base chains, which hooks lead to, have a policy, such as unix.NF_DROP, hook and priority.
-// Uses counts the rules of a base chain; of another chain also the rules that lead to it.
+// Chain is the kernel's description of a chain. Only base chains, which have a hook, have a policy (such as unix.NF_DROP) and a priority.
+// Uses counts the rules of a chain; for other chains also the rules that jump to it.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -70,14 +70,14 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain asks for one chain by its name; ok is false if it does not exist.
+// Chain returns a chain by name. ok is false if it does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {
 		return state, false, err
 	}
-	replies, err := t.ask(msg)
-	// ERANGE: the name is longer than any that exists.
+	replies, err := t.query(msg)
+	// ERANGE means that the name is longer than any possible name.
 	if err != nil && IgnoreUnsupported(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil || err == nil && len(replies) == 0 {
 		return state, false, nil
 	}
@@ -87,7 +87,7 @@ func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	return parseChain(replies[0].Data), true, nil
 }
 
-// parseChain reads a NFT_MSG_NEWCHAIN message.
+// parseChain parses a NFT_MSG_NEWCHAIN message.
 func parseChain(data []byte) (state Chain) {
 	if len(data) < 4 {
 		return state
@@ -114,7 +114,7 @@ func parseChain(data []byte) (state Chain) {
 	return state
 }
 
-// Rules lists the rules of a chain or a table; none when it is not there.
+// Rules lists the rules of a chain or a table. It is empty if that does not exist.
 func (t *Handle) Rules(p Place) ([]Rule, error) {
 	msg, err := p.request(unix.NFT_MSG_GETRULE, mdl.Dump, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, p.Table)
@@ -128,12 +128,12 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	var found []Rule
 	err = fault.Retry(func() error {
 		found = nil
-		replies, err := t.ask(msg)
+		replies, err := t.query(msg)
 		for _, reply := range replies {
 			if reply.Header.Flags&mdl.DumpInterrupted != 0 {
 				return unix.EINTR
 			}
-			// Kernels before 4.10 list more than was asked for.
+			// Kernels before 4.10 list more than requested.
 			if r := parseRule(reply.Data); r.Family == p.Family && r.Table == p.Table && (p.Chain == "" || r.Chain == p.Chain) {
 				found = append(found, r)
 			}
@@ -146,7 +146,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	return found, nil
 }
 
-// ListRules is Rules with a socket of its own.
+// ListRules is Rules on a separate socket.
 func ListRules(p Place) ([]Rule, error) {
 	t, err := Open("")
 	if err != nil {
@@ -158,7 +158,7 @@ func ListRules(p Place) ([]Rule, error) {
 
 func text(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }
 
-// parseRule reads a NFT_MSG_NEWRULE message.
+// parseRule parses a NFT_MSG_NEWRULE message.
 func parseRule(data []byte) (r Rule) {
 	if len(data) < 4 {
 		return r
@@ -184,7 +184,7 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression keeps the data of "cmp" and "immediate", whose attributes for it have different numbers.
+// parseExpression stores the data of "cmp" and "immediate", which have different attribute numbers.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -217,12 +217,12 @@ func (r *Rule) parseData(data []byte) {
 	})
 }
 
-// Has reports whether a value is one of those that the rule compares with or loads.
+// Has reports whether the rule compares with or loads a value.
 func (r Rule) Has(value []byte) bool {
 	return slices.ContainsFunc(r.values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
 
-// deletion is the message that deletes the rule.
+// deletion returns the message that deletes the rule.
 func (r Rule) deletion() (mdl.Message, error) {
 	return r.request(unix.NFT_MSG_DELRULE, mdl.Acknowledge, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, r.Table)
@@ -231,13 +231,13 @@ func (r Rule) deletion() (mdl.Message, error) {
 	})
 }
 
-// Removal names what is to be deleted of tables of other programs.
+// Removal names the objects to delete in other programs' tables.
 type Removal struct {
 	Chains []Jump
 	Rules  []Match
 }
 
-// Jump is a chain, and the chain of the same table whose rules jump to it.
+// Jump is a chain, and the parent chain of the same table with the rules that jump to it.
 type Jump struct {
 	Parent Place
 	Chain  string
@@ -249,7 +249,7 @@ type Match struct {
 	Want func(Rule) bool
 }
 
-// list returns the messages that delete what is there.
+// list returns the messages that delete the existing objects.
 func (r Removal) list(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
@@ -288,7 +288,8 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// unlink lists what deletes a chain with its rules, and the rules that jump to it. One question reports whether the chain exists.
+// unlink returns the messages that delete a chain with its rules, and the rules that jump to it. One request finds out whether the chain
+// exists.
 func (t *Handle) unlink(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -303,11 +304,11 @@ func (t *Handle) unlink(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces bounds how often a removal begins anew.
+// maxRaces limits the retries of a removal.
 const maxRaces = 30
 
-// Remove deletes what a removal names in one transaction, and begins anew if another program was faster with a part of it. It is a no-op if
-// nothing is there.
+// Remove deletes the objects of a removal in one transaction. It retries if another program deleted one of them meanwhile. It is a no-op if
+// nothing exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -12,23 +12,23 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// Ruleset writes a table of rules that are made once a node.
+// Ruleset builds a table of static rules.
 type Ruleset struct {
 	C     *nftables.Conn
 	Table *nftables.Table
 	made  map[string]*layout // chains by name
 }
 
-// NewRuleset makes a table and begins its rules.
+// NewRuleset creates a table and an empty Ruleset for it.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}}
 }
 
-// schemaSet is a set whose element is the version of the table, so that a newer plugin sees that it has to write the rules anew. The
-// version is raised with every change of them. How many there are stands beside it, so that a flush is seen.
+// schemaSet is a set whose element holds the table's version, so that a newer plugin detects old rules and rewrites them. Every change of
+// the rules increments the version. The set also holds the number of rules, so that a flush is detected.
 const schemaSet = "schema"
 
-// Mark writes the schema version. It comes after the rules.
+// Mark writes the schema version. It must come after the rules.
 func (r Ruleset) Mark(version uint16) error {
 	mark, err := r.Unmark()
 	if err != nil {
@@ -41,7 +41,7 @@ func (r Ruleset) Mark(version uint16) error {
 	return r.C.SetAddElements(mark, []nftables.SetElement{{Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Unmark makes the set of the mark, empty.
+// Unmark empties the set of the mark.
 func (r Ruleset) Unmark() (*nftables.Set, error) {
 	mark := &nftables.Set{Table: r.Table, Name: schemaSet, KeyType: nftables.TypeInetService}
 	if err := r.C.AddSet(mark, nil); err != nil {
@@ -53,12 +53,12 @@ func (r Ruleset) Unmark() (*nftables.Set, error) {
 
 func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
 
-// Mark writes the schema version of a table whose rules were counted.
+// Mark writes the schema version of a table with the given number of rules.
 func (t *Handle) Mark(version uint16, rules int) error {
 	return t.Add([]Element{{Set: schemaSet, Key: BigEndian(version), Comment: markText(rules)}})
 }
 
-// Marked reports whether the table has the rules of this version, all of them.
+// Marked reports whether the table has all rules of this version.
 func (t *Handle) Marked(version uint16) (bool, error) {
 	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
 	if err != nil || !ok {
@@ -68,7 +68,7 @@ func (t *Handle) Marked(version uint16) (bool, error) {
 	return mark.Comment == markText(n), err
 }
 
-// Chain makes a chain, empty; with a hook, a base chain.
+// Chain creates an empty chain; with a hook, a base chain.
 func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
 	chain := &nftables.Chain{Table: r.Table, Name: name}
 	r.made[name] = &layout{}
@@ -96,7 +96,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set makes a set, or with a value type a map.
+// Set creates a set, or with a value type a map.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -104,7 +104,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	}
 	s := &nftables.Set{Table: r.Table, Name: name, KeyType: keyType}
 	if len(key) == 1 && key[0].Name == nftables.TypeIFName.Name {
-		s.KeyByteOrder = binaryutil.NativeEndian // nft(8) prints names of this order alone
+		s.KeyByteOrder = binaryutil.NativeEndian // nft(8) prints names only in this byte order
 	}
 	if value != nil {
 		s.IsMap = true
@@ -115,7 +115,7 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.C.AddSet(s, nil)
 }
 
-// Intervals is Set for keys that are intervals in their last field.
+// Intervals is Set with intervals in the last field of the key.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -133,22 +133,22 @@ func Network(register, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
 }
 
-// DestinationPort loads the destination port, which tcp, udp and sctp have at the same place.
+// DestinationPort loads the destination port, which is at the same offset in TCP, UDP and SCTP.
 func DestinationPort(register uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// Lookup looks the value of register 1 up in a map.
+// Lookup looks up the value of register 1 in a map.
 func Lookup(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-// Equal compares what was loaded into register 1.
+// Equal compares register 1 with data.
 func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }
 
-// Translated matches connections whose destination was translated (IPS_DST_NAT, bit 5 of the conntrack status).
+// Translated matches connections with a translated destination (IPS_DST_NAT, bit 5 of the conntrack status).
 func Translated() []expr.Any {
 	const dstNAT = 1 << 5
 	return []expr.Any{
@@ -161,11 +161,11 @@ func Translated() []expr.Any {
 // Drop drops the packet.
 func Drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
 
-// Accept lets the packet pass.
+// Accept accepts the packet.
 func Accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
-// BigEndian returns a port or version in network byte order.
+// BigEndian encodes a port or version in network byte order.
 func BigEndian(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// Native returns a number in the byte order of the machine.
+// Native encodes a number in host byte order.
 func Native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

@@ -11,13 +11,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Table is an nftables table that Podlace makes.
+// Table is one of Podlace's nftables tables.
 type Table struct {
 	family nftables.TableFamily
 	Name   string
 }
 
-// String returns family and name, as nft(8) takes them.
+// String returns family and name in the form of nft(8).
 func (t Table) String() string {
 	if t.family == nftables.TableFamilyBridge {
 		return "bridge " + t.Name
@@ -25,10 +25,10 @@ func (t Table) String() string {
 	return "inet " + t.Name
 }
 
-// Netlink returns the table as google/nftables takes it.
+// Netlink returns the table in the form of google/nftables.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// The names of the registered tables, each with the package that owns it.
+// Names of the registered tables, each with its owning package.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -37,20 +37,20 @@ const (
 	LoopbackTable   = "podlace_loopback"   // portmap
 )
 
-// Tables is the registry of all nftables tables that Podlace makes. The builders get their tables from here, so that a table that is not
-// listed cannot be made, and rollback deletes what is listed.
+// Tables is the registry of all nftables tables of Podlace. Builders get their tables from it, so an unlisted table cannot be created, and
+// rollback deletes the listed ones.
 func Tables() []Table {
 	return []Table{
 		{nftables.TableFamilyINet, MasqueradeTable},
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// The protection of 127.0.0.0/8 goes after all that needs it.
+		// The protection of 127.0.0.0/8 is deleted after all tables that need it.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
 
-// TableOf returns the registered table with a name. Another name is a defect of the caller.
+// TableOf returns the registered table with a name. It panics for another name, which is a defect of the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
@@ -85,7 +85,7 @@ func HasTable(name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }), IgnoreUnsupported(err)
 }
 
-// DelTable deletes a table with its content; it is a no-op if the table is missing.
+// DelTable deletes a table with its content. It is a no-op if the table is missing.
 func DelTable(t Table) error {
 	err := Build("nft delete table "+t.String(), func(c *nftables.Conn) error {
 		c.DelTable(t.Netlink())

@@ -13,20 +13,20 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// envelope is what the frame itself reads of a network configuration.
+// envelope holds the keys of a network configuration that the frame itself reads.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes stdin and applies the rules that hold for all plugins. envErr, found in the environment before, is reported
-// only after the version is known, so that the error has the right cniVersion.
+// readConfig decodes stdin and applies the rules for all plugins. envErr is an error in the environment. It is reported only after the
+// version is known, so that the error has the right cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := decode(data, &env)
 	if decodeErr != nil && r.Verb == "DEL" {
-		// What DEL needs of the configuration is the name of the network.
+		// DEL needs only the network's name from the configuration.
 		var lenient struct {
 			Name string `json:"name"`
 		}
@@ -58,7 +58,7 @@ func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 		r.Prev, _, _ = prevResult(env)
 		return nil
 	}
-	if err := p.gate(r.Verb, env.CNIVersion); err != nil {
+	if err := p.checkVersion(r.Verb, env.CNIVersion); err != nil {
 		return err
 	}
 	if r.Verb == "GC" {
@@ -76,8 +76,8 @@ func (p Plugin) supports(v string) bool {
 	return false
 }
 
-// gate refuses versions that the plugin does not serve, and verbs that the version does not have.
-func (p Plugin) gate(verb, v string) error {
+// checkVersion rejects versions that the plugin does not serve, and verbs that the version does not have.
+func (p Plugin) checkVersion(verb, v string) error {
 	if !p.supports(v) {
 		return Errorf(CodeVersion, "cniVersion %s is not supported; supported are %s", quote(v), join(p.versions().SupportedVersions()))
 	}
@@ -94,7 +94,7 @@ func (p Plugin) gate(verb, v string) error {
 func (p Plugin) readPrev(r *Request, env envelope) error {
 	prev, v, err := prevResult(env)
 	if err != nil && r.Verb != "STATUS" {
-		return Errorf(CodeDecode, "prevResult: %w", explain(err, nil))
+		return Errorf(CodeDecode, "prevResult: %w", describeDecodeError(err, nil))
 	}
 	r.Prev = prev
 	if v == r.CNIVersion {
@@ -110,7 +110,7 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult reads the result of the plugins before, and tells its version; nil when there is none.
+// prevResult returns the result of the earlier plugins and its version, or nil if there is none.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil
@@ -118,14 +118,14 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	return readResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult reads a result of any version. It is in the version that it names, else in v, that of the configuration.
+// ReadResult parses a result of any version. Without a version in the result, it uses v, the configuration's version.
 func ReadResult(v string, raw []byte) (*types100.Result, error) {
 	result, _, err := readResult(v, raw)
 	return result, err
 }
 
 func readResult(v string, raw []byte) (result *types100.Result, own string, err error) {
-	defer func() { // the library does not expect an entry that is null
+	defer func() { // the library panics on a null entry
 		if p := recover(); p != nil {
 			result, err = nil, fmt.Errorf("malformed: %v", p)
 		}
@@ -154,7 +154,7 @@ func readResult(v string, raw []byte) (result *types100.Result, own string, err 
 	return result, own, err
 }
 
-// withVersion lets a result name a version.
+// withVersion adds a version to a result without one.
 func withVersion(v string, raw []byte) ([]byte, error) {
 	keys := map[string]json.RawMessage{}
 	if err := json.Unmarshal(raw, &keys); err != nil {

@@ -27,24 +27,24 @@ func TestNetworkName(t *testing.T) {
 func TestVersionGate(t *testing.T) {
 	for verb, oldest := range map[string]string{"ADD": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"} {
 		for _, v := range allVersions() {
-			err := (Plugin{}).gate(verb, v)
+			err := (Plugin{}).checkVersion(verb, v)
 			if want := slices.Index(allVersions(), v) >= slices.Index(allVersions(), oldest); (err == nil) != want {
 				t.Errorf("%s in %s: %v", verb, v, err)
 			}
 		}
 	}
 	for _, v := range []string{"0.0.9", "1.2.0", "1.1", "x", "1.1.0 ", "\x1b"} {
-		err := (Plugin{}).gate("ADD", v)
+		err := (Plugin{}).checkVersion("ADD", v)
 		if Code(err) != CodeVersion || !strings.Contains(err.Error(), "supported are 0.1.0, 0.2.0") {
 			t.Errorf("%q: %v", v, err)
 		}
 	}
-	if err := (Plugin{MinVersion: "0.3.0"}).gate("ADD", "0.2.0"); Code(err) != CodeVersion {
+	if err := (Plugin{MinVersion: "0.3.0"}).checkVersion("ADD", "0.2.0"); Code(err) != CodeVersion {
 		t.Errorf("below the plugin's oldest: %v", err)
 	}
 }
 
-// TestVersionOfErrors: an error has the version of the configuration, or the newest when that is none of ours.
+// TestVersionOfErrors: an error has the configuration's version, or the newest one if that version is not supported.
 func TestVersionOfErrors(t *testing.T) {
 	for in, want := range map[string]string{`"0.3.1"`: "0.3.1", `"1.0.0"`: "1.0.0", `""`: "0.1.0", `"9.9.9"`: "1.1.0", `7`: "1.1.0"} {
 		o := run((&recorder{}).plugin(), newEnv("ADD"), `{"name":"net","cniVersion":`+in+`}`)
@@ -54,7 +54,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused: what the gate refuses does not reach the plugin.
+// TestVersionRefused: a request that checkVersion rejects does not reach the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}
@@ -65,7 +65,7 @@ func TestVersionRefused(t *testing.T) {
 	}
 }
 
-// TestDelOfOtherVersion: DEL works whatever the version, for what was made before an upgrade or a downgrade.
+// TestDelOfOtherVersion: DEL works with any version, so that attachments survive an upgrade or a downgrade.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}
@@ -76,7 +76,7 @@ func TestDelOfOtherVersion(t *testing.T) {
 	}
 }
 
-// prevResults are the same result as each version writes it.
+// prevResults returns the same result in the format of each version.
 func prevResults() map[string]string {
 	old := `"ip4":{"ip":"10.1.0.5/24","gateway":"10.1.0.1","routes":[{"dst":"0.0.0.0/0"}]}`
 	mid := `"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","interface":0,"address":"10.1.0.5/24","gateway":"10.1.0.1"}]`
@@ -117,7 +117,7 @@ func TestPrevResultRefused(t *testing.T) {
 	}
 }
 
-// TestPrevResultRules: CHECK and chained plugins need one, DEL and STATUS take none for a broken one.
+// TestPrevResultRules: CHECK and chained plugins require a prevResult. DEL and STATUS ignore a broken one.
 func TestPrevResultRules(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	for _, c := range []struct {
@@ -142,13 +142,13 @@ func TestPrevResultRules(t *testing.T) {
 	}
 }
 
-// TestValidAttachments (C-81): null and [] keep nothing; no list, and what is no list, is refused.
+// TestValidAttachments (C-81): null and [] keep no attachments. A missing list, and a value that is no list, are errors.
 func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni sends both, and the same
+		// libcni sends both keys with the same value
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {
@@ -159,7 +159,7 @@ func TestValidAttachments(t *testing.T) {
 		}
 	}
 	for keys, code := range map[string]uint{
-		"":                                                  CodeConfig, // nobody said that anything may go
+		"":                                                  CodeConfig, // without a list nothing may be collected
 		`"cni.dev/valid-attachments":{}`:                    CodeDecode,
 		`"cni.dev/valid-attachments":"x"`:                   CodeDecode,
 		`"cni.dev/valid-attachments":[1]`:                   CodeDecode,

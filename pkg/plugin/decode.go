@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// maxConfig bounds stdin; libcni's documents, prevResult included, are some kilobytes.
+// maxConfig limits stdin. libcni's documents with prevResult have some kilobytes.
 const maxConfig = 16 << 20
 
-// Decode reads the configuration into raw, a pointer to a struct that mirrors the JSON. Keys that raw does not have are logged
-// with the nearest key that it has: they are legal (other plugins may read them), but often a typing error.
+// Decode reads the configuration into raw, a pointer to a struct that mirrors the JSON. It logs unknown keys with the nearest known key:
+// they are valid, since other plugins may read them, but are often misspelt.
 func (r *Request) Decode(raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -22,8 +22,8 @@ func (r *Request) Decode(raw any) error {
 	return nil
 }
 
-// DecodeWithin is Decode for a plugin that shares the configuration with its caller, as IPAM plugins do: only the keys inside the
-// object key are its own.
+// DecodeWithin is Decode for a plugin that shares the configuration with its caller, as IPAM plugins do: it reports only unknown keys
+// inside the object key.
 func (r *Request) DecodeWithin(key string, raw any) error {
 	if err := decode(r.Config, raw); err != nil {
 		return err
@@ -37,13 +37,12 @@ func decode(data []byte, into any) error {
 		return Errorf(CodeDecode, "network configuration: want a JSON object, got %s", quote(string(trimmed)))
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", explain(err, reflect.TypeOf(into).Elem()))
+		return Errorf(CodeDecode, "network configuration: %w", describeDecodeError(err, reflect.TypeOf(into).Elem()))
 	}
 	return nil
 }
 
-// commonKeys may stand in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin
-// configuration").
+// commonKeys may occur in any plugin's configuration (SPEC.md section 1 and "Deriving runtime configuration from plugin configuration").
 var commonKeys = []string{"cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
@@ -60,7 +59,7 @@ type field struct {
 	of   reflect.Type
 }
 
-// jsonFields returns the fields of struct t, embedded ones included, by their JSON names in lower case.
+// jsonFields returns the fields of struct t, including embedded ones, by their JSON names in lower case.
 func jsonFields(t reflect.Type) map[string]field {
 	fields := map[string]field{}
 	for f := range t.Fields() {
@@ -89,7 +88,7 @@ func containsFold(list []string, s string) bool {
 	return false
 }
 
-// Nearest returns the word that is most like key by edit distance, or "" when none is near.
+// Nearest returns the word with the smallest edit distance to key, or "" if none is near.
 func Nearest(key string, words []string) string {
 	best, at := len(key)/2+1, ""
 	for _, w := range words {

@@ -38,7 +38,7 @@ type embedded struct {
 	Rate int `json:"rate"`
 }
 
-// mirror is the shape of a plugin's configuration.
+// mirror has the form of a plugin's configuration.
 type mirror struct {
 	embedded
 	Bridge string `json:"bridge"`
@@ -51,7 +51,7 @@ type mirror struct {
 	Hidden string `json:"-"`
 }
 
-// warnings decodes and returns the lines about unknown keys.
+// warnings decodes a configuration and returns the log lines about unknown keys.
 func warnings(t *testing.T, decode func(*Request, any) error, config string) (lines []string) {
 	t.Helper()
 	var log bytes.Buffer
@@ -86,7 +86,7 @@ func TestUnknownKeys(t *testing.T) {
 	}
 }
 
-// TestUnknownKeysWithin: an IPAM plugin does not speak of its caller's keys.
+// TestUnknownKeysWithin: an IPAM plugin does not report its caller's keys.
 func TestUnknownKeysWithin(t *testing.T) {
 	got := warnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
 	if len(got) != 1 || !strings.Contains(got[0], "ipam.subnett") {

@@ -10,11 +10,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxID bounds container IDs and network names: each becomes part of a file name of at most 255 bytes.
+// maxID limits container IDs and network names, which become parts of file names of at most 255 bytes.
 const maxID = 255
 
-// required names the variables that each verb cannot do without (SPEC.md section 2 "CNI operations"); CNI_PATH is needed only
-// where a delegate must be found, and GC has no other use for the environment.
+// required returns the variables that a verb needs (SPEC.md section 2 "CNI operations"). CNI_PATH is needed only to find a delegate, and is
+// the only variable that GC uses.
 func required(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
@@ -53,7 +53,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 	return nil
 }
 
-// refuseArgs refuses malformed and unknown arguments of the verbs that act on them.
+// refuseArgs rejects malformed and unknown arguments for the verbs that use them.
 func (r *Request) refuseArgs(getenv func(string) string) error {
 	if r.Verb != "ADD" && r.Verb != "CHECK" {
 		return nil
@@ -91,8 +91,8 @@ func isAlnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 }
 
-// ValidIfName refuses what the kernel refuses (net/core/dev.c dev_valid_name), what it would expand (%), and the names that
-// mean something else as a folder below /proc/sys/net/ipv4/conf.
+// ValidIfName rejects the names that the kernel rejects (net/core/dev.c dev_valid_name) or would expand (%). It also rejects names with
+// another meaning as a folder below /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -114,8 +114,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs reads CNI_ARGS, "K=V;K=V"; a value may hold '='. What is malformed is left to checkArgs, since DEL must not fail
-// on it.
+// parseArgs parses CNI_ARGS, "K=V;K=V". A value may contain '='. checkArgs reports malformed arguments, because DEL must not fail because
+// of them.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {
@@ -126,7 +126,7 @@ func parseArgs(s string) map[string]string {
 	return args
 }
 
-// checkArgs refuses keys that nobody here knows, unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
+// checkArgs rejects unknown keys unless IgnoreUnknown is set (CONVENTIONS.md, CNI_ARGS).
 func checkArgs(s string, args map[string]string) error {
 	switch strings.ToLower(args["IgnoreUnknown"]) {
 	case "1", "true", "t":
@@ -145,7 +145,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote makes a string from outside safe to print: escaped, and cut to a length that fits a log line.
+// quote escapes an external string for logs and limits its length.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error codes of the CNI specification (SPEC.md, "Error"), the code that libraries use for a bad network namespace, and from
+// Error codes: those of the CNI specification (SPEC.md, "Error"), the code that libraries use for an invalid network namespace, and from
 // 100 on our own.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
@@ -18,10 +18,10 @@ const (
 	CodeUnknown       uint = 3  // container unknown; the runtime need not call DEL
 	CodeEnvironment   uint = 4  // invalid or missing CNI_* variable
 	CodeIO            uint = 5  // a system call or file operation failed
-	CodeDecode        uint = 6  // stdin is not the JSON that was expected
+	CodeDecode        uint = 6  // stdin is not the expected JSON
 	CodeConfig        uint = 7  // the network configuration is invalid
-	CodeNetns         uint = 8  // CNI_NETNS is not a network namespace that may be used
-	CodeTryAgain      uint = 11 // transient: try again later
+	CodeNetns         uint = 8  // CNI_NETNS is not a usable network namespace
+	CodeTryAgain      uint = 11 // temporary: try again later
 	CodeNotAvailable  uint = 50 // STATUS: no ADD can be served
 	CodeLimited       uint = 51 // STATUS: no ADD can be served, and existing containers are affected
 	CodeStateDiffers  uint = 100
@@ -33,7 +33,7 @@ const (
 	CodeInternal      uint = 999 // a defect in the plugin
 )
 
-// Error is an error with the code that the runtime gets and an optional hint for the admin.
+// Error is an error with the code for the runtime and an optional hint for the admin.
 type Error struct {
 	Code uint
 	Hint string
@@ -46,12 +46,12 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the wrapped error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf makes an Error with code from a format; %w wraps as in fmt.Errorf.
+// Errorf returns an Error with a code and a formatted message; %w wraps as in fmt.Errorf.
 func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint adds a hint, what to do about it, which reaches the admin in the details of the error. It keeps the code of err.
+// WithHint adds a hint about the remedy. It appears in the details of the error. WithHint keeps the code of err.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -59,8 +59,8 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// Code returns the CNI error code of err: that of the outermost Error in its tree, else one by what an error in the tree says of itself,
-// else one derived from the errno.
+// Code returns the CNI error code of err: the code of the outermost Error in its tree, or else a code from an error's own methods, or else
+// one derived from the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }
@@ -78,7 +78,7 @@ func Code(err error) uint {
 	return CodeIO
 }
 
-// Hint returns what WithHint has attached to an error, "" for nothing.
+// Hint returns the hint that WithHint added to an error, or "".
 func Hint(err error) string {
 	var hints []string
 	for err != nil {
@@ -94,17 +94,17 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects the steps that take back the changes of a verb. Use it on a named result:
+// Undo collects the steps that undo the changes of a verb. Use it on a named result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)
 type Undo struct{ steps []func() error }
 
-// Push adds the step that takes back the change that was just made.
+// Push adds the step that undoes the preceding change.
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
-// OnError runs the steps, newest first, when *err is not nil. It never stops at a failing step; what failed is joined to *err.
-// A panic passes on after the steps.
+// OnError runs the steps, newest first, if *err is not nil. It continues after a failing step and joins the step's error to *err. It
+// re-raises a panic after the steps.
 func (u *Undo) OnError(err *error) {
 	if v := recover(); v != nil {
 		for i := len(u.steps) - 1; i >= 0; i-- {

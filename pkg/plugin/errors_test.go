@@ -49,7 +49,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-// TestCodes pins what runtimes, scripts and documents know by now.
+// TestCodes pins the codes, which runtimes, scripts and documents use.
 func TestCodes(t *testing.T) {
 	want := []uint{1, 2, 3, 4, 5, 6, 7, 8, 11, 50, 51, 100, 101, 102, 103, 104, 105, 999}
 	got := []uint{CodeVersion, CodeUnsupported, CodeUnknown, CodeEnvironment, CodeIO, CodeDecode, CodeConfig, CodeNetns, CodeTryAgain,
@@ -77,7 +77,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// undone runs steps of which some fail, and returns their order.
+// undone runs steps, some of which fail, and returns their order.
 func undone(start error, failing ...int) (order []int, err error) {
 	err = start
 	var undo Undo
@@ -113,7 +113,7 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsDerivedCode: the errno of the cause decides, also when an undo step fails with another code.
+// TestUndoKeepsDerivedCode: the errno of the cause decides the code, also if an undo step fails with another code.
 func TestUndoKeepsDerivedCode(t *testing.T) {
 	err := error(unix.EBUSY)
 	var undo Undo
@@ -143,6 +143,6 @@ func TestUndoOnPanic(t *testing.T) {
 		t.Errorf("got %+v", f)
 	}
 	if !strings.Contains(o.stderr, "errors_test.go:") {
-		t.Errorf("stderr does not tell where: %s", o.stderr)
+		t.Errorf("stderr does not contain the position: %s", o.stderr)
 	}
 }

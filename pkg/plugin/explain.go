@@ -10,25 +10,25 @@ import (
 	"strings"
 )
 
-// explain says in the words of JSON why a document could not be decoded into a value of type t, which may be nil: encoding/json speaks
-// of the types of Go.
-func explain(err error, t reflect.Type) error {
+// describeDecodeError describes in JSON terms why a document could not be decoded into a value of type t (may be nil). encoding/json uses
+// names of Go types instead.
+func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
 		return err
 	}
-	key, declared := follow(wrong.Field, t)
+	key, declared := resolvePath(wrong.Field, t)
 	if key == "" {
 		key = "the value"
 	} else if declared != nil && declared != wrong.Type {
 		key = "an entry of " + key
 	}
-	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wanted(wrong.Type))
+	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
 }
 
-// follow walks a dotted path of encoding/json from t on, through lists too. It returns the path without embedded structs, which the
-// document does not know, and the type of what stands there, nil when that is unknown.
-func follow(path string, t reflect.Type) (string, reflect.Type) {
+// resolvePath walks a dotted path of encoding/json from t, also through lists. It returns the path without embedded structs, which the
+// document does not contain, and the type at its end, or nil if that is unknown.
+func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {
 		for t != nil && (t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array) {
@@ -49,7 +49,7 @@ func follow(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue names what was found: encoding/json calls it "string", "array", or "number 7.5" when the kind is right.
+// jsonValue names the kind of the value found. encoding/json calls it "string", "array", or "number 7.5" if the kind is right.
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
 		return number
@@ -65,8 +65,8 @@ func jsonValue(v string) string {
 	return "a " + v
 }
 
-// wanted names what a value of type t is written as.
-func wanted(t reflect.Type) string {
+// wantedKind names the JSON kind of a value of type t.
+func wantedKind(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
 		return "a string"
@@ -79,7 +79,7 @@ func wanted(t reflect.Type) string {
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return fmt.Sprintf("a whole number from 0 on, of at most %d bits", t.Bits())
 	case reflect.Pointer:
-		return wanted(t.Elem())
+		return wantedKind(t.Elem())
 	case reflect.Slice, reflect.Array:
 		return "a list of " + entries(t.Elem())
 	}

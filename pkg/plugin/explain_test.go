@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// shapes has a key of each kind that configurations have.
+// shapes has a key of each kind that occurs in configurations.
 type shapes struct {
 	embedded
 	Text  string   `json:"text"`
@@ -24,7 +24,7 @@ type shapes struct {
 	} `json:"ipam"`
 }
 
-// TestWrongKinds: what is wrong is said with the key, in the words of JSON.
+// TestWrongKinds: the error names the key and the wrong kind in JSON terms.
 func TestWrongKinds(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"text":7}`:                               "text is a number: want a string",
@@ -55,7 +55,7 @@ func TestWrongKinds(t *testing.T) {
 	}
 }
 
-// TestWrongKindsElsewhere: so it is with what the frame itself reads.
+// TestWrongKindsElsewhere: the same for keys that the frame itself reads.
 func TestWrongKindsElsewhere(t *testing.T) {
 	for verb, more := range map[string]string{
 		"GC":  `"cni.dev/valid-attachments":[{"containerID":7,"ifname":"x"}]`,

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Finding is a part of a configuration that is legal and does not do what it seems to do.
+// Finding is a setting that is valid but does not have the effect that it suggests.
 type Finding struct {
-	Key  string `json:"key"`  // its place, such as plugins[1].capabilities
-	Text string `json:"text"` // what does not work, and the remedy
+	Key  string `json:"key"`  // path of the key, such as plugins[1].capabilities
+	Text string `json:"text"` // the problem and the remedy
 }
 
 // String returns both parts in one line.
@@ -25,12 +25,12 @@ func (f Finding) String() string { return f.Key + ": " + f.Text }
 // LogFindings writes a warning for each finding.
 func (r *Request) LogFindings(findings []Finding) {
 	for _, f := range findings {
-		r.Log.Warn("a key of the configuration has not the effect that it seems to have", "key", quote(f.Key), "finding", f.Text)
+		r.Log.Warn("a configuration key does not have the effect that it suggests", "key", quote(f.Key), "finding", f.Text)
 	}
 }
 
-// UnknownKeys returns a finding for each key of a configuration that raw, a struct that mirrors the JSON, does not have. Not empty, within
-// names the object whose keys alone count.
+// UnknownKeys returns a finding for each key of a configuration that raw, a struct that mirrors the JSON, does not have. If within is not
+// empty, only the keys of that object count.
 func UnknownKeys(config []byte, within string, raw any) []Finding {
 	t := reflect.TypeOf(raw)
 	if within == "" {
@@ -43,8 +43,8 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	return nil
 }
 
-// unknownKeys walks the keys of a JSON object along the fields of t. Objects below "args" and "runtimeConfig" are shared with
-// others and not looked at.
+// unknownKeys compares the keys of a JSON object with the fields of t. It skips objects below "args" and "runtimeConfig", which other
+// plugins share.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
@@ -78,9 +78,9 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	return found
 }
 
-// DuplicateKeys returns a finding for each key that a JSON object has twice.
+// DuplicateKeys returns a finding for each key that occurs twice in a JSON object.
 func DuplicateKeys(data []byte) (found []Finding) {
-	if !json.Valid(data) { // and not nested deeper than the walk may go
+	if !json.Valid(data) { // also limits the nesting depth for the walk
 		return nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -113,17 +113,17 @@ func walkKeys(dec *json.Decoder, path string, duplicate func(path string)) {
 		walkKeys(dec, inner, duplicate)
 	}
 	if token == json.Delim('{') || token == json.Delim('[') {
-		_, _ = dec.Token() // its end
+		_, _ = dec.Token() // the closing delimiter
 	}
 }
 
-// conventional are the capabilities of CONVENTIONS.md and of containerd and CRI-O.
+// conventional are the capabilities in CONVENTIONS.md and of containerd and CRI-O.
 var conventional = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks like a misspelt one, and one when the capability needed is not asked for:
-// loss says what does not happen then. needed is "" for a plugin that needs none.
+// Capabilities returns a finding for each capability that looks misspelt, and one if the configuration does not request the capability
+// needed. loss describes the effect of that. needed is "" for a plugin that needs none.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

@@ -16,7 +16,7 @@ func keysOf(findings []Finding) (keys []string) {
 	return keys
 }
 
-// TestDuplicateKeysAreFound: encoding/json takes the last of two values in silence.
+// TestDuplicateKeysAreFound: encoding/json silently uses the last of two values.
 func TestDuplicateKeysAreFound(t *testing.T) {
 	for config, want := range map[string][]string{
 		`{"a":1,"b":{"a":1},"c":[{"a":1},{"a":2}]}`: nil,
@@ -24,8 +24,8 @@ func TestDuplicateKeysAreFound(t *testing.T) {
 		`{"a":1,"b":2,"a":3,"a":4}`: {"a", "a"},
 		`{"plugins":[{},{"ipam":{"ranges":[[{"subnet":1,"subnet":2}]]}}]}`: {"plugins[1].ipam.ranges[0][0].subnet"},
 		`{"a":{"x":[1,{},"}"],"y":"{"},"b":{"y":1,"y":[{"z":1,"z":2}]}}`:   {"b.y", "b.y[0].z"},
-		`{"isGateway":true,"isgateway":false}`:                             nil, // two keys for all but Go
-		`{"a":1,"a":`:                                                      nil, // no JSON: Decode says so
+		`{"isGateway":true,"isgateway":false}`:                             nil, // different keys, except for encoding/json
+		`{"a":1,"a":`:                                                      nil, // invalid JSON: Decode reports it
 		`[{"a":1,"a":2}]`:                                                  {"[0].a"},
 		`7`:                                                                nil,
 		``:                                                                 nil,
@@ -49,7 +49,7 @@ func TestCapabilitiesThatNothingComesOf(t *testing.T) {
 		`{"capabilities":{"bandwith":true}}`:   {"capabilities.bandwith", "capabilities"},
 		`{"capabilities":{"Bandwidth":true}}`:  {"capabilities.Bandwidth", "capabilities"},
 		`{"capabilities":{"bandwidth":true,"portMapings":true}}`: {"capabilities.portMapings"},
-		`{"capabilities":7}`: nil, // libcni refuses it
+		`{"capabilities":7}`: nil, // libcni rejects it
 	} {
 		if diff := cmp.Diff(want, keysOf(Capabilities([]byte(config), "bandwidth", "no pod is limited"))); diff != "" {
 			t.Errorf("%s: %s", config, diff)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// quiet is a Request as the frame makes it before it reads anything.
+// quiet returns a Request as the frame creates it before it reads any input.
 func quiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard
@@ -17,7 +17,7 @@ func quiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig feeds the frame with configurations: what it lets pass is named and versioned, what it refuses is one document.
+// FuzzConfig: an accepted configuration has a name and a version, and a rejected one gives one error document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {
@@ -65,7 +65,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult: a result that is accepted holds no holes, and can be written again in its version.
+// FuzzPrevResult: an accepted result contains no null entries, and can be encoded again in its version.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -115,7 +115,7 @@ func FuzzValidAttachments(f *testing.F) {
 	})
 }
 
-// FuzzPrintable: nothing from outside can forge a log line or grow a message.
+// FuzzPrintable: no external text can forge a log line or enlarge a message.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a", "a\nb", "\x1b[31m", "é\u202e", "\xff", strings.Repeat("x", 50)} {
 		f.Add(seed)
@@ -129,7 +129,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode: unknown keys of any shape are only logged.
+// FuzzDecode: unknown keys of any form are only logged.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

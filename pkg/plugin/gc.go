@@ -12,23 +12,22 @@ import (
 
 const (
 	validKey  = "cni.dev/valid-attachments"
-	legacyKey = "cni.dev/attachments" // of libcni, beside the other
+	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is our own: attachments that GC may collect, and no others. Between the making of a list and the GC that gets it,
-	// attachments are made that the list of valid ones lacks. A runtime excludes that, as SPEC.md demands; who is no runtime names the dead.
+	// DeadKey is our own key: the only attachments that GC may collect. A caller's list of valid attachments may lack attachments that were
+	// made since. SPEC.md forbids that for a runtime. A caller that is no runtime names the dead attachments instead.
 	DeadKey = "podlace/dead-attachments"
 
-	// grace is how long before GC an attachment must have been written last, if its namespace is there. One ADD is several plugins, and
-	// between two of them no lock says that it is under way.
+	// grace is the minimum age of an attachment for GC while its namespace exists. One ADD runs several plugins, and between two of them no
+	// lock shows that it is running.
 	grace = time.Second
 )
 
-// readValid reads the list of attachments to keep. A list of null or [] keeps none; no list at all is an error, since then
-// nobody said that anything may be deleted.
+// readValid reads the list of attachments to keep. null or [] keeps none. A missing list is an error, because it permits no deletion.
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return Errorf(CodeDecode, "network configuration: %w", explain(err, nil))
+		return Errorf(CodeDecode, "network configuration: %w", describeDecodeError(err, nil))
 	}
 	list, ok := keys[validKey]
 	if !ok {
@@ -44,11 +43,11 @@ func (r *Request) readValid(data []byte) error {
 	return err
 }
 
-// attachmentSet reads a list of attachments. A lease of the old format has no interface name.
+// attachmentSet parses a list of attachments. A lease in the old format has no interface name; bare allows that.
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
-		return nil, Errorf(CodeDecode, "%s: %w", key, explain(err, nil))
+		return nil, Errorf(CodeDecode, "%s: %w", key, describeDecodeError(err, nil))
 	}
 	set := map[Attachment]bool{}
 	for _, a := range entries {
@@ -60,11 +59,11 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether GC has to look at an attachment.
+// Candidate reports whether GC has to examine an attachment.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect a candidate: netns is the namespace that its ADD was given, "" when nobody knows, and written is
-// when it was last recorded. One that is spared counts as valid from then on.
+// Stale reports whether GC may collect a candidate. netns is the namespace of its ADD, or "" if it is unknown; written is the time of its
+// record. A spared attachment counts as valid from then on.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false
@@ -73,11 +72,11 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	switch {
 	case r.Dead != nil && NetnsExists(netns):
 		why = "its namespace exists"
-	case r.Dead == nil && age < grace && age > -time.Hour && !NetnsGone(netns): // what is from the future says that the clock was set
+	case r.Dead == nil && age < grace && age > -time.Hour && !NetnsGone(netns): // a time in the future means that the clock was set back
 		why = "it was made just now"
 	}
 	if why != "" {
-		r.Log.Info("attachment is not in the list, and left to the next GC", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
+		r.Log.Info("attachment is not in the list of valid ones; the next GC decides about it", "of", a.ContainerID, "ifname", a.IfName, "reason", why)
 		r.Spare(a)
 		return false
 	}
@@ -85,10 +84,10 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	return true
 }
 
-// Spare keeps an attachment from what GC does next: what holds its addresses is not gone.
+// Spare makes GC keep an attachment in its following steps, because other state still uses its addresses.
 func (r *Request) Spare(a Attachment) { r.Valid[a], r.spared = true, true }
 
-// ConfigForGC returns the configuration for a plugin that GC is passed on to: those that were spared stand among the valid ones.
+// ConfigForGC returns the configuration for a plugin to which GC is passed on. Its list of valid attachments includes the spared ones.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
 	if !r.spared || json.Unmarshal(r.Config, &keys) != nil {
@@ -107,8 +106,8 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
-// ConfigForDel returns the configuration without the lists of GC. Each attachment that is removed has its configuration read again, and
-// the lists are as long as the node has pods.
+// ConfigForDel returns the configuration without GC's lists. The configuration is parsed again for each removed attachment, and the lists
+// have an entry per pod of the node.
 func (r *Request) ConfigForDel() []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(r.Config, &keys) != nil {
@@ -124,7 +123,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether a namespace is certainly gone, by its path; "" is none that one could know of.
+// NetnsGone reports whether a namespace is certainly gone, by its path. For "", an unknown path, it returns false.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false

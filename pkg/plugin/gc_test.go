@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// gcRequest is a GC of now that keeps ("b", "eth0").
+// gcRequest returns a GC request for now with ("b", "eth0") as valid.
 func gcRequest(dead map[Attachment]bool) *Request {
 	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
@@ -22,7 +22,7 @@ func gcRequest(dead map[Attachment]bool) *Request {
 	return r
 }
 
-// TestStale (C-85): what is not in the list goes, unless it was made just now and may be in the making.
+// TestStale (C-85): an attachment that is not in the list is stale, unless it is so young that its ADD may still run.
 func TestStale(t *testing.T) {
 	const alive, gone = "/proc/self/ns/net", "/nonexistent"
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -63,7 +63,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestConfigForGC: whom GC is passed on to keeps what was spared here.
+// TestConfigForGC: the plugin to which GC is passed on keeps the attachments that this plugin spared.
 func TestConfigForGC(t *testing.T) {
 	r := gcRequest(nil)
 	if string(r.ConfigForGC()) != string(r.Config) {
@@ -85,7 +85,7 @@ func TestConfigForGC(t *testing.T) {
 	}
 }
 
-// TestConfigForDel: what is removed one by one does not carry the lists of all, which would cost more the more pods there are.
+// TestConfigForDel: each removal passes a configuration without the lists of all attachments, whose cost grows with the number of pods.
 func TestConfigForDel(t *testing.T) {
 	r := gcRequest(nil)
 	r.Config = []byte(`{"name":"net","ipam":{"type":"x"},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"podlace/dead-attachments":[]}`)
@@ -111,7 +111,7 @@ func TestDeadAttachments(t *testing.T) {
 		}
 	}
 	for keys, code := range map[string]uint{
-		`"podlace/dead-attachments":[]`:                     CodeConfig, // alone it is no permission
+		`"podlace/dead-attachments":[]`:                     CodeConfig, // without the list of valid attachments it does not count
 		valid + `"podlace/dead-attachments":[{}]`:           CodeConfig,
 		valid + `"podlace/dead-attachments":"all"`:          CodeDecode,
 		valid + `"podlace/dead-attachments":[{"ifname":1}]`: CodeDecode,

@@ -4,9 +4,9 @@ package plugin
 
 import "strings"
 
-// ClusterPrefix begins the names under which a cluster installs the plugins. Distributions and other network plugins overwrite files such
-// as bridge and portmap at each update.
+// ClusterPrefix is the prefix of the plugins' names in a cluster. Distributions and other network plugins overwrite files such as bridge
+// and portmap at each update.
 const ClusterPrefix = "podlace-"
 
-// Kind returns which plugin a "type" of a configuration means: that of podlace-bridge is bridge.
+// Kind returns the plugin for a "type" in a configuration: bridge for podlace-bridge.
 func Kind(name string) string { return strings.TrimPrefix(name, ClusterPrefix) }

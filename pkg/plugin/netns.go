@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetns opens CNI_NETNS and refuses, before anything is changed, what is no network namespace or is the plugin's own. For
-// DEL such a path counts as "the namespace is gone": what the attachment left elsewhere must still be removed.
+// openNetns opens CNI_NETNS before any change. It rejects a path that is no network namespace, or the plugin's own. For DEL such a path
+// counts as a missing namespace, so that DEL still removes the attachment's other state.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
@@ -32,7 +32,7 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// noNetns is what a path is that leads to something else than the network namespace of a pod: for the attachment, its namespace is missing.
+// noNetns is the error for a path that does not lead to a pod's network namespace. For the attachment, its namespace is missing.
 type noNetns string
 
 func (e noNetns) Error() string { return string(e) }
@@ -44,8 +44,8 @@ const (
 	ownNetns  = noNetns("is the namespace of the plugin itself")
 )
 
-// OpenNetns opens a network namespace by a path that is not the request's own. That of the plugin itself is refused. The error is
-// fs.ErrNotExist when the path certainly leads to no namespace of a pod.
+// OpenNetns opens a network namespace other than the request's. It rejects the plugin's own. The error is fs.ErrNotExist if the path
+// certainly leads to no pod's namespace.
 func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {
@@ -55,7 +55,7 @@ func OpenNetns(path string) (ns.NetNS, error) {
 	return f, err
 }
 
-// openNetns takes no namespace of another kind, and no other file of procfs, both of which ns.GetNS opens.
+// openNetns rejects namespaces of another kind and other files of procfs; ns.GetNS would open both.
 func openNetns(path string) (ns.NetNS, error) {
 	f, err := ns.GetNS(path)
 	var missing ns.NSPathNotExistErr

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// badNamespaces are paths that are no network namespace of a pod, by what they are.
+// badNamespaces returns paths that are no pod's network namespace, by their kind.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// encode renders a result in the version of the configuration, and none as the prevResult that came.
+// encode encodes a result in the configuration's version. For a nil result it returns prevResult unchanged.
 func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	if result != nil {
 		return encodeResult(result, r.CNIVersion)
@@ -30,7 +30,7 @@ func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	return encodeResult(r.Prev, r.CNIVersion)
 }
 
-// encodeResult renders a result in the shape of a cniVersion.
+// encodeResult encodes a result in the format of a cniVersion.
 func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
 	if v != types100.ImplementedSpecVersion {
@@ -43,7 +43,7 @@ func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// dropNewFields removes what only version 1.1.0 has; the conversion by the library leaves it in.
+// dropNewFields removes the fields that only version 1.1.0 has; the library's conversion keeps them.
 func dropNewFields(result *types100.Result) {
 	for _, i := range result.Interfaces {
 		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
@@ -55,7 +55,7 @@ func dropNewFields(result *types100.Result) {
 	result.Routes = routes
 }
 
-// version answers the verb VERSION. The answer repeats the cniVersion of the question (SPEC.md, "VERSION").
+// version answers the verb VERSION. The answer repeats the cniVersion of the request (SPEC.md, "VERSION").
 func (p Plugin) version(stdin []byte) ([]byte, error) {
 	var question struct {
 		CNIVersion string `json:"cniVersion"`
@@ -71,8 +71,8 @@ func (p Plugin) version(stdin []byte) ([]byte, error) {
 	return append(out, '\n'), err
 }
 
-// errorJSON renders an error as SPEC.md section "Error" wants it, with everything that an admin needs: runtimes show msg and
-// details and drop stderr.
+// errorJSON encodes an error in the format of SPEC.md, section "Error". It contains all information for an admin, because runtimes show msg
+// and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
 	details := r.identity()
@@ -91,7 +91,7 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess rewords what go-cni takes for "already gone" and answers with success (go-cni cni.go, Remove).
+// notReadAsSuccess rewords texts that go-cni treats as "already gone" and turns into success (go-cni cni.go, Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)
@@ -112,8 +112,7 @@ func (r *Request) identity() string {
 	return b.String()
 }
 
-// printable keeps the visible characters of s, so that nothing that a pod controls can forge log lines, and cuts it at most
-// bytes.
+// printable keeps the visible characters of s, so that no pod can forge log lines, and truncates s to most bytes.
 func printable(s string, most int) string {
 	s = strings.Map(func(c rune) rune {
 		switch {
@@ -130,11 +129,11 @@ func printable(s string, most int) string {
 	return s
 }
 
-// LogTo logs from now on what has the level, or a higher one, to a file, which is made when it is missing; with path "" still to stderr.
-// PODLACE_LOG=debug goes before the level.
+// LogTo redirects the log, from a level on, to a file, which it creates if necessary. With path "" the log stays on stderr.
+// PODLACE_LOG=debug overrides the level.
 func (r *Request) LogTo(path string, level slog.Level) error {
 	if path != "" {
-		// O_NONBLOCK: a FIFO must not block. Whatever else is no file may be what the result goes to.
+		// O_NONBLOCK: a FIFO must not block. Other non-regular files are allowed, since the result may go there too.
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return err

@@ -26,7 +26,7 @@ func ipnet(s string) net.IPNet {
 	return net.IPNet{IP: ip, Mask: n.Mask}
 }
 
-// everything is a result that uses what only 1.1.0 has.
+// everything returns a result with fields that only version 1.1.0 has.
 func everything() *types100.Result {
 	table := 100
 	return &types100.Result{
@@ -78,7 +78,7 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
-// TestPassedOn: a plugin without a result of its own gives what came, as it came, and in the version of the configuration.
+// TestPassedOn: a plugin without its own result returns prevResult unchanged, in the configuration's version.
 func TestPassedOn(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
@@ -103,7 +103,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-// TestInexpressibleResult: what the version cannot hold is taken back.
+// TestInexpressibleResult: an ADD whose result the version cannot express is undone.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0
@@ -144,7 +144,7 @@ func TestErrorDocumentIsPrintable(t *testing.T) {
 	}
 }
 
-// TestDelIsNotReadAsSuccess: go-cni takes these words, anywhere in msg or details, for "was deleted before".
+// TestDelIsNotReadAsSuccess: go-cni treats these words in msg or details as "already deleted".
 func TestDelIsNotReadAsSuccess(t *testing.T) {
 	e := newEnv("DEL").with("CNI_NETNS", "/run/not found", "CNI_ARGS", "K8S_POD_NAMESPACE=not found;K8S_POD_NAME=no such file or directory")
 	for _, text := range []string{"Link not found", "no such file or directory", "open x: no such file or directory: not found",
@@ -172,7 +172,7 @@ func TestVersionVerb(t *testing.T) {
 	o.ok(t, `{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`+"\n")
 }
 
-// brokenStream fails every read and write.
+// brokenStream fails at every read and write.
 type brokenStream struct{}
 
 func (brokenStream) Read([]byte) (int, error)  { return 0, errors.New("broken") }

@@ -11,8 +11,8 @@ import (
 	"unicode/utf16"
 )
 
-// Plain makes a text fit for a terminal: a pod's name may hold anything. What is no printable ASCII becomes '?', and the rest beyond most
-// characters is cut.
+// Plain makes a text safe for a terminal, because a pod's name may contain anything. It replaces characters other than printable ASCII by
+// '?', and truncates to most characters.
 func Plain(text string, most int) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -27,8 +27,8 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal obeys or hides: a control or format character, such as one that turns the
-// direction of the text, a surrogate, a private or an unassigned one.
+// PlainRune returns '?' for a character that a terminal interprets or hides: control and format characters, such as those that change the
+// text direction, surrogates, private and unassigned characters.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
 		return r
@@ -36,7 +36,7 @@ func PlainRune(r rune) rune {
 	return '?'
 }
 
-// PlainWriter returns a writer to w for logs and texts of lines: each character passes PlainRune, except newlines and tabs.
+// PlainWriter returns a writer to w for logs and texts of lines. It applies PlainRune to each character except newlines and tabs.
 func PlainWriter(w io.Writer) io.Writer { return plainWriter{w} }
 
 type plainWriter struct{ w io.Writer }
@@ -52,7 +52,7 @@ func (p plainWriter) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// PlainJSON escapes the characters of a JSON document that PlainRune replaces. The document means the same.
+// PlainJSON escapes the characters of a JSON document that PlainRune replaces. The document keeps its meaning.
 func PlainJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

@@ -13,12 +13,12 @@ import (
 	"unicode/utf8"
 )
 
-// TestPlainRunes goes through all characters: JSON loses none, and no output has one that a terminal obeys or hides.
+// TestPlainRunes tests all characters: JSON loses none, and no output contains one that a terminal interprets or hides.
 func TestPlainRunes(t *testing.T) {
 	var all strings.Builder
 	hidden := 0
 	for r := range unicode.MaxRune + 1 {
-		if !utf8.ValidRune(r) { // half of a surrogate pair, which no string holds
+		if !utf8.ValidRune(r) { // half of a surrogate pair, which cannot occur in a string
 			continue
 		}
 		all.WriteRune(r)
@@ -44,7 +44,7 @@ func TestPlainRunes(t *testing.T) {
 	var log bytes.Buffer
 	to := slog.New(slog.NewTextHandler(PlainWriter(&log), nil))
 	to.Info("m"+all.String(), "k"+all.String(), "v"+all.String())
-	to.Info("\x7f", "\x7f", "\x7f") // one that slog does not quote
+	to.Info("\x7f", "\x7f", "\x7f") // slog does not quote this character
 	mustPrint(t, bytes.ReplaceAll(log.Bytes(), []byte("\n"), nil))
 }
 
@@ -57,7 +57,7 @@ func mustPrint(t *testing.T, text []byte) {
 	}
 }
 
-// TestPlainWriter: newlines and tabs make lines and columns; bytes that are no characters do not pass.
+// TestPlainWriter: newlines and tabs pass; invalid UTF-8 does not.
 func TestPlainWriter(t *testing.T) {
 	var b bytes.Buffer
 	const text = "a\tb\nc\x1b[2J\x7f\u009b\u202eé\xff\x9b\r\n"

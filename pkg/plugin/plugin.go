@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the frame that every CNI plugin runs in. It reads the environment and stdin, refuses what is wrong before
-// anything is changed, gives the verb a validated Request, turns a result into the shape of the configuration's cniVersion and an
-// error into the JSON of the CNI specification, with the pod's name in it.
+// Package plugin is the frame in which every CNI plugin runs. It reads the environment and stdin, rejects invalid input before any change,
+// and passes a validated Request to the verb. It encodes the result in the configuration's cniVersion, or an error as the JSON of the CNI
+// specification with the pod's name.
 //
-// A plugin is a value of type Plugin; its main function is one call of Main.
+// A plugin is a value of type Plugin. Its main function only calls Main.
 package plugin
 
 import (
@@ -22,38 +22,40 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Plugin describes one CNI plugin to the frame. A nil verb succeeds without doing anything.
+// Plugin describes a CNI plugin to the frame. A nil verb succeeds without any action.
 type Plugin struct {
 	Name       string // the "type" in a configuration
-	MinVersion string // oldest cniVersion that it serves; "" for 0.1.0
-	Chained    bool   // ADD and CHECK need a prevResult
-	// ForeignArgs: it takes nothing but the pod's name from CNI_ARGS, so malformed and unknown arguments are no error, as with the reference.
+	MinVersion string // oldest supported cniVersion; "" for 0.1.0
+	Chained    bool   // ADD and CHECK require a prevResult
+	// ForeignArgs: the plugin uses only the pod's name from CNI_ARGS, so malformed and unknown arguments are no error, as with the
+	// reference.
 	ForeignArgs bool
-	NoNetns     bool // it does nothing in the namespace, so any CNI_NETNS will do
+	NoNetns     bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	Late        bool // most calls change nothing: signals end the process as usual until the verb calls Request.Patient
 
-	Add    func(*Request) (*types100.Result, error) // a nil result is prevResult as it came
+	Add    func(*Request) (*types100.Result, error) // a nil result stands for an unchanged prevResult
 	Del    func(*Request) error
 	Check  func(*Request) error
 	GC     func(*Request) error
 	Status func(*Request) error
 
-	listen func() <-chan os.Signal // from when on signals only ask the process to end; nil where the process is not the plugin's own
+	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
 // Version is the version of this build; release builds set it with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin as the process that a container runtime started and returns the exit status, 0 or 1.
+// Main runs the plugin as the process that a container runtime started. It returns the exit status, 0 or 1.
 func (p Plugin) Main() int {
-	// One short-lived process: collecting garbage would only cost.
+	// The process is short-lived, so garbage collection would only cost time.
 	debug.SetGCPercent(-1)
 	growStack()
 	p.listen = listen
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack gives the goroutine at once the stack that a verb needs. It would double from 8 KiB on, with all frames copied each time.
+// growStack grows the goroutine's stack to the size that a verb needs. Otherwise it would double from 8 KiB on, with a copy of all frames
+// each time.
 //
 //go:noinline
 func growStack() byte {
@@ -61,8 +63,8 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams and returns the exit status. All output to stdout is one write
-// at the very end.
+// Run runs the plugin with the given environment and streams and returns the exit status. It writes all output to stdout in one write at
+// the end.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
 	if verb == "" {
@@ -72,7 +74,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	}
 	r := &Request{Plugin: p.Name, Verb: verb, CNIVersion: version.Current(), began: time.Now(), once: map[reflect.Type]any{},
 		log: stderr, listen: p.listen}
-	if getenv("PODLACE_LOG") == "debug" { // every change of the system is logged
+	if getenv("PODLACE_LOG") == "debug" { // logs every change of the system
 		r.level = slog.LevelDebug
 	}
 	fault.Step("start of", p.Name)
@@ -91,7 +93,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	if len(output) > 0 {
 		if _, werr := stdout.Write(output); werr != nil && err == nil {
 			p.takeBack(r, &werr)
-			r.logger().Error("nobody reads the result", "error", werr)
+			r.logger().Error("the result could not be written to stdout", "error", werr)
 			return 1
 		}
 	}
@@ -101,7 +103,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	return 0
 }
 
-// BuildVersion returns Version, or what the Go tool recorded of the source.
+// BuildVersion returns Version, or the version that the Go tool recorded.
 func BuildVersion() string {
 	if Version != "" {
 		return Version
@@ -119,7 +121,7 @@ func (p Plugin) versions() version.PluginInfo {
 	return version.VersionsStartingFrom(p.MinVersion)
 }
 
-// serve runs one verb and returns what goes to stdout when it succeeds.
+// serve runs one verb and returns the output for stdout if it succeeds.
 func (p Plugin) serve(r *Request, getenv func(string) string, stdin io.Reader) (out []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -180,7 +182,7 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// add runs ADD and takes it back when its result cannot be expressed in the version of the configuration.
+// add runs ADD, and undoes it if its result cannot be expressed in the configuration's version.
 func (p Plugin) add(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Pod is the identity of the pod as Kubernetes runtimes pass it in CNI_ARGS; all fields may be empty.
+// Pod is the pod's identity as Kubernetes runtimes pass it in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// String returns namespace/name, or "" when the runtime named no pod.
+// String returns namespace/name, or "" if the runtime passed no pod.
 func (p Pod) String() string {
 	if p.Name == "" {
 		return ""
@@ -30,7 +30,7 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// Request is one call of a plugin, validated: what a verb gets to work on.
+// Request is one validated call of a plugin.
 type Request struct {
 	Plugin string // name of the plugin, as in the configuration's "type"
 	Verb   string // ADD, DEL, CHECK, GC or STATUS
@@ -38,41 +38,41 @@ type Request struct {
 	Network     string            // "name" of the network configuration
 	ContainerID string            // CNI_CONTAINERID
 	IfName      string            // CNI_IFNAME
-	NetnsPath   string            // CNI_NETNS, verbatim
-	Netns       ns.NetNS          // the open namespace; nil on DEL when there is none any more
+	NetnsPath   string            // CNI_NETNS, unchanged
+	Netns       ns.NetNS          // the open namespace; nil on DEL if there is none anymore
 	Args        map[string]string // CNI_ARGS
 	Path        []string          // CNI_PATH
 	Pod         Pod
 
-	CNIVersion string              // version of the configuration, and so of the result
-	Config     []byte              // the configuration as it came on stdin
-	Prev       *types100.Result    // prevResult; nil when there is none
-	prev       []byte              // as it came, if it is in the version of the result
+	CNIVersion string              // version of the configuration and of the result
+	Config     []byte              // the configuration from stdin, unchanged
+	Prev       *types100.Result    // prevResult; nil if there is none
+	prev       []byte              // prevResult unchanged, if it has the result's version
 	Valid      map[Attachment]bool // GC: the attachments to keep
-	Dead       map[Attachment]bool // GC: the only ones to collect; nil when nobody named them
+	Dead       map[Attachment]bool // GC: the only attachments to collect; nil if the caller did not name them
 
-	Reclaimed func(Attachment) // ADD: called by an IPAM plugin in process that found an attachment dead and took its addresses
+	Reclaimed func(Attachment) // ADD: called by an in-process IPAM plugin that found an attachment dead and reclaimed its addresses
 
-	NotAfter time.Time // DEL, for an IPAM plugin in process: when what is to go was made at the latest; zero for whenever
+	NotAfter time.Time // DEL of an in-process IPAM plugin: releases only leases made before this time; zero for all
 
-	Hold *os.File // the lock of the attachment, which child processes inherit; nil when there is none
+	Hold *os.File // lock file of the attachment, which child processes inherit; nil if there is none
 
-	Log    *slog.Logger // carries the identity of the pod
-	began  time.Time    // of this call
-	spared bool         // GC: Valid holds more than the runtime's list
+	Log    *slog.Logger // adds the pod's identity to each line
+	began  time.Time    // start of this call
+	spared bool         // GC: Valid contains more than the runtime's list
 
-	once map[reflect.Type]any // what Once keeps; copies of the request share it
+	once map[reflect.Type]any // results of Once, shared with copies of the request
 
 	log     io.Writer // where Log writes
-	logFile *os.File  // if that is a file, and not stderr
+	logFile *os.File  // if the log goes to a file instead of stderr
 	level   slog.Level
 
 	listen    func() <-chan os.Signal
-	listening chan struct{}    // closed when there is an end
-	end       <-chan os.Signal // signals that ask the process to end
+	listening chan struct{}    // closed when end is set
+	end       <-chan os.Signal // receives signals that request the end of the process
 }
 
-// Once returns what do returns. It calls do once for each type in a request that Main made and its copies.
+// Once returns the result of do. It calls do once per type for a request from Main and its copies.
 func Once[T any](r *Request, do func() T) T {
 	kind := reflect.TypeFor[T]()
 	if value, ok := r.once[kind].(T); ok {

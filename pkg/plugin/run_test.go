@@ -16,19 +16,19 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// allVersions are the versions of the specification.
+// allVersions returns the versions of the specification.
 func allVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// env is an environment. Verbs other than those of the namespace need no sandbox.
+// env is an environment. Verbs without a namespace need no sandbox.
 type env map[string]string
 
 func newEnv(verb string) env {
 	return env{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// with returns a copy with pairs of name and value set.
+// with returns a copy with pairs of names and values set.
 func (e env) with(pairs ...string) env {
 	out := env{}
 	for k, v := range e {
@@ -42,7 +42,7 @@ func (e env) with(pairs ...string) env {
 
 func (e env) get(name string) string { return e[name] }
 
-// outcome is what a runtime sees of a call.
+// outcome is the result of a call from the runtime's point of view.
 type outcome struct {
 	exit           int
 	stdout, stderr string
@@ -54,7 +54,7 @@ func run(p Plugin, e env, stdin string) outcome {
 	return outcome{exit, stdout.String(), stderr.String()}
 }
 
-// failure is the error document of the specification.
+// failure is the specification's error document.
 type failure struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       uint   `json:"code"`
@@ -62,7 +62,7 @@ type failure struct {
 	Details    string `json:"details"`
 }
 
-// refused wants exit 1 and exactly one error document with the code.
+// refused expects exit status 1 and exactly one error document with the code.
 func (o outcome) refused(t *testing.T, code uint) failure {
 	t.Helper()
 	var f failure
@@ -80,7 +80,7 @@ func (o outcome) refused(t *testing.T, code uint) failure {
 	return f
 }
 
-// ok wants exit 0 and exactly this on stdout.
+// ok expects exit status 0 and exactly this stdout.
 func (o outcome) ok(t *testing.T, stdout string) {
 	t.Helper()
 	if o.exit != 0 || o.stdout != stdout {
@@ -88,7 +88,7 @@ func (o outcome) ok(t *testing.T, stdout string) {
 	}
 }
 
-// recorder is a plugin that keeps the requests that reach its verbs.
+// recorder is a plugin that stores the requests that reach its verbs.
 type recorder struct{ requests []*Request }
 
 func (rec *recorder) keep(r *Request) error {

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Patient lets no signal but SIGKILL end the process in the middle from now on. DEL finishes; ADD does too, in its few milliseconds, and is
-// then taken back. A plugin that is Late calls it before its first change: it costs two threads.
+// Patient makes the process ignore signals, except SIGKILL, until the verb ends. DEL finishes. ADD finishes within milliseconds and is then
+// undone. A plugin with Late calls Patient before its first change, because Patient costs two threads.
 func (r *Request) Patient() {
 	r.PatientSoon()
 	if r.listening != nil {
@@ -17,7 +17,7 @@ func (r *Request) Patient() {
 	}
 }
 
-// PatientSoon begins what Patient waits for: the threads of the runtime need some hundred microseconds to agree on the signals.
+// PatientSoon starts the work of Patient in the background: the threads of the Go runtime need some hundred microseconds for it.
 func (r *Request) PatientSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
@@ -28,15 +28,16 @@ func (r *Request) PatientSoon() {
 	}
 }
 
-// listen returns the signals that ask the process to end. Handlers are not inherited: a program that the plugin runs ends as it would.
+// listen returns the channel of signals that request the end of the process. Child processes do not inherit the handlers, so signals end
+// them as usual.
 func listen() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write to stdout fails then, instead of ending the process
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write to stdout then fails instead of ending the process
 	return end
 }
 
-// interrupted tells of the signal that asked the process to end.
+// interrupted returns an error if a signal requested the end of the process.
 func (r *Request) interrupted() error {
 	select {
 	case <-r.listening:
@@ -45,7 +46,7 @@ func (r *Request) interrupted() error {
 	}
 	select {
 	case s := <-r.end:
-		return Errorf(CodeTryAgain, "%v came meanwhile, so the attachment was taken back", s)
+		return Errorf(CodeTryAgain, "%v arrived during ADD, so the attachment was removed again", s)
 	default:
 		return nil
 	}

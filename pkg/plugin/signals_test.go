@@ -12,7 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// TestTakenBack: an ADD that a signal came to meanwhile, or whose result nobody reads, is undone once; a DEL is not.
+// TestTakenBack: an ADD that received a signal, or whose result cannot be written, is undone once. A DEL is not undone.
 func TestTakenBack(t *testing.T) {
 	undone := 0
 	p := Plugin{Name: "x", NoNetns: true, Add: func(*Request) (*types100.Result, error) { return &types100.Result{}, nil },
@@ -28,19 +28,19 @@ func TestTakenBack(t *testing.T) {
 	p.listen = func() <-chan os.Signal { return end }
 	end <- syscall.SIGTERM
 	if o := run(p, add, conf); o.exit != 1 || undone != 2 || !strings.Contains(o.stdout, `"code": 11`) ||
-		!strings.Contains(o.stdout, "terminated came meanwhile") {
+		!strings.Contains(o.stdout, "terminated arrived during ADD") {
 		t.Errorf("with SIGTERM: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	end <- syscall.SIGTERM
 	if o := run(p, newEnv("DEL"), conf); o.exit != 0 || undone != 3 {
 		t.Errorf("DEL: exit %d, %d times: %s", o.exit, undone, o.stdout)
 	}
-	p.Late = true // the signal of before is still there
+	p.Late = true // the signal from before is still pending
 	if o := run(p, add, conf); o.exit != 0 || undone != 3 {
-		t.Errorf("late, and nothing was changed: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
+		t.Errorf("Late and unchanged: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 	p.Add = func(r *Request) (*types100.Result, error) { r.Patient(); r.Patient(); return &types100.Result{}, nil }
-	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated came meanwhile") {
+	if o := run(p, add, conf); o.exit != 1 || undone != 4 || !strings.Contains(o.stdout, "terminated arrived during ADD") {
 		t.Errorf("late: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 }

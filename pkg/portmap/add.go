@@ -44,14 +44,14 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer host.Close()
-	old, err := endFormer(r, host, att)
+	old, err := endPrevious(r, host, att)
 	if err != nil {
 		return nil, err
 	}
 	if err := checkHostIPs(r, host, st.Ports); err != nil {
 		return nil, err
 	}
-	if err := cfg.locate(r, host, &st, pod); err != nil {
+	if err := cfg.locatePod(r, host, &st, pod); err != nil {
 		return nil, err
 	}
 	var undo plugin.Undo
@@ -65,7 +65,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	if cfg.Backend == "iptables" {
 		warnServices(r.Log, host, pod[0].Addr().Is4())
 	}
-	former, err := forward(r, cfg, att, host, &st)
+	former, err := programNode(r, cfg, att, host, &st)
 	if err != nil {
 		return nil, err
 	}
@@ -73,18 +73,18 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// state is what the configuration asks for; without ports nothing is. It refuses what no node can do, before anything is changed.
+// state returns the state that the configuration wants; it is empty without ports. It refuses what no node can do before any change.
 func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err error) {
 	if len(pod) == 0 {
 		return state{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
 			"name portmap after the main plugin")
 	}
-	if err := c.choose(); err != nil {
+	if err := c.chooseBackend(); err != nil {
 		return state{}, err
 	}
 	st = state{Backend: c.Backend, Ports: c.hostPorts(pod)}
 	if len(st.Ports) == 0 {
-		r.Log.Warn("no hostIP is of a family that the pod has an address of; nothing is forwarded")
+		r.Log.Warn("the pod has no address of the hostIPs' family; no port is forwarded")
 		return st, nil
 	}
 	if err := c.checkCount(st.Ports); err != nil {
@@ -96,25 +96,25 @@ func (c *Config) state(r *plugin.Request, pod []netip.Prefix) (st state, err err
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// endFormer ends what is left of an earlier ADD with the same key, recorded or not, and returns the recorded ports.
-func endFormer(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
+// endPrevious removes the residue of an earlier ADD with the same key, with or without a record. It returns the recorded ports.
+func endPrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old state
 	ok, err := att.Load(&old)
 	if err == nil && ok {
-		err = end(host, att.Key, old, att)
+		err = endForwarding(host, att.Key, old, att)
 	}
 	if err != nil {
 		return nil, err
 	}
-	lost, err := endLost(host, att.Hash())
+	lost, err := endUnrecorded(host, att.Hash())
 	if err == nil && lost {
 		err = delReference(r, true)
 	}
 	return old.Ports, err
 }
 
-// locate completes the state with what the node tells of the pod.
-func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
+// locatePod completes the state with the pod's bridge and host side on this node.
+func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *state, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.rules(pod)
 	}
@@ -132,7 +132,7 @@ func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []ne
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// Were the rules flushed, route_localnet alone would open the node's 127.0.0.1 to its whole network.
+		// After a flush of the rules, route_localnet alone would open the node's 127.0.0.1 to the uplink's whole network.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -142,8 +142,8 @@ func (c Config) locate(r *plugin.Request, host *kernel.Node, st *state, pod []ne
 	return nil
 }
 
-// choose goes without nftables where the kernel has none, unless the configuration wants it.
-func (c *Config) choose() error {
+// chooseBackend selects iptables if the kernel has no nftables, unless the configuration names nftables.
+func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
 	}
@@ -155,7 +155,7 @@ func (c *Config) choose() error {
 		"load the module nf_tables, or use backend iptables")
 }
 
-// checkTools refuses the iptables backend on a node that lacks it, before anything is changed.
+// checkTools returns an error if the iptables backend is not installed. ADD calls it before any change.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
@@ -167,9 +167,9 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// forward programs the node, and returns the ports of pods that gave way. The node's own loopback is protected from the pods before it
-// reaches them.
-func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
+// programNode programs the node, and returns the ports of pods that gave way. It protects the node's loopback from the pods before the
+// loopback can reach them.
+func programNode(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (former []ports.Port, err error) {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return nil, err
@@ -178,14 +178,14 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if err := openLoopback(host, att.Key, st); err != nil {
 		return nil, err
 	}
-	p, err := take(r, cfg, att, host, st)
+	p, err := takePorts(r, cfg, att, host, st)
 	if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 		return nil, err
 	}
 	var errs []error
-	for _, rec := range p.former() {
+	for _, rec := range p.displaced() {
 		former = append(former, rec.Ports...)
-		if rec.Backend == "iptables" { // these rules come before all others
+		if rec.Backend == "iptables" { // these rules precede all others
 			errs = append(errs, iptables.RemoveChain(dnatChain, podChain(rec.Key)))
 		}
 	}
@@ -196,16 +196,17 @@ func forward(r *plugin.Request, cfg Config, att *attachment.Attachment, host *ke
 	if err != nil {
 		return nil, err
 	}
-	// From here on whoever restores the ports of all pods restores these.
+	// From now on, a process that restores the ports of all pods includes these.
 	st.Begun = false
 	return former, att.Save(*st)
 }
 
-// maxRaces bounds how often a plan is made anew.
+// maxRaces limits the retries of a plan.
 const maxRaces = 3
 
-// take takes the ports, all or none. It plans again if an element came or went meanwhile: the lock keeps out other pods, and nothing else.
-func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
+// takePorts takes all ports or none. It plans again after a race with another program. The lock excludes other pods, but not other
+// programs.
+func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *state) (p plan, err error) {
 	var taken []takeover
 	for races := 0; ; races++ {
 		if err := ensureRules(host, r.Log); err != nil {
@@ -215,7 +216,7 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 		want.Netns = st.netns(r.NetnsPath)
 		p, err = planFor(host, want)
 		if err == nil && p.singles {
-			p, err = takeApart(cfg, att, host, st, &want)
+			p, err = takeSinglePorts(cfg, att, host, st, &want)
 		}
 		if err != nil {
 			return plan{}, err
@@ -224,7 +225,7 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 		taken = p.taken
 		err = apply(host, want, p)
 		if err == nil {
-			p.tell(want, r.Log)
+			p.logTakeovers(want, r.Log)
 		}
 		if races == maxRaces || !isRace(err) {
 			return p, err
@@ -232,11 +233,11 @@ func take(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kerne
 	}
 }
 
-// isRace reports whether an element came or went after the plan was made.
+// isRace reports whether an element was added or removed after the plan was made.
 func isRace(err error) bool { return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) }
 
-// takeApart plans for single ports: another attachment of the container has a part of a range.
-func takeApart(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
+// takeSinglePorts plans with single ports, because another attachment of the container has a part of a range.
+func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *state, want *claim) (plan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
 		return plan{}, err
@@ -273,7 +274,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback lets the node reach the pod through 127.0.0.1, if a port wants that.
+// openLoopback lets the node reach the pod through 127.0.0.1 if a port needs that.
 func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	if st.Localhost == "" {
 		return nil
@@ -287,7 +288,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *state) error {
 	return err
 }
 
-// linkTo returns the interface behind which the pod is; ok is false when the node has no route to any of its addresses.
+// linkTo returns the link towards the pod. ok is false if the node has no route to any of its addresses.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestHostIPRefused (S-09): spellings that others read differently, and addresses at which no client can reach a pod.
+// TestHostIPRefused (S-09): ADD refuses ambiguous spellings, and addresses at which no client can reach a pod.
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed",
 		"cannot route from ::1"
@@ -41,7 +41,7 @@ func TestHostIPRefused(t *testing.T) {
 	}
 }
 
-// TestPodAddresses: the first of each family that is the interface's, in the pod.
+// TestPodAddresses: the interface's first address of each family in the pod.
 func TestPodAddresses(t *testing.T) {
 	const interfaces = `"interfaces":[{"name":"br"},{"name":"eth0"},{"name":"eth0","sandbox":"x"},{"name":"net1","sandbox":"x"}],`
 	for body, want := range map[string]string{
@@ -62,7 +62,7 @@ func TestPodAddresses(t *testing.T) {
 	}
 }
 
-// TestHostPorts combines mappings with the families that the pod has.
+// TestHostPorts combines mappings with the pod's address families.
 func TestHostPorts(t *testing.T) {
 	c, err := parsed(`"masqAll":true,` + mappings(`{"hostPort":1,"containerPort":11}`,
 		`{"hostPort":2,"containerPort":12,"hostIP":"192.0.2.1"}`,

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestCheckDetectsNFTables (C-63, C-69) breaks one thing at a time.
+// TestCheckDetectsNFTables (C-63, C-69) breaks one part at a time.
 func TestCheckDetectsNFTables(t *testing.T) {
 	l := newLab(t)
 	h := openHost(t)
@@ -33,9 +33,9 @@ func TestCheckDetectsNFTables(t *testing.T) {
 		return c.hostPorts(pod)
 	}
 	own := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
-	del := func(owner string) error { return delHostPorts(h, owned{Owner: owner, Ports: list(false)}) }
+	del := func(owner string) error { return delHostPorts(h, ownedPorts{Owner: owner, Ports: list(false)}) }
 	add := func(owner string, elsewhere bool) error {
-		return addAll(h, owned{Owner: owner, Ports: list(elsewhere)})
+		return addAll(h, ownedPorts{Owner: owner, Ports: list(elsewhere)})
 	}
 	for what, c := range map[string]struct {
 		change func() error
@@ -103,7 +103,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) adds one rule of another program at a time, ahead of ours.
+// TestCheckDetectsAhead (C-63) adds one rule of another program at a time before ours.
 func TestCheckDetectsAhead(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -138,7 +138,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetectsRecords (F-21): a record that is damaged or lost while its hostPorts are there.
+// TestCheckDetectsRecords (F-21): a record is damaged or lost while its hostPorts exist.
 func TestCheckDetectsRecords(t *testing.T) {
 	backends(t, func(l lab) {
 		path := "/run/podlace/net/portmap-" + attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}.Hash()
@@ -158,7 +158,7 @@ func TestCheckDetectsRecords(t *testing.T) {
 	})
 }
 
-// TestForeignElements: what another program wrote into the maps of hostPorts is told, and GC replaces or deletes it.
+// TestForeignElements: CHECK reports elements that another program wrote into the hostPort maps, and GC replaces or deletes them.
 func TestForeignElements(t *testing.T) {
 	l := newLab(t)
 	const table, own = "inet podlace_hostport ", "tcp . 8080"

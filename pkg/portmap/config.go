@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// defaultMarkBit is 13, as in the reference: 14 and 15 are kube-proxy's and the kubelet's.
+// defaultMarkBit is 13, as in the reference. kube-proxy and the kubelet use 14 and 15.
 const defaultMarkBit = 13
 
-// The default of maxHostPorts: a pod with as many holds the lock that all pods with hostPorts share for a fifth of a second. The highest
-// value that maxHostPorts may have keeps the record within what the state folder takes.
+// With the default of maxHostPorts, one pod holds the lock of all hostPorts for at most a fifth of a second. The highest allowed value
+// keeps the record within the size limit of the state folder.
 const (
 	defaultHostPorts  = 1024
 	maxHostPortsLimit = 10000
@@ -29,13 +29,13 @@ const (
 // Config is the validated configuration of an ADD or CHECK.
 type Config struct {
 	Backend    string // "nftables" or "iptables"
-	Unset      bool   // nobody chose the backend
+	Unset      bool   // the configuration names no backend
 	SNAT       bool
 	MasqAll    bool
 	MarkBit    int
 	MarkChain  string // externalSetMarkChain
 	Conditions map[bool][]string
-	Ports      []ports.Port // portMappings, each for the families that it is for; they lead to an unspecified address
+	Ports      []ports.Port // portMappings, one per address family; their targets are unspecified
 
 	RefuseListeners bool // refuseHostListeners
 	MaxHostPorts    int
@@ -79,7 +79,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend: unset means iptables when a key is present that only iptables has, else nftables where the kernel has it.
+// parseBackend reads the backend. Without one, it is iptables if a key is set that only iptables supports, else nftables if the kernel has
+// it.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -117,7 +118,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables tells the syntax of conditions by the first character, as the reference does.
+// isIPTables reports whether conditions use the syntax of iptables. It looks at the first character, as the reference does.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -136,7 +137,7 @@ func parseIPTables(c *Config, raw rawConfig) error {
 		return plugin.Errorf(plugin.CodeConfig, "markMasqBit and externalSetMarkChain exclude each other")
 	}
 	c.MarkChain = *raw.ExternalSetMarkChain
-	// The kernel takes chain names of at most 28 characters (XT_EXTENSION_MAXNAMELEN).
+	// The kernel limits chain names to 28 characters (XT_EXTENSION_MAXNAMELEN).
 	if c.MarkChain == "" || c.MarkChain[0] == '-' || len(c.MarkChain) > 28 ||
 		strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
 		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %+.80q: want the name of an iptables chain", c.MarkChain)
@@ -176,8 +177,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch refuses words that are no part of a match of iptables(8): they would give the rule another meaning, or run a program
-// (--modprobe), and what is quoted differently by iptables-restore(8).
+// isMatch rejects words that are not part of an iptables(8) match. Such words could change the meaning of the rule or run a program
+// (--modprobe). It also rejects words that iptables-restore(8) would quote differently.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -188,17 +189,17 @@ func isMatch(word string) bool {
 	case !dashed || name == "":
 		return true // a value
 	case !isLong && name[0] >= '0' && name[0] <= '9':
-		return name[0] != '4' && name[0] != '6' // a value; -4 and -6 leave the whole rule out in the other family
+		return name[0] != '4' && name[0] != '6' // a value; -4 and -6 make iptables skip the rule in the other family
 	case !isLong:
-		return name == "f" || strings.ContainsRune("psdiom", rune(name[0])) // behind -f, which has no value, come further options
+		return name == "f" || strings.ContainsRune("psdiom", rune(name[0])) // -f has no value, so other options may follow it
 	}
 	long, _, _ = strings.Cut(long, "=")
 	return !slices.Contains(iptablesCommands, long) &&
 		!slices.ContainsFunc([]string{"jump", "goto", "table", "modprobe", "help", "version"},
-			func(o string) bool { return strings.HasPrefix(o, long) }) // abbreviated
+			func(o string) bool { return strings.HasPrefix(o, long) }) // an abbreviated option
 }
 
-// iptablesCommands are the long options of iptables(8) that are commands, or meant for its user.
+// iptablesCommands are long options of iptables(8) that are commands or control its output.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
 	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
 	"set-counters", "ipv4", "ipv6"}
@@ -214,7 +215,7 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// checkCount refuses more ports than maxHostPorts, in each family. A range counts as one port.
+// checkCount rejects more ports per family than maxHostPorts. A range counts as one port.
 func (c Config) checkCount(wanted []ports.Port) error {
 	four := len(ports.OfFamily(wanted, true))
 	n := max(four, len(wanted)-four)
@@ -226,7 +227,7 @@ func (c Config) checkCount(wanted []ports.Port) error {
 }
 
 func parseMappings(c *Config, raw rawConfig) error {
-	seen := map[ports.Port]uint16{} // the port of the pod, for each port of the node and family
+	seen := map[ports.Port]uint16{} // the pod's port for each node port and family
 	for i, m := range raw.RuntimeConfig.PortMaps {
 		list, err := parseMapping(m)
 		if err != nil {
@@ -245,7 +246,7 @@ func parseMappings(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// parseMapping returns a port for each family that the entry is for. 0.0.0.0 and :: stand for every address of their family.
+// parseMapping returns a port for each family of the entry. 0.0.0.0 and :: stand for all addresses of their family.
 func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.HostPort < 1 || raw.HostPort > 65535 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
@@ -253,7 +254,7 @@ func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.ContainerPort < 1 || raw.ContainerPort > 65535 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid container port number: %d, want 1-65535", raw.ContainerPort)
 	}
-	p := ports.Port{Protocol: cmp.Or(strings.ToLower(raw.Protocol), "tcp"), Port: uint16(raw.HostPort)} // the default of Kubernetes
+	p := ports.Port{Protocol: cmp.Or(strings.ToLower(raw.Protocol), "tcp"), Port: uint16(raw.HostPort)} // the default in Kubernetes
 	if p.Number() == 0 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "protocol %+.80q: want tcp, udp or sctp", raw.Protocol)
 	}
@@ -278,7 +279,7 @@ func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	return list, nil
 }
 
-// checkHostIP refuses addresses at which no client can ever reach a pod.
+// checkHostIP rejects addresses at which no client can reach a pod.
 func checkHostIP(addr netip.Addr) error {
 	switch {
 	case addr == netip.IPv6Loopback():
@@ -293,7 +294,7 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts leads the ports to the pod's address of their family, if it has one.
+// hostPorts sets the target of each port to the pod's address of the same family. It leaves out ports of families without an address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -315,8 +316,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the first IPv4 and the first IPv6 address that prevResult gives to the interface. An address that names no
-// interface counts as well.
+// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. An address without an interface counts too.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

@@ -22,7 +22,7 @@ func parsed(keys string) (Config, error) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// mappings is a configuration with these entries of the capability.
+// mappings returns a configuration with these entries of the capability.
 func mappings(entries ...string) string {
 	return `"runtimeConfig":{"portMappings":[` + strings.Join(entries, ",") + `]}`
 }
@@ -64,7 +64,7 @@ func TestParse(t *testing.T) {
 			c.Ports = portList("tcp 192.0.2.1:8080 0.0.0.0:80", "tcp 65535 0.0.0.0:65535", "tcp 65535 [::]:65535", "udp 53 0.0.0.0:53",
 				"sctp 9 [::]:9")
 			for i := range c.Ports {
-				c.Ports[i].SNAT = false // comes with the pod's address
+				c.Ports[i].SNAT = false // depends on the pod's address
 			}
 		}),
 	} {
@@ -127,14 +127,14 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// hostile are values for which no key has a use, and for some keys not even the type.
+// hostile are values that are invalid for every key, some also by type.
 var hostile = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`, `80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
 	`"tcp\u0000"`, `"\u202etcp"`, `"\uff11"`, `"\ud800"`, `"a\nb"`, `"a;b"`, `"$(id)"`, `"` + strings.Repeat("A", 100000) + `"`, `true`, `[]`,
 	`[1]`, `{}`, `{"a":1}`}
 
-// TestParseHostile (C-110, S-10, S-15): whatever a key holds, the answer is a code and a message of one line that fits a screen, or a
-// configuration that is in order.
+// TestParseHostile (C-110, S-10, S-15): for any value of a key, Parse returns an error with a code and a one-line message of limited
+// length, or a valid configuration.
 func TestParseHostile(t *testing.T) {
 	keys := map[string]string{"backend": "", "snat": "", "masqAll": "", "markMasqBit": "", "externalSetMarkChain": "", "conditionsV4": "",
 		"conditionsV6":        "",
@@ -150,7 +150,7 @@ func TestParseHostile(t *testing.T) {
 		}
 		keys[key] = mappings("{" + strings.Join(fields, ",") + "}")
 	}
-	// What is fine for a key, such as an empty string for what it is when it is left out.
+	// Valid values per key, such as an empty string with the meaning of a missing key.
 	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"},
 		"refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
 		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`},
@@ -179,7 +179,7 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
-// TestSamePort (S-15): a port of the node leads to one port of the pod, in each family; saying so twice is fine.
+// TestSamePort (S-15): a node port has one target per family. A duplicate entry is accepted.
 func TestSamePort(t *testing.T) {
 	entry := func(ip string, container int, protocol string) string {
 		return fmt.Sprintf(`{"hostPort":80,"containerPort":%d,"hostIP":"%s","protocol":"%s"}`, container, ip, protocol)
@@ -208,7 +208,7 @@ func TestSamePort(t *testing.T) {
 	}
 }
 
-// TestConditions (S-10): the words of a match, and none that make another rule of it or run a program.
+// TestConditions (S-10): conditions may contain match words, but no words that change the rule or run a program.
 func TestConditions(t *testing.T) {
 	for words, ok := range map[string]bool{
 		`"!","-d","192.0.2.0/24"`: true, `"-i","eth0"`: true, `"-m","mark","--mark","0x1/0x1"`: true, `"-m","recent","--set"`: true,
@@ -230,7 +230,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// FuzzParse: an error has a code; what passes can be written into a rule.
+// FuzzParse: each error has a code, and an accepted configuration can be written as rules.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", "{" + mappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}",
 		`{"backend":"iptables","conditionsV4":["-d","x"]}`,
@@ -266,7 +266,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestRanges: 16 and more ports in sequence that lead to the same numbers become one; what is apart stays apart, and nothing is lost.
+// TestRanges: 16 or more consecutive ports with the same numbers in the pod become one range. Other ports stay separate, and none is lost.
 func TestRanges(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
 	sequence := func(first, n, shift int, more string) (list []string) {
@@ -311,7 +311,7 @@ func TestRanges(t *testing.T) {
 		}
 		for _, p := range ports.Singles(all) {
 			if !want[p] {
-				t.Errorf("%s: %+v was not asked for, or is there twice", what, p)
+				t.Errorf("%s: %+v is unexpected or occurs twice", what, p)
 			}
 			delete(want, p)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the elements that forward a port; owner is their comment.
+// elementsOf returns the elements that forward a port. owner is their comment.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.Digit(p.Is4())
 	fields := func(address ...byte) func(port uint16) []byte {
@@ -30,7 +30,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
 	out := []nft.Element{e}
-	// The connection is told from a Service's to the same pod by the port that the client used.
+	// The client's destination port distinguishes the connection from a Service's connection to the same pod.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
 		name string
@@ -48,38 +48,39 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	return out
 }
 
-// taken returns the element that tells other pods of a port that the iptables backend forwards.
+// taken returns the element that reserves a port which the iptables backend forwards.
 func taken(p ports.Port, owner string) nft.Element {
 	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
-// owned are the ports of one attachment.
-type owned struct {
-	// Owner is the attachment's hash and, after a space, what an admin knows it by. Who has the same hash may change and delete them.
+// ownedPorts holds the ports of one attachment.
+type ownedPorts struct {
+	// Owner is the attachment's hash, a space, and a name for humans. Only an attachment with the same hash may change and delete the
+	// elements.
 	Owner string
-	// Bridge is the bridge behind which the pod is, "" when it is alone behind its link.
+	// Bridge is the pod's bridge, or "" if the pod is alone behind its link.
 	Bridge string
-	// Taken: another backend forwards them.
+	// Taken reports that another backend forwards the ports.
 	Taken bool
-	// Localhost is the link that was opened for 127.0.0.1 and is closed with these ports, "" for none.
+	// Localhost is the link that was opened for 127.0.0.1 and is closed with these ports, or "".
 	Localhost string
-	// Netns is the path of the pod's network namespace: once it is gone, so is the owner. "" is none that one could know of.
+	// Netns is the path of the pod's network namespace, or "" if it is unknown. The owner is dead once the namespace is gone.
 	Netns string
 	Ports []ports.Port
 	// Shared are those of the ports that another attachment of the same container forwards.
 	Shared []ports.Port
 }
 
-func (h owned) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
+func (h ownedPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
 
-// ownerElement stands for the attachment with a hash. Its comment ends with the pod's network namespace, if that is known.
+// ownerElement returns the element that stands for an attachment. Its comment ends with the pod's network namespace, if that is known.
 func ownerElement(comment string) nft.Element {
 	sum, _ := hex.DecodeString(ownerHash(comment))
 	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
 }
 
-func (h owned) elements() []nft.Element {
+func (h ownedPorts) elements() []nft.Element {
 	who := ownerHash(h.Owner)
 	if with := who + " " + h.Netns; h.Netns != "" && len(with) < nft.MaxComment {
 		who = with
@@ -95,15 +96,15 @@ func (h owned) elements() []nft.Element {
 			of = elementsOf(p, h.comment())
 		}
 		if shared[p] {
-			of = of[1:] // the first one forwards
+			of = of[1:] // another attachment forwards the first port
 		}
 		out = append(out, of...)
 	}
-	return once(out)
+	return uniqueElements(out)
 }
 
-// once leaves out elements whose key is in the set already.
-func once(elements []nft.Element) []nft.Element {
+// uniqueElements removes elements whose key occurs earlier.
+func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {
 		id := e.Set + string(e.Key)
@@ -113,14 +114,14 @@ func once(elements []nft.Element) []nft.Element {
 	})
 }
 
-// isForward reports whether an element is of a set in which each port has one owner.
+// isForward reports whether an element's set has one owner per port.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// portOf reads the port of the node from the key of an element that forwards: address, protocol, first port. Of where it leads the
-// address is told, or at least its family.
+// portOf parses the node port from the key of a forwarding element: address, protocol, first port. The element gives the target address, or
+// at least its family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -149,13 +150,13 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// portOwner is an attachment that has hostPorts, as nf_tables knows it.
+// portOwner is an attachment with hostPorts, as nf_tables stores it.
 type portOwner struct {
 	Hash  string // of the attachment's key
-	Netns string // see owned.Netns
+	Netns string // as in owned.Netns
 }
 
-// ownerOf reads the element that stands for an attachment.
+// ownerOf parses the element that stands for an attachment.
 func ownerOf(e nft.Element) portOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {
@@ -164,13 +165,13 @@ func ownerOf(e nft.Element) portOwner {
 	return portOwner{hash, netns}
 }
 
-// ownerHash returns the hash that an owner begins with.
+// ownerHash returns the hash at the start of an owner.
 func ownerHash(comment string) string {
 	hash, _, _ := strings.Cut(comment, " ")
 	return hash
 }
 
-// ownerName returns what an admin knows an owner by.
+// ownerName returns the name for humans in an owner.
 func ownerName(owner string) string {
 	if _, name, ok := strings.Cut(owner, " "); ok {
 		return name

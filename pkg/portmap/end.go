@@ -41,16 +41,16 @@ func gc(r *plugin.Request) error {
 		gc.Report(att, remove(host, att, st))
 	}
 	for hash := range gc.Unreadable() {
-		_, err := endLost(host, hash)
+		_, err := endUnrecorded(host, hash)
 		gc.ReportUnreadable(hash, err)
 	}
-	err = errors.Join(gc.Err(), collectLost(host))
+	err = errors.Join(gc.Err(), collectUnrecorded(host))
 	attachment.ReportRepair(r, attachment.Waiting, repair(host, r.Log, attachment.Waiting))
 	return err
 }
 
-// collectLost ends hostPorts of pods that are gone, and that no record tells of.
-func collectLost(host *kernel.Node) error {
+// collectUnrecorded removes hostPorts of dead pods that have no record.
+func collectUnrecorded(host *kernel.Node) error {
 	owners, err := listOwners(host)
 	errs := []error{err}
 	for _, o := range owners {
@@ -59,26 +59,26 @@ func collectLost(host *kernel.Node) error {
 		}
 		_, found, err := attachment.ByHash("portmap", o.Hash)
 		if err == nil && !found {
-			_, err = endLost(host, o.Hash)
+			_, err = endUnrecorded(host, o.Hash)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// remove ends the forwarding, whatever the configuration says by now. The record goes last; it says that it has ended, so that nobody
-// who restores the ports of all pods brings these back.
+// remove ends the forwarding, whatever the current configuration says. The record is marked as ended and deleted last, so that a concurrent
+// restore of all ports does not bring these back.
 func remove(host *kernel.Node, att *attachment.Attachment, st state) error {
-	if err := end(host, att.Key, st, att); err != nil {
+	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
 	}
 	endFlows(host, st.Ports)
 	return att.Remove()
 }
 
-// end ends the forwarding of an attachment. A port that another attachment shares passes to it before anything of this one goes. The
-// record, if it is open, then says that it has ended.
-func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
+// endForwarding ends the forwarding of an attachment. It first passes shared ports to the other attachment. An open record is then marked
+// as ended.
+func endForwarding(host *kernel.Node, key attachment.Key, st state, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
@@ -99,8 +99,8 @@ func end(host *kernel.Node, key attachment.Key, st state, att *attachment.Attach
 	return nil
 }
 
-func endPorts(host *kernel.Node, key attachment.Key, st state, ports owned) error {
-	// As ADD made them, the other way round: the protection of 127.0.0.1 goes last, and until then nobody else gets the ports.
+func endPorts(host *kernel.Node, key attachment.Key, st state, ports ownedPorts) error {
+	// In the reverse order of ADD: the protection of 127.0.0.1 goes last, and other pods get the ports only after that.
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
@@ -109,12 +109,12 @@ func endPorts(host *kernel.Node, key attachment.Key, st state, ports owned) erro
 	return delHostPorts(host, ports)
 }
 
-// delUnrecorded removes what there is of an attachment whose record is lost, or that the reference made.
+// delUnrecorded removes the state of an attachment whose record is lost, or that the reference made.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
-	lost, err := endLost(host, attachment.KeyOf(r).Hash())
-	if err == nil && !lost && namesPorts(r) {
-		// Record and rules may both be lost, and 127.0.0.1 still be open for this pod alone.
-		err = mendLost(host)
+	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
+	if err == nil && !lost && passesPorts(r) {
+		// Record and rules may both be lost while 127.0.0.1 is still open for this pod alone.
+		err = mendLoopbackLocked(host)
 	}
 	if err != nil {
 		return err
@@ -122,8 +122,8 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endLost ends the hostPorts of an attachment whose record is lost, by the hash of its key; lost reports whether there were any.
-func endLost(host *kernel.Node, hash string) (lost bool, err error) {
+// endUnrecorded removes the hostPorts of an attachment without a record, by the hash of its key. lost reports whether there were any.
+func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
 	}
@@ -142,8 +142,8 @@ func endLost(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// mendLost is mendLoopback under the lock of the ports.
-func mendLost(host *kernel.Node) error {
+// mendLoopbackLocked runs mendLoopback under the lock of the ports.
+func mendLoopbackLocked(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err
 	}
@@ -152,5 +152,5 @@ func mendLost(host *kernel.Node) error {
 		return err
 	}
 	defer unlock()
-	return mendRecorded(host)
+	return mendFromRecords(host)
 }

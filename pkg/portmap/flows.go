@@ -11,16 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// endFlows only warns: without it a client that keeps sending UDP stays with the former pod for as long as its entry lives, and no
-// longer.
+// endFlows only logs failures. A failure means that a client which keeps sending UDP reaches the previous pod until its entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)
 	}
 }
 
-// delFlows removes the connection tracking entries of the UDP ports among the ports: a client that keeps sending from one port would
-// otherwise stay with the pod that had the port before, or with none. Without UDP ports it is a no-op.
+// delFlows deletes the connection tracking entries of the UDP ports. Otherwise a client that keeps sending from one port would reach the
+// previous pod, or none. It is a no-op without UDP ports.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
 	for _, p := range ports.Singles(of) {
@@ -39,7 +38,7 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	defer table.Close()
 	flows, err := table.UDPFlows(slices.Collect(maps.Keys(wanted)), slices.Collect(maps.Keys(families)))
 	stale := slices.DeleteFunc(flows, func(f kernel.UDPFlow) bool {
-		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return keepsFrom(f, p) })
+		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return isStaleFlow(f, p) })
 	})
 	if err != nil || len(stale) == 0 {
 		return err
@@ -51,9 +50,9 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// keepsFrom reports whether the entry, which is of the same port, would keep a client away from the pod, if that port is on an address of
-// the node: it was not translated when the port was not mapped yet, or leads to the pod.
-func keepsFrom(f kernel.UDPFlow, p ports.Port) bool {
+// isStaleFlow reports whether an entry for the port would keep a client away from the pod. That is so if the port was not mapped when the
+// entry was created, or if the entry leads to the pod. The caller checks that the destination is an address of the node.
+func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false
 	}

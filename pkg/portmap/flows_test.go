@@ -18,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// walks counts the dumps of the connection tracking table from now on, as the debug log tells of them: "family" or "family filtered".
+// walks returns a function that returns the dumps of the connection tracking table since its last call, from the debug log: "family" or
+// "family filtered".
 func walks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -36,7 +37,7 @@ func walks(t *testing.T) func() []string {
 	}
 }
 
-// TestDelFlows (F-38): of all entries those go that would keep a client of a mapped UDP port away from the pod.
+// TestDelFlows (F-38): delFlows deletes exactly the entries that keep a client of a mapped UDP port away from the pod.
 func TestDelFlows(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64", "192.0.2.1/32")
 	const udp, tcp = "17", "6"
@@ -46,22 +47,22 @@ func TestDelFlows(t *testing.T) {
 		{udp, "203.0.113.1:1002", "192.0.2.1:53", "10.1.0.5:5353"}, // to another address of the node
 		{udp, "203.0.113.1:1003", "192.0.2.1:54", "10.1.0.5:5454"}, // the port of one address
 		{udp, "[fd99::1]:1000", "[fd00::1]:53", "[fd00::5]:5353"},  //
-		{udp, "203.0.113.1:1004", "10.1.0.1:53", "10.1.0.5:9999"},  // to the pod, by a mapping that was another
+		{udp, "203.0.113.1:1004", "10.1.0.1:53", "10.1.0.5:9999"},  // to the pod, by an earlier mapping
 		{udp, "127.0.0.1:1005", "127.0.0.9:53", "127.0.0.9:53"},    // all of 127.0.0.0/8 is local
 		{udp, "[fd99::1]:1001", "[fd00::1]:65535", "[fd00::1]:65535"},
 	}
 	stays := []kerneltest.Flow{
 		{udp, "203.0.113.1:2000", "10.1.0.1:55", "10.1.0.5:5353"},       // another port
-		{udp, "203.0.113.1:2001", "198.51.100.1:53", "198.51.100.1:53"}, // forwarded: a pod's own questions to a name server
+		{udp, "203.0.113.1:2001", "198.51.100.1:53", "198.51.100.1:53"}, // forwarded: a pod's own request to a name server
 		{udp, "203.0.113.1:2002", "10.1.0.1:53", "10.1.0.6:53"},         // to another pod
-		{udp, "203.0.113.1:2003", "10.1.0.1:54", "10.1.0.5:5454"},       // not the address of the mapping
+		{udp, "203.0.113.1:2003", "10.1.0.1:54", "10.1.0.5:5454"},       // not an address of the mapping
 		{tcp, "203.0.113.1:2004", "10.1.0.1:53", "10.1.0.5:5353"},       // not UDP
 		{udp, "[fd99::1]:2000", "[fd00::1]:54", "[fd00::5]:5454"},       // the other family has no such port
-		{udp, "[fd99::1]:2001", "[fd00::1]:56", "[fd00::1]:56"},         // nor this one
+		{udp, "[fd99::1]:2001", "[fd00::1]:56", "[fd00::1]:56"},         // the port is not mapped
 		{udp, "203.0.113.1:2005", "10.96.0.10:53", "10.1.0.5:5353"},     // to the pod, by a Service
 		{udp, "203.0.113.1:2006", "10.1.0.5:53", "10.1.0.5:53"},         // to the pod itself
 		{udp, "10.1.0.1:53", "203.0.113.1:2007", "203.0.113.1:2007"},    // from the port
-		{udp, "203.0.113.1:2008", "10.1.0.1:5353", "10.1.0.5:5353"},     // to the pod's port by another of the node
+		{udp, "203.0.113.1:2008", "10.1.0.1:5353", "10.1.0.5:5353"},     // to the pod's port by another node port
 	}
 	kerneltest.Track(t, append(slices.Clone(goes), stays...))
 	before, walked := kerneltest.Tracked(t), walks(t)
@@ -90,7 +91,7 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily: the kernel tells only of what can be meant, and with one port only of that.
+// TestDelFlowsOfOneFamily: the kernel returns only entries of the family, and of the port if there is just one.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow
@@ -124,10 +125,10 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// manyFlows is more than what the kernel layer lists without a filter.
+// manyFlows exceeds the number of entries that the kernel layer lists without a filter.
 const manyFlows = 3500
 
-// TestDelFlowsOfMany: a node with many connections does not tell of them all, for pods with both families.
+// TestDelFlowsOfMany: a node with many connections does not transfer all of them, also for pods with both families.
 func TestDelFlowsOfMany(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24")
 	var flows []kerneltest.Flow

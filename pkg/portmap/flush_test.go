@@ -15,12 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed: without the rules nothing is added: they come with the ports of all, in whose sight a mark of the rules would hide the loss.
+// TestFlushed: without the rules no elements are added. They come with the ports of all pods; the mark of the rules would otherwise hide
+// the loss.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a := portList("tcp 80 10.1.0.5:80")
-	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without their mark
+	for _, build := range []func() error{func() error { return nil }, BuildTable} { // the second time without the mark
 		kerneltest.Must(t, build())
 		if ok, err := rulesIntact(h); ok || err != nil {
 			t.Errorf("got %t, %v", ok, err)
@@ -32,14 +33,14 @@ func TestFlushed(t *testing.T) {
 	}
 }
 
-// TestRestoreHostPorts: what is missing comes back, and what somebody else has by now stays his.
+// TestRestoreHostPorts: Restore adds missing elements, and leaves a port with the attachment that has it now.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	a, b := portList("tcp 80 10.1.0.5:80", "tcp 81 10.1.0.5:81"), portList("tcp 90 10.1.0.6:80")
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "", b))
 	whole := portElements(t)
-	all := []owned{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
+	all := []ownedPorts{{Owner: ownerA, Bridge: "kt0", Ports: a}, {Owner: ownerB, Ports: b}}
 	c, err := nftables.New()
 	kerneltest.Must(t, err)
 	c.FlushTable(&nftables.Table{Name: nft.HostportTable, Family: nftables.TableFamilyINet})
@@ -54,21 +55,22 @@ func TestRestoreHostPorts(t *testing.T) {
 	if diff := cmp.Diff(whole, portElements(t)); diff != "" {
 		t.Error(diff)
 	}
-	all = append(all, owned{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
+	all = append(all, ownedPorts{Owner: "cccccccccccccccc x", Ports: portList("tcp 80 10.1.0.7:80", "tcp 99 10.1.0.7:80")})
 	kerneltest.Must(t, restored(h, all), checkPorts(h, ownerA, a))
 }
 
-func restored(h *kernel.Node, all []owned) error {
+func restored(h *kernel.Node, all []ownedPorts) error {
 	_, err := restoreTable(h, all)
 	return err
 }
 
-// TestCheckHints: what 'podlace reload' brings back says so; a port that may be another pod's by now does not.
+// TestCheckHints: the error for a part that 'podlace reload' restores has that hint. The error for a port that another pod may have now
+// does not.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
-	own := owned{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
-	check := func() error { return checkHostPorts(h, own, others{"", map[string]other{}}) }
+	own := ownedPorts{Owner: ownerA, Bridge: "kt0", Ports: portList("tcp 80 10.1.0.5:80")}
+	check := func() error { return checkHostPorts(h, own, otherOwners{"", map[string]otherOwner{}}) }
 	if err := check(); !isDifferent(err) || plugin.Hint(err) != "another program flushed or changed them; 'podlace reload' brings back those of all pods" {
 		t.Errorf("%v, hint %q", err, plugin.Hint(err))
 	}
@@ -82,6 +84,6 @@ func TestCheckHints(t *testing.T) {
 		if err := check(); !isDifferent(err) || plugin.Hint(err) != strings.TrimSpace(hint) {
 			t.Errorf("%s: %v, hint %q", e.Set, err, plugin.Hint(err))
 		}
-		kerneltest.Must(t, restored(h, []owned{own}), check())
+		kerneltest.Must(t, restored(h, []ownedPorts{own}), check())
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// compareElements returns the elements that are missing, and those in the kernel that another program wrote: with the wrong value for
-// their owner, or without an owner. Each of these is missing in its right form, unless no attachment has its port.
+// compareElements returns the missing elements, and the kernel's elements that another program wrote: those with the wrong value for their
+// owner, or without an owner. A wrong element also counts as missing, unless no attachment has its port.
 func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
 	found, err := t.Find(want)
 	if err != nil {
@@ -20,7 +20,7 @@ func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.El
 		switch {
 		case got == nil:
 			missing = append(missing, e)
-		case e.Comment == "": // all pods share it
+		case e.Comment == "": // an element that all pods share
 		case got.Comment == "", ownerHash(got.Comment) == ownerHash(e.Comment) && !sameValue(*got, e):
 			wrong, missing = append(wrong, *got), append(missing, e)
 		}
@@ -34,7 +34,7 @@ func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.El
 			wrong = append(wrong, slices.DeleteFunc(list, func(e nft.Element) bool { return e.Comment != "" })...)
 		}
 	}
-	return once(wrong), missing, nil
+	return uniqueElements(wrong), missing, nil
 }
 
 func sameValue(a, b nft.Element) bool {

@@ -14,15 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// obstacle is a chain that drops what the node forwards to a pod and back, unless a rule accepts it. No plugin adds such a rule: whose
-// firewall drops by default has to say what passes.
+// obstacle is a chain that drops forwarded packets to and from a pod unless a rule accepts them. No plugin adds such a rule: the admin of a
+// firewall that drops by default decides which packets pass.
 type obstacle struct {
 	text string
-	fix  []string // the commands that accept the pod's subnet, in both directions
+	fix  []string // commands that accept the pod's subnet in both directions
 }
 
-// warnForward names the chains that may keep the ports from other machines and pods. It never fails: the ports are forwarded, and whether
-// a rule accepts them is for the firewall to know.
+// warnForward warns about chains that may block the ports for other machines and pods. It never fails: the ports are forwarded, and it
+// cannot know whether a rule of the firewall accepts them.
 func warnForward(log *slog.Logger, host *kernel.Node, pod []netip.Prefix) {
 	list, err := obstacles(host, pod)
 	if err != nil {
@@ -43,7 +43,7 @@ func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err erro
 			if !c.Covers(p.Addr().Is4()) {
 				continue
 			}
-			f, err := keeper(host, c, p.Addr().Is4())
+			f, err := detectFirewall(host, c, p.Addr().Is4())
 			if err != nil {
 				return list, err
 			}
@@ -53,8 +53,8 @@ func obstacles(host *kernel.Node, pod []netip.Prefix) (list []obstacle, err erro
 	return list, nil
 }
 
-// firewall is who keeps a chain, a chain of his by which he is known, and how he accepts what goes to and comes from a subnet: a rule has
-// to be where its keeper leaves it.
+// firewall is a program that manages a chain. chain identifies the program; to and from are its commands to accept a subnet, in the place
+// where the program keeps such rules.
 type firewall struct{ name, chain, to, from string }
 
 func (f firewall) obstacle(chain chainName, subnet netip.Prefix) obstacle {
@@ -66,8 +66,8 @@ func (f firewall) obstacle(chain chainName, subnet netip.Prefix) obstacle {
 		[]string{fmt.Sprintf(f.to, subnet), fmt.Sprintf(f.from, subnet)}}
 }
 
-// keeper finds out who keeps a chain.
-func keeper(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
+// detectFirewall returns the firewall that manages a chain.
+func detectFirewall(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
 	program, family, ufw := "iptables", "ip", "ufw-user-forward"
 	if !is4 {
 		program, family, ufw = "ip6tables", "ip6", "ufw6-user-forward"
@@ -87,7 +87,8 @@ func keeper(host *kernel.Node, chain chainName, is4 bool) (firewall, error) {
 	return firewall{to: program + " -A FORWARD -d %s -j ACCEPT", from: program + " -A FORWARD -s %s -j ACCEPT"}, nil
 }
 
-// warnServices tells of a kube-proxy whose chains hook where those of iptables do. Of such chains the kernel asks the newest first.
+// warnServices warns about a kube-proxy whose chains have the same priority as those of iptables. The kernel runs the newest of such chains
+// first.
 func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 	services := chainName{Family: map[bool]string{true: "ip", false: "ip6"}[is4], Table: "kube-proxy", Name: "nat-prerouting"}
 	if there, err := hasChain(host, services); err != nil || !there {
@@ -97,12 +98,12 @@ func warnServices(log *slog.Logger, host *kernel.Node, is4 bool) {
 		"fix", "use backend nftables, whose hostPorts come after Services")
 }
 
-// warnHairpin names an interface of the pod that keeps it from its own hostPorts: with br_netfilter the bridge itself forwards a packet
-// whose destination was translated to one of its pods, and may not send it back through the port that it came from.
+// warnHairpin warns about a pod interface through which the pod does not reach its own hostPorts. With br_netfilter the bridge forwards a
+// translated packet itself, and needs hairpin mode to send it back through the same port.
 func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	every, err := host.Get("bridge/bridge-nf-call-iptables")
 	if err != nil {
-		return // there is no br_netfilter
+		return // without br_netfilter
 	}
 	for _, i := range prev.Interfaces {
 		port, ok, err := host.Link(i.Name)
@@ -117,22 +118,22 @@ func warnHairpin(log *slog.Logger, host *kernel.Node, prev *types100.Result) {
 	}
 }
 
-// policyDrop is NF_DROP, which drops what no rule of a chain decides on.
+// policyDrop is NF_DROP: the chain drops packets for which no rule decides.
 const policyDrop = 0
 
-// chainName is the name of a chain in nf_tables, where iptables keeps its rules too (iptables-nft). Those of iptables-legacy are not seen.
+// chainName is the name of a chain in nf_tables. iptables-nft keeps its rules there too; chains of iptables-legacy are not visible.
 type chainName struct{ Family, Table, Name string }
 
-// String is the name as nft list chain takes it.
+// String returns the name as nft list chain takes it.
 func (c chainName) String() string { return c.Family + " " + c.Table + " " + c.Name }
 
-// IPTables tells the chains that iptables and ip6tables show.
+// IPTables reports whether iptables or ip6tables shows the chain.
 func (c chainName) IPTables() bool { return c.Family != "inet" }
 
 // Covers reports whether packets of a family pass the chain.
 func (c chainName) Covers(is4 bool) bool { return c.Family == "inet" || is4 == (c.Family == "ip") }
 
-// filterChain is a chain of the filter table of iptables or ip6tables.
+// filterChain returns the name of a chain in the filter table of iptables or ip6tables.
 func filterChain(is4 bool, name string) chainName {
 	if is4 {
 		return chainName{"ip", "filter", name}
@@ -140,9 +141,9 @@ func filterChain(is4 bool, name string) chainName {
 	return chainName{"ip6", "filter", name}
 }
 
-// forwardDrops returns the chains that drop what the node forwards and no rule of theirs accepts: FORWARD of iptables and ip6tables, whose
-// policy Docker and ufw set, and forward of the table inet filter, as the nftables.conf of distributions has it. One request for each,
-// however many rules there are.
+// forwardDrops returns the chains that drop forwarded packets by default. It looks at FORWARD of iptables and ip6tables, whose policy
+// Docker and ufw set, and at forward of table inet filter, as in the nftables.conf of distributions. It sends one request per chain, for
+// any number of rules.
 func forwardDrops(host *kernel.Node) (drops []chainName, err error) {
 	for _, c := range []chainName{filterChain(true, "FORWARD"), filterChain(false, "FORWARD"), {"inet", "filter", "forward"}} {
 		state, _, err := chain(host, c)

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// sh runs commands of an admin, or skips the test where their program is not installed.
+// sh runs commands of an admin, or skips the test if their program is not installed.
 func sh(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
@@ -38,7 +38,7 @@ func sh(t *testing.T, commands ...string) {
 	}
 }
 
-// machine makes a namespace that the node reaches, and that reaches all else through the node.
+// machine creates a namespace that is connected to the node and uses the node as its router.
 func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
 	t.Helper()
 	pod, host := kerneltest.NewPod(t), openHost(t)
@@ -90,7 +90,7 @@ func machine(t *testing.T, hostSide string, node, own []string) *sandbox.Pod {
 	return pod
 }
 
-// connects reports whether a machine reaches a pod on port 80, where somebody listens. The first packet may have to wait for one resend.
+// connects reports whether a machine reaches the pod's server on port 80. The first packet may need one resend.
 func connects(t *testing.T, from *sandbox.Pod, address string, limit time.Duration) bool {
 	t.Helper()
 	err := from.Do(func() error {
@@ -103,7 +103,7 @@ func connects(t *testing.T, from *sandbox.Pod, address string, limit time.Durati
 	return err == nil
 }
 
-// TestForwardPolicy: a firewall that drops what it does not know is named, and the commands of the warning let connections pass.
+// TestForwardPolicy: the warning names a firewall that drops by default, and the commands in the warning let connections pass.
 func TestForwardPolicy(t *testing.T) {
 	lan := machine(t, "ptf0", []string{"10.74.0.1/24", "fd00:74::1/64"}, []string{"10.74.0.2/24", "fd00:74::2/64"})
 	pod := machine(t, "ptf1", []string{"10.75.0.1/24", "fd00:75::1/64"}, []string{"10.75.0.2/24", "fd00:75::2/64"})
@@ -114,7 +114,7 @@ func TestForwardPolicy(t *testing.T) {
 		}
 	}
 	var server net.Listener
-	// Package net finds out once which families work, and would find none in a pod whose lo is down.
+	// Package net determines once which families work. In a pod whose lo is down it would find none.
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		l.Close()
 	}
@@ -182,7 +182,7 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// TestForwardKeeper: who keeps the chain is told by what else he has, and the commands are his.
+// TestForwardKeeper: the managing firewall is identified by its other chains, and the commands are the right ones for it.
 func TestForwardKeeper(t *testing.T) {
 	host := openHost(t)
 	for title, c := range map[string]struct {
@@ -231,7 +231,7 @@ func BenchmarkWarnForward(b *testing.B) {
 	}
 }
 
-// TestWarnHairpin: CHECK says why a pod does not reach its own hostPorts, where that is so.
+// TestWarnHairpin: CHECK explains why a pod does not reach its own hostPorts.
 func TestWarnHairpin(t *testing.T) {
 	l, host := newLab(t), openHost(t)
 	every := kernel.Sysctl{Path: "bridge/bridge-nf-call-iptables", Value: "0"}

@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withHint adds what to do about a missing program.
+// withHint adds a hint to an error about a missing program.
 func withHint(err error) error {
 	var program *iptables.MissingProgram
 	if errors.As(err, &program) {

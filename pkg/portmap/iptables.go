@@ -18,26 +18,25 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chains and rules are the reference's, by name and text, so that the reference plugin removes them after a rollback.
+// The chains and rules have the reference's names and text, so that the reference plugin removes them after a rollback.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
 	masqChain = "CNI-HOSTPORT-MASQ"
 
-	// maxMultiport is how many ports one multiport match holds (iptables-extensions(8)).
+	// maxMultiport is the maximum number of ports in one multiport match (iptables-extensions(8)).
 	maxMultiport = 15
 )
 
 func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
-// addByIPTables takes two processes for each family that has ports. When what all pods share is missing, the rules of all others come back
-// in the same step.
+// addByIPTables starts two processes per family with ports. If the shared rules are missing, it also restores the rules of all other pods.
 func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
 	var lost []recorded
 	for _, p := range st.Rules.Pod {
 		others, err := st.addFamily(key, p, log)
 		if err != nil {
-			return withHint(st.Rules.blame(err, p.Addr().Is4()))
+			return withHint(st.Rules.nameConditions(err, p.Addr().Is4()))
 		}
 		if len(others) > 0 {
 			lost = others
@@ -46,13 +45,13 @@ func addByIPTables(key attachment.Key, st state, log *slog.Logger) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	if _, err := restoreIPTables(lost, true, log); err != nil { // also in the family that this pod has not
+	if _, err := restoreIPTables(lost, true, log); err != nil { // also in a family that this pod does not use
 		log.Warn(notRestored, "error", err)
 	}
 	return nil
 }
 
-// addFamily forwards the ports of one of the pod's addresses. It returns all recorded attachments if what all pods share was missing.
+// addFamily forwards the ports of one of the pod's addresses. It returns all recorded attachments if the shared rules were missing.
 func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recorded, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
 	if err != nil {
@@ -63,7 +62,7 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 	if err != nil {
 		return nil, err
 	}
-	if len(own) == 0 || leadsHere(table.NAT()) {
+	if len(own) == 0 || jumpsToHostports(table.NAT()) {
 		return nil, table.Apply(own)
 	}
 	if lost, err = allRecorded(); err != nil {
@@ -75,13 +74,13 @@ func (st state) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger
 	}
 	err = table.Apply(unique(append(slices.Clone(own), others...)))
 	if err != nil && len(lost) > 0 && plugin.Code(err) != plugin.CodeTryAgain {
-		err = table.Apply(own) // it may be a rule of another that is refused
+		err = table.Apply(own) // another pod's rule may have been refused
 	}
 	return lost, err
 }
 
-// blame names the conditions when iptables refuses the rules: what else is in them is the same for every pod.
-func (of rules) blame(err error, is4 bool) error {
+// nameConditions names the conditions in the error if iptables refuses the rules. All other parts of the rules are the same for every pod.
+func (of rules) nameConditions(err error, is4 bool) error {
 	key, words := of.conditions(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
 		return err
@@ -89,7 +88,7 @@ func (of rules) blame(err error, is4 bool) error {
 	return plugin.Errorf(plugin.CodeConfig, "%s %+.80q: %w", key, words, err)
 }
 
-// conditions returns those of a family, and their key.
+// conditions returns the conditions of a family, and their key.
 func (of rules) conditions(is4 bool) (key string, words []string) {
 	if is4 {
 		return "conditionsV4", of.ConditionsV4
@@ -97,7 +96,7 @@ func (of rules) conditions(is4 bool) (key string, words []string) {
 	return "conditionsV6", of.ConditionsV6
 }
 
-// lines are those of iptables-restore that forward the ports of one of the pod's addresses.
+// lines returns the iptables-restore lines that forward the ports of one of the pod's addresses.
 func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
@@ -111,44 +110,44 @@ func (st state) lines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([
 	return append(lines, entryLines(nat, key, *st.Rules, own)...), nil
 }
 
-// leadsHere reports whether packets come to the chain of all hostPorts.
-func leadsHere(nat iptables.NAT) bool {
+// jumpsToHostports reports whether packets reach the chain of all hostPorts.
+func jumpsToHostports(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables reports whether an attachment has ports of a family that iptables forwards.
+// byIPTables reports whether iptables forwards ports of a family for the attachment.
 func (rec recorded) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the rules of attachments that lack some; changed reports whether there were any. Without wait it fails as busy
-// where it would wait for a lock.
+// restoreIPTables restores missing rules of attachments; changed reports whether there were any. Without wait it returns a busy error
+// instead of waiting for a lock.
 func restoreIPTables(all []recorded, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
 		if !slices.ContainsFunc(all, func(rec recorded) bool { return rec.byIPTables(is4) }) {
 			continue
 		}
-		some, skipped, err := restoreFamily(is4, all, wait, log)
-		changed = changed || some
+		restored, skipped, err := restoreFamily(is4, all, wait, log)
+		changed = changed || restored
 		if err == nil {
 			errs = append(errs, skipped)
 			continue
 		}
 		if plugin.Code(err) == plugin.CodeTryAgain {
-			return changed, errors.Join(append(errs, err)...) // each of them would wait for the same lock as long
+			return changed, errors.Join(append(errs, err)...) // each attempt would wait equally long for the same lock
 		}
-		for i := range all { // one rule that is refused would keep all others out
-			some, skipped, err := restoreFamily(is4, all[i:i+1], wait, log)
-			changed = changed || some
+		for i := range all { // one refused rule would block all others
+			restored, skipped, err := restoreFamily(is4, all[i:i+1], wait, log)
+			changed = changed || restored
 			errs = append(errs, err, skipped)
 		}
 	}
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores missing rules of one family in one step. skipped is the error of attachments that cannot have their rules.
+// restoreFamily restores missing rules of one family in one step. skipped holds the errors of attachments whose rules cannot be written.
 func restoreFamily(is4 bool, all []recorded, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {
@@ -162,14 +161,14 @@ func restoreFamily(is4 bool, all []recorded, wait bool, log *slog.Logger) (chang
 	return len(lines) > 0, skipped, table.Apply(lines)
 }
 
-// missingLines returns the lines that attachments lack, and an error for each that cannot have its own.
+// missingLines returns the missing lines of attachments, and an error for each attachment whose lines cannot be written.
 func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
 			continue
 		}
 		pod := slices.IndexFunc(rec.Rules.Pod, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
-		if pod < 0 || leadsHere(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
+		if pod < 0 || jumpsToHostports(nat) && checkRules(nat, podChain(rec.Key), ports.OfFamily(rec.Ports, is4)) == nil {
 			continue
 		}
 		own, e := rec.lines(nat, rec.Key, rec.Rules.Pod[pod])
@@ -181,7 +180,7 @@ func missingLines(nat iptables.NAT, all []recorded, is4 bool) (lines []string, e
 	return unique(lines), err
 }
 
-// unique leaves out lines that all pods share and that stand there already.
+// unique removes shared lines that occur earlier.
 func unique(lines []string) (out []string) {
 	seen := map[string]bool{}
 	for _, line := range lines {
@@ -193,7 +192,7 @@ func unique(lines []string) (out []string) {
 	return out
 }
 
-// sharedLines makes what all pods share, as far as it is missing.
+// sharedLines returns the missing lines that all pods share.
 func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
@@ -216,7 +215,7 @@ func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
 		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
-		// A bit that is no longer configured may be somebody else's by now. The chains are all pods', which go over to the new one together.
+		// Another program may use a bit that is no longer configured. All pods share these chains and switch to the new bit together.
 		for _, rule := range append(nat.Rules(markChain, "-j MARK "), nat.Rules(masqChain, "-j MASQUERADE ")...) {
 			if !strings.Contains(rule, mark) {
 				rules = append(rules, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -227,7 +226,7 @@ func sharedLines(nat iptables.NAT, snat bool, of rules) []string {
 	return append(chains, rules...)
 }
 
-// podLines fills the pod's own chain: for each port the marks for masquerade, then the translation.
+// podLines returns the lines of the pod's own chain: for each port the masquerade marks, then the translation.
 func podLines(key attachment.Key, of rules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
@@ -236,7 +235,7 @@ func podLines(key attachment.Key, of rules, list []ports.Port, pod netip.Prefix)
 		mark = of.MarkChain
 	}
 	if pod.Addr().Is6() {
-		// Packets from ::1 never leave the node: left alone, a call to [::1] is refused at once.
+		// Packets from ::1 never leave the node. Without translation, a connection to [::1] is refused at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
 	for _, p := range namedFirst(list) {
@@ -265,15 +264,15 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// namedFirst puts ports of one address before those of all: the first rule that matches decides.
+// namedFirst sorts ports with an address before ports of all addresses: the first matching rule decides.
 func namedFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
 	return sorted
 }
 
-// entryLines leads the ports to the pod's chain, those of one address before those that any pod has of all. Entries that are left from
-// before are removed.
+// entryLines returns the lines that jump to the pod's chain. Ports with an address come before ports of all addresses of any pod. It also
+// removes the pod's stale entries.
 func entryLines(nat iptables.NAT, key attachment.Key, of rules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether what the attachments share is in place, in each family that they use. It starts no program: it does not
-// see the rules of iptables-legacy, which count as intact, and so does what cannot be read.
+// iptablesIntact reports whether the shared rules exist in each family that attachments use. It starts no program, so it does not see
+// iptables-legacy. Rules that it cannot see or read count as intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -62,7 +62,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	if err := checkAhead(nat, chain); err != nil {
 		return err
 	}
-	led, own := ledTo(nat, chain), byPort(nat.Rules(chain))
+	led, own := portsLedTo(nat, chain), byPort(nat.Rules(chain))
 	for _, p := range list {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Errorf(plugin.CodeStateDiffers, "hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
@@ -77,8 +77,9 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkAhead finds rules of other programs that take packets before ours see them: in the chains of hostPorts any that ends the chain, in
-// those of all programs one that every packet matches. The nat table is shared with other programs, so nothing of Podlace removes them.
+// checkAhead reports other programs' rules that take packets before our rules see them. In the hostPort chains, that is any rule that ends
+// the chain. In common chains it is a rule that matches every packet. Podlace does not remove them, since other programs share the nat
+// table.
 func checkAhead(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
@@ -90,7 +91,7 @@ func checkAhead(nat iptables.NAT, chain string) error {
 			}
 			ends := slices.Contains([]string{"ACCEPT", "RETURN", "DROP", "REDIRECT"}, target) ||
 				target == "DNAT" && place.ours != ""
-			all := place.chain == dnatChain || strings.HasPrefix(rule, "-A "+place.chain+" -j ") || // ours match an address or a port
+			all := place.chain == dnatChain || strings.HasPrefix(rule, "-A "+place.chain+" -j ") || // our rules match an address or a port
 				place.chain == chain && valueOf(rule, "-d") == "" && valueOf(rule, "--dport") == ""
 			if ends && all {
 				return plugin.WithHint(
@@ -102,10 +103,10 @@ func checkAhead(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// checkMasquerade finds the marks of a pod's chain without what they stand for.
+// checkMasquerade reports marks in a pod's chain for which the masquerade rules are missing.
 func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
-		return nil // marked by a chain of others, or not at all
+		return nil // another program's chain marks the packets, or none does
 	}
 	for _, need := range []struct{ chain, target string }{
 		{markChain, "-j MARK "}, {"POSTROUTING", "-j " + masqChain + " "}, {masqChain, "-j MASQUERADE "},
@@ -117,8 +118,8 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// ledTo returns the ports of the node that rules lead to a pod's chain, each after its protocol.
-func ledTo(nat iptables.NAT, chain string) map[string]bool {
+// portsLedTo returns the node ports that rules lead to a pod's chain, each after its protocol.
+func portsLedTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
 		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {
@@ -128,7 +129,7 @@ func ledTo(nat iptables.NAT, chain string) map[string]bool {
 	return led
 }
 
-// byPort sorts rules by the port of the node that they match: a pod can have thousands.
+// byPort groups rules by their node port, since a pod can have thousands.
 func byPort(rules []string) map[uint16][]string {
 	of := map[uint16][]string{}
 	for _, rule := range rules {
@@ -139,7 +140,7 @@ func byPort(rules []string) map[uint16][]string {
 	return of
 }
 
-// valueOf returns what follows an option in a rule.
+// valueOf returns the value of an option in a rule.
 func valueOf(rule, option string) string {
 	_, value, _ := strings.Cut(rule, " "+option+" ")
 	value, _, _ = strings.Cut(value, " ")

@@ -28,7 +28,7 @@ func testKey() attachment.Key {
 // noNAT is an empty nat table.
 func noNAT() iptables.NAT { return iptables.NAT{} }
 
-// TestPodChain pins the reference's name.
+// TestPodChain pins the reference's chain name.
 func TestPodChain(t *testing.T) {
 	for _, c := range []struct{ network, id, want string }{
 		{"podlace", "0123456789abcdef", "CNI-DN-46d35c6a9e0ed75882799"},
@@ -41,7 +41,7 @@ func TestPodChain(t *testing.T) {
 	}
 }
 
-// generated is what one ADD writes for both families of a pod.
+// generated returns the lines that one ADD writes for both families of a pod.
 func generated(t *testing.T, keys string, nat4 iptables.NAT) string {
 	t.Helper()
 	cfg, err := parsed(keys)
@@ -65,7 +65,7 @@ func generated(t *testing.T, keys string, nat4 iptables.NAT) string {
 	return b.String()
 }
 
-// TestLines compares the generated rules with golden files; -update rewrites them.
+// TestLines compares the generated rules with golden files. -update rewrites the files.
 func TestLines(t *testing.T) {
 	tcp := func(n int) string {
 		var list []string
@@ -100,7 +100,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesAgain: what is shared is not made twice, and what is left of the pod from before is replaced.
+// TestLinesAgain: a second ADD does not repeat shared rules, and replaces the pod's stale rules.
 func TestLinesAgain(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -11,15 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners tells of ports that processes of the node listen on, which nobody would reach there any more: in an error if the
-// configuration wants that, else in a warning.
+// checkListeners reports ports on which processes of the node listen. Clients would no longer reach those processes. It returns an error if
+// the configuration asks for that, otherwise it logs a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listening(ports.Singles(wanted))
 	switch {
 	case err != nil && c.RefuseListeners:
 		return fmt.Errorf("look for processes that listen on a hostPort: %w", err)
 	case err != nil:
-		r.Log.Warn("it is not known whether processes of the node listen on the hostPorts", "error", err)
+		r.Log.Warn("cannot check whether processes of the node listen on the hostPorts", "error", err)
 		return nil
 	case len(used) == 0:
 		return nil
@@ -28,14 +28,14 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	option := map[string]string{"tcp": "-lntp", "udp": "-lnup"}[used[0].Protocol]
 	hint := fmt.Sprintf("ss %s 'sport = :%d' shows it", option, used[0].Port)
 	if !c.RefuseListeners {
-		r.Log.Warn("a process of the node listens on a hostPort, which leads to the pod from now on", "ports", list, "hint", hint)
+		r.Log.Warn("a process of the node listens on a hostPort; from now on the port leads to the pod", "ports", list, "hint", hint)
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
 
-// checkHostIPs refuses the broadcast address of a network of the node, and warns of an address that the node has not: it may be one that
-// comes later, as those of keepalived do.
+// checkHostIPs refuses the broadcast address of a node's network. It warns about an address that the node does not have: the node may get
+// it later, such as one of keepalived.
 func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) error {
 	asked := map[netip.Addr]bool{}
 	for _, p := range wanted {
@@ -49,17 +49,17 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 				p.HostIP)
 		}
 		if !own {
-			r.Log.Warn("the node has not the address of a hostPort, which nobody reaches until it has", "port", p.String())
+			r.Log.Warn("hostIP is not assigned to this node; the port is unreachable until it is", "port", p.String())
 		}
 	}
 	return nil
 }
 
-// manyPorts is how many ports take as long to bind as the tables of sockets to read.
+// manyPorts is the number of ports at which binding each takes as long as reading the socket tables.
 const manyPorts = 32
 
-// listening returns those of the ports that a process of the node listens on, by TCP or UDP: forwarded, they never reach it again. SCTP
-// is not looked at.
+// listening returns the ports on which a process of the node listens by TCP or UDP. After forwarding, their packets no longer reach that
+// process. It does not check SCTP.
 func listening(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {
@@ -76,7 +76,7 @@ func listening(wanted []ports.Port) (used []ports.Port, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", p, err)
 		}
-		// A connection of the node's own that happens to leave from the port takes it as well.
+		// An outgoing connection of the node may use the port, so a bound port alone proves nothing.
 		if bound && listens(p) {
 			used = append(used, p)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27): a port that a process of the node listens on is named, in a warning or in an error.
+// TestListeners (F-40, S-27): a warning or an error names a port on which a process of the node listens.
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")
@@ -67,12 +67,12 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestListenersUnknown: what cannot be known is refused only where the configuration wants to know.
+// TestListenersUnknown: if the listeners are unknown, ADD fails only if the configuration asks for the check.
 func TestListenersUnknown(t *testing.T) {
 	for _, refuse := range []bool{false, true} {
 		var log bytes.Buffer
 		r := &plugin.Request{Log: slog.New(slog.NewTextHandler(&log, nil))}
-		// IPv6 with the scope of no interface cannot be bound.
+		// An IPv6 link-local address without an interface cannot be bound.
 		err := Config{RefuseListeners: refuse}.checkListeners(r,
 			[]ports.Port{{Protocol: "tcp", HostIP: netip.MustParseAddr("fe80::1"), Port: 7183,
 				To: netip.MustParseAddrPort("[fd00:71::5]:80")}})
@@ -82,7 +82,7 @@ func TestListenersUnknown(t *testing.T) {
 	}
 }
 
-// TestRefuseHostListeners (F-40): ADD refuses before it changes anything; without the key the pod gets the port.
+// TestRefuseHostListeners (F-40): with the key, ADD fails before any change. Without it, the pod gets the port.
 func TestRefuseHostListeners(t *testing.T) {
 	backends(t, func(l lab) {
 		listener, err := net.Listen("tcp", ":8080")
@@ -105,7 +105,7 @@ func TestRefuseHostListeners(t *testing.T) {
 	})
 }
 
-// TestConntrackWalks (F-38): one walk of the table of connections for each verb, none without UDP ports.
+// TestConntrackWalks (F-38): each verb walks the connection tracking table once, and not at all without UDP ports.
 func TestConntrackWalks(t *testing.T) {
 	backends(t, func(l lab) {
 		walks := func(verb string, keys ...any) int {
@@ -138,8 +138,7 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09): a broadcast address of the node is refused before anything is changed; an address that the node has not may come
-// later.
+// TestHostIPOfNode (S-09): ADD refuses a broadcast address of the node before any change. An address that the node lacks may come later.
 func TestHostIPOfNode(t *testing.T) {
 	backends(t, func(l lab) {
 		var log bytes.Buffer
@@ -155,7 +154,7 @@ func TestHostIPOfNode(t *testing.T) {
 			"2001:db8::77": true} {
 			log.Reset()
 			l.OK(l.Call("ADD", "a", "runtimeConfig", at(addr)))
-			if strings.Contains(log.String(), "the node has not the address") != warns {
+			if strings.Contains(log.String(), "hostIP is not assigned") != warns {
 				l.Errorf("%s: %s", addr, &log)
 			}
 			l.OK(l.Call("DEL", "a"))

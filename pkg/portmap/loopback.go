@@ -23,25 +23,25 @@ import (
 // loopbackSchema is the version of the table.
 const loopbackSchema = 1
 
-// protectPriority is that of the raw table: before connection tracking.
+// protectPriority is the priority of the raw table, before connection tracking.
 const protectPriority = -300
 
-// loopbackUsers has a folder for each link with route_localnet, and in it a file for each attachment that needs it. It may be lost,
-// so it never decides alone that no attachment is left.
+// loopbackUsers has a folder per link with route_localnet, with a file for each attachment that needs it. The folder may be lost, so an
+// empty one does not prove that no attachment is left.
 var loopbackUsers = filepath.Join(store.Root, ".localhost")
 
-// foreign begins the folder of a link whose route_localnet is not ours to switch off. No link has a colon in its name.
-const foreign = "foreign:"
+// foreignPrefix is the prefix for the folder of a link whose route_localnet another program enabled. No link name contains a colon.
+const foreignPrefix = "foreign:"
 
-// buildLoopback writes rules that drop what comes from the network for 127.0.0.0/8 or claims to be from there. A hostPort on 127.0.0.1
-// needs route_localnet on the pods' interface, with which every pod could otherwise reach what listens on the node's loopback. The table
-// stays for as long as a link has route_localnet.
+// buildLoopback writes rules that drop packets from the network with a source or destination in 127.0.0.0/8. A hostPort on 127.0.0.1 needs
+// route_localnet on the pods' interface. Without these rules every pod could then reach servers on the node's loopback. The table stays
+// while a link has route_localnet.
 func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// Every packet comes here: what nearly none has is looked at first.
+		// All packets pass this rule, so it tests the rarest property first.
 		r.Rule(chain, slices.Concat(ipv4.Only(), loopback(offset), notLo, nft.Drop())...)
 	}
 	return r.Mark(loopbackSchema)
@@ -60,14 +60,14 @@ func marked(host *kernel.Node, table string, version uint16) (bool, error) {
 	return t.Marked(version)
 }
 
-// loopbackProtected reports whether the protection is in place.
+// loopbackProtected reports whether the protection exists.
 func loopbackProtected(host *kernel.Node) (bool, error) {
 	return marked(host, nft.LoopbackTable, loopbackSchema)
 }
 
-// loopbackUsed reports whether an attachment is recorded that the node's 127.0.0.1 reaches. It is one look at a folder.
+// loopbackUsed reports whether the records contain an attachment that the node reaches through 127.0.0.1. It reads one folder.
 func loopbackUsed() bool {
-	users, err := names(loopbackUsers, 1)
+	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
 }
 
@@ -83,7 +83,7 @@ func installLoopback() error {
 	return nft.Install("nft add table "+nft.LoopbackTable, nft.LoopbackTable, buildLoopback)
 }
 
-// restoreProtection writes the protection anew if it is missing or was changed; restored reports whether it was.
+// restoreProtection rewrites a missing or changed protection. restored reports whether it did.
 func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	if drift, err := tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback); err != nil || drift == "" {
 		return false, err
@@ -91,8 +91,8 @@ func restoreProtection(host *kernel.Node) (restored bool, err error) {
 	return true, installLoopback()
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. The kernel takes every value but 0 for on, and other programs write 1. So
-// the kernel itself says which links Podlace opened, also when records and rules are lost.
+// openedByUs is the value of route_localnet that Podlace writes. The kernel treats every value but 0 as on, and other programs write 1. So
+// the kernel shows which links Podlace opened, also if records and rules are lost.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
@@ -109,15 +109,15 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. The node's own loopback is
-// protected from them first. Callers hold a lock against one another.
+// OpenLoopback lets the node's 127.0.0.1 reach the pods behind a link, for the attachment with the hash owner. It first protects the node's
+// loopback from the pods. Callers hold a common lock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
-		name = foreign + link
+		name = foreignPrefix + link
 	}
-	// The file comes first: DEL finds by it what to close.
+	// The file comes first, because DEL uses it to find the links to close.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -136,16 +136,16 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// lendLoopback leaves a link that Podlace opened to the rules of the reference plugins, which need route_localnet and never switch it off.
-func lendLoopback(host *kernel.Node, link string) error {
+// leaveLoopbackOpen leaves route_localnet on for a link that Podlace opened: the reference plugins' rules need it, and never disable it.
+func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
 	}
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// opened returns the links for which Podlace switched route_localnet on. It looks at all links of the node.
-func opened(host *kernel.Node) (links []string, err error) {
+// openedLinks returns the links on which Podlace enabled route_localnet. It reads all links of the node.
+func openedLinks(host *kernel.Node) (links []string, err error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
 		if value == openedByUs {
@@ -155,19 +155,19 @@ func opened(host *kernel.Node) (links []string, err error) {
 	return links, err
 }
 
-// openedUnknown reports whether route_localnet is on for a link without a note of who switched it on. Earlier versions of Podlace wrote 1,
-// as other programs do: when records are lost, it may be theirs.
+// openedUnknown reports whether route_localnet is on for a link without a note of the program that enabled it. Earlier versions of Podlace
+// wrote 1, as other programs do. If records are lost, the link may be another program's.
 func openedUnknown(host *kernel.Node) (bool, error) {
 	values, err := routeLocalnets(host)
 	for link, value := range values {
-		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreign+link)); value == "1" && unknown != nil {
+		if _, unknown := os.Lstat(filepath.Join(loopbackUsers, foreignPrefix+link)); value == "1" && unknown != nil {
 			return true, err
 		}
 	}
 	return false, err
 }
 
-// routeLocalnets returns the value of route_localnet for each link of the node. "all" and "default" are no links.
+// routeLocalnets returns the value of route_localnet for each link of the node. "all" and "default" are not links.
 func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	links, err := host.List("ipv4/conf")
 	values := map[string]string{}
@@ -179,13 +179,13 @@ func routeLocalnets(host *kernel.Node) (map[string]string, error) {
 	return values, err
 }
 
-// LoopbackOpen reports whether Podlace left route_localnet on for any link. It looks at all links of the node.
+// LoopbackOpen reports whether Podlace left route_localnet on for any link. It reads all links of the node.
 func LoopbackOpen(host *kernel.Node) (bool, error) {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace switched route_localnet on for a link. It reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. It reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
@@ -194,20 +194,20 @@ func loopbackOpenedOn(link string) bool {
 	return err == nil && strings.TrimSpace(string(value)) == openedByUs
 }
 
-// CloseLoopback switches route_localnet off for each link for which Podlace switched it on.
+// CloseLoopback disables route_localnet on each link on which Podlace enabled it.
 func CloseLoopback(host *kernel.Node) error {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	for _, link := range links {
 		err = errors.Join(err, host.Set(routeLocalnet(link, "0")))
 	}
 	return err
 }
 
-// mendLoopback protects the node's 127.0.0.0/8 again while a link is open, and closes the links once neither a record nor a hostPort in
-// the kernel can need them. users are the attachments with a record, by the hashes of their keys. The caller holds the lock of the ports.
+// mendLoopback restores the protection of the node's 127.0.0.0/8 while a link is open. It closes the links if no record and no hostPort in
+// the kernel can need them. users are the hashes of the recorded attachments. The caller holds the lock of the ports.
 func mendLoopback(host *kernel.Node, users []string) error {
 	lost := !loopbackUsed()
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	if err == nil && len(links) > 0 {
 		_, err = restoreProtection(host)
 	}
@@ -238,16 +238,16 @@ func mendLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files of attachments that are no users, and folders without files.
+// forgetUsers removes the files of attachments that are not in users, and folders without files.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
 		keep[owner] = true
 	}
-	links, err := names(loopbackUsers, -1)
+	links, err := readNames(loopbackUsers, -1)
 	for _, link := range links {
 		folder := filepath.Join(loopbackUsers, link)
-		owners, e := names(folder, -1)
+		owners, e := readNames(folder, -1)
 		err = errors.Join(err, e)
 		for _, owner := range owners {
 			if !keep[owner] {
@@ -259,23 +259,23 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink stands for every link: the caller does not know which one was opened.
+// anyLink stands for every link, if the caller does not know which one was opened.
 const anyLink = "*"
 
-// closeLoopback ends what OpenLoopback began for the owner on a link, "" for none: the last user of a link switches route_localnet off.
-// last says that no link of Podlace is open any more, so that the caller may remove the protection; after that the caller forgets the owner
-// as a user of the links in users. Callers hold the lock of OpenLoopback.
+// closeLoopback undoes OpenLoopback for the owner on a link ("" for none). The last user of a link disables route_localnet. last reports
+// that no link of Podlace is open anymore. The caller may then remove the protection, and then removes the owner from the users of links.
+// Callers hold the lock of OpenLoopback.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
-	links := []string{link, foreign + link}
+	links := []string{link, foreignPrefix + link}
 	switch link {
 	case "":
 		return nil, false, nil
 	case anyLink:
-		if links, err = names(loopbackUsers, -1); err != nil {
+		if links, err = readNames(loopbackUsers, -1); err != nil {
 			return nil, false, err
 		}
 	}
-	// A folder without users is of somebody who was killed.
+	// A folder without users was left by a killed process.
 	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
 	ending := 0
 	for _, link := range links {
@@ -284,7 +284,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			continue
 		}
 		users = append(users, link)
-		few, err := names(folder, 2)
+		few, err := readNames(folder, 2)
 		if err != nil {
 			return nil, false, err
 		}
@@ -292,14 +292,14 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 			continue
 		}
 		ending++
-		if strings.HasPrefix(link, foreign) {
+		if strings.HasPrefix(link, foreignPrefix) {
 			continue
 		}
 		if err := host.Set(routeLocalnet(link, "0")); err != nil {
 			return nil, false, err
 		}
 	}
-	if few, err := names(loopbackUsers, ending+1); err != nil || len(few) > ending {
+	if few, err := readNames(loopbackUsers, ending+1); err != nil || len(few) > ending {
 		return users, false, err
 	}
 	last, err = closeUnused(host, owner)
@@ -326,10 +326,10 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// closeUnused decides by the kernel when the records name no other user than the owner, because records can be lost: while another
-// attachment has hostPorts, links that are still open stay open and protected.
+// closeUnused decides by the kernel if the records name no user other than the owner, because records can be lost. While another attachment
+// has hostPorts, open links stay open and protected.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
-	links, err := opened(host)
+	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
 		return err == nil, err
 	}
@@ -340,8 +340,8 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// names returns at most so many names of a folder, which may be missing; all if less than 1 are wanted.
-func names(folder string, most int) ([]string, error) {
+// readNames returns up to most names in a folder, or all if most is less than 1. A missing folder has none.
+func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)
 }

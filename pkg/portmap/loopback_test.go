@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestProtectLoopback makes a table of its own.
+// TestProtectLoopback creates a separate table.
 func TestProtectLoopback(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -27,7 +27,7 @@ func TestProtectLoopback(t *testing.T) {
 	}
 }
 
-// loopbackState compares route_localnet of the bridges kt0 and kt1, and how many rules protect 127.0.0.0/8.
+// loopbackState compares route_localnet of the bridges kt0 and kt1, and the number of rules that protect 127.0.0.0/8.
 func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	t.Helper()
 	zero, err := h.Get("ipv4/conf/kt0/route_localnet")
@@ -38,8 +38,8 @@ func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	}
 }
 
-// TestLoopbackUsers (S-04): route_localnet and the protection go with the last who needs them, link by link, and what somebody else
-// switched on stays.
+// TestLoopbackUsers (S-04): route_localnet of each link, and the protection, end with their last user. A link that another program opened
+// stays.
 func TestLoopbackUsers(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -56,7 +56,7 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 0 0")
 	kerneltest.Must(t, OpenLoopback(h, a, "kt0"), OpenLoopback(h, a, "kt0"), OpenLoopback(h, b, "kt0"), OpenLoopback(h, b, "kt1"))
 	state("2 2 2")
-	closeFor := func(owner, link string) error { return delHostPorts(h, owned{Owner: owner, Localhost: link}) }
+	closeFor := func(owner, link string) error { return delHostPorts(h, ownedPorts{Owner: owner, Localhost: link}) }
 	kerneltest.Must(t, closeFor(ownerA, "kt1"), delPorts(h, ownerA, nil))
 	state("2 2 2")
 	_, err := delOwnedHostPorts(h, ownerHash(ownerB))
@@ -67,7 +67,7 @@ func TestLoopbackUsers(t *testing.T) {
 	kerneltest.Must(t, closeFor(ownerA, "kt0"))
 	state("0 0 0")
 	if _, err := os.Stat(loopbackUsers); err == nil {
-		if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+		if left, _ := readNames(loopbackUsers, -1); len(left) > 0 {
 			t.Errorf("left %q", left)
 		}
 	}
@@ -77,18 +77,18 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 2")
 	kerneltest.Must(t, closeFor(ownerB, "kt1"))
 	state("0 1 0")
-	// A lost record may have told that an earlier version, which wrote 1, opened the link.
+	// The lost record may belong to an earlier version, which wrote 1, and the link may be ours.
 	kerneltest.Must(t, ProtectLoopback(h), closeFor(ownerB, "kt1"))
 	state("0 1 2")
 	kerneltest.Must(t, h.Set(kernel.Sysctl{Path: "ipv4/conf/kt1/route_localnet", Value: "0"}), closeFor(ownerB, "kt1"))
 	state("0 0 0")
-	if left, _ := names(loopbackUsers, -1); len(left) > 0 {
+	if left, _ := readNames(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
 }
 
-// TestLoopbackUsersLost (S-04): with the files of users lost, the kernel decides. A link stays open and protected while another attachment
-// has hostPorts, and the last one closes all links. A flush is mended, and what another program switched on stays.
+// TestLoopbackUsersLost (S-04): if the user files are lost, the kernel decides. A link stays open and protected while another attachment
+// has hostPorts, and the last one closes all links. A flush is repaired, and a link that another program opened stays.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -104,7 +104,7 @@ func TestLoopbackUsersLost(t *testing.T) {
 	open := func(owner, link string, port uint16) {
 		t.Helper()
 		kerneltest.Must(t, restored(h, nil), OpenLoopback(h, ownerHash(owner), link),
-			addAll(h, owned{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
+			addAll(h, ownedPorts{Owner: owner, Ports: []ports.Port{{Protocol: "tcp", Port: port, To: netip.MustParseAddrPort("10.1.1.1:80")}}}))
 	}
 	lose := func() { t.Helper(); kerneltest.Must(t, os.RemoveAll(loopbackUsers)) }
 	del := func(owner string) {
@@ -136,6 +136,6 @@ func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	kerneltest.Must(t, mendLoopback(h, []string{ownerHash(ownerA)}))
 	state("2 1 2")
-	kerneltest.Must(t, lendLoopback(h, "kt0"), mendLoopback(h, nil))
+	kerneltest.Must(t, leaveLoopbackOpen(h, "kt0"), mendLoopback(h, nil))
 	state("1 1 0")
 }

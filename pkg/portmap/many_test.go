@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts: what CHECK takes for a pod with iptables grows with its ports, and not with their square.
+// TestManyPorts: the memory of CHECK with iptables grows linearly with the pod's ports.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
@@ -44,7 +44,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestParseMany (S-15): many mappings cost what they are, not their square.
+// TestParseMany (S-15): the cost of mappings grows linearly, not quadratically.
 func TestParseMany(t *testing.T) {
 	entries := func(n int) (list []string) {
 		for i := range n {
@@ -69,7 +69,7 @@ func TestParseMany(t *testing.T) {
 	for range 5 {
 		few, many = min(few, took(1250)), min(many, took(10000))
 	}
-	if many > 32*few { // 8 times as many: 8 when each costs the same, 64 when each is compared with all
+	if many > 32*few { // 8 times as many ports: factor 8 if linear, 64 if quadratic
 		t.Errorf("10,000 mappings took %s, 1,250 took %s", many, few)
 	}
 	if _, err := parsed(mappings(append(entries(10000), `{"hostPort":9999,"containerPort":1}`)...)); err == nil ||
@@ -78,7 +78,7 @@ func TestParseMany(t *testing.T) {
 	}
 }
 
-// spread returns ports that no range joins.
+// spread returns ports that do not form a range.
 func spread(n int) (list []any) {
 	for i := range n {
 		list = append(list, port(2000+2*i, 80, "udp"))
@@ -86,8 +86,8 @@ func spread(n int) (list []any) {
 	return list
 }
 
-// TestTooManyPorts (S-15): the ports of one pod are bounded, so that it does not keep other pods from the lock. A pod with more is refused
-// before any change.
+// TestTooManyPorts (S-15): the number of ports per pod is limited, so that a pod cannot block the lock for others. ADD of a pod with more
+// fails before any change.
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
 	for _, c := range []struct {
@@ -127,7 +127,7 @@ func TestTooManyPorts(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLargestRecord: DEL reads what the longest ports of a pod with the highest bound have in its record.
+// TestLargestRecord: DEL can read the largest record: the longest ports in the highest allowed number.
 func TestLargestRecord(t *testing.T) {
 	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0",
 		NetnsPath: "/run/netns/x"}

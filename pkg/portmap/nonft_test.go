@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withoutNFT runs f on a thread to which the kernel gives no netfilter sockets, as one without nf_tables, nor to what it starts.
+// withoutNFT runs f on a thread that gets no netfilter sockets, as on a kernel without nf_tables. Child processes get none either.
 func withoutNFT(t *testing.T, f func()) {
 	t.Helper()
 	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data
@@ -30,9 +30,9 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with this function
+		runtime.LockOSThread() // without unlock: the thread ends with this function
 		var err error
-		defer func() { failed <- err }() // also when f ends the test
+		defer func() { failed <- err }() // also if f ends the test
 		err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 		if err == nil {
 			filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
@@ -47,7 +47,7 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 }
 
-// TestWithoutNFT: on a kernel without nf_tables nobody gets nftables who did not ask for it, and who did is told at once.
+// TestWithoutNFT: on a kernel without nf_tables, a pod gets iptables unless the configuration names nftables. Then ADD fails at once.
 func TestWithoutNFT(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

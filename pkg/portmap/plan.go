@@ -14,38 +14,38 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// claim is what an ADD asks for: the ports of one attachment, its container and its pod.
+// claim is the request of an ADD: the ports of one attachment, its container and its pod.
 type claim struct {
-	owned
+	ownedPorts
 	container, pod string
 }
 
-// existing is what stands in the way of a claim.
-type existing struct {
-	elements []nft.Element     // those with the same keys, and with the same ports in other sets
-	holders  map[string]holder // the other attachments that forward a port of the claim, by hash
+// conflicts holds the elements and attachments that conflict with a claim.
+type conflicts struct {
+	elements []nft.Element     // elements with the same keys, and with the same ports in other sets
+	holders  map[string]holder // other attachments that forward a port of the claim, by hash
 }
 
 // holder is another attachment that forwards a port of a claim.
 type holder struct {
 	attachment.Record
-	found    bool          // the record
-	gone     bool          // the pod's namespace
-	all      []recorded    // the attachments of its container, if it gives way
-	elements []nft.Element // what those forward, if the container is gone
+	found    bool          // its record exists
+	gone     bool          // its pod's namespace is gone
+	all      []recorded    // if it gives way: all attachments of its container
+	elements []nft.Element // if the container is gone: all elements of these attachments
 }
 
-// yields reports whether the holder gives way: its pod is gone, or is an older one of the same name.
+// yields reports whether the holder gives way: its pod is gone, or is an older pod of the same name.
 func (h holder) yields(to claim) bool {
 	return h.found && h.ContainerID != to.container && (h.gone || h.Pod != "" && h.Pod == to.pod)
 }
 
-// plan is what a claim changes.
+// plan is the set of changes for a claim.
 type plan struct {
 	remove, add []nft.Element
 	taken       []takeover
-	shared      bool // a port is shared with a pod that still runs
-	singles     bool // a part of a range is shared: the claim has to ask for single ports, which pass from one attachment to another
+	shared      bool // a port is shared with a running pod
+	singles     bool // a part of a range is shared: the claim must use single ports, which can pass from one attachment to another
 }
 
 // takeover is an attachment that gives way, and the first port that it loses.
@@ -55,9 +55,9 @@ type takeover struct {
 	holder
 }
 
-// makePlan decides about each other attachment that has a port of the claim. One of the same container keeps the port. One that gives way
-// loses the port, and all its ports if its container is gone. Any other one refuses the claim.
-func makePlan(have existing, want claim) (p plan, err error) {
+// makePlan decides about each attachment that has a port of the claim. An attachment of the same container keeps the port. An attachment
+// that gives way loses the port, or all its ports if its container is gone. Any other attachment makes the claim fail.
+func makePlan(have conflicts, want claim) (p plan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {
 		hash, port := ownerHash(e.Comment), portOf(e)
@@ -67,12 +67,12 @@ func makePlan(have existing, want claim) (p plan, err error) {
 		case !h.found:
 			return plan{}, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, takenBy, port, ownerName(e.Comment)),
 				"its record is lost; DEL of its container ends it")
-		case h.ContainerID == want.container: // in another network, or by another interface
+		case h.ContainerID == want.container: // in another network, or with another interface
 			kept.Add(e.Comment, port)
 			p.shared = true
 			continue
 		case !h.yields(want):
-			return plan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, who(h.Record, e.Comment))
+			return plan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
 		case !slices.ContainsFunc(p.taken, func(t takeover) bool { return t.Key == h.Key }):
 			p.taken = append(p.taken, takeover{port, e.Comment, h})
 			p.remove = append(p.remove, h.elements...)
@@ -80,7 +80,7 @@ func makePlan(have existing, want claim) (p plan, err error) {
 		}
 		p.remove = append(p.remove, e)
 	}
-	p.remove = once(p.remove)
+	p.remove = uniqueElements(p.remove)
 	for _, e := range want.elements() {
 		if !isForward(e) || !kept.Overlap(portOf(e), "") {
 			p.add = append(p.add, e)
@@ -93,8 +93,8 @@ func makePlan(have existing, want claim) (p plan, err error) {
 
 const takenBy = "hostPort %s is in use by %s"
 
-// former returns the attachments that give way, in all networks of their containers: those that share a port have rules too.
-func (p plan) former() (all []recorded) {
+// displaced returns all attachments of the containers that give way, in all networks, because attachments that share a port have rules too.
+func (p plan) displaced() (all []recorded) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
 			if !slices.ContainsFunc(all, func(o recorded) bool { return o.Key == rec.Key }) {
@@ -105,7 +105,7 @@ func (p plan) former() (all []recorded) {
 	return all
 }
 
-// planFor observes and plans.
+// planFor observes the node and makes a plan.
 func planFor(host *kernel.Node, want claim) (plan, error) {
 	have, err := observe(host, want)
 	if err != nil {
@@ -114,14 +114,14 @@ func planFor(host *kernel.Node, want claim) (plan, error) {
 	return makePlan(have, want)
 }
 
-// observe reads what stands in the way of a claim. It asks for the keys of the claim, and reads the records of attachments that have some.
-func observe(host *kernel.Node, want claim) (have existing, err error) {
+// observe reads the conflicts of a claim. It looks up the keys of the claim, and reads the records of the owners.
+func observe(host *kernel.Node, want claim) (have conflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
-		return existing{}, err
+		return conflicts{}, err
 	}
-	if have.elements, err = clashes(t, want.owned, want.elements()); err != nil {
-		return existing{}, err
+	if have.elements, err = clashes(t, want.ownedPorts, want.elements()); err != nil {
+		return conflicts{}, err
 	}
 	have.holders = map[string]holder{}
 	for _, e := range have.elements {
@@ -130,7 +130,7 @@ func observe(host *kernel.Node, want claim) (have existing, err error) {
 			continue
 		}
 		if have.holders[hash], err = observeHolder(t, hash, want); err != nil {
-			return existing{}, err
+			return conflicts{}, err
 		}
 	}
 	return have, nil
@@ -164,7 +164,7 @@ func observeHolder(t *nft.Handle, hash string, want claim) (h holder, err error)
 	return h, err
 }
 
-// merge adds attachments that give way to those of an earlier plan.
+// merge adds takeovers to those of an earlier plan.
 func merge(earlier, more []takeover) []takeover {
 	for _, m := range more {
 		if !slices.ContainsFunc(earlier, func(t takeover) bool { return t.Key == m.Key }) {
@@ -174,15 +174,15 @@ func merge(earlier, more []takeover) []takeover {
 	return earlier
 }
 
-// tell logs the attachments that gave way.
-func (p plan) tell(want claim, log *slog.Logger) {
+// logTakeovers logs the attachments that gave way.
+func (p plan) logTakeovers(want claim, log *slog.Logger) {
 	for _, h := range p.taken {
 		log.Warn("a hostPort is taken over", "port", h.port.String(), "from", ownerName(h.owner), "container", h.ContainerID,
 			"samePod", h.Pod != "" && h.Pod == want.pod)
 	}
 }
 
-// apply makes a plan in one transaction.
+// apply applies a plan in one transaction.
 func apply(host *kernel.Node, want claim, p plan) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

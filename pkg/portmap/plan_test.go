@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39): which attachments keep a port, give way, or refuse a claim for it. The claim is of container new and pod shop/web-0.
+// TestMakePlan (F-39): which attachments keep a port, give way, or make a claim fail. The claim is by container new of pod shop/web-0.
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -28,10 +28,10 @@ func TestMakePlan(t *testing.T) {
 	single, other := portFrom("tcp 80 10.1.0.6:80"), portFrom("tcp 90 10.1.0.6:90")
 	single.SNAT, other.SNAT = false, false
 	for title, c := range map[string]struct {
-		held  []ports.Port // by another owner
-		own   []ports.Port // what is there of the claim's owner
+		held  []ports.Port // ports of another owner
+		own   []ports.Port // existing ports of the claim's owner
 		by    holder
-		taken bool // by the iptables backend
+		taken bool // forwarded by the iptables backend
 		asks  ports.Port
 
 		remove, add string
@@ -71,14 +71,14 @@ func TestMakePlan(t *testing.T) {
 			shared: true},
 	} {
 		t.Run(title, func(t *testing.T) {
-			have := existing{holders: map[string]holder{ownerHash(ownerB): c.by}}
-			for _, e := range slices.Concat(owned{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
-				owned{Owner: ownerA, Ports: c.own}.elements()) {
-				if e.Set != "owners" { // one question asks for the ports
+			have := conflicts{holders: map[string]holder{ownerHash(ownerB): c.by}}
+			for _, e := range slices.Concat(ownedPorts{Owner: ownerB, Taken: c.taken, Ports: c.held}.elements(),
+				ownedPorts{Owner: ownerA, Ports: c.own}.elements()) {
+				if e.Set != "owners" { // one lookup covers the ports
 					have.elements = append(have.elements, e)
 				}
 			}
-			p, err := makePlan(have, claim{owned{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
+			p, err := makePlan(have, claim{ownedPorts{Owner: ownerA, Ports: []ports.Port{c.asks}}, "new", "shop/web-0"})
 			if c.code != 0 {
 				if plugin.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("got %v", err)
@@ -86,7 +86,7 @@ func TestMakePlan(t *testing.T) {
 				return
 			}
 			want := fmt.Sprint(c.remove, "|", c.add, "|", c.former, "|", c.shared, c.singles)
-			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", containers(p.former()), "|", p.shared, p.singles)
+			got := fmt.Sprint(named(p.remove), "|", named(p.add), "|", containers(p.displaced()), "|", p.shared, p.singles)
 			if diff := cmp.Diff(want, got); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -103,20 +103,22 @@ func TestMakePlanOnce(t *testing.T) {
 		held = append(held, elementsOf(p, ownerB)...)
 	}
 	by := holder{Record: rec, found: true, gone: true, all: []recorded{{Record: rec}}, elements: slices.Clone(held)}
-	p, err := makePlan(existing{held, map[string]holder{ownerHash(ownerB): by}}, claim{owned{Owner: ownerA, Ports: list}, "new", "shop/web-0"})
-	if err != nil || len(p.taken) != 1 || len(p.former()) != 1 || len(p.remove) != len(held) {
+	want := claim{ownedPorts{Owner: ownerA, Ports: list}, "new", "shop/web-0"}
+	p, err := makePlan(conflicts{held, map[string]holder{ownerHash(ownerB): by}}, want)
+	if err != nil || len(p.taken) != 1 || len(p.displaced()) != 1 || len(p.remove) != len(held) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
-// TestStalePlan: an element that came or went after the plan was made refuses the plan as a race, and a new plan holds.
+// TestStalePlan: after an element was added or removed, the old plan fails as a race and a new plan succeeds.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	log := slog.New(slog.DiscardHandler)
-	want := claim{owned{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
+	want := claim{ownedPorts{Owner: ownerA, Ports: portList("tcp 80 10.1.0.5:80")}, "a", ""}
 	kerneltest.Must(t, ensureRules(h, log))
-	for _, change := range []func() error{func() error { return addAll(h, want.owned) }, func() error { return delHostPorts(h, want.owned) }} {
+	add, del := func() error { return addAll(h, want.ownedPorts) }, func() error { return delHostPorts(h, want.ownedPorts) }
+	for _, change := range []func() error{add, del} {
 		p, err := planFor(h, want)
 		kerneltest.Must(t, err, change())
 		if err := apply(h, want, p); !isRace(err) {

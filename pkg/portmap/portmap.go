@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards ports of the node to the pod: the hostPort of Kubernetes, which runtimes pass as the portMappings
-// capability. It is chained after any plugin that gives the pod an address.
+// Package portmap forwards node ports to pods: the hostPorts of Kubernetes, which runtimes pass as the portMappings capability. It runs in
+// a chain after any plugin that gives the pod an address.
 package portmap
 
 import (
@@ -17,18 +17,18 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// state is what the record of an attachment holds; attachments without ports have no record.
+// state is the content of an attachment's record. Attachments without ports have no record.
 type state struct {
 	Backend   string       `json:"backend"`
 	Ports     []ports.Port `json:"ports"`
-	Bridge    string       `json:"bridge,omitempty"`    // behind which the pod is
-	Localhost string       `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches it
-	Rules     *rules       `json:"rules,omitempty"`     // of the iptables backend
-	Ended     bool         `json:"ended,omitempty"`     // DEL is on its way
-	Begun     bool         `json:"begun,omitempty"`     // ADD has not come to its end
+	Bridge    string       `json:"bridge,omitempty"`    // the pod's bridge
+	Localhost string       `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches the pod
+	Rules     *rules       `json:"rules,omitempty"`     // for the iptables backend
+	Ended     bool         `json:"ended,omitempty"`     // a DEL has begun
+	Begun     bool         `json:"begun,omitempty"`     // the ADD has not finished
 }
 
-// rules is what the iptables backend needs to write an attachment's rules again.
+// rules holds the settings from which the iptables backend can rewrite an attachment's rules.
 type rules struct {
 	Pod          []netip.Prefix `json:"pod"`
 	MarkBit      int            `json:"markBit"`
@@ -41,16 +41,16 @@ func (c Config) rules(pod []netip.Prefix) *rules {
 	return &rules{pod, c.MarkBit, c.MarkChain, c.Conditions[true], c.Conditions[false]}
 }
 
-// portsLock names the lock around what the pods of all networks share.
+// portsLock names the lock around the state that pods of all networks share.
 const portsLock = "hostports"
 
-// hostPorts returns what the attachment has in the table of hostPorts; owner is the comment of its elements.
-func (st state) hostPorts(owner string) owned {
-	return owned{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
+// hostPorts returns the attachment's entry in the hostPort table. owner is the comment of its elements.
+func (st state) hostPorts(owner string) ownedPorts {
+	return ownedPorts{Owner: owner, Bridge: st.Bridge, Taken: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netns is how nf_tables is told of the pod's namespace. Rules of iptables cannot be ended without their record, so nobody may think them
-// dead.
+// netns returns the namespace path for nf_tables. It is "" for the iptables backend: without a record its rules cannot be removed, so such
+// an attachment must not look dead.
 func (st state) netns(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -63,12 +63,12 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "portmap", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// owner begins the comment of what belongs to an attachment with its hash, and ends with what an admin knows it by.
+// owner returns the comment of an attachment's elements: its hash and a name for humans.
 func owner(key attachment.Key, pod string) string {
 	if pod == "" {
 		pod = key.ContainerID
 	}
-	// nft(8) prints comments as they are: only what names in Kubernetes consist of gets there.
+	// nft(8) prints comments unescaped, so only characters of Kubernetes names are allowed.
 	safe := strings.Map(func(c rune) rune {
 		if nameRune(c) || c == '.' || c == '/' {
 			return c
@@ -83,7 +83,7 @@ func check(r *plugin.Request) error {
 	if err != nil || len(cfg.Ports) == 0 {
 		return err
 	}
-	if err := cfg.choose(); err != nil {
+	if err := cfg.chooseBackend(); err != nil {
 		return err
 	}
 	host, err := kernel.Host()
@@ -103,13 +103,13 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	st := state{Backend: cfg.Backend, Ports: ports}
-	if err := st.recall(r, host); err != nil {
+	if err := st.loadRecorded(r, host); err != nil {
 		return err
 	}
 	if reference == "iptables" {
 		st.Backend = reference
 	} else {
-		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), others{r.ContainerID, map[string]other{}})
+		err := checkHostPorts(host, st.hostPorts(owner(attachment.KeyOf(r), r.Pod.String())), otherOwners{r.ContainerID, map[string]otherOwner{}})
 		if err != nil && (st.Backend != "iptables" || !nft.Unsupported(err)) {
 			return err
 		}
@@ -120,9 +120,9 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// recall completes the state with what ADD recorded, and misses what opened 127.0.0.1. Without a record the reference made the ports,
+// loadRecorded completes the state from ADD's record and from the kernel's loopback state. Without a record, the reference made the ports,
 // unless nf_tables names the attachment as their owner.
-func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
+func (st *state) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[state](r)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 	}
 	st.Bridge = old.Bridge
 	if singles := ports.Singles(st.Ports); slices.Equal(old.Ports, singles) {
-		st.Ports = singles // ranges that ADD took apart
+		st.Ports = singles // ADD split these ranges
 	}
 	if old.Localhost == "" || loopbackReaches(host, old.Localhost) {
 		return nil
@@ -145,14 +145,13 @@ func (st *state) recall(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// status fails only when no ADD can work: the configuration is wrong, or what the backend needs is missing. It restores
-// flushed rules.
+// status fails only if no ADD can work: the configuration is wrong, or a requirement of the backend is missing. It restores flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
 		return err
 	}
-	if err := cfg.choose(); err != nil {
+	if err := cfg.chooseBackend(); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {

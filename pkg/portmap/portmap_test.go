@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// backends runs a test with each backend that can be had.
+// backends runs a test with each available backend.
 func backends(t *testing.T, test func(lab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -37,7 +37,7 @@ func backends(t *testing.T, test func(lab)) {
 	}
 }
 
-// mapped reports whether anything of a container is there, in either backend.
+// mapped reports whether any state of a container exists in either backend.
 func (l lab) mapped(id string) bool {
 	l.Helper()
 	for _, line := range elements(l.T) {
@@ -63,7 +63,7 @@ func (l lab) mapped(id string) bool {
 func TestAddCheckDel(t *testing.T) {
 	backends(t, func(l lab) {
 		l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")
-		for range 2 { // ADD again converges
+		for range 2 { // a repeated ADD converges
 			o := l.OK(l.Call("ADD", "a"))
 			if !strings.Contains(string(o.Stdout), "10.71.0.5/24") {
 				l.Errorf("the result of before is not passed on: %s", o.Stdout)
@@ -87,7 +87,7 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged: of two ADDs for one key the last one counts, also with the other backend.
+// TestAddAgainChanged: the last of two ADDs for a key counts, also with another backend.
 func TestAddAgainChanged(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
@@ -104,7 +104,7 @@ func TestAddAgainChanged(t *testing.T) {
 	})
 }
 
-// TestDelKeepsOthers: DEL works whatever the configuration says by now, and takes only what is the pod's.
+// TestDelKeepsOthers: DEL works with any current configuration, and removes only the pod's state.
 func TestDelKeepsOthers(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
@@ -120,7 +120,7 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict: with nftables a port belongs to one pod, and the error names it.
+// TestConflict: with nftables a port belongs to one pod, and the error names that pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -167,7 +167,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRouteLocalnet: the node reaches the pod through 127.0.0.1, unless nothing asks for that.
+// TestRouteLocalnet: the node reaches the pod through 127.0.0.1 if a port asks for that.
 func TestRouteLocalnet(t *testing.T) {
 	const path = "ipv4/conf/pt0/route_localnet"
 	for what, c := range map[string]struct {
@@ -222,7 +222,7 @@ func TestGC(t *testing.T) {
 		for range 2 {
 			l.OK(l.Call("GC", "", "cni.dev/valid-attachments", []any{object{"containerID": "kept", "ifname": "eth0"}}))
 			if l.mapped("gone") {
-				l.Error("what is not valid is still there")
+				l.Error("an invalid attachment is still there")
 			}
 			l.OK(l.Call("CHECK", "kept"))
 		}
@@ -230,8 +230,8 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows (F-38): a client of a UDP port that keeps sending comes to the pod that has the port now, also when a record is lost, and
-// when the rules were.
+// TestStaleFlows (F-38): a client that keeps sending to a UDP port reaches the current pod of that port, also after a record or the rules
+// were lost.
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -257,7 +257,7 @@ func TestStaleFlows(t *testing.T) {
 			t.Fatalf("%d entries, %v", count(), err)
 		}
 		_ = os.Remove(c.lost)
-		if c.verb == "GC" { // restores the port after a flush: a client came to the node meanwhile
+		if c.verb == "GC" { // GC restores the port after a flush; meanwhile a client's packets went to the node
 			if err := kerneltest.FlushNFT(); err != nil {
 				t.Fatal(err)
 			}
@@ -282,7 +282,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestLoopback6: nothing that is not there answers for it on [::1]. A call is refused at once, and what listens there itself is reached.
+// TestLoopback6: on [::1] a connection to a mapped port is refused at once, and a server that listens on [::1] is reachable.
 func TestLoopback6(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))

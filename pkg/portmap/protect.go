@@ -13,9 +13,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// protect restores the protection of the node's 127.0.0.0/8 that a flush removed while hostPorts keep it open. ADD and DEL call it first,
-// also for pods without ports. It is a no-op where no record names such hostPorts and Podlace did not open the pod's links. With such a
-// record it leaves the protection to an ADD that forwards ports, which restores it with the other rules.
+// protect restores the protection of the node's 127.0.0.0/8 after a flush, while hostPorts keep it open. ADD and DEL call it first, also
+// for pods without ports. It is a no-op if no record names such hostPorts and Podlace did not open the pod's links. With such a record, an
+// ADD that forwards ports restores the protection with its other rules instead.
 func protect(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -25,7 +25,7 @@ func protect(r *plugin.Request, forwards bool) {
 	}
 }
 
-// protectFlushed restores the protection if it is missing; it waits for no lock.
+// protectFlushed restores the protection if it is missing. It waits for no lock.
 func protectFlushed(log *slog.Logger) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -43,8 +43,8 @@ func protectFlushed(log *slog.Logger) error {
 	return protectAgain(host, log)
 }
 
-// mendRecorded is mendLoopback for the attachments that have a record.
-func mendRecorded(host *kernel.Node) error {
+// mendFromRecords runs mendLoopback with the recorded attachments.
+func mendFromRecords(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func opensLoopback(r *plugin.Request) bool {
 	})
 }
 
-// protectAgain writes the protection if a flush removed it or another program changed it. The caller holds the lock of the ports.
+// protectAgain rewrites a missing or changed protection. The caller holds the lock of the ports.
 func protectAgain(host *kernel.Node, log *slog.Logger) error {
 	restored, err := restoreProtection(host)
 	if restored {

@@ -32,11 +32,10 @@ func (f changes) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestProtectedThroughout (S-07): the protection of 127.0.0.0/8 is there before anything is open, in ADD and when rules come back, and goes
-// last, in DEL.
+// TestProtectedThroughout (S-07): ADD and Restore write the protection of 127.0.0.0/8 before they open anything, and DEL removes it last.
 func TestProtectedThroughout(t *testing.T) {
 	backends(t, func(l lab) {
-		opened, after := []string{}, "" // what was open at any time, and since which flush
+		opened, after := []string{}, "" // links that were open at some time, and the flush before
 		l.Stderr = changes(func(line string) {
 			s, err := sandbox.Take(sandbox.Options{})
 			if err != nil {
@@ -72,7 +71,7 @@ func TestProtectedThroughout(t *testing.T) {
 		l.OK(l.Call("DEL", "a"))
 		slices.Sort(opened)
 		if opened = slices.Compact(opened); len(opened) != 2 {
-			l.Errorf("what was open at any time: %q", opened)
+			l.Errorf("links open at some time: %q", opened)
 		}
 	})
 }
@@ -108,7 +107,7 @@ func TestNotOnUplink(t *testing.T) {
 	})
 }
 
-// openTo127 tells what a snapshot has that leads from 127.0.0.1 of the node to a pod.
+// openTo127 returns the lines of a snapshot that lead from the node's 127.0.0.1 to a pod.
 func openTo127(snapshot string) (open []string) {
 	for _, rule := range []string{"nft element inet podlace_hostport ports4 ", "nft rule ip nat CNI-DN-"} {
 		if strings.Contains(snapshot, rule) {
@@ -118,8 +117,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63): CHECK misses what lets pods of the same bridge reach the port, and 127.0.0.1, and what a lost record is
-// found by.
+// TestCheckDetectsReach (C-63): CHECK fails without the rules for pods on the same bridge or for 127.0.0.1, or without the element by which
+// DEL finds ports without a record.
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
@@ -139,8 +138,8 @@ func TestCheckDetectsReach(t *testing.T) {
 	}
 }
 
-// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge protects it, also
-// for a pod without ports.
+// TestProtectedAfterLossAndFlush: records and rules are both lost while 127.0.0.1 is open. The next verb on that bridge restores the
+// protection, also for a pod without ports.
 func TestProtectedAfterLossAndFlush(t *testing.T) {
 	none := []any{"runtimeConfig", nil, "prevResult",
 		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},

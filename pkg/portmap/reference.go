@@ -11,18 +11,18 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delReference removes the rules of an attachment without a record, which the reference plugin made, or ours in the form of the
-// reference when the record is lost. Most pods have no ports and so no record: as with the reference, nothing is looked for unless the
-// runtime names ports, or it is known that there were some.
-func delReference(r *plugin.Request, some bool) error {
-	if !some && !namesPorts(r) {
+// delReference removes the rules of an attachment without a record: rules of the reference plugin, or our iptables rules in the same form.
+// Most pods have no ports and so no record. Like the reference, it looks for rules only if the runtime passes ports, or if hadPorts says
+// so.
+func delReference(r *plugin.Request, hadPorts bool) error {
+	if !hadPorts && !passesPorts(r) {
 		return nil
 	}
 	return asReference(r).Remove()
 }
 
-// namesPorts reports whether the runtime passes ports to DEL, in whatever form.
-func namesPorts(r *plugin.Request) bool {
+// passesPorts reports whether the runtime passes ports to DEL, in any form.
+func passesPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
 			Ports []any `json:"portMappings"`
@@ -41,8 +41,8 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference returns the backend of the reference that forwards the ports of an attachment without a record; "" when none does. Its
-// rules in iptables are the same as ours, and only said to exist.
+// madeByReference returns the reference's backend that forwards the ports of an attachment without a record, or "". The reference's
+// iptables rules equal ours, so it checks only that they exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

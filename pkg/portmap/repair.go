@@ -15,24 +15,24 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// recorded is an attachment that has ports.
+// recorded is an attachment with ports.
 type recorded struct {
 	attachment.Record
 	state
-	shared []ports.Port // those of its ports that an older attachment of its container has
+	shared []ports.Port // ports that an older attachment of its container forwards
 }
 
 func (rec recorded) owner() string { return owner(rec.Key, rec.Pod) }
 
-// wanted is what nf_tables should have of the attachment.
-func (rec recorded) wanted() owned {
+// wanted returns the attachment's wanted state in nf_tables.
+func (rec recorded) wanted() ownedPorts {
 	ports := rec.hostPorts(rec.owner())
 	ports.Netns, ports.Shared = rec.netns(rec.Netns), rec.shared
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules, and makes the protection of
-// the node's 127.0.0.0/8 agree with them. It changes nothing that is in place.
+// Restore restores the hostPorts of all attachments of the node from the records, after a flush of the rules. It also updates the
+// protection of the node's 127.0.0.0/8. It does not change existing state.
 func Restore(host *kernel.Node, log *slog.Logger) error { return repair(host, log, attachment.Waiting) }
 
 // repair is Restore for reload, GC and STATUS.
@@ -52,10 +52,10 @@ func repair(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error 
 	if len(all) > 0 {
 		err = restore(host, all, log, locks)
 	}
-	return errors.Join(err, mendRecorded(host))
+	return errors.Join(err, mendFromRecords(host))
 }
 
-// inUse reports whether the node has what hostPorts need: a record, or a link whose pods 127.0.0.1 reaches.
+// inUse reports whether the node has a record of hostPorts, or a link that is open for 127.0.0.1.
 func inUse(host *kernel.Node) (bool, error) {
 	if loopbackUsed() {
 		return true, nil
@@ -66,14 +66,14 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. One attachment that cannot be restored
-// does not keep the others from it.
+// restore is repair for a caller that holds the lock, such as an ADD that found the rules missing. If one attachment cannot be restored, it
+// continues with the others.
 func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
 		errs = append(errs, ignoreNoNFT(protectAgain(host, log)))
 	}
-	var wanted []owned
+	var wanted []ownedPorts
 	var flows []ports.Port
 	for i := range all {
 		errs = append(errs, openLoopback(host, all[i].Key, &all[i].state))
@@ -88,13 +88,13 @@ func restore(host *kernel.Node, all []recorded, log *slog.Logger, locks attachme
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacked || changed {
-		// The kernel remembers clients that sent meanwhile as talking to the node itself.
+		// Clients that sent meanwhile have connection tracking entries for the node itself.
 		endFlows(host, flows)
 	}
 	return errors.Join(errs...)
 }
 
-// ignoreNoNFT drops the error of a kernel without nftables, which has nothing to restore there.
+// ignoreNoNFT drops the error of a kernel without nftables, where nothing needs a restore.
 func ignoreNoNFT(err error) error {
 	if nft.Unsupported(err) {
 		return nil
@@ -102,12 +102,13 @@ func ignoreNoNFT(err error) error {
 	return err
 }
 
-// allRecorded returns the attachments that have ports, the newest first.
-func allRecorded() ([]recorded, error) { return recordedBut("", "") }
+// allRecorded returns the attachments with ports, the newest first.
+func allRecorded() ([]recorded, error) { return recordedExcept("", "") }
 
-// recordedBut is allRecorded without the attachment whose key has the hash. Of two pods that ask for one port the newer has it; attachments
-// of one container share it. A pod that is gone has none, unless it is the container, and so has one that has not got its ports yet.
-func recordedBut(hash, container string) (all []recorded, err error) {
+// recordedExcept is allRecorded without the attachment whose key has the hash. Of two pods that ask for a port, the newer one has it.
+// Attachments of one container share it. A dead pod has no ports, unless it belongs to container. A pod whose ADD has not finished has
+// none.
+func recordedExcept(hash, container string) (all []recorded, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index
@@ -138,8 +139,8 @@ func recordedBut(hash, container string) (all []recorded, err error) {
 	return all, err
 }
 
-// intact reports whether the rules that all pods share are in place, or no pod needs them. What cannot be read counts as intact. It reads
-// no record unless the rules are missing or the backend is iptables.
+// intact reports whether the rules that all pods share exist or are not needed. Unreadable state counts as intact. It reads no record
+// unless the rules are missing or the backend is iptables.
 func intact(host *kernel.Node, cfg Config) bool {
 	drift, err := rulesDrift(host)
 	if nft.Unsupported(err) || err == nil && drift == "" {

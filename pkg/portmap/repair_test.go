@@ -16,14 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// named is another pod with a name, on the same node.
+// named returns another pod with a name on the same node.
 func (l lab) named(name string) (lab, string) {
 	l.Pod = kerneltest.NewPod(l.T)
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39): a port that a living pod has is refused with its name, its container and since when; another protocol or hostIP is no
-// clash (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and
+// TestClash (F-39): ADD refuses a port of a live pod, and names that pod, its container and its age. Another protocol or hostIP is no
+// conflict (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and
 // protocol").
 func TestClash(t *testing.T) {
 	backends(t, func(l lab) {
@@ -53,8 +53,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39): a pod that is gone gives way, and so does an older one of the same name, whose CHECK tells who has the port now;
-// what it still has goes with its own DEL.
+// TestTakeOver (F-39): a dead pod gives way, and so does an older pod of the same name. CHECK of the older pod names the new owner. Its
+// other ports end with its own DEL.
 func TestTakeOver(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, backend := range []string{"nftables", "iptables"} {
@@ -91,7 +91,7 @@ func (l lab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange: who is gone loses all, so that a range of the same address is not in the way of the next pod's other range.
+// TestDeadRange: a dead pod loses all its ports, so that its range does not block another range of the next pod on the same address.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {
@@ -116,7 +116,7 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner: ports without a record stay with a pod that lives, and end with one that is gone: for the next pod, and with GC.
+// TestLostOwner: ports without a record stay with a live pod. Those of a dead pod end when another pod asks for them, and with GC.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -161,7 +161,7 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21): after a flush CHECK fails, STATUS brings everything back and succeeds, and so does the next ADD.
+// TestFlush (F-21): after a flush CHECK fails. STATUS restores everything and succeeds, and so does the next ADD.
 func TestFlush(t *testing.T) {
 	for what, flush := range map[string]func(t *testing.T, backend string){
 		"ruleset": func(t *testing.T, _ string) {
@@ -211,8 +211,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestBadNeighbour (F-21): after a flush, rules of one pod that iptables refuses by now do not keep others from coming back, nor a new pod
-// from its ports.
+// TestBadNeighbour (F-21): after a flush, iptables refuses the rules of one pod. The rules of other pods are restored, and a new pod gets
+// its ports.
 func TestBadNeighbour(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -221,7 +221,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad, _ := l.named("bad")
 	bad.Conf = bad.Conf.With("conditionsV4", []string{"-m", "mark", "--mark", "0x1"})
 	bad.OK(bad.Call("ADD", "bad"))
-	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as the name of a machine that is not known any more
+	sh(t, `sed -i 's/"0x1"/"0xzz"/' `+l.record("bad")) // such as a host name that no longer resolves
 	for _, backend := range []string{"nftables", "iptables"} {
 		if err := kerneltest.FlushNFT(); err != nil {
 			t.Fatal(err)
@@ -236,7 +236,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad.OK(bad.Call("DEL", "bad"))
 }
 
-// TestBadConditions (S-10): conditions that only iptables knows to be wrong are a mistake in the configuration, and leave nothing behind.
+// TestBadConditions (S-10): conditions that only iptables can reject give a configuration error and leave no state.
 func TestBadConditions(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -250,7 +250,7 @@ func TestBadConditions(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord: DEL with nothing but the key ends what an attachment has whose record is lost or cannot be read.
+// TestLostRecord: DEL, given only the key, removes all state of an attachment whose record is lost or unreadable.
 func TestLostRecord(t *testing.T) {
 	backends(t, func(l lab) {
 		t := l.T
@@ -267,7 +267,7 @@ func TestLostRecord(t *testing.T) {
 				t.Fatal(what, err)
 			}
 			l.OK(l.Call("DEL", "a", "prevResult", nil, "runtimeConfig", nil))
-			if left := elements(t); len(left) > 1 || l.mapped("a") { // the mark
+			if left := elements(t); len(left) > 1 || l.mapped("a") { // the schema mark stays
 				t.Errorf("%s: left %q", what, left)
 			}
 			l.OK(l.Call("ADD", "a"))
@@ -294,8 +294,8 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver: what a pod lost does not come back to it, whatever the backends; and two records that overlap keep nobody else
-// from his ports.
+// TestRestoreAfterTakeOver: Restore does not return a lost port to a pod, with any backends. Two overlapping records do not block other
+// pods' ports.
 func TestRestoreAfterTakeOver(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -327,7 +327,8 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort: a container in two networks asks for its ports in both, with either backend; the first keeps them, and both are content.
+// TestSharedPort: a container asks for the same ports in two networks, with either backend. The first network keeps them, and both CHECKs
+// pass.
 func TestSharedPort(t *testing.T) {
 	backends(t, func(l lab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -345,7 +346,7 @@ func TestSharedPort(t *testing.T) {
 	})
 }
 
-// TestLostProtection (S-04): CHECK misses the protection of the node's loopback, and STATUS brings it back.
+// TestLostProtection (S-04): CHECK fails if the protection of the node's loopback is missing, and STATUS restores it.
 func TestLostProtection(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -358,7 +359,7 @@ func TestLostProtection(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestFlushedChains: the chains for masquerade alone are emptied; CHECK tells, and Restore fills them.
+// TestFlushedChains: only the masquerade chains are flushed. CHECK reports that, and Restore refills them.
 func TestFlushedChains(t *testing.T) {
 	backends(t, func(l lab) {
 		commands := []string{"nft flush map inet podlace_hostport ports4", "nft flush set inet podlace_hostport snat6"}

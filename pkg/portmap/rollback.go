@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// ToReference lists what gives the ports of an attachment the rules of the reference plugin, so that its DEL removes them, and then takes
-// ours away. addresses are those of the pod with the lengths of their subnets.
+// ToReference returns the steps that give an attachment's ports the reference plugin's rules, so that the reference's DEL removes them. The
+// steps then remove our rules. addresses are the pod's addresses with the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
@@ -29,7 +29,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	var lend []attachment.Step
 	if st.Localhost != "" {
 		lend = []attachment.Step{{Text: "leave route_localnet of " + st.Localhost + " on",
-			Do: func() error { return lendLoopback(host, st.Localhost) }}}
+			Do: func() error { return leaveLoopbackOpen(host, st.Localhost) }}}
 	}
 	if st.Backend == "iptables" && rec.Key == named {
 		return lend, nil
@@ -73,7 +73,7 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 	}...), nil
 }
 
-// Targets returns the addresses that the ports of an attachment lead to.
+// Targets returns the target addresses of an attachment's ports.
 func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 	var st state
 	err = json.Unmarshal(rec.State, &st)
@@ -83,16 +83,16 @@ func Targets(rec attachment.Record) (addresses []netip.Addr, err error) {
 	return addresses, err
 }
 
-// EndPorts ends the hostPorts of an attachment whose pod is gone.
+// EndPorts removes the hostPorts of an attachment whose pod is gone.
 func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	var st state
 	if err := json.Unmarshal(rec.State, &st); err != nil {
 		return err
 	}
-	return end(host, rec.Key, st, nil)
+	return endForwarding(host, rec.Key, st, nil)
 }
 
-// withSubnets gives the addresses that ports lead to the lengths of their subnets; one that is not known is alone.
+// withSubnets returns the target addresses of ports with the prefix lengths of their subnets. An unknown address gets its full length.
 func withSubnets(list []ports.Port, addresses []netip.Prefix) (pods []netip.Prefix) {
 	for _, p := range list {
 		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())

@@ -16,14 +16,14 @@ import (
 // schema is the version of the table.
 const schema = 2
 
-// hostportPriority lets Services, whose translation kube-proxy hooks at -100, win over hostPorts (CVE-2019-9946).
+// hostportPriority gives Services precedence over hostPorts: kube-proxy translates at -100 (CVE-2019-9946).
 const hostportPriority = -99
 
 // hostports builds the table.
 type hostports struct{ nft.Ruleset }
 
-// BuildTable writes the table of hostPorts without its mark, which comes when the ports of all pods are there. Chains and rules are made
-// once a node, pods are elements of its maps, so that a packet costs the same however many pods there are.
+// BuildTable writes the hostPort table without its mark, which is added with the ports of all pods. The node has one set of chains and
+// rules; pods are elements of the maps. A packet therefore costs the same for any number of pods.
 func BuildTable() error {
 	return nft.Install("nft add table "+nft.HostportTable, nft.HostportTable, buildHostports)
 }
@@ -44,13 +44,13 @@ func buildHostports(r nft.Ruleset) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
-			// Nothing gets from ::1 to a pod: without this it would wait for an answer instead of being refused.
+			// A packet from ::1 never reaches a pod. Without this rule the client would wait for an answer instead of being refused.
 			ipv6 := nft.FamilyOf(false)
 			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
 				nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
-		// Only what is addressed to the node: never forwarded traffic (CVE-2025-67499).
+		// Only packets to the node itself, never forwarded traffic (CVE-2025-67499).
 		h.Rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
@@ -72,7 +72,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: f.Second}
 	h.Rule(forward, slices.Concat(f.Only(), []expr.Any{nft.Network(1, f.Destination, f.Length),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second}, nft.DestinationPort(f.Third), nft.Lookup(sets["hostip_ports"]), dnat})...)
-	// A range leads to the ports of the same numbers.
+	// The ports of a range keep their numbers.
 	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
@@ -83,7 +83,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	}
 
 	masquerade := &expr.Masq{}
-	// mapped matches when the address at the offset is that of a pod, and the port that the client used is one of that pod's.
+	// mapped matches if the address at the offset is a pod's, and the client's destination port is mapped to that pod.
 	mapped := func(offset uint32, set *nftables.Set) []expr.Any {
 		return []expr.Any{nft.Network(1, offset, f.Length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.Third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
@@ -95,7 +95,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
-		// A pod that calls itself. With bridge-nf-call-iptables the packet never leaves the bridge, and has no incoming link here.
+		// A pod that connects to itself. With bridge-nf-call-iptables the packet stays on the bridge and has no incoming link here.
 		h.Rule(snat, slices.Concat(mapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.Digit == "4" {
@@ -106,7 +106,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	return nil
 }
 
-// sets makes the sets of a family. taken has what the iptables backend forwards: no rule looks there, but other pods do.
+// sets creates the sets of a family. taken holds the ports that the iptables backend forwards: no rule reads it, but ADDs of other pods do.
 func (h hostports) sets(f nft.Family) (map[string]*nftables.Set, error) {
 	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}

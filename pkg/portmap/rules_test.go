@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestRules compares chains and rules, as the kernel tells them, with golden files; -update rewrites them. A change of the rules of
-// hostPorts needs another schema number.
+// TestRules compares chains and rules, as the kernel lists them, with golden files. -update rewrites the files. A change of the hostPort
+// rules needs a new schema number.
 func TestRules(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -28,7 +28,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// lab is a node with a pod that some main plugin has connected: its addresses are reached through the interface pt0.
+// lab is a node with a connected pod. The pod's addresses are reached through the interface pt0.
 type lab struct {
 	kerneltest.Lab
 }
@@ -88,7 +88,7 @@ func (l lab) chain(id string) string {
 	return podChain(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// record is the file in which the plugin remembers a container.
+// record returns the record file of a container.
 func (l lab) record(id string) string {
 	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }
@@ -99,7 +99,7 @@ func (l lab) Call(verb, id string, keys ...any) outcome {
 	return l.Lab.Call(verb, id, append([]any{"CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + id}, keys...)...)
 }
 
-// elements lists what the pods have in nftables.
+// elements lists the pods' elements in nftables.
 func elements(t testing.TB) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})

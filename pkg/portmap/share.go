@@ -14,41 +14,41 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the node's mark that tells DEL whether attachments share hostPorts: with none it reads no record of other pods. Without
-// the mark, as after an earlier version, it looks.
+// sharedPorts is the node's note that attachments share hostPorts. Without shared ports, DEL reads no records of other pods. If the note is
+// missing, as after an earlier version, DEL reads them.
 const (
 	sharedPorts = "shared-hostports"
 	someShared  = "some"
 	noneShared  = "none"
 )
 
-// others are the other attachments that have ports of one, by the comments of elements.
-type others struct {
+// otherOwners are the other attachments with ports of an attachment, by the comments of elements.
+type otherOwners struct {
 	container string
-	known     map[string]other
+	known     map[string]otherOwner
 }
 
-// other is one of them. It shares its ports if it is of the same container.
-type other struct {
+// otherOwner is one of these attachments. It shares its ports if it belongs to the same container.
+type otherOwner struct {
 	name   string
 	shares bool
 }
 
-// of reads the record of an owner, once.
-func (o others) of(owner string) other {
+// of reads the record of an owner once.
+func (o otherOwners) of(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
 		a.name = ownerName(owner)
 		if rec, found, err := attachment.ByHash("portmap", ownerHash(owner)); err == nil && found {
-			a = other{who(rec, owner), rec.ContainerID == o.container}
+			a = otherOwner{describeOwner(rec, owner), rec.ContainerID == o.container}
 		}
 		o.known[owner] = a
 	}
 	return a
 }
 
-// who names an owner with what distinguishes it from an earlier pod of the same name.
-func who(rec attachment.Record, owner string) string {
+// describeOwner returns the name of an owner, with details that distinguish it from an earlier pod of the same name.
+func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
 		name = ownerName(owner) + ", " + name
@@ -56,22 +56,22 @@ func who(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// passPorts gives ports of an attachment that ends to the attachments that asked for them too: those of the same container in other
-// networks, and an older pod of the same name that still runs. ending are its ports, nil if they are not known. The caller holds the lock
-// of the ports.
+// passPorts passes the ports of an ending attachment to other attachments that asked for them: those of the same container in other
+// networks, or an older live pod of the same name. ending holds its ports, or is nil if they are unknown. The caller holds the lock of the
+// ports.
 func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	if noted, _ := attachment.NodeNoted(sharedPorts); noted == noneShared {
 		return nil
 	}
-	// An attachment of the same container keeps its port when its namespace is gone: so the next pod that asks for the port removes its rules
-	// too.
-	own, _, _ := attachment.ByHash("portmap", hash) // recordedBut reports the same error
-	all, err := recordedBut(hash, own.ContainerID)
+	// An attachment of the same container keeps its port although its namespace is gone. The next pod that asks for the port then removes
+	// its rules too.
+	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
+	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
-		slog.Warn("some records cannot be read; hostPorts that their attachments share with this one end with it", "error", err)
+		slog.Warn("some records cannot be read; hostPorts that this attachment shares with theirs are removed with it", "error", err)
 	}
 	var heirs []recorded
-	var wanted []owned
+	var wanted []ownedPorts
 	for _, rec := range all {
 		h := rec.wanted()
 		h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p ports.Port) bool { return ending != nil && !ending.Overlap(p, "") })
@@ -80,7 +80,7 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 		}
 	}
 	if len(heirs) == 0 {
-		if shared, err := sharedBut(hash); err != nil || shared {
+		if shared, err := sharedExcept(hash); err != nil || shared {
 			return nil
 		}
 		return attachment.NoteNode(sharedPorts, noneShared)
@@ -94,10 +94,9 @@ func passPorts(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// passHostPorts gives the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
-// and ports that no attachment asks for, stay where they are. It is a no-op while the rules are missing. The caller holds the
-// lock portsLock.
-func passHostPorts(host *kernel.Node, owner string, to []owned) error {
+// passHostPorts passes the ports that an owner forwards to the attachments that ask for them, in one transaction. Ports of a third owner,
+// and ports for which no attachment asks, stay. It is a no-op while the rules are missing. The caller holds portsLock.
+func passHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := marked(host, nft.HostportTable, schema); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)
 	}
@@ -109,7 +108,7 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 	for _, h := range to {
 		want = append(want, h.elements()...)
 	}
-	want = once(want)
+	want = uniqueElements(want)
 	has, err := t.Find(want)
 	if err != nil {
 		return err
@@ -124,12 +123,11 @@ func passHostPorts(host *kernel.Node, owner string, to []owned) error {
 			passed = append(passed, *has[i])
 		}
 	}
-	return t.Replace(once(passed), missing)
+	return t.Replace(uniqueElements(passed), missing)
 }
 
-// sharedBut reports whether two attachments ask for one port, other than the attachment whose key has the hash. One that has not got its
-// ports yet counts.
-func sharedBut(hash string) (bool, error) {
+// sharedExcept reports whether two attachments ask for one port, without the attachment whose key has the hash. An unfinished ADD counts.
+func sharedExcept(hash string) (bool, error) {
 	records, err := attachment.AllOf("portmap")
 	var seen ports.Index
 	for _, rec := range records {

@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// inOther are keys that put a call into a second network of the same container, with a backend and the address that the pod has there.
+// inOther returns keys for a call in a second network of the same container, with a backend and the pod's address there.
 func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39): of two networks of one container that share a hostPort either may end first, by DEL, with a lost record or by
-// GC. The other one then has the port: its CHECK is clean, and another pod is refused until the last one ends.
+// TestPortPassesOn (F-39): two networks of one container share a hostPort. Either may end first: by DEL, by GC, or with a lost record. Then
+// the other one has the port: its CHECK passes, and another pod is refused until it ends.
 func TestPortPassesOn(t *testing.T) {
 	ends := map[string]func(l lab, first []any){
 		"DEL": func(l lab, first []any) { l.OK(l.Call("DEL", "a", first...)) },
@@ -43,7 +43,7 @@ func TestPortPassesOn(t *testing.T) {
 			for what, ports := range map[string][]any{"one": {port(8080, 80, "tcp")}, "range": sequence(8080, 20)} {
 				for verb, end := range ends {
 					if verb == "DEL without the record" && l.Conf["backend"] == "iptables" {
-						continue // its rules cannot be removed by GC, and DEL is TestLostRecord's
+						continue // GC cannot remove these rules; TestLostRecord covers DEL
 					}
 					l.Run(other+" "+what+" "+verb, func(t *testing.T) {
 						l := l
@@ -76,7 +76,7 @@ func (l lab) passesOn(other string, ports []any, end func(l lab, first []any)) {
 		}
 	}
 	l.OK(l.Call("DEL", "a", second...))
-	if left := elements(l.T); len(left) > 1 || l.mapped("a") { // the mark
+	if left := elements(l.T); len(left) > 1 || l.mapped("a") { // the schema mark stays
 		l.Errorf("left %q", left)
 	}
 }
@@ -100,8 +100,7 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart: of a range that another network of the container has in part, the rest is forwarded, and all of it once that network
-// ends.
+// TestSharedInPart: another network of the container has a part of a range. The rest is forwarded, and all of it once that network ends.
 func TestSharedInPart(t *testing.T) {
 	backends(t, func(l lab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
@@ -135,8 +134,8 @@ func TestSharedInPart(t *testing.T) {
 	})
 }
 
-// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container: no rule of the iptables
-// backend stays before it.
+// TestTakeOverOfShared (F-39): a newer pod of the same name takes a port from all networks of the older container. No iptables rule of the
+// older one stays ahead of it.
 func TestTakeOverOfShared(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -177,7 +176,7 @@ func TestTakeOverOfShared(t *testing.T) {
 	}
 }
 
-// TestFailedTakeOver: an ADD that fails after it took a port from an older pod of the same name gives it back.
+// TestFailedTakeOver: an ADD that fails after it took a port from an older pod of the same name returns the port.
 func TestFailedTakeOver(t *testing.T) {
 	l := newLab(t)
 	old, args := l.named("web-0")
@@ -185,13 +184,13 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("ADD", "old", ask...))
 	next, _ := l.named("web-0")
 	next.OK(next.Call("ADD", "next", append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args)...))
-	next.OK(next.Call("DEL", "next")) // as the runtime does when a later plugin of the chain fails
+	next.OK(next.Call("DEL", "next")) // the runtime does this if a later plugin of the chain fails
 	old.OK(old.Call("CHECK", "old", ask...))
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestSharedByOlderVersion: an earlier version left no mark for a port that two attachments share. DEL of one passes the port to the other,
-// also after DEL of a third pod.
+// TestSharedByOlderVersion: an earlier version wrote no note for a port that two attachments share. DEL of one passes the port to the
+// other, also after DEL of a third pod.
 func TestSharedByOlderVersion(t *testing.T) {
 	l := newLab(t)
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
@@ -221,8 +220,8 @@ func TestSharedByOlderVersion(t *testing.T) {
 	l.OK(l.Call("DEL", "a", second...))
 }
 
-// TestSharedWithTheDead: the namespace of a container that shares a hostPort between networks is gone. When one network ends, the rules of
-// the other one are not in the way of the next pod that asks for the port.
+// TestSharedWithTheDead: two networks of a dead container share a hostPort. When one network ends, the rules of the other do not block the
+// next pod that asks for the port.
 func TestSharedWithTheDead(t *testing.T) {
 	backends(t, func(l lab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// listen opens a socket that listens, such as "tcp4 127.0.0.1:8080".
+// listen opens a listening socket, such as "tcp4 127.0.0.1:8080".
 func listen(t testing.TB, network, address string, options ...int) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -57,13 +57,13 @@ func used(t testing.TB, ports ...string) string {
 	return strings.Join(names, " ")
 }
 
-// TestListening (F-40, S-27): whoever listens where the port would be taken is found, in both families.
+// TestListening (F-40, S-27): a listener that would lose the port is found, in both families.
 func TestListening(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	for i, x := range []struct {
 		network, address string
 		options          []int
-		ports            []string // PORT stands for the port
+		ports            []string // PORT stands for the port number
 		want             string
 	}{
 		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp PORT 10.1.0.5:80", "tcp PORT [fd00::5]:80", "udp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
@@ -105,7 +105,7 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// connect makes a connection from a port of the node and closes it there first, if so wanted: it then waits for its time (TIME_WAIT).
+// connect opens a connection from a port of the node. If closed is set, it closes it from that side, so that it stays in TIME_WAIT.
 func connect(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
 	dialer := net.Dialer{Timeout: 5 * time.Second}
@@ -125,7 +125,7 @@ func connect(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver: connections, open or closed, from the port or to it, are no listeners.
+// TestListeningLeftOver: open or closed connections from or to the port do not count as listeners.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	listen(t, "tcp", ":2100")
@@ -144,7 +144,7 @@ func TestListeningLeftOver(t *testing.T) {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
-	// A server that has ended; one client is still connected, one has just gone. Another listens on another address.
+	// A server has ended; one client is still connected and one has just disconnected. Another server listens on another address.
 	l, err := net.Listen("tcp4", "127.0.0.1:2300")
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestListeningLeftOver(t *testing.T) {
 	}
 }
 
-// TestListeningMany: it costs an ADD little, however many ports there are, and one among many is found.
+// TestListeningMany: the check costs little for any number of ports, and finds one listener among many.
 func TestListeningMany(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	listen(t, "tcp", ":3150")

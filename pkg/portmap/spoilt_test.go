@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestSpoiltSocket: answers that were left in the socket after an error are not taken for those of the next question.
+// TestSpoiltSocket: answers that an error left in the socket are not used for the next request.
 func TestSpoiltSocket(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -17,7 +17,7 @@ func TestSpoiltSocket(t *testing.T) {
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
 	n, err := h.NFT.Open(nft.HostportTable)
 	kerneltest.Must(t, err)
-	first := owned{Ports: a, Owner: ownerA}.elements()[0]
+	first := ownedPorts{Ports: a, Owner: ownerA}.elements()[0]
 	if _, err := n.Find([]nft.Element{{Set: first.Set, Key: []byte("too long for a key")}, first}); err == nil || nft.Unsupported(err) {
 		t.Fatalf("error %v", err)
 	}

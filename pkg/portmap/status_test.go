@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusNeverWaits (C-72): after a flush and while another process holds the lock of the ports, STATUS restores nothing, says nothing
-// and succeeds. The next one restores, and logs it.
+// TestStatusNeverWaits (C-72): after a flush, while another process holds the lock of the ports, STATUS succeeds without restoring or
+// logging anything. The next STATUS restores the rules and logs that.
 func TestStatusNeverWaits(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
@@ -60,13 +60,13 @@ func TestStatusNeverWaits(t *testing.T) {
 		}
 		l.OK(l.Call("CHECK", "a"))
 		if says := status(); strings.Contains(says, "restored") {
-			l.Errorf("it restores what is in place: %s", says)
+			l.Errorf("it restores state that exists: %s", says)
 		}
 		l.OK(l.Call("DEL", "a"))
 	})
 }
 
-// TestGCRestores (F-21): GC restores what a flush of any part removed, and logs it once.
+// TestGCRestores (F-21): GC restores any flushed part and logs that once.
 func TestGCRestores(t *testing.T) {
 	backends(t, func(l lab) {
 		l.OK(l.Call("ADD", "a"))
@@ -92,15 +92,15 @@ func TestGCRestores(t *testing.T) {
 			}
 			l.OK(l.Call("CHECK", "a"))
 			if says := gc(); strings.Contains(says, "restored") {
-				l.Errorf("%s: GC restores what is in place: %s", flush, says)
+				l.Errorf("%s: GC restores state that exists: %s", flush, says)
 			}
 		}
 		l.OK(l.Call("DEL", "a"))
 	})
 }
 
-// TestStatusTellsLastingFaultOnce (C-72): rules that cannot be restored, because another program's chain is gone, are logged once, however
-// often STATUS comes. GC, which comes seldom, tells each time.
+// TestStatusTellsLastingFaultOnce (C-72): rules cannot be restored because another program's chain is missing. Repeated STATUS calls log
+// that once. GC, which runs rarely, logs it each time.
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -133,7 +133,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestStatusStartsNothing (F-21): with iptables, STATUS finds rules in place, and a flush, without a program.
+// TestStatusStartsNothing (F-21): with iptables, STATUS detects intact rules, and a flush, without starting a program.
 func TestStatusStartsNothing(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

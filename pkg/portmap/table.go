@@ -18,19 +18,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the elements of h that are there and still its owner's.
-func ownedBy(t *nft.Handle, h owned) ([]nft.Element, error) {
+// ownedBy returns the wanted elements of h that exist and still belong to its owner.
+func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
 	found, err := t.Existing(h.elements())
 	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
 }
 
-// maxAsked is how long a range may be whose ports are asked for one by one. For a longer one all ports of the node are looked at.
+// maxAsked is the longest range whose ports are looked up one by one. For a longer range all ports of the node are read.
 const maxAsked = 2000
 
-// clashes returns the elements that stand in the way of those of h: of the same keys, and the same ports in other sets.
-func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, error) {
+// clashes returns the elements that conflict with those of h: the same keys, and the same ports in other sets.
+func clashes(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
-	whole := map[string]bool{} // sets that are looked at as a whole
+	whole := map[string]bool{} // sets that are read completely
 	for _, p := range h.Ports {
 		family := nft.Digit(p.Is4())
 		if p.Last != 0 {
@@ -63,13 +63,13 @@ func clashes(t *nft.Handle, h owned, elements []nft.Element) ([]nft.Element, err
 		return !slices.ContainsFunc(h.Ports, func(p ports.Port) bool { return p.Overlaps(portOf(e)) })
 	})
 	found, err := t.Existing(ask)
-	return once(append(found, clashes...)), err
+	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable writes the rules anew if they are missing or were changed, and adds what is missing of the ports of all attachments; lacked
-// reports whether anything was. What another one has by now is left with it. A kernel without nftables lacks nothing. The caller holds the
-// lock of the ports.
-func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
+// restoreTable rewrites missing or changed rules, and adds missing ports of all attachments. lacked reports whether anything was missing. A
+// port that another attachment has now stays there. On a kernel without nftables nothing is missing. The caller holds the lock of the
+// ports.
+func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
 	if err != nil {
 		return false, nft.IgnoreUnsupported(err)
@@ -84,7 +84,7 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 			want = append(want, hairpin(h.Bridge))
 		}
 	}
-	wrong, missing, err := compareElements(t, once(want))
+	wrong, missing, err := compareElements(t, uniqueElements(want))
 	if err != nil || drift == "" {
 		return len(missing)+len(wrong) > 0, errors.Join(err, t.Replace(wrong, missing))
 	}
@@ -101,8 +101,8 @@ func restoreTable(host *kernel.Node, all []owned) (lacked bool, err error) {
 	return true, err
 }
 
-// ensureHairpin lets connections that come in and go out through the same link be masqueraded: their answers would otherwise go
-// straight back, past the node that has to translate them.
+// ensureHairpin masquerades connections that enter and leave through the same link. Otherwise their answers would bypass the node, which
+// has to translate them.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -117,8 +117,8 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// delHostPorts ends the forwarding of ports that the owner still has, and of what it opened on 127.0.0.1, in one transaction.
-func delHostPorts(host *kernel.Node, h owned) error {
+// delHostPorts ends the forwarding of the owner's ports and closes its 127.0.0.1, in one transaction.
+func delHostPorts(host *kernel.Node, h ownedPorts) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	var own []nft.Element
 	if err == nil {
@@ -130,9 +130,9 @@ func delHostPorts(host *kernel.Node, h owned) error {
 	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
-// delOwnedHostPorts ends the forwarding of whatever ports the owner with a hash has, and returns them. It looks at all ports of the node.
+// delOwnedHostPorts ends the forwarding of all ports of the owner with a hash, and returns them. It reads all ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
-	own, err := allOf(host, hash)
+	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
 		return nil, err
 	}
@@ -144,8 +144,8 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// allOf returns all elements of the owner with a hash.
-func allOf(host *kernel.Node, hash string) (own []nft.Element, err error) {
+// elementsOfHash returns all elements of the owner with a hash.
+func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func allOf(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the elements of an owner, and with them the protection of 127.0.0.0/8 once nobody is left who needs it.
+// endOwned deletes the elements of an owner. It also deletes the protection of 127.0.0.0/8 if no attachment needs it anymore.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -189,7 +189,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner reports whether an attachment has hostPorts, by the hash of its key. Without nftables nobody has.
+// findOwner reports whether an attachment has hostPorts, by the hash of its key. Without nftables none has.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -212,7 +212,7 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// tableDrift returns how the rules of a table differ from those that build writes; it is empty if they agree.
+// tableDrift describes how the rules of a table differ from those that build writes. It is empty if they agree.
 func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.Ruleset) error) (string, error) {
 	t, err := host.NFT.Open(table)
 	if err != nil {
@@ -225,7 +225,7 @@ func tableDrift(host *kernel.Node, table string, version uint16, build func(nft.
 	return fmt.Sprintf("the rules of nftables table %s %s", nft.TableOf(table), drift), nil
 }
 
-// rulesDrift is tableDrift for the rules of hostPorts, and for the protection of the node's 127.0.0.0/8 if an attachment needs it.
+// rulesDrift is tableDrift for the hostPort rules, and for the protection of the node's 127.0.0.0/8 if an attachment needs it.
 func rulesDrift(host *kernel.Node) (string, error) {
 	drift, err := tableDrift(host, nft.HostportTable, schema, buildHostports)
 	if err != nil || drift != "" || !loopbackUsed() {
@@ -234,8 +234,8 @@ func rulesDrift(host *kernel.Node) (string, error) {
 	return tableDrift(host, nft.LoopbackTable, loopbackSchema, buildLoopback)
 }
 
-// rulesIntact reports whether the rules are there, and the protection of the node's 127.0.0.0/8 if somebody needs it. It is the short look
-// of ADD, which compares the number of rules alone.
+// rulesIntact reports whether the rules exist, and the protection of the node's 127.0.0.0/8 if an attachment needs it. ADD uses this quick
+// check, which only compares the number of rules.
 func rulesIntact(host *kernel.Node) (bool, error) {
 	if ok, err := marked(host, nft.HostportTable, schema); !ok || err != nil {
 		return false, err
@@ -246,9 +246,9 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackProtected(host)
 }
 
-// checkHostPorts returns nil when each port is forwarded to the pod and is the owner's, or of one that shares it, else Differs.
-// by names other owners.
-func checkHostPorts(host *kernel.Node, h owned, by others) error {
+// checkHostPorts returns nil if each port is forwarded to the pod and belongs to the owner or to an attachment that shares it. Otherwise it
+// returns an error with plugin.CodeStateDiffers. by holds the names of other owners.
+func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
@@ -272,8 +272,8 @@ func checkHostPorts(host *kernel.Node, h owned, by others) error {
 	return checkShadows(t, h, by)
 }
 
-// checkElements looks for each entry of the owner.
-func checkElements(t *nft.Handle, h owned, by others) error {
+// checkElements compares each element of the owner.
+func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	want := h.elements()
 	found, err := t.Find(want)
 	if err != nil {
@@ -301,7 +301,7 @@ func checkElements(t *nft.Handle, h owned, by others) error {
 	if err := lostPorts(t, h, missing, by); err != nil || owned {
 		return err
 	}
-	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing, by which DEL finds its hostPorts when the record is lost",
+	return plugin.WithHint(differs("nftables set owners: the entry of %s is missing; without a record DEL needs it to find the hostPorts",
 		ownerName(h.Owner)), reloadHint)
 }
 
@@ -310,13 +310,13 @@ const (
 	reloadHint = "'podlace reload' brings it back"
 )
 
-// differs is the error of CHECK when the state is not as ADD made it.
+// differs returns CHECK's error for state that differs from ADD's.
 func differs(format string, args ...any) error {
 	return plugin.Errorf(plugin.CodeStateDiffers, format, args...)
 }
 
-// lostPorts returns the error about the first entry that is missing, unless another owner that shares its port has it in another form.
-func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
+// lostPorts returns the error for the first missing element, unless another owner that shares its port has it in another form.
+func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
 	}
@@ -345,18 +345,18 @@ func lostPorts(t *nft.Handle, h owned, missing []nft.Element, by others) error {
 	return nil
 }
 
-// checkShadows finds ports that another backend leads elsewhere, before the rules here see them.
-func checkShadows(t *nft.Handle, h owned, by others) error {
+// checkShadows reports ports that another backend forwards elsewhere, before our rules see the packets.
+func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {
 		every := p
 		every.HostIP = netip.Addr{}
 		ask = append(ask, taken(p, ""), taken(every, ""))
 	}
-	found, err := t.Existing(once(ask))
+	found, err := t.Existing(uniqueElements(ask))
 	found = slices.DeleteFunc(found, func(e nft.Element) bool { return by.of(e.Comment).shares })
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	return differs("hostPort %s: %s has it too, by the iptables backend, which comes first", portOf(found[0]), ownerName(found[0].Comment))
+	return differs("hostPort %s: %s has it too, in the iptables backend, whose rules come first", portOf(found[0]), ownerName(found[0].Comment))
 }

@@ -27,7 +27,7 @@ const (
 	ownerB = "bbbbbbbbbbbbbbbb shop/web-1"
 )
 
-// portFrom makes a mapping from "tcp 8080 10.1.0.5:80" or "udp 192.0.2.1:53 10.1.0.5:53".
+// portFrom parses a mapping such as "tcp 8080 10.1.0.5:80" or "udp 192.0.2.1:53 10.1.0.5:53".
 func portFrom(text string) ports.Port {
 	words := strings.Fields(text)
 	p := ports.Port{Protocol: words[0], To: netip.MustParseAddrPort(words[2]), SNAT: true}
@@ -49,11 +49,11 @@ func portList(texts ...string) (out []ports.Port) {
 }
 
 func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
-	return addAll(h, owned{Owner: owner, Bridge: bridge, Ports: ports})
+	return addAll(h, ownedPorts{Owner: owner, Bridge: bridge, Ports: ports})
 }
 
-// addAll makes the rules first where they are missing.
-func addAll(h *kernel.Node, own owned) error {
+// addAll first creates the rules if they are missing.
+func addAll(h *kernel.Node, own ownedPorts) error {
 	log := slog.New(slog.DiscardHandler)
 	if err := ensureRules(h, log); err != nil {
 		return err
@@ -67,7 +67,7 @@ func addAll(h *kernel.Node, own owned) error {
 }
 
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
-	return delHostPorts(h, owned{Owner: owner, Ports: ports})
+	return delHostPorts(h, ownedPorts{Owner: owner, Ports: ports})
 }
 
 func isTaken(err error) bool { return plugin.Code(err) == plugin.CodePortConflict }
@@ -75,7 +75,7 @@ func isTaken(err error) bool { return plugin.Code(err) == plugin.CodePortConflic
 func isDifferent(err error) bool { return plugin.Code(err) == plugin.CodeStateDiffers }
 
 func checkPorts(h *kernel.Node, owner string, ports []ports.Port) error {
-	return checkHostPorts(h, owned{Owner: owner, Ports: ports}, others{"", map[string]other{}})
+	return checkHostPorts(h, ownedPorts{Owner: owner, Ports: ports}, otherOwners{"", map[string]otherOwner{}})
 }
 
 // portElements lists the elements of all port sets.
@@ -95,7 +95,7 @@ func TestTablePorts(t *testing.T) {
 	a := portList("tcp 8080 10.1.0.5:80", "udp 8080 10.1.0.5:80", "tcp 8080 [fd00::5]:80", "tcp 192.0.2.1:8081 10.1.0.5:81",
 		"sctp 9 10.1.0.5:9")
 	b := portList("tcp 8082 10.1.0.6:80", "tcp 192.0.2.2:8081 10.1.0.6:81", "udp 8081 10.1.0.6:81")
-	empty := func() { // as before: the nft.Build alone
+	empty := func() { // as before: only the result of nft.Build
 		t.Helper()
 		if left := portElements(t); len(left) > 0 {
 			t.Errorf("left %q", left)
@@ -104,13 +104,13 @@ func TestTablePorts(t *testing.T) {
 	if err := checkPorts(h, ownerA, a); !isDifferent(err) {
 		t.Errorf("before ADD: %v", err)
 	}
-	kerneltest.Must(t, delPorts(h, ownerA, a)) // there is no table yet
+	kerneltest.Must(t, delPorts(h, ownerA, a)) // the table does not exist yet
 	kerneltest.Must(t, addPorts(h, ownerA, "kt0", a), addPorts(h, ownerB, "kt0", b))
 	kerneltest.Must(t, checkPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	if err := checkPorts(h, ownerB, a); !isDifferent(err) || !strings.Contains(err.Error(), "now belongs to shop/web-0") {
 		t.Errorf("as another: %v", err)
 	}
-	kerneltest.Must(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only what is the owner's
+	kerneltest.Must(t, delPorts(h, ownerB, a), checkPorts(h, ownerA, a)) // deletes only the owner's ports
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", b))                    // DEL ends an owner, whatever ports it names
 	kerneltest.Must(t, delPorts(h, ownerA, a), checkPorts(h, ownerB, b))
 	kerneltest.Must(t, delPorts(h, ownerB, b))
@@ -138,7 +138,7 @@ func TestCheckHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortClash: the first owner keeps its port, and the second gets none of its own.
+// TestHostPortClash: the first owner keeps its port, and the second gets no port.
 func TestHostPortClash(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -158,12 +158,12 @@ func TestHostPortClash(t *testing.T) {
 	if diff := cmp.Diff(before, portElements(t)); diff != "" {
 		t.Errorf("what changed:\n%s", diff)
 	}
-	// Other protocols, addresses and families are no clash.
+	// Other protocols, addresses and families do not conflict.
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
 		"tcp 8080 [fd00::6]:80")))
 }
 
-// TestReplaceOwn: the ports of one attachment converge, whatever was there of it.
+// TestReplaceOwn: the ports of one attachment converge from any previous state.
 func TestReplaceOwn(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -178,7 +178,7 @@ func TestReplaceOwn(t *testing.T) {
 	}
 }
 
-// TestAfterFlush: whoever flushes the ruleset takes the static rules away as well; the next pod makes all of it again.
+// TestAfterFlush: a flush of the ruleset removes the static rules too. The next pod rewrites everything.
 func TestAfterFlush(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -208,7 +208,7 @@ func TestAfterFlush(t *testing.T) {
 	}
 }
 
-// TestTableTwice: two first pods that start at once make the static rules once.
+// TestTableTwice: two concurrent first pods create the static rules once.
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
@@ -219,7 +219,7 @@ func TestTableTwice(t *testing.T) {
 	}
 }
 
-// TestSchema: rules of another version are written anew, and the ports that are there stay.
+// TestSchema: rules of another version are rewritten, and existing ports stay.
 func TestSchema(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -243,7 +243,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestRange: ports in sequence are one entry, which clashes with single ports and other ranges.
+// TestRange: consecutive ports are one element, which conflicts with single ports and other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -281,12 +281,12 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestTaken: ports that another backend forwards clash with those of this one, both ways.
+// TestTaken: ports of another backend conflict with those of this one, in both directions.
 func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
 	add := func(owner string, taken bool, texts ...string) error {
-		return addAll(h, owned{Owner: owner, Taken: taken, Ports: portList(texts...)})
+		return addAll(h, ownedPorts{Owner: owner, Taken: taken, Ports: portList(texts...)})
 	}
 	kerneltest.Must(t, add(ownerA, true, "tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80"),
 		add(ownerB, false, "tcp 90 10.1.0.6:80", "tcp 192.0.2.1:91 10.1.0.6:80"))
@@ -297,19 +297,19 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A port of one address is no clash, but who comes first gets its connections.
+	// A port of one address does not conflict, but the backend whose rules run first gets its connections.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
 	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {
 		t.Errorf("got %v", err)
 	}
 	kerneltest.Must(t, delPorts(h, ownerB, portList(one)))
-	kerneltest.Must(t, delHostPorts(h, owned{Owner: ownerA, Taken: true,
+	kerneltest.Must(t, delHostPorts(h, ownedPorts{Owner: ownerA, Taken: true,
 		Ports: portList("tcp 80 10.1.0.5:80", "tcp 192.0.2.1:81 10.1.0.5:80")}),
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
-// TestDelOwned: without knowing the ports, all of one owner go, and nothing of another.
+// TestDelOwned: without knowing the ports, all of one owner's ports are deleted, and none of another's.
 func TestDelOwned(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -341,7 +341,7 @@ func TestDelOwned(t *testing.T) {
 	}
 }
 
-// TestTableManyPorts: a published range of ports exceeds what one message and one socket buffer hold.
+// TestTableManyPorts: a published port range exceeds the size of a message and of a socket buffer.
 func TestTableManyPorts(t *testing.T) {
 	if data, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil {
 		if limit, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && limit < 1<<20 {
@@ -355,7 +355,7 @@ func TestTableManyPorts(t *testing.T) {
 		list = append(list, ports.Port{Protocol: "tcp", Port: uint16(10000 + i),
 			To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), uint16(i+1)), SNAT: true})
 	}
-	owner := ownerA + strings.Repeat("x", 300) // comments are cut
+	owner := ownerA + strings.Repeat("x", 300) // comments are truncated
 	for range 2 {
 		kerneltest.Must(t, addPorts(h, owner, "kt0", list), checkPorts(h, owner, list))
 	}

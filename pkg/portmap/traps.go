@@ -4,12 +4,12 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings returns the parts of a configuration that are legal and do not do what they seem to do. Pure.
+// Findings returns the settings that are valid but do not have the effect that they suggest. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), traps(config)...)
 }
 
-// traps are the findings that Parse does not log.
+// traps returns the findings that Parse does not log.
 func traps(config []byte) []plugin.Finding {
 	return plugin.Capabilities(config, "portMappings", "no hostPort is forwarded")
 }

@@ -4,13 +4,13 @@ package ports
 
 import "slices"
 
-// Index finds ports that overlap, without comparing each with all.
+// Index finds overlapping ports without comparing all pairs.
 type Index struct {
 	singles map[uint16][]named
 	ranges  []named
 }
 
-// named is a port and the name that it was added with.
+// named is a port with the name under which it was added.
 type named struct {
 	Port
 	name string
@@ -30,7 +30,7 @@ func (x *Index) Add(name string, list ...Port) {
 	}
 }
 
-// Overlap reports whether p overlaps a port that was added under another name than except.
+// Overlap reports whether p overlaps a port that was added under a name other than except.
 func (x *Index) Overlap(p Port, except string) bool {
 	clash := func(o named) bool { return o.name != except && p.Overlaps(o.Port) }
 	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {
@@ -41,7 +41,7 @@ func (x *Index) Overlap(p Port, except string) bool {
 	return slices.ContainsFunc(x.ranges, clash)
 }
 
-// Covers reports whether one entry of the index overlaps all ports of p.
+// Covers reports whether a single entry of the index overlaps all ports of p.
 func (x *Index) Covers(p Port) bool {
 	if p.Last == 0 {
 		return x.Overlap(p, "")

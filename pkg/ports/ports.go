@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports has the one type for a port of the node that leads to a pod, from the configuration to the kernel. It does no I/O.
+// Package ports has the type for a node port that leads to a pod. All code from the configuration to the kernel uses it. It does no I/O.
 package ports
 
 import (
@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// Port forwards a port of the node to a port of a pod.
+// Port forwards a node port to a port of a pod.
 type Port struct {
 	Protocol string         `json:"protocol"`         // "tcp", "udp" or "sctp"
-	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: every address of the node of the pod's family
+	HostIP   netip.Addr     `json:"hostIP,omitzero"`  // invalid: all node addresses of the pod's family
 	Port     uint16         `json:"port"`             // on the node
-	Last     uint16         `json:"last,omitzero"`    // of a range that leads to the same ports of the pod; 0 for one port
+	Last     uint16         `json:"last,omitzero"`    // last port of a range with the same port numbers in the pod; 0 for a single port
 	To       netip.AddrPort `json:"to"`               // in the pod
-	SNAT     bool           `json:"snat,omitempty"`   // masquerade what would not come back: hairpin and localhost
+	SNAT     bool           `json:"snat,omitempty"`   // masquerade connections whose replies would bypass the node: hairpin and localhost
 	MasqAll  bool           `json:"masqAll,omitzero"` // masquerade every source
 }
 
@@ -33,7 +33,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
 }
 
-// Names joins the ports, each once, whatever its families are.
+// Names joins the ports' names. It lists a port of both families once.
 func Names(list []Port) string {
 	var names []string
 	for _, p := range list {
@@ -44,7 +44,7 @@ func Names(list []Port) string {
 	return strings.Join(names, ", ")
 }
 
-// Number returns the protocol as packets carry it (IANA).
+// Number returns the protocol number (IANA).
 func (p Port) Number() byte {
 	switch p.Protocol {
 	case "tcp":
@@ -57,7 +57,7 @@ func (p Port) Number() byte {
 	return 0
 }
 
-// Address returns hostIP, or the unspecified address of the family if there is none.
+// Address returns hostIP, or the unspecified address of the family without one.
 func (p Port) Address() netip.Addr {
 	switch {
 	case p.HostIP.IsValid():
@@ -68,13 +68,13 @@ func (p Port) Address() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// End returns the last port, which is the only one unless there is a range.
+// End returns the last port. It equals Port unless there is a range.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
-// Is4 reports whether the port is of IPv4.
+// Is4 reports whether the port is for IPv4.
 func (p Port) Is4() bool { return p.To.Addr().Is4() }
 
-// Overlaps reports whether two ports clash: the key of a port is family, protocol, hostIP and port.
+// Overlaps reports whether two ports conflict. The key of a port is family, protocol, hostIP and port.
 func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }
@@ -89,7 +89,7 @@ func OfFamily(list []Port, is4 bool) (own []Port) {
 	return own
 }
 
-// Singles takes ranges apart.
+// Singles splits ranges into single ports.
 func Singles(list []Port) (out []Port) {
 	for _, p := range list {
 		for port := int(p.Port); port <= int(p.End()); port++ {
@@ -104,12 +104,12 @@ func Singles(list []Port) (out []Port) {
 	return out
 }
 
-// MinRange is how many ports in sequence, each leading to the same port of the pod, become one range.
+// MinRange is the number of consecutive ports, with the same numbers in the pod, that become a range.
 const MinRange = 16
 
-// Ranges joins ports in sequence. The others stay as they are.
+// Ranges joins consecutive ports into ranges. Other ports stay unchanged.
 func Ranges(list []Port) []Port {
-	kind := func(p Port) Port { // what the ports of a range have in common
+	kind := func(p Port) Port { // the common properties of a range's ports
 		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)
 		return p
 	}

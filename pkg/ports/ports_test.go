@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// port leads to the same port of a pod.
+// port returns a Port to the same port number of a pod.
 func port(protocol, hostIP string, first, last uint16, pod string) Port {
 	p := Port{Protocol: protocol, Port: first, Last: last, To: netip.AddrPortFrom(netip.MustParseAddr(pod), first)}
 	if hostIP != "" {
@@ -18,7 +18,7 @@ func port(protocol, hostIP string, first, last uint16, pod string) Port {
 	return p
 }
 
-// TestJSON: records of attachments hold ports in this form.
+// TestJSON pins the format of ports in attachment records.
 func TestJSON(t *testing.T) {
 	whole := port("udp", "192.0.2.1", 53, 60, "10.1.0.5")
 	whole.SNAT, whole.MasqAll = true, true
@@ -55,12 +55,12 @@ func TestOverlaps(t *testing.T) {
 			t.Errorf("%s, to %s", c.p, c.p.To)
 		}
 		if index.Overlap(c.p, "a") {
-			t.Errorf("%s overlaps what is left out", c.p)
+			t.Errorf("%s overlaps an excepted port", c.p)
 		}
 	}
 }
 
-// TestRanges: as many ports in sequence as are worth it become one range, and a range taken apart is the same ports.
+// TestRanges: at least MinRange consecutive ports become a range, and a split range has the same ports.
 func TestRanges(t *testing.T) {
 	var list []Port
 	for i := range uint16(MinRange) {

@@ -9,18 +9,18 @@ import (
 	"sync"
 )
 
-// maxConns is how many connections for probes and metrics are open at a time. Each takes some 13 KiB.
+// maxConns is the maximum number of open connections for probes and metrics. Each takes about 13 KiB.
 const maxConns = 64
 
-// openConns bounds the connections of a server: one too many closes the oldest one that waits for a request, or else the oldest one. A
-// client that opens many and asks nothing neither takes memory nor keeps a probe from its answer.
+// openConns limits the connections of a server. Above the limit it closes the oldest connection that waits for a request, or else the
+// oldest one. A client with many idle connections therefore neither takes memory nor delays a probe.
 type openConns struct {
 	mu   sync.Mutex
-	all  []net.Conn // the oldest first
+	all  []net.Conn // oldest first
 	busy map[net.Conn]bool
 }
 
-// track is the ConnState of http.Server.
+// track is a ConnState hook of http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

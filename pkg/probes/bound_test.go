@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// TestOpenConns: a connection too many closes the oldest that waits for a request, and one with a request only if all have one.
+// TestOpenConns: above the limit, the oldest connection that waits for a request is closed. A connection with a request is closed only if
+// all have one.
 func TestOpenConns(t *testing.T) {
 	o := openConns{busy: map[net.Conn]bool{}}
 	var ends []net.Conn
@@ -45,7 +46,7 @@ func TestOpenConns(t *testing.T) {
 	if !closed(0) || closed(2) {
 		t.Error("want the first closed: all are busy")
 	}
-	o.track(first, http.StateClosed) // again, by the server
+	o.track(first, http.StateClosed) // a second time, by the server
 	for len(o.all) > 0 {
 		o.track(o.all[0], http.StateClosed)
 	}

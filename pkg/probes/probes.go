@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves what a daemon of the node is asked over HTTP: /healthz and /readyz by the kubelet, /metrics by Prometheus. It
-// bounds connections and times, and keeps its unix socket alive while other programs remove it.
+// Package probes serves a daemon's HTTP endpoints: /healthz and /readyz for the kubelet, /metrics for Prometheus. It limits connections and
+// times. It recreates its unix socket if another program removes it.
 package probes
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// UnixPrefix tells the path of a socket, for nobody but root, from host:port.
+// UnixPrefix distinguishes a socket path from host:port. Only root can use the socket.
 const UnixPrefix = "unix:"
 
 // Server answers probes and Prometheus.
 type Server struct {
-	Ready   func() error // why /readyz fails; nil: ready
+	Ready   func() error // returns why /readyz fails; nil if ready
 	Metrics prometheus.Gatherer
 	Log     *slog.Logger
 }
 
-// Start serves at host:port or unix:/path until ctx is done. running waits for the socket to be removed.
+// Start serves at host:port or unix:/path until ctx is done. running counts the goroutine that removes the socket at the end.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })
@@ -58,11 +58,12 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ConnState: conns.track}
 	context.AfterFunc(ctx, func() { server.Close() })
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		s.Log.Error("probes and metrics are not answered any more", "error", err)
+		s.Log.Error("the server of probes and metrics has stopped", "error", err)
 	}
 }
 
-// AskReady asks the server at an address of Start whether it is ready, as the probe of its container. The error says why it is not.
+// AskReady asks the server at an address of Start whether it is ready, as a container's probe does. The error contains the reason if it is
+// not.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// MaxSocketPath is how long a path in a socket address may be (unix(7): sun_path is 108 bytes, with a final zero).
+// MaxSocketPath is the maximum length of a socket path (unix(7): sun_path has 108 bytes, with a terminating zero).
 const MaxSocketPath = 107
 
-// lookEvery is how often a served socket is looked at: another program may remove its file.
+// lookEvery is the interval at which a served socket is checked, because another program may remove its file.
 const lookEvery = time.Second
 
 // RandomHex returns eight hexadecimal digits.
@@ -31,16 +31,16 @@ func RandomHex() string {
 	return hex.EncodeToString(random[:])
 }
 
-// SocketID tells a socket from another one at the same path.
+// SocketID distinguishes a socket from a later one at the same path.
 type SocketID struct {
 	dev, inode uint64
-	made       int64 // nanoseconds since 1970: numbers of inodes come again
+	made       int64 // nanoseconds since 1970, because inode numbers are reused
 }
 
-// Same reports whether it is one socket, for who has it open: its number is not given to another.
+// Same reports whether both are one socket. It is valid while the caller has the socket open, because its inode number is not reused then.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
-// SocketAt returns the socket at a path; ok is false when there is none.
+// SocketAt returns the socket at a path. ok is false if there is none.
 func SocketAt(path string) (id SocketID, ok bool) {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
@@ -57,8 +57,8 @@ func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket makes a socket, and its folder, where another instance may have one: from now on it is this one that is asked. Anything but
-// a socket stays.
+// replaceSocket creates a socket and its folder, and replaces another instance's socket. From then on this instance gets the requests. It
+// does not replace a file that is no socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -73,8 +73,8 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket has a socket served until ctx is done, in goroutines that running waits for. One that was removed, or that another instance
-// took and left, is made again.
+// ServeSocket serves a socket until ctx is done, in goroutines that running counts. It recreates a socket that was removed, or that an
+// ended instance had replaced.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -92,9 +92,9 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost returns the next socket when nobody answers at path any more, nil when ctx is done; then the socket is removed.
+// awaitLost returns the next socket when path no longer answers. When ctx is done it removes the socket and returns nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
-	told := ""
+	lastError := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -110,17 +110,17 @@ func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger)
 		}
 		l, id, err := replaceSocket(path)
 		if err == nil {
-			log.Info("a socket that was lost is there again", "socket", path)
+			log.Info("recreated a lost socket", "socket", path)
 			return l, id
 		}
-		if err.Error() != told {
-			log.Warn("a socket is lost", "error", err)
+		if err.Error() != lastError {
+			log.Warn("could not recreate a lost socket", "error", err)
 		}
-		told = err.Error()
+		lastError = err.Error()
 	}
 }
 
-// Answered reports whether somebody listens.
+// Answered reports whether a process listens on the socket.
 func Answered(path string) bool {
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
@@ -130,8 +130,8 @@ func Answered(path string) bool {
 	return true
 }
 
-// Listen makes a socket that only root reaches. Its file appears when it can be connected to, under a name of its own that begins with a
-// dot before, which the kubelet leaves alone; it stays when the listener is closed.
+// Listen creates a socket that only root can use. Its file appears at path when it accepts connections. Before that it has a name with a
+// leading dot, which the kubelet ignores. The file stays when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

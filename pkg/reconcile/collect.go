@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// gcTimeout bounds one plugin's GC, which is a DEL for each that is dead.
+	// gcTimeout is the timeout of one plugin's GC, which runs a DEL per dead attachment.
 	gcTimeout = 10 * time.Minute
-	// bannerTimeout bounds the question what a program is.
+	// bannerTimeout is the timeout for asking a program whether it is one of Podlace's plugins.
 	bannerTimeout = 10 * time.Second
 )
 
-// Plan is what GC of one network will run.
+// Plan lists the plugins that run GC for a network.
 type Plan struct {
 	Network Network
 	Run     []Plugin
-	Notes   []string // who is left out, and why
+	Notes   []string // excluded plugins, with the reasons
 	binDir  string
 }
 
-// NewPlan looks which plugins of a network are Podlace's. Those of others are left alone: their GC would take a pod for dead that is made
-// after the list was, which ours does not, since it is told who is dead. Of a foreign plugin that uses our host-local this one runs. So do
-// plugins that hold something of the dead and stand in no configuration any more.
+// NewPlan finds Podlace's plugins of a network. Other plugins do not run: their GC would remove a pod that was added after the list was
+// made. Podlace's plugins do not, because the list names the dead attachments. If an external main plugin uses our host-local, host-local
+// runs. A plugin with state of dead attachments also runs if no configuration names it.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
@@ -51,7 +51,7 @@ func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	}
 	for _, a := range Dead(list) {
 		for _, holder := range a.Holders {
-			if a.Network == n.Name && !plan.knows(holder) {
+			if a.Network == n.Name && !plan.covers(holder) {
 				plan.note(holder, plan.addHolder(holder))
 			}
 		}
@@ -63,16 +63,16 @@ const hostLocal = "host-local"
 
 func (p *Plan) add(pl Plugin) error {
 	if pl.Type != filepath.Base(pl.Type) {
-		return errors.New("it is no name of a plugin")
+		return errors.New("it is not a plugin name")
 	}
-	err := ours(filepath.Join(p.binDir, pl.Type))
+	err := checkIsPodlace(filepath.Join(p.binDir, pl.Type))
 	if err == nil {
 		p.Run = append(p.Run, pl)
 	}
 	return err
 }
 
-// addHolder adds a plugin that stands in no configuration, under the name that it is installed with.
+// addHolder adds a plugin that no configuration names, under its installed name.
 func (p *Plan) addHolder(kind string) error {
 	raw := json.RawMessage(`{"ipam":{"type":"` + hostLocal + `"}}`)
 	if p.add(Plugin{Type: plugin.ClusterPrefix + kind, raw: raw}) == nil {
@@ -87,14 +87,14 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// knows reports whether a plugin runs, by itself or for another, or stands in the configuration.
-func (p *Plan) knows(kind string) bool {
+// covers reports whether a plugin runs, itself or for another plugin, or is in the configuration.
+func (p *Plan) covers(kind string) bool {
 	same := func(pl Plugin) bool { return plugin.Kind(pl.Type) == kind || plugin.Kind(pl.IPAM) == kind }
 	return slices.ContainsFunc(p.Run, same) || slices.ContainsFunc(p.Network.Plugins, same)
 }
 
-// ours fails when a program is no plugin of Podlace: those say so when they are started without a verb.
-func ours(path string) error {
+// checkIsPodlace returns an error if a program is no plugin of Podlace. Podlace's plugins print their name when started without a verb.
+func checkIsPodlace(path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return err
 	}
@@ -108,8 +108,8 @@ func ours(path string) error {
 	return nil
 }
 
-// Collect has the plugins remove the dead of the network. It goes on after errors. What is not in the list is not touched, whatever a
-// plugin finds: the list of the valid holds all others, and the list of the dead says that no other goes.
+// Collect makes the plugins remove the network's dead attachments. It continues after errors. It touches no attachment outside the list:
+// the list of valid attachments contains all others, and the list of dead ones excludes any further attachment.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -137,7 +137,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 		case a.Dead != "":
 			dead = append(dead, of)
 		default:
-			if of.IfName == "" { // the specification wants one, and for a lease of the old format any counts
+			if of.IfName == "" { // the specification requires a name, and any name matches a lease in the old format
 				of.IfName = "eth0"
 			}
 			valid = append(valid, of)
@@ -151,7 +151,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// gc calls the verb as libcni does, with both names that it has for the list.
+// gc calls GC as libcni does, with both keys for the list of valid attachments.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})
@@ -192,7 +192,7 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare fills in which of the dead are no longer recorded, and counts those that still are.
+// Compare marks the dead attachments that are no longer recorded, and counts the remaining ones.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[key]bool{}
 	for _, a := range after {

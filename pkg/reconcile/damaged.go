@@ -8,8 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// AddDamaged adds the records that cannot be read to the attachments of a list. Of an attachment that nothing else names only the network
-// is known.
+// AddDamaged adds unreadable records to the attachments of a list. If no other source names such an attachment, only its network is known.
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {

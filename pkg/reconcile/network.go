@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcVersion is the oldest cniVersion that has GC. Podlace's plugins serve it, whatever the conflist says.
+// gcVersion is the oldest cniVersion with GC. Podlace's plugins support it, whatever the conflist's version is.
 const gcVersion = "1.1.0"
 
 // Network is a network configuration as a runtime loads it.
@@ -26,18 +26,18 @@ type Network struct {
 	CNIVersion string
 	DisableGC  bool
 	Plugins    []Plugin
-	Text       []byte // of the file
+	Text       []byte // content of the file
 }
 
 // Plugin is one plugin of a network.
 type Plugin struct {
 	Type string
-	IPAM string // its type, "" without
+	IPAM string // type of its IPAM plugin, or ""
 	raw  json.RawMessage
 }
 
-// Networks reads the configurations of a folder, in the order of their names. Of two with one name the first counts, as for runtimes. One
-// that cannot be read is told in notes.
+// Networks reads the configurations in a folder, in the order of their names. Of two with the same network name the first counts, as for
+// runtimes. Unreadable files are listed in notes.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -82,7 +82,7 @@ func readNetwork(path string) (n Network, err error) {
 		return n, fmt.Errorf("%s: it has no name", path)
 	case raw.Type != "":
 		raw.Plugins = []json.RawMessage{data}
-	case !raw.Inlined: // SPEC.md 1.1: the folder of the network's name holds more plugins
+	case !raw.Inlined: // SPEC.md 1.1: a folder with the network's name holds further plugins
 		more, err := inFolder(filepath.Join(filepath.Dir(path), raw.Name))
 		if err != nil {
 			return n, fmt.Errorf("%s: %w", path, err)
@@ -127,7 +127,7 @@ func inFolder(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// Plugin returns the configuration of the first plugin of a kind (plugin.Kind), nil when there is none.
+// Plugin returns the configuration of the first plugin of a kind (plugin.Kind), or nil.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		if plugin.Kind(p.Type) == kind {
@@ -137,7 +137,7 @@ func (n Network) Plugin(kind string) json.RawMessage {
 	return nil
 }
 
-// DataDir returns the folder in which the network's IPAM plugin keeps its leases, "" for the default.
+// DataDir returns the lease folder of the network's IPAM plugin, or "" for the default.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if dir := p.dataDir(); dir != "" {
@@ -147,7 +147,7 @@ func (n Network) DataDir() string {
 	return ""
 }
 
-// gcVersion returns the version in which GC of the network is called.
+// gcVersion returns the cniVersion for the network's GC.
 func (n Network) gcVersion() string {
 	if ok, err := version.GreaterThanOrEqualTo(n.CNIVersion, gcVersion); ok && err == nil {
 		return n.CNIVersion
@@ -155,7 +155,7 @@ func (n Network) gcVersion() string {
 	return gcVersion
 }
 
-// dataDir returns the folder in which host-local keeps the networks' leases, "" for the default.
+// dataDir returns the folder of host-local's leases, or "" for the default.
 func (p Plugin) dataDir() string {
 	var conf struct {
 		IPAM struct {

@@ -2,8 +2,8 @@
 
 package reconcile
 
-// Lengths up to which texts are shown.
+// Maximum lengths of displayed texts.
 const (
-	MaxName    = 128 // a name that a pod brings
+	MaxName    = 128 // a name that a pod can choose
 	MaxMessage = 1024
 )

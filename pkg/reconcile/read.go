@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// maxConfiguration is far more than any configuration of a network has.
+	// maxConfiguration is far above the size of any network configuration.
 	maxConfiguration = 1 << 20
-	// maxCached is what a plugin reads of a configuration, which libcni's cache holds.
+	// maxCached is a plugin's limit for a configuration, which libcni's cache contains.
 	maxCached = 16 << 20
-	// maxPidfile is more than a process ID and a newline have.
+	// maxPidfile exceeds the length of a process ID and a newline.
 	maxPidfile = 32
 )
 
-// readRegular reads a regular file of at most most bytes. Links are followed: configurations may be links. An error names the file.
+// readRegular reads a regular file of at most most bytes. It follows links, since configurations may be links. Its errors name the file.
 func readRegular(path string, most int64) ([]byte, error) {
 	data, err := readSmall(path, most)
 	var of *fs.PathError
 	if errors.As(err, &of) {
-		err = of.Err // the path is told once
+		err = of.Err // the error contains the path once
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -34,11 +34,11 @@ func readRegular(path string, most int64) ([]byte, error) {
 }
 
 func readSmall(path string, most int64) ([]byte, error) {
-	// First without opening: to open a device may do something, and a socket has no clear error.
+	// Check before opening: opening a device may have an effect, and opening a socket gives an unclear error.
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 		return nil, orIrregular(err)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO that is there by now must not block
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // the file may be a FIFO by now, which must not block
 	if err != nil {
 		return nil, err
 	}

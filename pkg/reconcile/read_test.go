@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestOnlyRegularFiles: nothing in the folder of the configurations blocks, links count, and each error names its file.
+// TestOnlyRegularFiles: no file in the configuration folder blocks, links are followed, and each error names its file.
 func TestOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "elsewhere/a"), `{"name":"a","plugins":[{"type":"bridge","ipam":{"type":"x","dataDir":"/d"}}]}`)

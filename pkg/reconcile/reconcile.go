@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile finds the attachments of this node that no pod has any more, and has the plugins remove them.
+// Package reconcile finds the attachments on this node whose pods are gone, and makes the plugins remove them.
 //
-// An attachment is dead only by evidence. Nothing is done to one whose network namespace exists, or whose container a runtime runs. It is
-// dead when the namespace that its ADD was given no longer exists, or the node was booted since. Where nobody knows the namespace, since
-// another program made the lease, or where its path is there and no namespace any more, it is dead when a runtime was asked, neither it
-// nor libcni's cache knows the container, and the lease is older than any ADD takes.
+// An attachment is dead only by evidence. Reconcile never touches one whose network namespace exists, or whose container runs. An
+// attachment is dead if the namespace of its ADD no longer exists, or if the node booted since.
+//
+// The namespace may be unknown, because another program made the lease, or its path may no longer be a namespace. Then the attachment is
+// dead only if a runtime answered, neither the runtime nor libcni's cache knows the container, and the lease is older than any ADD takes.
 package reconcile
 
 import (
@@ -23,8 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// unsure is the age up to which an attachment of unknown namespace may be one whose ADD is under way: a runtime lists a pod only after it.
-const unsure = 10 * time.Minute
+// maxADDAge is the maximum age at which an attachment of unknown namespace may have a running ADD: a runtime lists a pod only after its
+// ADD.
+const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
 const (
@@ -33,28 +35,28 @@ const (
 	Unknown = "unknown"
 )
 
-// Attachment is what this node has recorded of one.
+// Attachment is the recorded data about one attachment.
 type Attachment struct {
 	Network     string       `json:"network"`
 	Pod         string       `json:"pod,omitempty"`
 	ContainerID string       `json:"containerID"`
-	IfName      string       `json:"ifname,omitempty"` // "" for a lease of the old format
+	IfName      string       `json:"ifname,omitempty"` // "" for a lease in the old format
 	Addresses   []netip.Addr `json:"addresses,omitempty"`
 	Netns       string       `json:"netns,omitempty"`
-	State       string       `json:"state"`          // of the namespace
-	Holders     []string     `json:"plugins"`        // who has something of it
-	Dead        string       `json:"dead,omitempty"` // why; "" for one that stays
+	State       string       `json:"state"`          // state of the namespace
+	Holders     []string     `json:"plugins"`        // plugins with state of it
+	Dead        string       `json:"dead,omitempty"` // why it is dead; "" if it stays
 	Removed     *bool        `json:"removed,omitempty"`
 	Damaged     []Damaged    `json:"damaged,omitempty"`
 
-	earlier bool // it is of an earlier boot
-	cached  bool // libcni knows it
+	earlier bool // from an earlier boot
+	cached  bool // in libcni's cache
 	written time.Time
 }
 
-// Damaged is a record of an attachment that cannot be read.
+// Damaged is an unreadable record of an attachment.
 type Damaged struct {
-	Record string `json:"record"` // its path
+	Record string `json:"record"` // path of the record
 	Reason string `json:"reason"`
 }
 
@@ -67,8 +69,8 @@ type key struct {
 	of      plugin.Attachment
 }
 
-// List returns what is recorded on this node: records of the plugins and leases of host-local, in the folders that the networks name and
-// in the default one.
+// List returns the attachments recorded on this node, from the plugins' records and from host-local's leases. It reads the networks' lease
+// folders and the default one.
 func List(networks []Network) ([]*Attachment, error) {
 	found := map[key]*Attachment{}
 	records, err := attachment.All()
@@ -135,7 +137,7 @@ func stateOf(netns string, earlier bool) string {
 	return Unknown
 }
 
-// recordedAddresses reads what a plugin may have put into its part of a record.
+// recordedAddresses parses the addresses in a plugin's part of a record.
 func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	var state struct {
 		Addresses []netip.Prefix `json:"addresses"`
@@ -147,7 +149,7 @@ func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
 	return list
 }
 
-// leaseFolders returns the lease folders that there are.
+// leaseFolders returns the existing lease folders.
 func leaseFolders(networks []Network) map[string]bool {
 	folders := map[string]bool{}
 	paths, _ := filepath.Glob(hostlocal.DefaultDir + "/*")
@@ -173,7 +175,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	}
 	for _, l := range leases {
 		a := entry(found, filepath.Base(path), l.Attachment)
-		// A record lies on tmpfs: what has one is of this boot.
+		// Records are on tmpfs, so an attachment with a record is from this boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
 		a.Netns, a.written = either(a.Netns, l.Netns), l.Written
 		a.Holders = append(a.Holders, "host-local")
@@ -182,7 +184,7 @@ func addLeases(found map[key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge fills in what is dead. all lets those of unknown namespace count as dead also when no runtime could be asked.
+// Judge marks dead attachments. With all, attachments of unknown namespace also count as dead if no runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = either(a.Pod, rt.pods[a.ContainerID])
@@ -194,7 +196,7 @@ func Judge(list []*Attachment, rt Runtimes, all bool) {
 			a.Dead = "made before the node was booted"
 		case a.State == Gone:
 			a.Dead = "namespace " + a.Netns + " is gone"
-		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < unsure:
+		case len(rt.Asked) == 0 && !all, time.Since(a.written).Abs() < maxADDAge:
 		case a.Netns != "":
 			a.Dead = a.Netns + " is no namespace any more"
 		case !a.cached:
@@ -203,7 +205,7 @@ func Judge(list []*Attachment, rt Runtimes, all bool) {
 	}
 }
 
-// Dead returns those that are dead.
+// Dead returns the dead attachments.
 func Dead(list []*Attachment) (dead []*Attachment) {
 	for _, a := range list {
 		if a.Dead != "" {
@@ -213,7 +215,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt tells why an admin should look before anything of the list is removed; nil when there is no reason.
+// Doubt returns the reason why an admin should look at the list before anything is removed, or nil.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

@@ -36,7 +36,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge: dead is only what the evidence says.
+// TestJudge: an attachment is dead only if the evidence says so.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -55,13 +55,13 @@ func TestJudge(t *testing.T) {
 		"booted since":                    {Attachment{State: Gone, earlier: true}, silent, false, "made before the node was booted"},
 		"booted since, runs":              {Attachment{State: Gone, earlier: true, ContainerID: "runs"}, asked, false, ""},
 		"unknown":                         {Attachment{State: Unknown, written: old}, asked, false, "no runtime knows the container"},
-		"unknown, nobody asked":           {Attachment{State: Unknown, written: old}, silent, false, ""},
-		"unknown, nobody asked, all":      {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
+		"unknown, no runtime asked":       {Attachment{State: Unknown, written: old}, silent, false, ""},
+		"unknown, no runtime asked, all":  {Attachment{State: Unknown, written: old}, silent, true, "no runtime knows the container"},
 		"unknown, in the cache of libcni": {Attachment{State: Unknown, written: old, cached: true}, asked, true, ""},
 		"unknown, perhaps in the making":  {Attachment{State: Unknown, written: young}, asked, true, ""},
 		"unmounted": {Attachment{State: Unknown, Netns: "/x", written: old, cached: true}, asked, false,
 			"/x is no namespace any more"},
-		"unmounted, nobody asked":          {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
+		"unmounted, no runtime asked":      {Attachment{State: Unknown, Netns: "/x", written: old}, silent, false, ""},
 		"unmounted, container runs":        {Attachment{State: Unknown, Netns: "/x", ContainerID: "runs"}, asked, true, ""},
 		"unmounted, perhaps in the making": {Attachment{State: Unknown, Netns: "/x", written: young}, asked, false, ""},
 	} {
@@ -81,7 +81,7 @@ func TestDoubt(t *testing.T) {
 		says string
 	}{
 		"one of two":          {[]*Attachment{dead, kept}, asked, ""},
-		"nobody asked":        {[]*Attachment{dead, kept}, Runtimes{}, "no runtime could be asked"},
+		"no runtime asked":    {[]*Attachment{dead, kept}, Runtimes{}, "no runtime could be asked"},
 		"none left":           {[]*Attachment{dead, dead}, asked, "nothing would be left"},
 		"nothing to do":       {[]*Attachment{kept}, Runtimes{}, ""},
 		"nothing on the node": {nil, Runtimes{}, ""},
@@ -93,7 +93,7 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// lease makes a lease of host-local's.
+// lease creates a lease of host-local.
 func lease(t *testing.T, network, id, netns string) {
 	t.Helper()
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"x","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, network)
@@ -105,7 +105,7 @@ func lease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) joins records, leases and the cache of libcni; leases of an earlier boot are told apart.
+// TestList (F-27) joins records, leases and libcni's cache, and marks leases of an earlier boot.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -263,7 +263,7 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect: each plugin of ours gets both lists, others are left alone, and all errors are told.
+// TestCollect: each of our plugins gets both lists, other plugins do not run, and all errors are returned.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }
@@ -287,7 +287,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	list := []*Attachment{{Network: "n", ContainerID: "a", IfName: "eth0"}, {Network: "n", ContainerID: "b", IfName: "eth0", Dead: "yes"},
 		{Network: "n", ContainerID: "old"}, {Network: "other", ContainerID: "c", IfName: "eth0", Dead: "yes"}}
 	if err := plan.Collect(list[:1]); err != nil {
-		t.Errorf("nobody is dead: %v", err)
+		t.Errorf("no attachment is dead: %v", err)
 	}
 	err = plan.Collect(list)
 	for _, says := range []string{"network n: bridge: code 5: bridge gc: cannot", "network n: portmap: exit status 3: why"} {
@@ -326,7 +326,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords: what holds something of the dead runs, also when no configuration names it.
+// TestPlanByRecords: a plugin with state of dead attachments runs, also if no configuration names it.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

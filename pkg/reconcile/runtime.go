@@ -17,26 +17,26 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// Runtimes is what the runtimes of this node know.
+// Runtimes holds what the runtimes of this node report.
 type Runtimes struct {
-	Asked   []string        // the sources that answered
-	Running map[string]bool // containers, by ID
-	Notes   []string        // sources that are there and did not answer
+	Asked   []string        // sources that answered
+	Running map[string]bool // running containers by ID
+	Notes   []string        // sources that exist but did not answer
 	pods    map[string]string
 }
 
-// taskFolders hold a folder for each container that runs: containerd's, by its namespaces, and those of containerd in k3s.
+// taskFolders returns the folders with an entry per running container: containerd's, for each namespace, and those of containerd in k3s.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
 
-// storageFolder holds a folder for each container of CRI-O and podman, whether it runs or not, until it is removed.
+// storageFolder has a folder per container of CRI-O and podman, running or not, until the container is removed.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is enough for a runtime that is busy starting.
+// crictlTimeout is long enough for a runtime that is starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks everything on this node that may know what runs. An ID counts as running when any source has it.
+// AskRuntimes asks all sources on this node that know running containers. An ID counts as running if any source reports it.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false
@@ -48,14 +48,14 @@ func AskRuntimes() Runtimes {
 		}
 	}
 	for _, folder := range taskFolders() {
-		rt.look(folder, "/*/*", func(string) bool { return true })
+		rt.readContainers(folder, "/*/*", func(string) bool { return true })
 	}
-	rt.look(storageFolder, "/*", func(path string) bool { return rt.mayRun(path, answered) })
+	rt.readContainers(storageFolder, "/*", func(path string) bool { return rt.mayRun(path, answered) })
 	return rt
 }
 
-// look asks a folder: a container runs if its folder says so.
-func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
+// readContainers reads a folder of containers. runs reports whether a container runs, by its folder.
+func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
 	}
@@ -68,8 +68,8 @@ func (rt *Runtimes) look(folder, level string, runs func(path string) bool) {
 	}
 }
 
-// mayRun reports whether a container that has a storage folder may run: by crictl, if that answered and knows the pod, else by the process
-// of the container. CRI-O's sandboxes may have no pidfile; these run unless crictl answered. A pidfile that cannot be read proves nothing:
+// mayRun reports whether a container with a storage folder may run. If crictl answered and knows the pod, crictl decides; otherwise the
+// container's process does. CRI-O's sandboxes may have no pidfile; they count as running unless crictl answered. With an unreadable pidfile
 // the container may run.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
@@ -87,7 +87,7 @@ func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// askCRI asks by crictl, which knows where the runtime's socket is.
+// askCRI asks crictl, which knows the path of the runtime's socket.
 func (rt *Runtimes) askCRI(path string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path, "pods", "-o", "json")
@@ -125,7 +125,7 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// cacheDir is where libcni keeps, for each attachment of a runtime that uses it, what DEL needs.
+// cacheDir is libcni's cache. It holds, per attachment of a runtime that uses it, the data for DEL.
 const cacheDir = "/var/lib/cni/results"
 
 // cached is an entry of libcni's cache.

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStoppedContainers: the folders of containers/storage stay until a container is removed. A container of which only that is left does
-// not run.
+// TestStoppedContainers: containers/storage keeps a container's folder until the container is removed. A folder alone does not mean that
+// the container runs.
 func TestStoppedContainers(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -51,8 +51,7 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile: a container runs unless its pidfile is missing or names a process that has ended; a pidfile that cannot be read
-// proves neither.
+// TestUnreadablePidfile: a container runs unless its pidfile is missing or names an ended process. An unreadable pidfile proves neither.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

@@ -18,12 +18,12 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge is what the reference's bridge has of an attachment: masquerade in every form, and the check of MACs (macspoofchk).
+// Bridge accesses the reference bridge plugin's rules for an attachment: masquerade in every form, and the MAC check (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
 
-// Chain returns the name of the attachment's chain in the nat table of iptables, to which rules of POSTROUTING jump.
+// Chain returns the name of the attachment's chain in the iptables nat table. Rules in POSTROUTING jump to it.
 func (b Bridge) Chain() string { return b.chains()[postrouting][0] }
 
 func (b Bridge) chains() iptables.Chains {
@@ -32,7 +32,7 @@ func (b Bridge) chains() iptables.Chains {
 
 func (b Bridge) spoofChain() string { return "cni-br-iface-" + b.ContainerID + "-" + b.IfName }
 
-// masqueradeRules and spoofJumps are where the reference keeps rules in nf_tables.
+// masqueradeRules and spoofJumps return the nf_tables places of the reference's rules.
 func masqueradeRules() nft.Place {
 	return nft.Place{Family: unix.NFPROTO_INET, Table: "cni_plugins_masquerade", Chain: "masq_checks"}
 }
@@ -49,7 +49,7 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 	return strings.HasPrefix(of.Comment, b.commentPrefix())
 }
 
-// Remove removes the rules. It is a no-op if there are none, which costs some questions; rules that are there are listed.
+// Remove removes the rules. It is a no-op if there are none, and then sends only some requests. It lists the rules if they exist.
 func (b Bridge) Remove() error {
 	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
 		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},
@@ -91,9 +91,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade masquerades addresses, with the lengths of their subnets, by rules as the reference writes them to nftables. Destinations
-// in except see the address itself. When the rules are there they are left alone: without them, if only for a moment, a connection would
-// begin that never gets an answer.
+// WriteMasquerade masquerades addresses (with the prefix lengths of their subnets) by nftables rules in the reference's form. Destinations
+// in except see the address itself. It does not rewrite existing rules: without them, even briefly, a new connection would never get an
+// answer.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -104,7 +104,7 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference gives its chain no policy; the default is the same.
+		// The reference sets no policy for its chain; the default is the same.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
@@ -129,8 +129,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck lets only frames of one MAC through a port of a bridge, by chains as the reference writes them (macspoofchk), unless they
-// are there.
+// WriteSpoofCheck accepts only frames with one MAC from a bridge port, by chains in the reference's form (macspoofchk). It does not rewrite
+// existing chains.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

@@ -10,17 +10,17 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// family says where the header of an address family has what.
+// family holds the header offsets of an address family.
 type family struct{ nft.Family }
 
 func familyOf(is4 bool) family { return family{nft.FamilyOf(is4)} }
 
-// is matches one address of the header at the offset.
+// is matches the address at the header offset.
 func (f family) is(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }
 
-// subnet compares the address of the header at the offset with a subnet.
+// subnet compares the address at the header offset with a subnet.
 func (f family) subnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
 		length := uint32(p.Bits() / 8)

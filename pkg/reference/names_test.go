@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestNames compares the names of chains with those of the reference's own functions, and pins what nodes hold: a new version must
-// find what an old one made.
+// TestNames compares chain names with those of the reference's own functions. It also pins names on existing nodes, because a new version
+// must find an old version's objects.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key    attachment.Key

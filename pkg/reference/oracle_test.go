@@ -17,7 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel/kerneltest"
 )
 
-// TestMasqueradeOfTheReference compares what a rollback writes with what the reference's own function writes; the second comment is cut.
+// TestMasqueradeOfTheReference compares the rules of a rollback with those of the reference's own function. The second comment is
+// truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
 	var addresses []netip.Prefix
@@ -38,7 +39,7 @@ func TestMasqueradeOfTheReference(t *testing.T) {
 	}
 }
 
-// TestSpoofCheckOfTheReference compares what a rollback writes with what the reference's own function writes.
+// TestSpoofCheckOfTheReference compares the chains of a rollback with those of the reference's own function.
 func TestSpoofCheckOfTheReference(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
@@ -49,8 +50,8 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// written returns the tables, chains and rules that a function makes, as the kernel tells them, but without the comments that the reference
-// gives tables and chains.
+// written returns the tables, chains and rules that a function creates, as the kernel lists them. It leaves out the reference's comments on
+// tables and chains.
 func written(t *testing.T, write func() error) (records []string) {
 	t.Helper()
 	pipe(t, "flush ruleset", "nft", "-f", "-")

@@ -16,20 +16,20 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Portmap is what the reference's portmap has of an attachment: the rules of its hostPorts, in every form.
+// Portmap accesses the reference portmap plugin's rules for an attachment's hostPorts, in every form.
 type Portmap Attachment
 
-// HostportChain is the chain of the nat table of iptables from which rules jump to the chains of attachments.
+// HostportChain is the iptables nat chain whose rules jump to the chains of attachments.
 const HostportChain = "CNI-HOSTPORT-DNAT"
 
-// Chain returns the name of the attachment's chain in the nat table of iptables.
+// Chain returns the name of the attachment's chain in the iptables nat table.
 func (p Portmap) Chain() string { return p.chains()[HostportChain][0] }
 
 func (p Portmap) chains() iptables.Chains {
 	return iptables.Chains{HostportChain: names(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": names(p.Hashes, "CNI-SN-", 21)}
 }
 
-// portRules is where the reference keeps hostPorts in nf_tables, in some chains.
+// portRules returns the nf_tables place of the reference's hostPorts, which use several chains.
 func portRules(is4 bool) nft.Place {
 	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
@@ -43,8 +43,8 @@ func (p Portmap) Remove() error {
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
 
-// isRule reports whether a rule is about the attachment. Its comment is the container ID alone, so the addresses decide between two
-// networks of one container.
+// isRule reports whether a rule belongs to the attachment. Its comment is only the container ID, so the addresses distinguish two networks
+// of one container.
 func (p Portmap) isRule(of nft.Rule) bool {
 	if of.Comment != p.ContainerID {
 		return false
@@ -52,7 +52,7 @@ func (p Portmap) isRule(of nft.Rule) bool {
 	return len(p.Addresses) == 0 || slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return of.Has(a.AsSlice()) })
 }
 
-// HasPort reports whether the reference's rules of nftables forward the port to the pod.
+// HasPort reports whether the reference's nftables rules forward the port to the pod.
 func (p Portmap) HasPort(port ports.Port) (bool, error) {
 	list, err := nft.ListRules(portRules(port.Is4()))
 	return slices.ContainsFunc(list, func(r nft.Rule) bool {
@@ -81,7 +81,7 @@ func (p Portmap) HasChain() (bool, error) {
 	return false, nil
 }
 
-// Write forwards ports by rules as the reference (1.9) writes them to nftables, unless they are there.
+// Write forwards ports by nftables rules in the form of the reference (1.9), unless the rules exist.
 func (p Portmap) Write(list []ports.Port) error {
 	missing := false
 	for _, port := range list {

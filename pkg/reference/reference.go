@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference reads, removes and writes what the reference plugins (github.com/containernetworking/plugins) make on a node for one
+// Package reference reads, removes and writes the node state of the reference plugins (github.com/containernetworking/plugins) for one
 // attachment. Podlace takes over their pods, and a rollback hands pods back. H is SHA-512 of network and container ID, in hexadecimal
 // digits:
 //
@@ -11,7 +11,7 @@
 //	           and a jump from PREROUTING                                                                from 1.0.0
 //	portmap    chain CNI-DN-H[:21] in nat, and jumps to it from CNI-HOSTPORT-DNAT                        all versions
 //	portmap    chain CNI-SN-H[:21] in nat, and jumps to it from CNI-HOSTPORT-SNAT                        to 0.6
-//	portmap    rules in tables ip and ip6 cni_hostport, in whatever chain, whose comment is the
+//	portmap    rules in tables ip and ip6 cni_hostport, in any chain, whose comment is the
 //	           container ID. Chain hostip_hostports is of versions before 1.9.0                          from 1.6.0
 //	bandwidth  link bwpH[:12], which pkg/bandwidth removes                                               all versions
 package reference
@@ -25,32 +25,33 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// Attachment is an attachment as the reference plugins name it. Bridge and Portmap are what the plugins of these names have of it.
+// Attachment is an attachment under the reference plugins' names. Bridge and Portmap access the rules of these plugins for it.
 type Attachment struct {
 	attachment.Key
-	// Hashes begin the names of chains. The first is that of the key; there may be a second one, of the reference.
+	// Hashes are the bases of the chain names: first the key's, then optionally the reference's.
 	Hashes []string
-	// Addresses tell attachments of one container apart where the reference does not; without any, all of the container's are meant.
+	// Addresses distinguish attachments of one container if the reference does not. Without addresses, all attachments of the container are
+	// meant.
 	Addresses []netip.Addr
 }
 
-// Of returns an attachment under the names that Podlace gives it. For eth0 they are the reference's.
+// Of returns an attachment under the names that Podlace gives it. For eth0 these are the reference's names.
 func Of(key attachment.Key) Attachment {
 	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// Unrecorded returns an attachment that has no record of a plugin, under all names that may be left of it.
+// Unrecorded returns an attachment without a plugin's record, under all names that its residue may have.
 func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key by which the reference names the chains of an attachment: that of eth0, whatever its interface is.
+// KeyOf returns the key from which the reference derives an attachment's chain names: that of eth0 for any interface.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key
 }
 
-// names appends a part of each hash to a prefix.
+// names returns the prefix followed by the first digits of each hash.
 func names(hashes []string, prefix string, digits int) (names []string) {
 	for _, h := range hashes {
 		names = append(names, prefix+h[:digits])
@@ -63,7 +64,7 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backend returns the backend that the reference takes: the one that is named, else iptables where it is installed.
+// Backend returns the reference's choice of a backend: the configured one, or else iptables if it is installed.
 func Backend(named string) string {
 	switch {
 	case named != "":

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// pipe runs a program of the node with text on its standard input.
+// pipe runs a program with text on its standard input.
 func pipe(t *testing.T, text string, command ...string) {
 	t.Helper()
 	path, err := exec.LookPath(command[0])
@@ -37,7 +37,8 @@ func pipe(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy is what versions of the reference made for a container, in the words of nft(8) and iptables-restore(8). The hash is made up.
+// leftBy returns the residue of several reference versions for a container, as input for nft(8) and iptables-restore(8). The hash is
+// invented.
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
 	return words.Replace(`
@@ -72,7 +73,7 @@ COMMIT
 `)
 }
 
-// TestDelReference (F-44): whatever any version of the reference left of an attachment goes, and what another has stays.
+// TestDelReference (F-44): the residue of any reference version for an attachment is removed, and other attachments' rules stay.
 func TestDelReference(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
@@ -107,10 +108,10 @@ func TestDelReference(t *testing.T) {
 	}
 }
 
-// TestDelReferenceLegacy: chains of the older xtables are removed by program.
+// TestDelReferenceLegacy: chains of legacy xtables are removed by a program.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
-		t.Skip("SKIPPED: the kernel tells an ordinary user no names of legacy tables")
+		t.Skip("SKIPPED: the kernel does not list legacy tables for an ordinary user")
 	}
 	ref := Attachment{Key: attachment.Key{Network: "n", ContainerID: "gone", IfName: "eth0"}, Hashes: []string{strings.Repeat("c", 24)}}
 	_, rules := leftBy(ref.Hashes[0], "", "gone", "10.9.0.3", "8081")
@@ -142,7 +143,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 	}
 }
 
-// mentioning lists what the node's tables have of a container.
+// mentioning lists the lines about a container in the node's tables.
 func mentioning(id, hash string) func(*testing.T) []string {
 	return func(t *testing.T) (lines []string) {
 		for _, line := range kerneltest.Records(t, "nft ") {
@@ -154,7 +155,7 @@ func mentioning(id, hash string) func(*testing.T) []string {
 	}
 }
 
-// TestTwoNetworksOfOneContainer: the reference marks hostPort rules by the container alone; DEL of one network leaves the other's.
+// TestTwoNetworksOfOneContainer: the reference's hostPort rules name only the container. DEL of one network keeps those of the other.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	pipe(t, `table ip cni_hostport { chain hostports {

@@ -25,7 +25,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	if _, ok := records["sriov"]; ok {
 		return nil, errors.New("it has VFs, which the reference does not bring back: have the runtime delete the pod")
 	}
-	if err := legible(records); err != nil {
+	if err := checkLegible(records); err != nil {
 		return nil, err
 	}
 	alive, err := j.alive(key, records)
@@ -33,7 +33,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 		return nil, err
 	}
 	if !alive {
-		return []attachment.Step{j.bury(key, records)}, nil
+		return []attachment.Step{j.removeResidue(key, records)}, nil
 	}
 	addresses, err := addressesOf(siblings)
 	if err != nil {
@@ -70,8 +70,8 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	return steps, nil
 }
 
-// legible fails when a plugin cannot read its part of a record, and names the file.
-func legible(records map[string]attachment.Record) error {
+// checkLegible returns an error that names the file if a plugin cannot parse its part of a record.
+func checkLegible(records map[string]attachment.Record) error {
 	readers := map[string]func(attachment.Record) error{
 		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
 		"portmap":   func(rec attachment.Record) error { _, err := portmap.Targets(rec); return err },
@@ -85,7 +85,7 @@ func legible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// explain tells where a configuration was looked for that is not there.
+// explain adds the searched folder to an error about a missing configuration.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -93,8 +93,8 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// alive reports whether the interface of an attachment still exists. Where another main plugin made it, the pod's namespace tells: the
-// interface must have an address that ports lead to.
+// alive reports whether the interface of an attachment still exists. If another main plugin made the interface, the pod's namespace
+// decides: it must have an interface with a target address of the ports.
 func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {
 		_, alive, err := j.host.Link(key.HostVeth())
@@ -133,7 +133,7 @@ func (j *job) alive(key attachment.Key, records map[string]attachment.Record) (b
 	return len(targets) == 0 || slices.ContainsFunc(has, func(p netip.Prefix) bool { return slices.Contains(targets, p.Addr()) }), err
 }
 
-// addressesOf returns what all interfaces of a container have in the network.
+// addressesOf returns the addresses of all interfaces of a container in the network.
 func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error) {
 	for _, key := range siblings {
 		records, err := attachment.RecordsOf(key, "bridge")
@@ -153,8 +153,9 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// bury removes what is left of a pod whose interface is gone. Its addresses go back with the runtime's DEL, by either plugin.
-func (j *job) bury(key attachment.Key, records map[string]attachment.Record) attachment.Step {
+// removeResidue returns the step that removes the residue of a pod whose interface is gone. The runtime's DEL, by either plugin, releases
+// its addresses.
+func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}
 		if rec, ok := records["portmap"]; ok {

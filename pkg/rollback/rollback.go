@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback rewrites what Podlace has made on a node for the pods that run into the form of the reference plugins, and removes what
-// is Podlace's own. From then on the reference deletes these pods and nothing is left. Packets of the pods pass all the time: what replaces
-// comes before what is replaced goes, and connections keep their translation.
+// Package rollback converts Podlace's state on a node, for running pods, to the form of the reference plugins. It then removes Podlace's
+// own state. From then on the reference can delete these pods completely. The pods' packets pass all the time: new rules are added before
+// old rules are removed, and connections keep their translation.
 //
-// Each step may be done twice, and records go last: after a failure or a kill the next run completes the work.
+// Each step is idempotent, and records go last: after a failure or a kill the next run completes the work.
 package rollback
 
 import (
@@ -24,12 +24,12 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Options say what to do.
+// Options are the options of a run.
 type Options struct {
-	ConfDir  string              // where the runtime's configurations are
-	Networks []reconcile.Network // what was read there
-	Damaged  []string            // and what could not be read
-	Act      bool                // false: only tell
+	ConfDir  string              // the runtime's configuration folder
+	Networks []reconcile.Network // networks in that folder
+	Damaged  []string            // unreadable files in that folder
+	Act      bool                // false for a dry run
 	Out      io.Writer
 }
 
@@ -37,12 +37,12 @@ type job struct {
 	Options
 	host    *kernel.Node
 	seen    map[attachment.Key]bool
-	indexes map[[2]string]bool // network and data folder
+	indexes map[[2]string]bool // keys: network and data folder
 	failed  int
-	state   bool // there is a state folder
+	state   bool // the state folder exists
 }
 
-// Run tells, or does and tells, all that it takes. An error means that something of Podlace is left.
+// Run prints all steps, and does them unless it is a dry run. An error means that some of Podlace's state is left.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -51,7 +51,7 @@ func Run(o Options) error {
 	defer host.Close()
 	_, missing := os.Stat(store.Root)
 	if o.Act {
-		unlock, err := only()
+		unlock, err := lockRun()
 		if err != nil {
 			return err
 		}
@@ -74,8 +74,8 @@ func Run(o Options) error {
 	return j.node()
 }
 
-// only keeps a second run out.
-func only() (unlock func(), err error) {
+// lockRun prevents a concurrent run.
+func lockRun() (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func only() (unlock func(), err error) {
 	return func() { lock.Unlock(); dir.Close() }, nil
 }
 
-// records are what a network has of attachments.
+// records are the attachment records of a network.
 type records struct {
 	network    string
 	found      map[attachment.Key]map[string]attachment.Record
@@ -110,7 +110,7 @@ func readAll() (all []records, err error) {
 	return all, nil
 }
 
-// readable fails when a network has attachments but no configuration, and a file that may be its own cannot be read.
+// readable returns an error if a network has attachments but no configuration, while an unreadable file may contain its configuration.
 func (j *job) readable(all []records) error {
 	for _, r := range all {
 		if len(r.found)+len(r.unreadable) > 0 && j.configuration(r.network).Name == "" && len(j.Damaged) > 0 {
@@ -120,7 +120,7 @@ func (j *job) readable(all []records) error {
 	return nil
 }
 
-// configuration returns a network's, an empty one when it has none: what needs one fails.
+// configuration returns a network's configuration, or an empty one. Steps that need it then fail.
 func (j *job) configuration(network string) reconcile.Network {
 	for _, n := range j.Networks {
 		if n.Name == network {
@@ -130,19 +130,19 @@ func (j *job) configuration(network string) reconcile.Network {
 	return reconcile.Network{}
 }
 
-// remedy is for a record that cannot be read: DEL works without one, from the names that it computes.
+// remedy is for an unreadable record: DEL works without a record, with computed names.
 const remedy = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r records) {
 	for _, d := range r.unreadable {
-		j.say("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
+		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedy, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
 	conf := j.configuration(r.network)
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
-			j.say("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
+			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}
 	}
 	keys := attachment.Sorted(r.found)
@@ -156,8 +156,8 @@ func (j *job) network(r records) {
 	}
 }
 
-// say prints a line. Its parts may come from a pod's name.
-func (j *job) say(format string, parts ...string) {
+// printLine prints a line. Its parts may contain a pod's name.
+func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
 		plain[i] = plugin.Plain(p, reconcile.MaxMessage)
@@ -165,7 +165,7 @@ func (j *job) say(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite tells and does what an attachment needs, under its lock. siblings are all that its container has in the network.
+// rewrite prints and does an attachment's steps under its lock. siblings are all attachments of its container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
@@ -177,9 +177,9 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		}
 		records, err := attachment.RecordsOf(key, "bridge", "portmap", "bandwidth", "sriov")
 		if err == nil && len(records) == 0 {
-			return nil // its DEL was faster
+			return nil // a DEL removed it meanwhile
 		}
-		j.say("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
+		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
 			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
 			return fmt.Errorf("%w: "+remedy, err)
@@ -192,7 +192,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 	}()
 	if err != nil {
 		j.failed++
-		j.say("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		j.printLine("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 }
 
@@ -210,7 +210,7 @@ func (j *job) do(steps []attachment.Step) error {
 		fmt.Fprintln(j.Out, "  nothing to rewrite")
 	}
 	for _, s := range steps {
-		j.say("  %s", s.Text)
+		j.printLine("  %s", s.Text)
 		if !j.Act || s.Do == nil {
 			continue
 		}
@@ -221,7 +221,7 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// node removes what all pods share, and the records last.
+// node removes the state that all pods share, and the records last.
 func (j *job) node() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {
@@ -237,7 +237,7 @@ func (j *job) node() error {
 	if err != nil {
 		return err
 	}
-	if open { // it closes before its protection goes
+	if open { // the loopback is closed before its protection is removed
 		steps = append(steps, attachment.Step{Text: "switch route_localnet off where no hostPort of the reference needs it",
 			Do: func() error { return portmap.CloseLoopback(j.host) }})
 	}
@@ -257,18 +257,18 @@ func (j *job) node() error {
 		steps = append(steps, attachment.Step{Text: "remove the records in " + store.Root})
 	}
 	if j.Act {
-		if err := j.nobodyNew(); err != nil {
+		if err := j.checkNoNewPods(); err != nil {
 			return err
 		}
 	}
 	if err := j.do(steps); err != nil || !j.Act {
 		return err
 	}
-	return attachment.Clear() // also the lock of this run
+	return attachment.Clear() // also removes this run's lock
 }
 
-// nobodyNew makes sure that no plugin of Podlace has added a pod meanwhile.
-func (j *job) nobodyNew() error {
+// checkNoNewPods returns an error if a plugin of Podlace added a pod meanwhile.
+func (j *job) checkNoNewPods() error {
 	networks, err := attachment.Networks()
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// record makes a record of a plugin and returns its file.
+// record writes a plugin's record and returns its path.
 func record(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
 	t.Helper()
 	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod,
@@ -45,7 +45,7 @@ func record(t *testing.T, name, network, id, netns string, pod plugin.Pod, state
 	return filepath.Join(store.Root, network, name+"-"+att.Hash())
 }
 
-// dryRun returns what a run tells that changes nothing.
+// dryRun returns the output of a dry run.
 func dryRun(o Options) (string, error) {
 	var out bytes.Buffer
 	o.Out = &out
@@ -53,7 +53,7 @@ func dryRun(o Options) (string, error) {
 	return out.String(), err
 }
 
-// TestReadsEachRecordOnce: the work for a pod does not grow with the other pods of its network.
+// TestReadsEachRecordOnce: the work for a pod does not grow with the number of pods in its network.
 func TestReadsEachRecordOnce(t *testing.T) {
 	const pods = 20
 	for i := range pods {
@@ -81,8 +81,7 @@ func TestReadsEachRecordOnce(t *testing.T) {
 	}
 }
 
-// TestTold: a record that cannot be read, a configuration that is not there and a pod with a hostile name are told so that an admin knows
-// what to do.
+// TestTold: the output about an unreadable record, a missing configuration and a pod with a hostile name tells an admin what to do.
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
@@ -118,7 +117,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestNoConfiguration: the folder that was read is told, and the flag that names another.
+// TestNoConfiguration: the output names the folder that was read, and the flag for another one.
 func TestNoConfiguration(t *testing.T) {
 	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
 	link := key.HostVeth()
@@ -136,7 +135,7 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestVFs: a pod with VFs is not rewritten, and a VF that is not as it was before keeps what is known of it.
+// TestVFs: a pod with VFs is not converted, and the journal of a VF that is not restored stays.
 func TestVFs(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	file := record(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
@@ -170,7 +169,7 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestTables (F-44): a rollback deletes each nftables table that Podlace makes, and the registry names them all.
+// TestTables (F-44): a rollback deletes each of Podlace's nftables tables, and the registry lists all of them.
 func TestTables(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -209,7 +208,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// ownTables lists the tables of the kernel whose names begin with ours.
+// ownTables lists the kernel's tables whose names begin with our prefix.
 func ownTables(t *testing.T) (list []string) {
 	t.Helper()
 	out, err := exec.Command("nft", "list", "tables").Output()

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto says who made an address; kernelLinkLocal is its value for the
-// addresses that the kernel derives when a link comes up.
+// ifaProto is the attribute with the origin of an address. kernelLinkLocal is its value for the addresses that the kernel derives when a
+// link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
 )
 
-// addressFlags leaves out the stages of duplicate address detection.
+// addressFlags leaves out the states of duplicate address detection.
 func addressFlags() map[uint32]string {
 	return map[uint32]string{
 		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
@@ -28,7 +28,7 @@ func addressFlags() map[uint32]string {
 
 func addressSchema() schema {
 	return schema{
-		unix.IFA_ADDRESS:     omit(), // shown by address
+		unix.IFA_ADDRESS:     omit(), // address formats it
 		unix.IFA_LOCAL:       omit(),
 		unix.IFA_LABEL:       {"label", str},
 		unix.IFA_BROADCAST:   {"broadcast", ip},
@@ -71,9 +71,8 @@ func addressText(c *collector, list []attr) string {
 	return ip(c, local) + " peer " + ip(c, peer)
 }
 
-// madeByKernel tells the link-local addresses that appear by themselves some
-// time after a link is up. Kernels before 5.18 do not say who made an address;
-// there it shows in its last half.
+// madeByKernel reports whether an address is a link-local one that the kernel adds some time after a link is up. Kernels before 5.18 do not
+// report the origin; there the interface ID decides.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(find(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {
@@ -85,7 +84,7 @@ func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	return flags&unix.IFA_F_STABLE_PRIVACY != 0 || addr == eui64(hardware)
 }
 
-// eui64 is the link-local address that belongs to a MAC.
+// eui64 returns the link-local address of a MAC.
 func eui64(hardware string) netip.Addr {
 	var m [6]byte
 	if _, err := fmt.Sscanf(hardware, "%02x:%02x:%02x:%02x:%02x:%02x", &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]); err != nil {
@@ -94,7 +93,7 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// lifetime tells only whether an address will expire.
+// lifetime reports only whether an address will expire.
 func lifetime(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {

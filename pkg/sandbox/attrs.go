@@ -20,7 +20,7 @@ type attr struct {
 	data []byte
 }
 
-// parseAttrs splits b and reports whether all of it was attributes.
+// parseAttrs splits b into attributes, and reports whether nothing was left.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))
@@ -44,17 +44,17 @@ func find(list []attr, typ uint16) []byte {
 	return nil
 }
 
-// nestedAttrs returns what is inside the attribute of a type.
+// nestedAttrs returns the attributes inside the attribute of a type.
 func nestedAttrs(list []attr, typ uint16) []attr {
 	inner, _ := parseAttrs(find(list, typ))
 	return inner
 }
 
-// A schema says how the attributes of a message are shown. An attribute that
-// is not listed is shown raw: what a newer kernel adds is compared as well.
+// A schema defines how to format the attributes of a message. Unlisted attributes are shown raw, so that a newer kernel's attributes are
+// compared too.
 type schema map[uint16]column
 
-// A column without show is left out.
+// A column without a show function is left out.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -62,7 +62,7 @@ type column struct {
 
 func omit() column { return column{} }
 
-// fields shows attributes by the schema.
+// fields formats attributes by the schema.
 func (c *collector) fields(list []attr, by schema) []field {
 	var out []field
 	for _, a := range list {
@@ -79,7 +79,7 @@ func (c *collector) fields(list []attr, by schema) []field {
 	return out
 }
 
-// text joins fields to one line of words.
+// text joins fields to one line.
 func text(fields []field) string {
 	var words []string
 	for _, f := range fields {
@@ -102,7 +102,7 @@ func number(_ *collector, b []byte) string {
 	return hex.EncodeToString(b)
 }
 
-// bigNumber is for nfnetlink, which has numbers in network byte order.
+// bigNumber formats a number in network byte order, as nfnetlink uses it.
 func bigNumber(_ *collector, b []byte) string {
 	switch len(b) {
 	case 4:
@@ -143,7 +143,7 @@ func linkIndex(c *collector, b []byte) string {
 // nested is tree as a column.
 func nested(_ *collector, b []byte) string { return tree(b) }
 
-// inside shows nested attributes by a schema.
+// inside formats nested attributes by a schema.
 func inside(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)
@@ -151,8 +151,7 @@ func inside(by schema) func(*collector, []byte) string {
 	}
 }
 
-// tree shows data of unknown form: as nested attributes if it can be read that
-// way, else as text or hex.
+// tree formats data of unknown form: as nested attributes if it parses as such, else as text or hex.
 func tree(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {
@@ -174,7 +173,7 @@ func plausible(list []attr) bool {
 	return true
 }
 
-// bytesText shows bytes as quoted text if they are, else in hex.
+// bytesText formats bytes as quoted text if they are printable, else as hex.
 func bytesText(b []byte) string {
 	if s := strings.TrimRight(string(b), "\x00"); len(s) >= 3 && isText(s) {
 		return strconv.Quote(s)

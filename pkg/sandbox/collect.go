@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A collector gathers the records of one network namespace.
+// A collector collects the records of one network namespace.
 type collector struct {
 	scope   string
 	records []record
@@ -55,8 +55,8 @@ func (c *collector) add(name string, fields ...field) {
 	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
 }
 
-// addList adds lines whose order matters. Each becomes a record, so that one
-// more is told as one more; a change of the order alone is told as such.
+// addList adds lines whose order matters. Each line becomes a record, so that an added line is reported as one. A change of only the order
+// is reported as such.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)
@@ -72,10 +72,10 @@ func (c *collector) addList(prefix string, lines []string) {
 	}
 }
 
-// linkName resolves an interface index.
+// linkName returns the name of an interface index.
 func (c *collector) linkName(index uint32) string {
 	if l, ok := c.links[index]; ok {
 		return l.name
 	}
-	return "unknown link" // of another namespace, or just gone
+	return "unknown link" // in another namespace, or just deleted
 }

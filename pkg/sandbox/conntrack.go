@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes of connection tracking: an entry has two tuples, a tuple has
-// addresses and a protocol part.
+// Attributes of connection tracking: an entry has two tuples, and a tuple has addresses and a protocol part.
 const (
 	ctGet                                     = 1
 	ctaTupleOrig, ctaTupleReply               = 1, 2
@@ -24,7 +23,7 @@ const (
 	natBits                                   = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT
 )
 
-// collectConntrack keeps of an entry what it does to packets, not its age.
+// collectConntrack collects the parts of an entry that affect packets, not its age.
 func (c *collector) collectConntrack(s *socket) error {
 	messages, err := s.dump("connection tracking", unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, make([]byte, sizeofNfGenMsg))
 	if err != nil {

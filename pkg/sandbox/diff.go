@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// Diff says in words what differs, one line for each thing that appeared,
-// vanished or changed; nothing if the snapshots are equal. A pod that only one
-// of them saw alive is left out.
+// Diff returns one line per object that appeared, vanished or changed. It returns nothing if the snapshots are equal. It leaves out a pod
+// that was alive in only one of them.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}
 	for key, old := range before.records {
@@ -34,8 +33,7 @@ func Diff(before, after *Snapshot) []string {
 	return sparse(lines, before, after)
 }
 
-// sparse drops the lines that others explain: the sysctls of a link come and
-// go with it.
+// sparse drops lines that others explain: the sysctls of a link appear and vanish with it.
 func sparse(lines map[string]string, before, after *Snapshot) []string {
 	var out []string
 	for _, key := range sortedKeys(lines) {
@@ -53,7 +51,7 @@ func sparse(lines map[string]string, before, after *Snapshot) []string {
 
 func explained(lines map[string]string, r record) bool {
 	prefix := r.scope + ": " + r.owner
-	if strings.HasSuffix(r.owner, " ") { // all of a family of records
+	if strings.HasSuffix(r.owner, " ") { // stands for all records with this prefix
 		for key := range lines {
 			if strings.HasPrefix(key, prefix) {
 				return true
@@ -65,7 +63,7 @@ func explained(lines map[string]string, r record) bool {
 	return line != "" && !strings.HasPrefix(line, prefix+" changed")
 }
 
-// changes tells the fields that differ.
+// changes formats the fields that differ.
 func changes(old, now []field) string {
 	was, is := asMap(old), asMap(now)
 	var out []string

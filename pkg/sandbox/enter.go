@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox gives a program a network of its own to play with, and an
-// oracle that says what the program changed in it.
+// Package sandbox gives a program its own network to change, and compares the state before and after.
 //
-// Enter re-executes the program in fresh user, mount, UTS and network namespaces,
-// which works as root and as an ordinary user. NewPod makes further network
-// namespaces as a container runtime does. Take and Diff compare everything
-// that a CNI plugin may touch. The machine itself never sees any of it.
+// Enter re-executes the program in new user, mount, UTS and network namespaces, which works as root and as an ordinary user. NewPod creates
+// further network namespaces as a container runtime does. Take and Diff compare everything that a CNI plugin may change. The machine's own
+// network is not affected.
 package sandbox
 
 import (
@@ -22,20 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mark is set for the re-executed process and holds the network namespace of
-// its parent, so that a copy inherited by accident is told from a real one.
+// mark is set for the re-executed process and holds its parent's network namespace. That distinguishes it from an accidentally inherited
+// variable.
 const mark = "PODLACE_SANDBOX_PARENT"
 
-// Enter runs the rest of the program in user, mount, UTS and network namespaces of
-// its own.
+// Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
 //
-// In the process that the user started it runs the same command line again
-// inside, waits, and returns inside=false and the exit code to leave with.
-// Signals are passed on; the process inside dies with this one. Inside it
-// prepares the mounts and returns inside=true. Programs that are started
-// inside and call Enter themselves get a nested sandbox.
+// In the process that the user started, Enter runs the same command line again inside and waits for it. It returns inside=false and the
+// exit code for the process. It passes signals on; the inner process dies with the outer one. In the inner process, Enter prepares the
+// mounts and returns inside=true. A program that is started inside and calls Enter itself gets a nested sandbox.
 //
-// Where namespaces cannot be had, the error says why and what to do.
+// If namespaces are not available, the error contains the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
 	if parent, ok := os.LookupEnv(mark); ok {
 		return enterInside(parent)
@@ -58,9 +53,9 @@ func enterInside(parent string) (bool, int, error) {
 	if err := os.Unsetenv(mark); err != nil {
 		return false, 1, fmt.Errorf("sandbox: %w", err)
 	}
-	if err := furnish(parent); err != nil {
+	if err := prepareMounts(parent); err != nil {
 		advice := ""
-		if errors.Is(err, fs.ErrPermission) { // a security module may grant the namespaces but no power in them
+		if errors.Is(err, fs.ErrPermission) { // a security module may allow the namespaces but no capabilities in them
 			advice = hint(err, sysctlFile)
 		}
 		return false, 1, fmt.Errorf("sandbox: %w%s", err, advice)
@@ -70,7 +65,7 @@ func enterInside(parent string) (bool, int, error) {
 
 // reexec runs the program again in new namespaces and returns its exit code.
 func reexec(env []string) (int, error) {
-	// Pdeathsig is sent when the thread that forked ends, not the process.
+	// Pdeathsig is sent when the forking thread ends, not the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -103,13 +98,12 @@ func exitStatus(err error) (int, error) {
 		return 0, err
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return 128 + int(status.Signal()), nil // as a shell says it
+		return 128 + int(status.Signal()), nil // the convention of shells
 	}
 	return exit.ExitCode(), nil
 }
 
-// start forks the copy. Root does not depend on user namespaces: where they
-// are switched off, the other namespaces do.
+// start forks the copy. Root does not need user namespaces: if they are disabled, it uses only the other namespaces.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {
@@ -132,7 +126,7 @@ func start(env []string) (*exec.Cmd, error) {
 func command(env []string, attr *syscall.SysProcAttr) *exec.Cmd {
 	attr.Pdeathsig = unix.SIGKILL
 	return &exec.Cmd{
-		Path:        "/proc/self/exe", // the very file, whatever happened to its name
+		Path:        "/proc/self/exe", // this file, even if its name now leads elsewhere
 		Args:        os.Args,
 		Env:         env,
 		Stdin:       os.Stdin,

@@ -26,26 +26,25 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// The test binary plays the program that enters a sandbox: roleEnv says what
-// it does once inside.
+// The test binary plays the program that enters a sandbox. roleEnv names its task inside.
 const (
 	roleEnv = "SANDBOX_TEST_ROLE"
 	nobody  = 65534
 )
 
-// facts is what a program sees from inside.
+// facts are what a program observes inside.
 type facts struct {
 	UID, GID     int
-	OwnNetwork   bool // other than that of the process which asked
+	OwnNetwork   bool // differs from that of the starting process
 	OwnHostname  bool
 	MarkGone     bool
 	Links        []string
 	LoopbackUp   bool
-	Run, VarLib  []string // entries
+	Run, VarLib  []string // folder entries
 	SysfsLinks   []string
 	Dir          string
 	Args         []string
-	PropagatesTo string // shared mounts left
+	PropagatesTo string // remaining shared mounts
 }
 
 func play(role string) int {
@@ -123,10 +122,10 @@ func sleep() int {
 	return 0
 }
 
-// nest asks for a sandbox within the sandbox.
+// nest enters a sandbox inside the sandbox.
 func nest() int { return again("report", 0) }
 
-// forbid does so after user namespaces were forbidden, as the user in ASK_UID.
+// forbid does so while user namespaces are forbidden, as the user in ASK_UID.
 func forbid() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
@@ -175,7 +174,7 @@ func wantFacts(t *testing.T) facts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines mounts are shared, in the sandbox of these tests not.
+	// On most machines mounts are shared; in the sandbox of these tests they are not.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {
@@ -251,7 +250,7 @@ func TestEnterDiesWithParent(t *testing.T) {
 	_ = unix.Kill(pid, unix.SIGKILL)
 }
 
-// startPlayer waits for the first line of output.
+// startPlayer starts a player and waits for its first line of output.
 func startPlayer(t *testing.T, role string) (*exec.Cmd, *bufio.Scanner) {
 	cmd := player(role)
 	pipe, err := cmd.StdoutPipe()
@@ -293,7 +292,7 @@ func TestEnterRefusesToHide(t *testing.T) {
 	}
 }
 
-// TestEnterForbidden switches user namespaces off, inside of one.
+// TestEnterForbidden disables user namespaces inside one.
 func TestEnterForbidden(t *testing.T) {
 	t.Run("root", func(t *testing.T) {
 		cmd := player("forbid")
@@ -313,7 +312,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips what only root can do: become somebody else.
+// needsUser skips tests that need root, in order to become another user.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")
@@ -326,7 +325,7 @@ func needsUser(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestAsOrdinaryUser runs a good part of these tests again without root.
+// TestAsOrdinaryUser runs many of these tests again without root.
 func TestAsOrdinaryUser(t *testing.T) {
 	needsUser(t)
 	dir, err := os.MkdirTemp("", "ordinary")

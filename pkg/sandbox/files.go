@@ -14,8 +14,7 @@ import (
 	"syscall"
 )
 
-// collectFiles gathers everything below dir. The folder itself does not count,
-// so that one which does not exist yet equals an empty one.
+// collectFiles collects everything below dir. The folder itself does not count, so that a missing folder equals an empty one.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -27,7 +26,7 @@ func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 		}
 		r, err := fileRecord(path, entry)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // went while we looked
+			return nil // deleted meanwhile
 		}
 		records = append(records, r)
 		return err
@@ -59,7 +58,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf is the target of a link, and of a file its size and hash.
+// contentOf returns the target of a link, or the size and hash of a file.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

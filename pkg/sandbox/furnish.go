@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// covered lists the folders that get an empty tmpfs: the ones where runtimes
-// and plugins keep their state.
+// covered returns the folders that get an empty tmpfs: those with the state of runtimes and plugins.
 func covered() []string { return []string{"/run", "/var/lib"} }
 
-// furnish prepares the fresh namespaces.
-func furnish(parent string) error {
+// prepareMounts prepares the new namespaces.
+func prepareMounts(parent string) error {
 	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return fmt.Errorf("own network namespace: %w", err)
@@ -43,8 +42,8 @@ func furnish(parent string) error {
 	return loopbackUp()
 }
 
-// freshSysfs makes /sys/class/net the sandbox's own. It is not always
-// permitted, for instance below a container's masked /sys, and few need it.
+// freshSysfs mounts the sandbox's own /sys/class/net. That is not always permitted, for instance below a container's masked /sys, and few
+// programs need it.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -76,8 +75,7 @@ func loopbackUp() error {
 	return nil
 }
 
-// checkVisible refuses to start where the sandbox would hide what the program
-// still needs.
+// checkVisible returns an error if the sandbox would hide a folder that the program needs.
 func checkVisible() error {
 	var errs []error
 	for what, path := range needed() {
@@ -86,7 +84,7 @@ func checkVisible() error {
 	return errors.Join(errs...)
 }
 
-// needed lists the places in use; those that do not exist cannot be hidden.
+// needed returns the folders in use. A missing folder cannot be hidden.
 func needed() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {

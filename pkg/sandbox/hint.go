@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlFile reads a sysctl by its path below /proc/sys; "" if there is none.
+// sysctlFile reads a sysctl by its path below /proc/sys. It returns "" if there is none.
 func sysctlFile(path string) string {
 	b, err := os.ReadFile("/proc/sys/" + path)
 	if err != nil {
@@ -19,7 +19,7 @@ func sysctlFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// hint turns the error of a refused namespace into advice.
+// hint returns advice for the error of a refused namespace.
 func hint(err error, sysctl func(path string) string) string {
 	var text string
 	switch {

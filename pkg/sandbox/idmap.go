@@ -11,11 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutUser are the namespaces of the copy beside the user namespace.
+// withoutUser are the copy's namespaces other than the user namespace.
 const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// userNamespace describes the namespaces of the copy. Root keeps every id it
-// has, an ordinary user becomes root alone.
+// userNamespace returns the attributes of the copy's namespaces. Root keeps all its IDs; an ordinary user becomes root, its only ID.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,
@@ -32,14 +31,13 @@ func userNamespace() (*syscall.SysProcAttr, error) {
 	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
 		return nil, err
 	}
-	// A namespace can only hand on what it has: "allow" below a parent that
-	// says "deny" is refused.
+	// A namespace cannot grant more than its parent: "allow" below a parent with "deny" is refused.
 	groups, err := os.ReadFile("/proc/self/setgroups")
 	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
 	return attr, nil
 }
 
-// ownMap maps every id that exists here to itself.
+// ownMap maps every existing ID to itself.
 func ownMap(file string) ([]syscall.SysProcIDMap, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

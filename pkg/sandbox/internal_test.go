@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeSocket answers each request with the next of the replies.
+// fakeSocket answers each request with the next reply.
 func fakeSocket(t *testing.T, replies ...func(seq uint32) []byte) *socket {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -46,7 +46,7 @@ func message(typ, flags uint16, seq uint32, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// reply is one object and the end of the dump.
+// reply returns one object and the end of the dump.
 func reply(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
 	return func(seq uint32) []byte {
 		return slices.Concat(
@@ -146,7 +146,7 @@ func TestVLANs(t *testing.T) {
 	}
 }
 
-// TestFlowtables does without the kernel's, which many are built without.
+// TestFlowtables works without flowtables in the kernel, since many kernels lack them.
 func TestFlowtables(t *testing.T) {
 	body := []byte{unix.NFPROTO_INET, 0, 0, 0}
 	body = appendAttr(body, nftaFlowtableTable, []byte("lace\x00"))
@@ -164,14 +164,14 @@ func TestFlowtables(t *testing.T) {
 	}
 }
 
-// TestLinkLocalOfOldKernels has no word of who made the address.
+// TestLinkLocalOfOldKernels: addresses without the attribute for their origin.
 func TestLinkLocalOfOldKernels(t *testing.T) {
 	for _, c := range []struct {
 		addr  string
 		flags uint32
 		want  bool
 	}{
-		{"fe80::ff:fe00:1", 0, true}, // of 02:00:00:00:00:01
+		{"fe80::ff:fe00:1", 0, true}, // derived from 02:00:00:00:00:01
 		{"fe80::ff:fe00:2", 0, false},
 		{"fe80::ff:fe00:2", unix.IFA_F_STABLE_PRIVACY, true},
 		{"fd00::ff:fe00:1", 0, false},

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// collectIptables gathers the legacy tables; those of iptables-nft are found
-// in nftables. Only what is loaded is read, for reading loads.
+// collectIptables collects the legacy tables; those of iptables-nft are part of nftables. It reads only loaded tables, because reading
+// loads a table.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},
@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// Processes of a locked thread start in the thread's namespace.
+	// A process started by a locked thread runs in the thread's namespace.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)
@@ -45,8 +45,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules takes out comments, counters and built-in chains that accept
-// everything: an empty table stays loaded for ever and does nothing.
+// legacyRules removes comments, counters and built-in chains that accept everything. An empty table stays loaded forever and has no effect.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)
 	var out []string

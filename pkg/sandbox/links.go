@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link is what other records need to know of it.
+// A link holds the properties of a link that other records need.
 type link struct {
 	name string
 	mac  string
 	kind string
 }
 
-// Attributes of RTM_NEWLINK which x/sys/unix does not name everywhere.
+// Attributes of RTM_NEWLINK without names in some versions of x/sys/unix.
 const (
 	iflaInfoKind      = 1
 	iflaInfoData      = 2
@@ -29,8 +29,7 @@ const (
 	filterSkipStats   = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// flagNames lists the flags of a link that are set on purpose; the others
-// follow the carrier.
+// flagNames returns the flags of a link that an admin sets. Other flags follow the carrier.
 func flagNames() map[uint32]string {
 	return map[uint32]string{
 		unix.IFF_UP: "up", unix.IFF_PROMISC: "promisc", unix.IFF_ALLMULTI: "allmulti", unix.IFF_NOARP: "noarp",
@@ -49,8 +48,7 @@ func names(bits uint32, of map[uint32]string) string {
 	return strings.Join(out, ",")
 }
 
-// linkSchema leaves out indexes, counters, limits of the driver and what
-// follows the carrier. Sysctls are read from /proc.
+// linkSchema leaves out indexes, counters, driver limits and everything that follows the carrier. Sysctls are read from /proc.
 func linkSchema() schema {
 	s := schema{
 		unix.IFLA_ADDRESS:     {"mac", mac},
@@ -127,7 +125,7 @@ func (c *collector) addLink(m []byte, by schema) {
 	c.add("link "+c.linkName(native.Uint32(m[4:])), fields...)
 }
 
-// linkInfo shows the kind of a link and of its master with their settings.
+// linkInfo formats the kind of a link and of its master with their settings.
 func linkInfo(c *collector, b []byte) string {
 	list, _ := parseAttrs(b)
 	bySettings := func(kind uint16, settings schema) func(*collector, []byte) string {
@@ -145,7 +143,7 @@ func linkInfo(c *collector, b []byte) string {
 	}))
 }
 
-// bridgeSchema leaves out the spanning tree's findings, timers and counts.
+// bridgeSchema leaves out the spanning tree's state, timers and counters.
 func bridgeSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {
@@ -164,8 +162,7 @@ func bridgeSchema() schema {
 	return s
 }
 
-// bridgePortSchema leaves out the port's number, state, cost (it follows the
-// carrier), timers and counts.
+// bridgePortSchema leaves out the port's number, state, cost (it follows the carrier), timers and counters.
 func bridgePortSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {
@@ -184,7 +181,7 @@ func bridgePortSchema() schema {
 	return s
 }
 
-// inet6Spec shows what has no sysctl of its own: token and address generation.
+// inet6Spec formats the settings without a sysctl: token and address generation.
 func inet6Spec(c *collector, b []byte) string {
 	families, _ := parseAttrs(b)
 	list := nestedAttrs(families, unix.AF_INET6)

@@ -25,9 +25,8 @@ func neighbourSchema() schema {
 	}
 }
 
-// collectNeighbours keeps the entries that somebody set: permanent, noarp and
-// proxy ones. The kernel makes noarp entries itself for multicast, broadcast
-// and loopback.
+// collectNeighbours collects the entries that a program added: permanent, noarp and proxy ones. The kernel itself adds noarp entries for
+// multicast, broadcast and loopback.
 func (c *collector) collectNeighbours(s *socket) error {
 	for _, flags := range []byte{0, unix.NTF_PROXY} {
 		body := make([]byte, sizeofNdMsg)
@@ -67,10 +66,9 @@ func impliedNeighbour(list []attr, l link) bool {
 		len(hardware) == 0 || hardware[0]&1 != 0
 }
 
-// collectBridges gathers what only bridges have: static forwarding entries and
-// the VLANs of ports.
+// collectBridges collects what only bridges have: static forwarding entries and the VLANs of ports.
 func (c *collector) collectBridges(s *socket) error {
-	body := make([]byte, unix.SizeofIfInfomsg) // this dump wants it, not ndmsg
+	body := make([]byte, unix.SizeofIfInfomsg) // this dump requires ifinfomsg, not ndmsg
 	body[0] = unix.AF_BRIDGE
 	messages, err := s.dump("forwarding entries", unix.RTM_GETNEIGH, body)
 	if err != nil {
@@ -82,8 +80,7 @@ func (c *collector) collectBridges(s *socket) error {
 	return c.collectVLANs(s)
 }
 
-// addForwarding leaves out what was learned, multicast filters (they follow
-// group membership) and the entries a bridge makes for its own MACs.
+// addForwarding leaves out learned entries, multicast filters (they follow group membership) and the entries for a bridge's own MACs.
 func (c *collector) addForwarding(m []byte) {
 	list, _ := parseAttrs(m[sizeofNdMsg:])
 	hardware := find(list, unix.NDA_LLADDR)

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The order of the machine's bytes is netlink's.
+// Netlink uses the machine's byte order.
 var native = binary.NativeEndian
 
-// A socket is a netlink socket that can only dump. The oracle must see every
-// message and every flag, also those on the closing one, and attributes that
-// no library knows yet.
+// A socket is a netlink socket for dumps only. The snapshot needs every message and every flag, also on the closing message, and attributes
+// that no library knows yet.
 type socket struct {
 	fd  int
 	seq uint32
@@ -43,12 +42,10 @@ func dial(protocol int) (*socket, error) {
 
 func (s *socket) close() { _ = unix.Close(s.fd) }
 
-// errInterrupted says that the tables changed during the dump.
+// errInterrupted means that a table changed during its dump.
 var errInterrupted = errors.New("dump interrupted")
 
-// dump asks for a table and returns the message bodies. A dump during which
-// the table changed is made again; a table that this kernel does not have is
-// empty.
+// dump returns the message bodies of a table. It repeats a dump during which the table changed. A table that this kernel lacks is empty.
 func (s *socket) dump(what string, typ uint16, body []byte) ([][]byte, error) {
 	for try := 1; ; try++ {
 		bodies, err := s.dumpOnce(typ, body)
@@ -122,7 +119,7 @@ func (s *socket) send(typ uint16, body []byte) error {
 	native.PutUint16(b[4:], typ)
 	native.PutUint16(b[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	native.PutUint32(b[8:], s.seq)
-	_, err := unix.Write(s.fd, append(b, body...)) // to the kernel, unless connected
+	_, err := unix.Write(s.fd, append(b, body...)) // to the kernel, since the socket is not connected
 	return err
 }
 
@@ -137,7 +134,7 @@ func (s *socket) split(b []byte, bodies *[][]byte) (done, torn bool, err error) 
 		body := b[unix.NLMSG_HDRLEN:size]
 		b = b[min(align(size), len(b)):]
 		if seq != s.seq {
-			continue // the rest of a dump that failed
+			continue // the rest of a failed dump
 		}
 		torn = torn || flags&unix.NLM_F_DUMP_INTR != 0
 		switch typ {

@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// Attributes that x/sys/unix does not name.
+// Attributes without names in x/sys/unix.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -40,7 +40,7 @@ type nftObject struct {
 
 func (o nftObject) str(typ uint16) string { return str(nil, find(o.attrs, typ)) }
 
-// in names the place of an object: its family and table.
+// in returns the family and table of an object.
 func (o nftObject) in() string { return families()[o.family] + " " + o.str(1) }
 
 func (s *socket) dumpNft(what string, message uint16, body []byte) ([]nftObject, error) {
@@ -101,7 +101,7 @@ func (c *collector) collectChains(s *socket) error {
 	return err
 }
 
-// collectNftRules keeps the order of rules, which the dump has chain by chain.
+// collectNftRules keeps the order of rules, which the dump lists chain by chain.
 func (c *collector) collectNftRules(s *socket) error {
 	rules, err := s.dumpNft("rules", unix.NFT_MSG_GETRULE, make([]byte, sizeofNfGenMsg))
 	byChain := map[string][]string{}
@@ -152,8 +152,7 @@ func (c *collector) collectSets(s *socket) error {
 	return nil
 }
 
-// collectElements names an element by its key, so that a new value or owner of
-// the same key is told as a change.
+// collectElements names an element by its key, so that a new value or owner of the same key is reported as a change.
 func (c *collector) collectElements(s *socket, set nftObject) error {
 	body := []byte{set.family, 0, 0, 0}
 	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, find(set.attrs, unix.NFTA_SET_TABLE))
@@ -199,7 +198,7 @@ func (c *collector) collectObjects(s *socket) error {
 	return err
 }
 
-// objectSchema shows no data of the objects that only count.
+// objectSchema leaves out the data of objects that only count.
 func objectSchema(kind string) schema {
 	const counter, quota = "1", "2"
 	by := schema{
@@ -231,7 +230,7 @@ func (c *collector) collectFlowtables(s *socket) error {
 	return err
 }
 
-// quotaText shows the size of a quota, not how much of it is used.
+// quotaText formats the size of a quota, but not its use.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)
@@ -251,7 +250,7 @@ func expressions(b []byte) string {
 	return strings.Join(out, " ")
 }
 
-// expression shows one without what it counts.
+// expression formats an expression without its counters.
 func expression(b []byte) string {
 	list, _ := parseAttrs(b)
 	name := str(nil, find(list, unix.NFTA_EXPR_NAME))
@@ -264,8 +263,7 @@ func expression(b []byte) string {
 	return name + tree(find(list, unix.NFTA_EXPR_DATA))
 }
 
-// userdata shows the comments that nft and libraries store: a list of type,
-// length, value.
+// userdata formats the comments of nft and libraries: a list of type, length, value.
 func userdata(_ *collector, b []byte) string {
 	var out []string
 	for rest := b; len(rest) > 0; {

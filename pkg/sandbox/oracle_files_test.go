@@ -39,7 +39,7 @@ func TestDetectsFiles(t *testing.T) {
 			before, err := sandbox.Take(opt)
 			must(t, err)
 			if err := c.do(dir); os.IsPermission(err) || err != nil && strings.Contains(err.Error(), "invalid argument") {
-				t.Skip(err) // an ordinary user has no second id
+				t.Skip(err) // an ordinary user has only one ID
 			} else if err != nil {
 				t.Fatal(err)
 			}

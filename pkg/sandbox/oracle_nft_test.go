@@ -16,8 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A ruleset is a table with a chain, a set and a map, and what is sent to
-// change it.
+// A ruleset is a table with a chain, a set and a map, with a connection to change it.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -42,7 +41,7 @@ func newRuleset(t *testing.T) *ruleset {
 
 func (r *ruleset) flush(t *testing.T) { t.Helper(); must(t, r.Flush()) }
 
-// build makes the table and all that is in it.
+// build creates the table with its content.
 func build(t *testing.T) {
 	r := newRuleset(t)
 	r.AddTable(r.table)
@@ -60,7 +59,7 @@ func port(to byte) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{0x1f, 0x90}, Val: net.IP{10, 1, 2, to}}}
 }
 
-// change returns a function that builds on the table.
+// edit returns a function that changes the table.
 func edit(f func(*ruleset) error) func(*testing.T) {
 	return func(t *testing.T) {
 		r := newRuleset(t)
@@ -141,7 +140,7 @@ func TestDetectsNftables(t *testing.T) {
 	})
 }
 
-// sh runs a command where f runs, or skips the test for want of it.
+// sh runs a command in the namespace of f, or skips the test if the command is missing.
 func sh(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()
@@ -180,7 +179,7 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs skips the test where a tool or its table is missing, and says so.
+// needs skips the test with a message if a tool or its table is missing.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

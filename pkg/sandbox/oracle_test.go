@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// A change is something done to a namespace and what the oracle must say.
+// A change is an action in a namespace with the expected differences.
 type change struct {
 	name  string
 	setup func(*testing.T) // before the first snapshot
@@ -30,11 +30,11 @@ type namespace struct {
 	opt   sandbox.Options
 }
 
-// namespaces returns the two kinds, each empty but for lo.
+// namespaces returns a namespace of each kind, with lo only.
 func namespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second pod plays the host, so that no case sees another's leftovers.
+		// A second pod stands for the host, so that no case sees another's residue.
 		{"host", host.Do, sandbox.Options{}},
 		{"pod " + pod.Name, pod.Do, sandbox.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -61,8 +61,7 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must ends the test. On a pod's thread it ends that, and the error of Do the
-// test.
+// must ends the test. On a pod's thread it ends the thread, and the error of Do ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -282,7 +281,7 @@ func addVeth(t *testing.T) {
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0", TxQLen: 1000}, PeerName: "v1"}))
 }
 
-// vethUp waits for nothing: snapshots must not depend on how far the kernel is.
+// vethUp waits for nothing: snapshots must not depend on the kernel's progress.
 func vethUp(t *testing.T) { addVeth(t); up(t, "v0"); up(t, "v1") }
 
 func bridge(t *testing.T) {

@@ -14,11 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where ip-netns(8) and the container runtimes keep namespaces.
+// netnsDir is the folder in which ip-netns(8) and the container runtimes keep namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace bind-mounted at /run/netns/<name>, as a
-// container runtime makes it. Nothing else holds it: it dies with the mount.
+// Pod is a network namespace bind-mounted at /run/netns/<name>, as a container runtime creates it. Only the mount keeps it alive.
 type Pod struct {
 	Name string
 	Path string
@@ -26,7 +25,7 @@ type Pod struct {
 	closed atomic.Bool
 }
 
-// NewPod makes a network namespace. Its lo stays down, as runtimes leave it.
+// NewPod creates a network namespace. Its lo stays down, as with runtimes.
 func NewPod(name string) (*Pod, error) {
 	if name == "" || filepath.Base(name) != name || name == "." || name == ".." {
 		return nil, fmt.Errorf("pod name %q: want a plain file name", name)
@@ -54,10 +53,8 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do runs f inside the namespace, on an operating system thread that is thrown
-// away afterwards. Sockets made in f stay in the namespace, as do processes
-// started there; goroutines started in f run outside. f must not call
-// t.FailNow: it runs on another goroutine.
+// Do runs f inside the namespace, on an operating system thread that then ends. Sockets that f opens and processes that f starts stay in
+// the namespace. Goroutines that f starts run outside. f must not call t.FailNow, because it runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)
@@ -70,9 +67,8 @@ func (p *Pod) Do(f func() error) error {
 	})
 }
 
-// Close unmounts and removes the file, after which the kernel destroys the
-// namespace unless a process or a socket still holds it. Closing again, or
-// after someone else removed the file, is fine.
+// Close unmounts and removes the file. The kernel then deletes the namespace unless a process or a socket still uses it. Close is
+// idempotent, also if another program removed the file.
 func (p *Pod) Close() error {
 	p.closed.Store(true)
 	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -103,15 +99,14 @@ func setns(path string) error {
 	return nil
 }
 
-// onThread runs f on a thread of its own. The goroutine ends without
-// unlocking, by which the runtime drops the thread and its namespace with it.
+// onThread runs f on a separate thread. The goroutine ends without unlocking, so the Go runtime ends the thread and leaves its namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// /proc/<pid>/ns shows the main thread's namespaces: keep it out
-			// of this, and hold it so that the next try gets another one.
+			// /proc/<pid>/ns shows the main thread's namespaces, so the main thread must stay out. Hold it here so that the retry gets
+			// another thread.
 			defer runtime.UnlockOSThread()
 			done <- onThread(f)
 			return

@@ -50,8 +50,7 @@ func TestPodIsANamespace(t *testing.T) {
 	}
 }
 
-// TestPodThreadsAreThrownAway looks for threads that came back to the pool
-// while still in a pod.
+// TestPodThreadsAreThrownAway looks for threads that returned to the pool inside a pod's namespace.
 func TestPodThreadsAreThrownAway(t *testing.T) {
 	pod, host := kerneltest.NewPod(t), netnsHere(t)
 	for range 50 {
@@ -64,7 +63,7 @@ func TestPodThreadsAreThrownAway(t *testing.T) {
 			defer all.Done()
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			time.Sleep(time.Millisecond) // so that each needs a thread
+			time.Sleep(time.Millisecond) // makes each goroutine need a thread
 			if link, err := os.Readlink("/proc/thread-self/ns/net"); link != host {
 				t.Errorf("a goroutine runs in %s, the host is %s (%v)", link, host, err)
 			}
@@ -137,7 +136,7 @@ func TestPodClose(t *testing.T) {
 	if err := pod.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Do after Close: %v", err)
 	}
-	for range 500 { // the kernel takes its time
+	for range 500 { // the kernel needs some time
 		if _, err := net.InterfaceByName("closing0"); err != nil {
 			return
 		}
@@ -146,7 +145,7 @@ func TestPodClose(t *testing.T) {
 	t.Error("the namespace lives on: the host side of its veth is still there")
 }
 
-// TestPodCloseAfterOthers closes a pod whose mount or file somebody took away.
+// TestPodCloseAfterOthers closes a pod whose mount or file another program removed.
 func TestPodCloseAfterOthers(t *testing.T) {
 	pod, err := sandbox.NewPod("robbed")
 	must(t, err)

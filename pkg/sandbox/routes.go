@@ -78,8 +78,7 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute tells the routes by which the kernel shadows an address or an
-// interface. Those of IPv6 come late.
+// derivedRoute reports whether the kernel added the route for an address or an interface. Those of IPv6 come late.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {
 		return false
@@ -109,7 +108,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// multipath shows the nexthops of one route, without what follows the carrier.
+// multipath formats the nexthops of one route, without properties that follow the carrier.
 func multipath(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {
@@ -162,7 +161,7 @@ func (c *collector) collectRules(s *socket) error {
 	return nil
 }
 
-// unlessUnset hides the -1 that stands for nothing.
+// unlessUnset hides -1, which stands for an unset value.
 func unlessUnset(c *collector, b []byte) string {
 	if len(b) == 4 && native.Uint32(b) == ^uint32(0) {
 		return ""
@@ -170,7 +169,7 @@ func unlessUnset(c *collector, b []byte) string {
 	return number(c, b)
 }
 
-// tableText names the routing tables that everybody knows.
+// tableText names the standard routing tables.
 func tableText(b []byte) string {
 	switch text := number(nil, b); text {
 	case "255":

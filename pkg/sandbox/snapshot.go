@@ -10,40 +10,33 @@ import (
 	"strings"
 )
 
-// Options says what a snapshot covers besides the caller's own network
-// namespace, which is called the host here.
+// Options selects what a snapshot covers besides the caller's own network namespace, which is called the host here.
 type Options struct {
-	// Pods are looked into as well. A pod whose namespace is gone is left out.
+	// Pods are included too. A pod whose namespace is gone is left out.
 	Pods []*Pod
-	// Dirs are state folders: the path, mode, owner and content of everything
-	// below them.
+	// Dirs are state folders: path, mode, owner and content of everything below them.
 	Dirs []string
-	// Conntrack adds the connection tracking entries. They come and go with
-	// traffic, so this is for tests which care about them.
+	// Conntrack adds the connection tracking entries. They change with traffic, so only tests about them should set it.
 	Conntrack bool
-	// Ignore leaves out the records whose line, as in "host: link cni0", it
-	// matches.
+	// Ignore leaves out the records whose line, such as "host: link cni0", it matches.
 	Ignore *regexp.Regexp
 }
 
-// Snapshot is everything in the host, the pods and the folders that a CNI
-// plugin may change: links, addresses, routes, rules, nexthops, neighbours,
-// forwarding entries, queueing disciplines, classes, filters, nftables, legacy
-// iptables, sysctls and files. It is normalised (no indexes, handles, counters
-// or timers, nothing that the kernel does by itself a moment later) so that
-// snapshots of equal states are equal.
+// Snapshot is the state in the host, the pods and the folders that a CNI plugin may change: links, addresses, routes, rules, nexthops,
+// neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files. It is normalised,
+// so that snapshots of equal states are equal: it has no indexes, handles, counters or timers, and nothing that the kernel changes by
+// itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record
 }
 
-// A record is one thing that exists, under a name that is unique in its scope.
+// A record is one object, with a name that is unique in its scope.
 type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
-	fields []field // what may change while the thing stays the same
-	// owner names the record whose coming, going or change explains this one,
-	// which then need not be told.
+	fields []field // properties of the object that may change
+	// owner names the record whose change explains a change of this one, which is then not reported.
 	owner string
 }
 
@@ -51,11 +44,10 @@ type field struct{ name, value string }
 
 func (r record) key() string { return r.scope + ": " + r.name }
 
-// Take makes a snapshot of the namespace of the calling thread, the pods and
-// the folders.
+// Take returns a snapshot of the calling thread's namespace, the pods and the folders.
 func Take(opt Options) (*Snapshot, error) {
 	s := &Snapshot{scopes: map[string]bool{"host": true}, records: map[string]record{}}
-	runtime.LockOSThread() // one thread, one namespace, for all of the host's parts
+	runtime.LockOSThread() // one thread and one namespace for all of the host's parts
 	err := s.collect("host", opt)
 	runtime.UnlockOSThread()
 	if err != nil {
@@ -79,7 +71,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect gathers one namespace, the one that the calling thread is in.
+// collect adds the records of the calling thread's namespace.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {
@@ -89,8 +81,7 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add numbers the records of the same name. All of a scope's that can have one
-// come in one call.
+// add numbers records of the same name. All records of a name in a scope must come in one call.
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}
 	for _, r := range records {
@@ -106,7 +97,7 @@ func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	}
 }
 
-// String lists all records, one a line, in order.
+// String lists all records in order, one per line.
 func (s *Snapshot) String() string {
 	var b strings.Builder
 	for _, key := range sortedKeys(s.records) {

@@ -18,15 +18,15 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// laced makes two pods like a node and a container on it: bridge, veth, both
-// families, a firewall and shaping. Nothing is waited for.
-func laced(t *testing.T) (node, pod *sandbox.Pod) {
+// connectedPods creates two pods that stand for a node and a container: bridge, veth, both families, a firewall and shaping. It waits for
+// nothing.
+func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
 	return node, pod
 }
 
-// connect sets the container's end up, by which the node's gets its carrier.
+// connect sets the container's end up, which gives the node's end its carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -77,9 +77,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *sandbox.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles compares from the first moment on: carrier,
-// duplicate address detection, link-local addresses and multicast groups come
-// later, and are nobody's change.
+// TestStableWhileTheKernelSettles compares from the first moment on. Carrier, duplicate address detection, link-local addresses and
+// multicast groups come later, and no program changed them.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -94,9 +93,9 @@ func TestStableWhileTheKernelSettles(t *testing.T) {
 	}
 }
 
-// TestStableWithoutCarrier takes the other end of the node's only port down.
+// TestStableWithoutCarrier sets the other end of the node's only port down.
 func TestStableWithoutCarrier(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
 	before := takeAll(t, node)
 	must(t, pod.Do(func() error { return netlink.LinkSetDown(get(t, "v1")) }))
@@ -109,7 +108,7 @@ func TestStableWithoutCarrier(t *testing.T) {
 }
 
 func TestStableUnderTraffic(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	must(t, node.Do(func() error {
 		must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}}))
 		up(t, "ifb0")
@@ -125,7 +124,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send sends datagrams, whether somebody listens or not.
+// send sends datagrams, with or without a listener.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
@@ -139,13 +138,12 @@ func send(to string, n int) error {
 	return nil
 }
 
-// TestEqualAfterChurn makes and removes everything once: indexes and handles
-// have moved on, yet the state is the same.
+// TestEqualAfterChurn adds and removes everything once: indexes and handles differ afterwards, but the state is equal.
 func TestEqualAfterChurn(t *testing.T) {
-	node, pod := laced(t)
+	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)
 	before := takeAll(t, node, pod)
-	for _, link := range []string{"w0", "w1", "w2"} { // the last one may take a while to go
+	for _, link := range []string{"w0", "w1", "w2"} { // deleting the last one may take a while
 		other := kerneltest.NewPod(t)
 		must(t, node.Do(func() error {
 			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: "v1"}))
@@ -158,7 +156,7 @@ func TestEqualAfterChurn(t *testing.T) {
 			return nil
 		}))
 		if len(sandbox.Diff(before, takeAll(t, node, pod))) == 0 {
-			t.Error("the oracle saw nothing of the churn")
+			t.Error("the snapshots show no change")
 		}
 		must(t, other.Close())
 		must(t, node.Do(func() error {
@@ -169,7 +167,7 @@ func TestEqualAfterChurn(t *testing.T) {
 			tbf(0, 10_000_000)(t)
 			edit(func(r *ruleset) error { r.DelTable(r.table); return nil })(t)
 			firewall(t)
-			edit(func(r *ruleset) error { // once more, in the same table
+			edit(func(r *ruleset) error { // again in the same table
 				r.FlushChain(r.chain)
 				r.DelChain(r.chain)
 				r.DelSet(r.set)
@@ -222,7 +220,7 @@ func TestTakeDuringChurn(t *testing.T) {
 	churn.Wait()
 }
 
-// TestPodThatDied is left out of the comparison, the host is not.
+// TestPodThatDied: a dead pod is left out of the comparison, but the host is not.
 func TestPodThatDied(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	before := takeAll(t, pod)

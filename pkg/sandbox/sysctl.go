@@ -12,11 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlRoot shows the settings of the namespace of the thread that opens it.
+// sysctlRoot shows the settings in the namespace of the thread that opens it.
 const sysctlRoot = "/proc/sys/net/"
 
-// collectSysctls reads every setting of every interface, and the general ones
-// that network plugins are known to set.
+// collectSysctls reads every setting of every interface, and the general settings that network plugins may change.
 func (c *collector) collectSysctls() error {
 	for _, group := range []string{"ipv4/conf/", "ipv6/conf/"} {
 		entries, err := os.ReadDir(sysctlRoot + group)
@@ -44,11 +43,11 @@ func (c *collector) collectSysctls() error {
 	return nil
 }
 
-// collectConf makes one record of a folder of sysctls.
+// collectConf returns one record for a folder of sysctls.
 func (c *collector) collectConf(name, owner string) error {
 	dir, err := os.Open(sysctlRoot + name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the interface went meanwhile, or no br_netfilter
+		return nil // the interface was deleted meanwhile, or there is no br_netfilter
 	}
 	if err != nil {
 		return fmt.Errorf("read sysctls: %w", err)
@@ -68,8 +67,8 @@ func (c *collector) collectConf(name, owner string) error {
 	return nil
 }
 
-// readSysctl tells what can be read: some settings are write-only, or have no
-// value yet. There are hundreds, so each gets three system calls and no more.
+// readSysctl reads a setting. ok is false for write-only settings and those without a value. There are hundreds, so each costs only three
+// system calls.
 func readSysctl(dir int, name string) (string, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

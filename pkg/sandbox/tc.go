@@ -13,7 +13,7 @@ const (
 	sizeofTcMsg = 20
 	tcRoot      = 0xffffffff
 	tcIngress   = 0xfffffff1
-	ingressDown = 0xffff0000 // where filters of an ingress qdisc hang
+	ingressDown = 0xffff0000 // the parent of filters of an ingress qdisc
 	clsactIn    = 0xfffffff2
 	clsactOut   = 0xfffffff3
 
@@ -53,7 +53,7 @@ func parseTC(m []byte) tcObject {
 	}
 }
 
-// handleText hides the handles that the kernel chose: they count up for ever.
+// handleText hides handles that the kernel chose, because they count up.
 func handleText(h uint32) string {
 	major, minor := h>>16, h&0xffff
 	switch {
@@ -75,7 +75,7 @@ func (c *collector) collectTC(s *socket) error {
 	parents := map[uint32][]uint32{}
 	for _, m := range messages {
 		q := parseTC(m)
-		if q.handle == 0 { // the kernel's default, which nobody set
+		if q.handle == 0 { // the kernel's default, which no program set
 			continue
 		}
 		c.add(fmt.Sprintf("qdisc %s %s dev %s parent %s", q.kind, handleText(q.handle), c.linkName(q.dev), handleText(q.parent)),
@@ -105,7 +105,7 @@ func sortedDevs(m map[uint32][]uint32) []uint32 {
 	return out
 }
 
-// filterParents lists where filters can hang on a queueing discipline.
+// filterParents returns the possible parents of filters of a queueing discipline.
 func filterParents(q tcObject) []uint32 {
 	switch q.kind {
 	case "ingress":
@@ -116,7 +116,7 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions hides the one counter among the settings: htb's.
+// qdiscOptions hides htb's counter, the only one among the settings.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
 		return nested
@@ -158,8 +158,7 @@ func (c *collector) collectFilters(s *socket, dev, parent uint32) error {
 	return nil
 }
 
-// filterOptions shows a classifier's settings. The actions are in a different
-// attribute for each; counters are left out.
+// filterOptions formats a classifier's settings. Each classifier has its actions in a different attribute. Counters are left out.
 func filterOptions(kind string) func(*collector, []byte) string {
 	actions := map[string]uint16{
 		"u32": 7, "flower": 3, "matchall": 2, "bpf": 1, "basic": 3, "fw": 4, "cgroup": 1, "route": 6, "flow": 9,
@@ -181,7 +180,7 @@ func filterOptions(kind string) func(*collector, []byte) string {
 	}
 }
 
-// actions shows a list of actions without their indexes, counters and times.
+// actions formats a list of actions without their indexes, counters and times.
 func (c *collector) actions(b []byte) string {
 	list, _ := parseAttrs(b)
 	var out []field
@@ -201,8 +200,7 @@ func (c *collector) actions(b []byte) string {
 	return text(out)
 }
 
-// actionOptions cuts index, references and bindings off the parameters and
-// leaves out the times of use.
+// actionOptions removes index, references and bindings from the parameters, and the times of use.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)
 	show := func(_ *collector, b []byte) string { return genericParms(b) }
@@ -231,8 +229,7 @@ func actionOptions(kind string) func(*collector, []byte) string {
 	}
 }
 
-// genericParms shows what starts with struct tc_gen: index, capabilities,
-// action, references, bindings.
+// genericParms formats data that starts with struct tc_gen: index, capabilities, action, references, bindings.
 func genericParms(b []byte) string {
 	if len(b) < 20 {
 		return bytesText(b)

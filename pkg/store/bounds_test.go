@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadFile: links are followed, and what is no file or too large is an error.
+// TestReadFile: links are followed. A non-regular or too large file is an error.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -60,7 +60,7 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-// TestWriteIsBounded: what reading refuses is not written, and nothing is left of it.
+// TestWriteIsBounded: content that Read would refuse is not written, and leaves no file.
 func TestWriteIsBounded(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

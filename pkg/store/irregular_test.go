@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangs is far above what any operation needs. It only ends a test that hangs.
+// hangs is far above the time of any operation. It only ends a test that hangs.
 const hangs = 20 * time.Second
 
-// irregular returns what makes each thing that may stand in the place of a file.
+// irregular returns functions that create each kind of object that may stand in place of a file.
 func irregular(t *testing.T) map[string]func(path string) error {
 	elsewhere := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(elsewhere, 0o600); err != nil {
@@ -55,8 +55,8 @@ func promptly(t *testing.T, what string, f func() error) error {
 	}
 }
 
-// TestIrregular: what is no regular file blocks nobody. Reading and locking refuse it with a hint; writing replaces all but a folder
-// at the name itself, and never writes through a link.
+// TestIrregular: a non-regular file never blocks. Reading and locking refuse it with a hint. Writing replaces it, except a folder, and
+// never writes through a link.
 func TestIrregular(t *testing.T) {
 	for kind, place := range irregular(t) {
 		for what, use := range map[string]func(d *Dir) error{
@@ -86,7 +86,7 @@ func TestIrregular(t *testing.T) {
 	}
 }
 
-// TestIrregularWrite: writers replace what is no regular file, at the temporary name and at the name.
+// TestIrregularWrite: writers replace non-regular files at the temporary name and at the name.
 func TestIrregularWrite(t *testing.T) {
 	for kind, place := range irregular(t) {
 		for at, folder := range map[string]bool{tempPrefix + "f": true, "f": false} {
@@ -117,7 +117,7 @@ func TestIrregularWrite(t *testing.T) {
 	}
 }
 
-// TestNames: of a folder, and of nothing else.
+// TestNames: works on folders only.
 func TestNames(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))

@@ -13,33 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockTimeout is how long Lock waits. A runtime gives a verb a minute or more, and retries.
+// LockTimeout is how long Lock waits. A runtime allows a verb a minute or more, and retries.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is for locks that all pods of the node want: a hundred that start at once, each with some iptables processes, keep two
-// CPUs busy for more than ten seconds.
+// NodeLockTimeout is for locks that all pods of the node need. A hundred pods that start at once, each with some iptables processes, keep
+// two CPUs busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on the file name, made when missing, and waits at most LockTimeout; then the error says Busy.
+// Lock takes an exclusive flock(2) on the file name, and creates the file if necessary. After LockTimeout it returns an error with Busy.
 // The lock ends with Unlock, or with the process.
 func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
 	return d.LockWithin(LockTimeout, name, mode)
 }
 
-// LockWithin is Lock with another bound; with 0 it never waits.
+// LockWithin is Lock with another timeout. With 0 it never waits.
 func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how action) error {
 		return unix.Flock(fd, map[action]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
 	})
 }
 
-// LockAt is Lock for one of 2^63 locks that share the file name: the byte at offset (fcntl(2), open file description locks). Lock
-// files of their own would have to be removed one day, which cannot be done safely.
+// LockAt is Lock for one of 2^63 locks in the file: the byte at offset (fcntl(2), open file description locks). Separate lock files would
+// need a cleanup, which cannot be done safely.
 func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.LockAtWithin(LockTimeout, name, mode, offset)
 }
 
-// LockAtWithin is LockAt with another bound; with 0 it never waits.
+// LockAtWithin is LockAt with another timeout. With 0 it never waits.
 func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how action) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -53,7 +53,7 @@ func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, of
 	})
 }
 
-// action is what to do with a lock.
+// action is an operation on a lock.
 type action int
 
 const (
@@ -62,8 +62,8 @@ const (
 	free
 )
 
-// lock opens the file, locks it by set, and begins again when the file was removed or replaced meanwhile: what others lock from now on
-// is another file.
+// lock opens the file and locks it with set. It retries if the file was removed or replaced meanwhile, because other processes would lock
+// another file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how action) error) (*Lock, error) {
 	deadline := time.Now().Add(most)
 	for {
@@ -72,17 +72,17 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 			return nil, err
 		}
 		if most > 0 {
-			err = await(f, deadline, set)
+			err = takeWithDeadline(f, deadline, set)
 		} else {
 			err = set(int(f.Fd()), try)
 		}
 		if err != nil {
 			if most <= 0 && isHeld(err) {
 				f.Close()
-				return nil, held("lock %s: held by another process", filepath.Join(d.path, name))
+				return nil, lockHeld("lock %s: held by another process", filepath.Join(d.path, name))
 			}
-			if errors.Is(err, errLate) {
-				return nil, held("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
+			if errors.Is(err, errLockTimeout) {
+				return nil, lockHeld("lock %s: held by another process for %v", filepath.Join(d.path, name), most)
 			}
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", filepath.Join(d.path, name), err)
@@ -93,29 +93,29 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 		}
 		l.Unlock()
 		if time.Now().After(deadline) {
-			return nil, held("lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
+			return nil, lockHeld("lock %s: removed again and again for %v", filepath.Join(d.path, name), most)
 		}
 	}
 }
 
-// heldError is the error when another process holds a lock.
-type heldError string
+// lockHeldError means that another process holds a lock.
+type lockHeldError string
 
-func held(format string, args ...any) error { return heldError(fmt.Sprintf(format, args...)) }
+func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprintf(format, args...)) }
 
-func (e heldError) Error() string { return string(e) }
+func (e lockHeldError) Error() string { return string(e) }
 
-// Busy reports that the same may work later.
-func (heldError) Busy() bool { return true }
+// Busy reports that a retry may succeed.
+func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether an attempt failed because another process holds the lock.
 func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) }
 
-var errLate = errors.New("held by another process")
+var errLockTimeout = errors.New("held by another process")
 
-// await takes the lock. The kernel wakes who waits, one after the other: a hundred that looked every now and then would keep a CPU busy,
-// and leave the lock idle meanwhile. After errLate the file stays open for as long as the kernel has the wish.
-func await(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
+// takeWithDeadline takes the lock. The kernel wakes waiting processes one after the other; a hundred that poll would keep a CPU busy while
+// the lock is idle. After errLockTimeout the file stays open as long as the kernel's request is pending.
+func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how action) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
 	if !isHeld(err) {
@@ -141,7 +141,7 @@ func await(f *os.File, deadline time.Time, set func(fd int, how action) error) e
 		return err
 	case <-timer.C:
 		close(late)
-		return errLate
+		return errLockTimeout
 	}
 }
 
@@ -153,7 +153,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced since, so that another process may hold "the" lock too.
+// Lost reports whether the lock file was removed or replaced, so that another process may hold a lock of the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {
@@ -162,9 +162,8 @@ func (l *Lock) Lost() bool {
 	return own.Dev != there.Dev || own.Ino != there.Ino
 }
 
-// File returns the open file that carries the lock. A child process that inherits it holds the lock until it ends, even when this
-// process was killed before.
+// File returns the open lock file. A child process that inherits it holds the lock until it ends, even if this process was killed.
 func (l *Lock) File() *os.File { return l.f }
 
-// Unlock gives the lock up, also for children that inherited it.
+// Unlock releases the lock, also for children that inherited it.
 func (l *Lock) Unlock() error { return errors.Join(l.free(int(l.f.Fd())), l.f.Close()) }

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// helperEnv makes this program a process that holds a lock in the folder that it names until its input ends.
+// helperEnv makes this program hold a lock in the named folder until its input ends.
 const helperEnv = "STORE_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func holdLock(path, which string) int {
 	return 0
 }
 
-// inherited stands for a lock that the process got from its parent.
+// inherited stands for a lock that the process inherited.
 const inherited = "inherited"
 
 // take takes the lock "whole", or one of the bytes of the lock file.
@@ -49,7 +49,7 @@ func take(d *Dir, which string) (*Lock, error) {
 	return d.LockAt("bytes", 0o600, offset)
 }
 
-// holder starts another process that holds a lock until it ends, without giving it up; what holder returns ends it.
+// holder starts another process that holds a lock until it ends, without releasing it. The returned function ends the process.
 func holder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -73,7 +73,7 @@ func holder(t *testing.T, dir, which string, files ...*os.File) (release func())
 	return func() { stdin.Close(); _ = cmd.Wait() }
 }
 
-// waits reports whether a lock has to be waited for, and takes it after release.
+// waits reports whether taking a lock has to wait, and takes it after release.
 func waits(t *testing.T, d *Dir, which string, release func()) bool {
 	t.Helper()
 	got := make(chan error, 1)
@@ -99,7 +99,7 @@ func waits(t *testing.T, d *Dir, which string, release func()) bool {
 }
 
 func TestLocksBetweenProcesses(t *testing.T) {
-	const most = "9223372036854775806" // the last byte that a lock can have
+	const most = "9223372036854775806" // the last byte that can be locked
 	for _, c := range []struct {
 		held, wanted string
 		waits        bool
@@ -115,7 +115,7 @@ func TestLocksBetweenProcesses(t *testing.T) {
 	}
 }
 
-// TestLocksWithinProcess: goroutines exclude each other as processes do.
+// TestLocksWithinProcess: goroutines exclude each other like processes.
 func TestLocksWithinProcess(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		d := open(t, t.TempDir())
@@ -129,7 +129,7 @@ func TestLocksWithinProcess(t *testing.T) {
 	}
 }
 
-// TestLockInherited: a child holds the lock of a parent that died, until it ends itself; a parent that lives can take it away.
+// TestLockInherited: a child holds the lock of a dead parent until it ends. A live parent can release it.
 func TestLockInherited(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		for _, unlocked := range []bool{false, true} {
@@ -142,7 +142,7 @@ func TestLockInherited(t *testing.T) {
 			if unlocked {
 				err = lock.Unlock()
 			} else {
-				err = lock.File().Close() // as the kernel does it when the parent dies
+				err = lock.File().Close() // as the kernel does when the parent dies
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -154,7 +154,7 @@ func TestLockInherited(t *testing.T) {
 	}
 }
 
-// TestLockTimeout is the one test that waits as long as a plugin does.
+// TestLockTimeout waits as long as a plugin does.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestLockTimeout(t *testing.T) {
 	}
 }
 
-// TestLockGivenUp: who has given up waiting does not keep the lock when its turn comes.
+// TestLockGivenUp: a process that stopped waiting does not get the lock later.
 func TestLockGivenUp(t *testing.T) {
 	d := open(t, t.TempDir())
 	release := holder(t, d.Path(), "whole")
@@ -206,7 +206,7 @@ func TestLockCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestLockFileReplaced (F-07): who waited for a lock whose file was removed meanwhile gets the one that others take from now on.
+// TestLockFileReplaced (F-07): a process waits for a lock whose file is removed. It gets the lock of the new file.
 func TestLockFileReplaced(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -225,7 +225,7 @@ func TestLockFileReplaced(t *testing.T) {
 		}
 		got <- l
 	}()
-	for open := 0; open < 2; { // until the other has the file open
+	for open := 0; open < 2; { // until the other process has opened the file
 		open = 0
 		fds, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -251,7 +251,7 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: the time is that of the clock, not of its last tick, and later changes have another.
+// TestStamp: the stamp is the current time, not the last tick, and later changes have other times.
 func TestStamp(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -276,7 +276,7 @@ func TestStamp(t *testing.T) {
 	}
 }
 
-// TestLockWithoutWait: a bound of 0 refuses a held lock and takes a free one.
+// TestLockWithoutWait: a timeout of 0 refuses a held lock and takes a free one.
 func TestLockWithoutWait(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

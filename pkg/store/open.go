@@ -17,10 +17,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrIrregular is the error for a FIFO, a socket, a device or a symbolic link in the place of a file. A folder is unix.EISDIR.
+// ErrIrregular is the error for a FIFO, a socket, a device or a symbolic link in place of a file. For a folder the error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
-// hint says what to do about a folder, a FIFO or the like in the place of the file name.
+// hint adds a hint about a folder, a FIFO or another non-regular file in place of the file name.
 func (d *Dir) hint(name string, err error) error {
 	switch path := filepath.Join(d.path, name); {
 	case errors.Is(err, unix.EISDIR):
@@ -31,7 +31,7 @@ func (d *Dir) hint(name string, err error) error {
 	return err
 }
 
-// openFile opens the file name of this folder. It never blocks and never follows a symbolic link; what is not a regular file is an error.
+// openFile opens the file name of this folder. It never blocks and follows no symbolic link. A non-regular file is an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(d.path, name)
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
@@ -64,7 +64,7 @@ func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// create opens the file name anew, in the place of what is there.
+// create replaces the file name by a new, open file.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	for again := 0; ; again++ {
 		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
@@ -77,9 +77,9 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	}
 }
 
-// Names returns at most so many names of the folder path; all if less than 1 are wanted.
+// Names returns up to most names in the folder path, or all if most is less than 1.
 func Names(path string, most int) ([]string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in its place would block
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +88,8 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile returns the content of a file of somebody else, wherever links lead, of at most maxFile bytes. What is no regular file is an
-// error: a pipe would keep the caller waiting.
+// ReadFile returns the content of another program's file of at most maxFile bytes. It follows links. A non-regular file is an error,
+// because a pipe would block.
 func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -110,7 +110,7 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// ReadSmall returns the content of a regular file of at most most bytes; flags are further ones for open(2).
+// ReadSmall returns the content of a regular file of at most most bytes. flags are additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

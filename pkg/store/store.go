@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps small files below a state folder: atomic writes, exclusive creation with content, locks with a deadline.
-// All access goes through os.Root, so that no name and no symbolic link leads out of the folder.
+// Package store keeps small files below a state folder. It offers atomic writes, exclusive creation with content, and locks with a
+// deadline. All access goes through os.Root, so that no name and no symbolic link leads out of the folder.
 package store
 
 import (
@@ -22,16 +22,16 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix begins the names of files that are being written; List leaves them out.
+// tempPrefix is the prefix of files that are being written. List leaves them out.
 const tempPrefix = ".tmp-"
 
-// maxFile bounds files on reading and on writing: what one version writes, any version can read. A record with 1,000 ports has 130 kB.
+// maxFile limits files on reading and on writing, so that any version can read another's files. A record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
 
 // ErrTooLarge is the error for a file of more than maxFile bytes.
 var ErrTooLarge = fmt.Errorf("larger than %d bytes", maxFile)
 
-// Root is the folder of what must not survive a boot; it is on tmpfs (file-hierarchy(7)).
+// Root is the folder for state that must not survive a boot. It is on tmpfs (file-hierarchy(7)).
 const Root = "/run/podlace"
 
 // Dir is an open state folder.
@@ -41,7 +41,7 @@ type Dir struct {
 	path string
 }
 
-// Open opens the folder path; it must exist (errors.Is fs.ErrNotExist).
+// Open opens the folder path. For a missing folder errors.Is(err, fs.ErrNotExist) is true.
 func Open(path string) (*Dir, error) {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() { // a FIFO would block
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
@@ -58,7 +58,7 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// named puts the folder's path into an error of os.Root, which knows names within the folder only.
+// named adds the folder's path to an error of os.Root, which contains only names within the folder.
 func (d *Dir) named(err error) error {
 	var one *fs.PathError
 	if errors.As(err, &one) {
@@ -71,7 +71,7 @@ func (d *Dir) named(err error) error {
 	return err
 }
 
-// Make opens the folder path and makes it with all its parents when it is missing.
+// Make opens the folder path, and creates it with its parents if necessary.
 func Make(path string, mode fs.FileMode) (*Dir, error) {
 	d, err := Open(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +86,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
-// RemoveAll deletes the folder path with all that is in it; one that is not there is no error.
+// RemoveAll deletes the folder path with its content. It is a no-op if the folder is missing.
 func RemoveAll(path string) error {
 	if err := fault.Point("remove " + path); err != nil {
 		return err
@@ -94,13 +94,13 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Close releases the folder, not its locks.
+// Close releases the folder, but not its locks.
 func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// Path returns the path that the folder was opened with.
+// Path returns the path given to Open or Make.
 func (d *Dir) Path() string { return d.path }
 
-// Modified returns when the folder was last modified: nanoseconds since 1970.
+// Modified returns the folder's modification time in nanoseconds since 1970.
 func (d *Dir) Modified() (int64, error) {
 	info, err := d.self.Stat()
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Dir) Modified() (int64, error) {
 	return info.ModTime().UnixNano(), nil
 }
 
-// Written returns when the file name was last written.
+// Written returns the modification time of the file name.
 func (d *Dir) Written(name string) (time.Time, error) {
 	info, err := d.root.Lstat(name)
 	if err != nil {
@@ -118,25 +118,25 @@ func (d *Dir) Written(name string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// SetWritten changes what Written returns.
+// SetWritten changes the result of Written.
 func (d *Dir) SetWritten(name string, at time.Time) error {
 	fault.Step("set time of", name)
 	return d.named(d.root.Chtimes(name, time.Time{}, at))
 }
 
-// Stamp sets the folder's time of modification to now and returns what Modified returns from then on. Kernels before 6.13 take the time
-// of a change from their last tick, so that two changes within some milliseconds have the same; a stamp has one that no tick has.
+// Stamp sets the folder's modification time to now and returns the new value of Modified. Kernels before 6.13 use the time of the last tick
+// for a change, so that changes within some milliseconds have equal times. A stamp differs from every tick.
 func (d *Dir) Stamp() (int64, error) {
 	fault.Step("stamp", d.path)
 	now := unix.NsecToTimespec(time.Now().UnixNano())
 	err := unix.UtimesNanoAt(int(d.self.Fd()), ".", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, now}, 0)
-	if err != nil && !errors.Is(err, unix.EPERM) { // the folder of another user keeps its time
+	if err != nil && !errors.Is(err, unix.EPERM) { // another user's folder keeps its time
 		return 0, &fs.PathError{Op: "stamp", Path: d.path, Err: err}
 	}
 	return d.Modified()
 }
 
-// Move moves the file name of this folder to another, under the same name, over what may be there.
+// Move moves the file name to another folder under the same name, and replaces an existing file.
 func (d *Dir) Move(name string, to *Dir) error {
 	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -183,13 +183,13 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write puts data under name in one step: a reader sees the old content or the new, never a part. Two writers of one name must
-// exclude each other by a lock.
+// Write atomically replaces the file name: a reader sees the old or the new content, never a part. Two writers of one name must exclude
+// each other by a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is Write that returns when the data is where a crash of the kernel leaves it, if the folder is on a disk.
+// WriteSync is Write that returns when the data survives a kernel crash, if the folder is on a disk.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	return d.named(d.self.Sync())
 }
 
-// fits refuses what Read would refuse.
+// fits returns an error for content that Read would refuse.
 func (d *Dir) fits(name string, data []byte) error {
 	if len(data) > maxFile {
 		return fmt.Errorf("write %s: %w", filepath.Join(d.path, name), ErrTooLarge)
@@ -205,9 +205,9 @@ func (d *Dir) fits(name string, data []byte) error {
 	return nil
 }
 
-// CopySync is WriteSync for a program: of any size, and with exactly this mode.
+// CopySync is WriteSync for content of any size, and with exactly this mode.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
-	err := d.put(name, mode, func(f *os.File) error {
+	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
 		return errors.Join(err, f.Chmod(mode), f.Sync())
 	})
@@ -217,7 +217,7 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	return d.named(d.self.Sync())
 }
 
-// Rename gives the file name another name in the folder, over what may be there, and returns when that is on the disk.
+// Rename renames the file name within the folder, replaces an existing file, and returns when the change is on the disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
@@ -232,7 +232,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	if err := d.fits(name, data); err != nil {
 		return err
 	}
-	return d.put(name, mode, func(f *os.File) error {
+	return d.replaceFile(name, mode, func(f *os.File) error {
 		if _, err := f.Write(data); err != nil {
 			return err
 		}
@@ -240,8 +240,8 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// put lets fill write a file that takes the place of the file name.
-func (d *Dir) put(name string, mode fs.FileMode, fill func(*os.File) error) error {
+// replaceFile lets fill write a temporary file, which then replaces the file name.
+func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
@@ -261,8 +261,8 @@ func (d *Dir) put(name string, mode fs.FileMode, fill func(*os.File) error) erro
 	return err
 }
 
-// Overwrite writes data over the file name, and replaces a FIFO or the like. A process that is killed meanwhile leaves an empty file, or a
-// part.
+// Overwrite writes data over the file name, and replaces a non-regular file. A process that is killed meanwhile leaves an empty or partial
+// file.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.fits(name, data); err != nil {
 		return err
@@ -282,8 +282,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is Write for a name that must not exist yet (errors.Is fs.ErrExist). Content and exclusiveness come in one step, by link(2)
-// of a file that has no name before: whoever is killed in between leaves nothing.
+// Create is Write for a name that must not exist (errors.Is fs.ErrExist). It creates file and content in one step, by link(2) of an unnamed
+// file, so that a killed process leaves no file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.fits(name, data); err != nil {
 		return err
@@ -313,7 +313,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// createNamed serves file systems without O_TMPFILE.
+// createNamed is Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])
@@ -329,14 +329,14 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, d.named(d.root.Remove(temp)))
 }
 
-// Remove deletes the file name; a file that is not there is no error.
+// Remove deletes the file name. It is a no-op if the file is missing.
 func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
 	err := d.root.Remove(name)
 	if temp := d.root.Remove(tempPrefix + name); temp == nil {
-		// A writer of this name was killed.
+		// A killed writer of this name left it.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -345,8 +345,7 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// List returns the names of the files, without the temporary files of writers that were killed, which it removes once they are
-// a minute old.
+// List returns the names of the files. It leaves out the temporary files of killed writers, and removes those older than a minute.
 func (d *Dir) List() ([]string, error) {
 	f, err := d.root.Open(".")
 	if err != nil {

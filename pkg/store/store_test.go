@@ -51,7 +51,7 @@ func onDisk(t *testing.T, dir string) map[string]string {
 func TestOpenAndMake(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
 	if _, err := Open(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("open what is missing: %v", err)
+		t.Errorf("open a missing folder: %v", err)
 	}
 	for range 2 {
 		d, err := Make(path, 0o700)
@@ -78,7 +78,7 @@ func TestFiles(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
 	if _, err := d.Read("a"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("read what is missing: %v", err)
+		t.Errorf("read a missing file: %v", err)
 	}
 	for _, content := range []string{"one", "", strings.Repeat("x", 3*4096), "two"} {
 		if err := d.Write("a", []byte(content), 0o640); err != nil {
@@ -109,12 +109,12 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// creators are the ways in which a file can be created exclusively.
+// creators returns the functions that create a file exclusively.
 func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }
 
-// TestCreateIsExclusive lets many writers race for one name: one wins, and its content stands there from the first moment.
+// TestCreateIsExclusive: many writers race for one name. One wins, and its content is complete from the start.
 func TestCreateIsExclusive(t *testing.T) {
 	const writers = 16
 	path := t.TempDir()
@@ -144,7 +144,7 @@ func TestCreateIsExclusive(t *testing.T) {
 	}
 }
 
-// TestFolderForFile: a folder in the place of a file is an error that says which, and what to do.
+// TestFolderForFile: a folder in place of a file is an error with its name and a hint.
 func TestFolderForFile(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -163,7 +163,7 @@ func TestFolderForFile(t *testing.T) {
 	}
 }
 
-// TestWriteIsAtomic reads while another writes: always a whole content, never none.
+// TestWriteIsAtomic reads during writes: the content is always complete.
 func TestWriteIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
@@ -195,7 +195,7 @@ func TestWriteIsAtomic(t *testing.T) {
 	writer.Wait()
 }
 
-// TestFailedWriteKeepsOld: a write that cannot be finished leaves the old content and no other file.
+// TestFailedWriteKeepsOld: a failed write leaves the old content and no other file.
 func TestFailedWriteKeepsOld(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -229,7 +229,7 @@ func TestOverwrite(t *testing.T) {
 	}
 }
 
-// TestFolderGone: every failure is told, none is taken for success.
+// TestFolderGone: every failure is returned as an error.
 func TestFolderGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	d, err := Make(path, 0o700)
@@ -255,11 +255,11 @@ func TestFolderGone(t *testing.T) {
 		t.Errorf("listed %v, %v", names, listErr)
 	}
 	if err := d.Remove("f"); err != nil {
-		t.Errorf("what is gone cannot be removed: %v", err)
+		t.Errorf("cannot remove a missing file: %v", err)
 	}
 }
 
-// TestListRemovesStale: what a killed writer left goes once it is old, in either direction of a clock that jumped.
+// TestListRemovesStale: a killed writer's file is removed once it is old, also if the clock jumped in either direction.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -281,7 +281,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: what a killed writer of the name left goes with the name.
+// TestRemoveTakesUnfinished: Remove also removes the temporary file of a killed writer of the name.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -302,7 +302,7 @@ func TestRemoveTakesUnfinished(t *testing.T) {
 	}
 }
 
-// TestErrorsNameTheFolder: an admin sees which file it is about, not only its name within some folder.
+// TestErrorsNameTheFolder: an error contains the full path, not only the name within the folder.
 func TestErrorsNameTheFolder(t *testing.T) {
 	path := t.TempDir()
 	d, to := open(t, path), open(t, t.TempDir())

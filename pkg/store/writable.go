@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable reports whether files can be made in dir, or dir itself where it is missing. The error names dir, or the folder above that is in
-// the way.
+// Writable returns an error if files cannot be created in dir, or if dir is missing and cannot be created. The error names dir, or the
+// folder above it that prevents that.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWritable: what is in the way is told with its path, once.
+// TestWritable: the error names the path of the obstacle once.
 func TestWritable(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestClusterConflist: the conflist of a cluster's manifest has nothing to remark upon, and its plugins are looked into under the names
-// that they have there.
+// TestClusterConflist: the conflist in a cluster's manifest has no findings, and its plugins are recognised under their installed names.
 func TestClusterConflist(t *testing.T) {
 	data, err := os.ReadFile("../../conf/cluster/base/10-podlace.conflist")
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validate finds the parts of a network configuration that are legal and do not do what they seem to do.
+// Package validate finds the settings of a network configuration that are valid but do not have the effect that they suggest.
 package validate
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Node is what a configuration is compared with. The zero value is a node of which nothing is known.
+// Node holds the facts with which a configuration is compared. The zero value is an unknown node.
 type Node struct {
-	Subnets  []kernel.Subnet // where its links lead to
+	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node that this process is on. A node without podCIDRs is no error.
+// ThisNode reads the facts about this node. A node without podCIDRs is no error.
 func ThisNode() (node Node, err error) {
 	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
 	host, err := kernel.Host()
@@ -36,14 +36,14 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings in a list of plugins, or in the configuration of one plugin. Pure.
+// Config returns the findings in a list of plugins, or in the configuration of one plugin. It does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`
 		Plugins []json.RawMessage `json:"plugins"`
 	}
 	if json.Unmarshal(data, &list) != nil {
-		return nil // runtimes refuse it
+		return nil // runtimes reject it
 	}
 	found := plugin.DuplicateKeys(data)
 	if list.Type != "" {
@@ -59,14 +59,14 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// findings returns those of one plugin, with its keys.
+// findings returns the findings of one plugin, with their keys.
 func findings(config []byte, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(config))) == "host-local" {
 		pods = hostlocal.Subnets(config, node.PodCIDRs)
 		found = hostlocal.Findings(config)
 	}
-	switch plugin.Kind(ipam.Type(config)) { // the plugin's own
+	switch plugin.Kind(ipam.Type(config)) { // the IPAM plugin's own findings
 	case "bridge":
 		return append(bridge.Findings(config, pods, node.Subnets), found...)
 	case "portmap":

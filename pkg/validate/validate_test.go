@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// text returns the keys of the findings in a configuration, and the findings.
+// text returns the keys of a configuration's findings, and all findings as text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	for _, f := range found {
@@ -26,7 +26,7 @@ func text(config string, node Node) (keys []string, all string) {
 	return keys, fmt.Sprint(found)
 }
 
-// TestTrapsAreNamedByTheirKeys: each trap of a list of plugins has one finding, whose key is its place in the list.
+// TestTrapsAreNamedByTheirKeys: each trap in a list of plugins gives one finding, whose key is its path in the list.
 func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	const bridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/16"}],[{"subnet":"usePodCidrIPv6"}]]}}`
 	list := func(plugins ...string) string {
@@ -70,7 +70,7 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsHaveNoTraps: what conf holds does what it seems to do.
+// TestShippedConfigurationsHaveNoTraps: the configurations in conf have no findings.
 func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -83,7 +83,7 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsStopSpoofing: pods with an address on a bridge of ours send from their own MAC and addresses alone.
+// TestShippedConfigurationsStopSpoofing: pods with an address on our bridge can send only from their own MAC and addresses.
 func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -115,7 +115,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// defaults are subnets that other software on a node takes unasked.
+// defaults are subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",
@@ -137,8 +137,8 @@ var defaults = map[string]string{
 	"docker, IPv6":           "fd00:dead:beef::/48",
 }
 
-// TestShippedSubnetsAreFree: the examples that any node may copy as they are use subnets that nothing else takes by default. Those that
-// continue another program's network keep its subnet.
+// TestShippedSubnetsAreFree: examples that work on any node use subnets that no other software uses by default. Examples that continue
+// another program's network keep its subnet.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watch tells of changes in a folder of the node, with fsnotify.
+// Package watch reports changes in a folder of the node, with fsnotify.
 package watch
 
 import (
@@ -12,15 +12,15 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// lookEvery is how often a folder is looked for that is not there.
+// lookEvery is the interval for looking for a missing folder.
 const lookEvery = time.Second
 
-// Folder calls changed whenever something happened in a folder, until ctx is done, with the name of the file, or with none when anything
-// may have changed. The folder may come later, and go and come again.
+// Folder calls changed after each event in a folder until ctx is done. It passes the file's name, or "" if anything may have changed. The
+// folder may appear later, and may disappear and reappear.
 func Folder(ctx context.Context, dir string, changed func(name string), log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, dir, changed); err != nil {
-			log.Debug("a folder is not watched, only looked at", "folder", dir, "error", err)
+			log.Debug("a folder cannot be watched; retrying every second", "folder", dir, "error", err)
 		}
 		changed("")
 		select {
@@ -40,7 +40,7 @@ func watchOnce(ctx context.Context, dir string, changed func(name string)) error
 	if err := w.Add(dir); err != nil {
 		return err
 	}
-	changed("") // what happened before counts as well
+	changed("") // earlier changes count too
 	for {
 		select {
 		case <-ctx.Done():
@@ -50,7 +50,7 @@ func watchOnce(ctx context.Context, dir string, changed func(name string)) error
 				return nil
 			}
 			changed(filepath.Base(event.Name))
-		case err, ok := <-w.Errors: // an overflow: events were lost
+		case err, ok := <-w.Errors: // overflow: events were lost
 			if !ok {
 				return err
 			}

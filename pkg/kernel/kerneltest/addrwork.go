@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// queuedAddresses is how many addresses wait on each CPU; each takes the kernel some microseconds.
+// queuedAddresses is the number of queued addresses per CPU. Each takes the kernel some microseconds.
 const queuedAddresses = 300
 
-// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as a busy node does, from a
-// namespace of its own: an address that is added after it waits for milliseconds until neighbours get an answer.
+// DelayAddresses returns a function that fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. It does so from a
+// separate namespace. After it, neighbours get answers for a new address only after milliseconds.
 func DelayAddresses(t testing.TB) (fill func()) {
 	t.Helper()
 	pod := NewPod(t)
@@ -39,7 +39,7 @@ func DelayAddresses(t testing.TB) (fill func()) {
 
 func queueName(cpu int) string { return fmt.Sprint("queue", cpu) }
 
-// addQueue makes a link whose addresses survive while it is down.
+// addQueue creates a link that keeps its addresses while it is down.
 func addQueue(name string) error {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
 	if err := netlink.LinkAdd(link); err != nil {
@@ -60,7 +60,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues brings the links up, each on a CPU: the kernel queues its work on the CPU of the request.
+// fillQueues sets the links up, each on one CPU: the kernel queues its work on the CPU of the request.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()
@@ -69,7 +69,7 @@ func fillQueues(pod *sandbox.Pod) error {
 			results <- pod.Do(func() error {
 				var only unix.CPUSet
 				only.Set(cpu)
-				_ = unix.SchedSetaffinity(0, &only) // CPUs may have other numbers; then the queue of another one is filled
+				_ = unix.SchedSetaffinity(0, &only) // CPUs may have other numbers; then another CPU's queue is filled
 				link, err := netlink.LinkByName(queueName(cpu))
 				if err != nil {
 					return err

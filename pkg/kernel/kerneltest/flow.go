@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is a connection tracking entry: protocol (17 for UDP, 6 for TCP), from a client, to an address of the node or elsewhere, answered by
-// whoever it was translated to, each address with its port.
+// Flow is a connection tracking entry: protocol (17 for UDP, 6 for TCP), client, original destination, and translated destination, which
+// answers. Each address has a port.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {
@@ -34,7 +34,7 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked lists the entries as "protocol from to", without those of the IGMP reports that the kernel sends for links of other tests.
+// Tracked lists the entries as "protocol from to". It leaves out the kernel's IGMP reports for links of other tests.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -56,7 +56,7 @@ func Tracked(t testing.TB) (list []string) {
 	return list
 }
 
-// Track makes the entries.
+// Track creates the entries.
 func Track(t testing.TB, flows []Flow) {
 	t.Helper()
 	t.Cleanup(func() {

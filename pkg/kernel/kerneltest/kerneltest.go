@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest is for tests that change the kernel: it runs a package's
-// tests in a sandbox, makes pods for them and checks that nothing is left.
+// Package kerneltest supports tests that change the kernel. It runs a package's tests in a sandbox, creates pods for them, and checks for
+// leaks.
 package kerneltest
 
 import (
@@ -26,17 +26,14 @@ import (
 	"github.com/podlace/podlace/pkg/sandbox"
 )
 
-// Main is what TestMain of a package calls whose tests change the kernel. The
-// tests run in namespaces of their own, and the process ends with their exit
-// code; in a virtual machine with a card for the tests they have the machine.
-// Where namespaces cannot be had, the package is skipped loudly, or
-// fails with KERNELTEST=require in the environment, or full.
+// Main is called by TestMain of packages whose tests change the kernel. It runs the tests in new namespaces and exits with their exit code.
+// In a virtual machine with a card for the tests, it runs them in the machine's own namespace. If namespaces are not available, it skips
+// the package with a clear message, or fails if the environment has KERNELTEST=require or full.
 //
-// A process that tests start from their own binary comes through TestMain too:
-// it has to turn off before Main, or gets a sandbox of its own.
+// A process that tests start from their own binary also runs TestMain. It must branch off before Main; otherwise it gets its own sandbox.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
-		os.Exit(m.Run()) // in the sandbox already, and talking over inherited pipes
+		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
 	}
 	if onMachine() {
 		if err := os.MkdirAll("/run/netns", 0o755); err != nil {
@@ -54,12 +51,10 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// full is for a kernel that has every feature that the tests know of.
+// full reports whether the kernel must have every feature that the tests know.
 func full() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature passes on whether the kernel has a feature that it can lack, which a
-// test judges by, and says what it lacks. With KERNELTEST=full that is a
-// failure.
+// Feature returns has, and logs the name of a kernel feature that is missing. With KERNELTEST=full a missing feature fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && full() {
@@ -75,8 +70,7 @@ func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }
 
-// unavailable reports the skip in the form of a test, so that what reads the
-// output of tests (go test -json, -v) counts it.
+// unavailable reports the skip as a test result, so that readers of test output (go test -json, -v) count it.
 func unavailable(w io.Writer, err error, required bool) int {
 	verdict, end, code := "SKIP", "PASS", 0
 	if required {
@@ -87,8 +81,8 @@ func unavailable(w io.Writer, err error, required bool) int {
 	return code
 }
 
-// Random draws the same numbers in every run, so that a test fails by a change and not by chance; PODLACE_SEED draws others. The log of a
-// failed test names the seed.
+// Random returns a generator with the same numbers in every run, so that tests do not fail by chance. PODLACE_SEED selects another seed.
+// The log of a failed test names the seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
@@ -105,7 +99,7 @@ func Random(t testing.TB) *mathrand.Rand {
 	return mathrand.New(mathrand.NewPCG(seed, 0))
 }
 
-// NewPod makes a pod with a name of its own, closed at the end of the test.
+// NewPod creates a pod with a unique name, and closes it when the test ends.
 func NewPod(t testing.TB) *sandbox.Pod {
 	t.Helper()
 	pod, err := sandbox.NewPod(podName(t.Name()))
@@ -120,15 +114,14 @@ func NewPod(t testing.TB) *sandbox.Pod {
 	return pod
 }
 
-// podName is unique and tells the test.
+// podName returns a unique name that contains the test's name.
 func podName(test string) string {
 	name := regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(test, "-")
 	return name[:min(len(name), 40)] + "-" + strings.ToLower(rand.Text()[:8])
 }
 
-// Clean takes a snapshot of the host, the pods and the state folders, and at
-// the end of the test reports each difference as an error. It comes after the
-// pods and before everything whose cleanup it shall see.
+// Clean takes a snapshot of the host, the pods and the state folders. When the test ends, it reports each difference as an error. Call it
+// after creating the pods and before any change whose cleanup it must check.
 func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Helper()
 	opt := sandbox.Options{Pods: pods, Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: leftOnPurpose()}
@@ -139,16 +132,15 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Cleanup(func() { NoLeak(t, before, opt) })
 }
 
-// leftOnPurpose matches the files of the state folders which stay: locks, the
-// folders of networks, and where the next search for a free address begins.
+// leftOnPurpose matches files that stay in the state folders: locks, network folders, and the position of the last assigned address.
 func leftOnPurpose() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|no-fq_codel|(gateway|made|mtu|bridge|found)-[^/]+)|last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
 
-// StateDirs are where records and leases are.
+// StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age lets what was recorded in the folders in the last half minute look as if it were made a minute ago. GC spares what was made just now.
+// Age makes files in the folders that are younger than half a minute look one minute old. GC skips young files.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -171,9 +163,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with opt and reports each difference to before as an
-// error. The kernel tears namespaces down in its own time, so differences get
-// ten seconds to go.
+// NoLeak takes a snapshot with opt and reports each difference from before as an error. The kernel deletes namespaces asynchronously, so
+// differences have ten seconds to disappear.
 func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	t.Helper()
 	var diff []string
@@ -193,8 +184,8 @@ func NoLeak(t testing.TB, before *sandbox.Snapshot, opt sandbox.Options) {
 	}
 }
 
-// ForgePair makes a pair of links of a kind, veth or netkit, with names and indexes of the caller's choice, both in the namespace that the
-// caller is in, as a tenant with CAP_NET_ADMIN there may.
+// ForgePair creates a pair of veth or netkit links with chosen names and indexes in the caller's namespace, as a tenant with CAP_NET_ADMIN
+// may.
 func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	const peerInfo = 1 // VETH_INFO_PEER, IFLA_NETKIT_PEER_INFO
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
@@ -212,13 +203,13 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends frames of 1,134 bytes by a link of the namespace that the caller is in, and does not care for those that are dropped.
+// Flood sends frames of 1,134 bytes on a link of the caller's namespace. It ignores dropped frames.
 func Flood(name string, frames int) error {
-	// Ethernet type 0x88b5 is for local experiments (IEEE 802).
+	// Ethernet type 0x88b5 is reserved for local experiments (IEEE 802).
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame by a link of the namespace that the caller is in, and ignores the frames that a full queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. It ignores frames that a full queue drops.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

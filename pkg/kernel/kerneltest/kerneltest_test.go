@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// rerun starts this test binary again, which then makes its own sandbox.
+// rerun runs this test binary again, which then creates its own sandbox.
 func rerun(env []string, args ...string) (out string, code int) {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout runs itself again, with something to wait for.
+// TestTimeout runs itself again with a test that blocks.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)
@@ -52,7 +52,7 @@ func TestFlags(t *testing.T) {
 	t.Run("coverprofile", func(t *testing.T) {
 		profile := filepath.Join(t.TempDir(), "cover.out")
 		out, code := rerun(nil, "-test.run=^TestPodName$", "-test.coverprofile="+profile)
-		if testing.CoverMode() == "" { // the flag must have arrived all the same
+		if testing.CoverMode() == "" { // without coverage, the flag must have reached the inner run
 			if code != 2 || !strings.Contains(out, "not built with coverage enabled") {
 				t.Errorf("exit code %d:\n%s", code, out)
 			}
@@ -64,12 +64,12 @@ func TestFlags(t *testing.T) {
 	})
 	t.Run("fuzz worker", func(t *testing.T) {
 		if !slices.ContainsFunc([]string{"x", "-test.fuzzworker"}, fuzzWorker) || fuzzWorker("-test.fuzz=.") {
-			t.Error("fuzz workers are not told from others")
+			t.Error("fuzz workers are not distinguished from other processes")
 		}
 	})
 }
 
-// TestWithoutSandbox makes the sandbox refuse: it would hide TMPDIR.
+// TestWithoutSandbox makes the sandbox refuse to start: it would hide TMPDIR.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -94,7 +94,7 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom: two runs draw the same, and another seed draws something else.
+// TestRandom: two runs draw the same numbers, and another seed draws different ones.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()
@@ -104,7 +104,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// A recorder stands for the test that uses this package.
+// A recorder replaces the testing.TB of a test that uses this package.
 type recorder struct {
 	testing.TB
 	errors   []string
@@ -157,7 +157,7 @@ func TestCleanReports(t *testing.T) {
 	}
 }
 
-// TestCleanWaits removes what leaked a while after the end of the test.
+// TestCleanWaits removes a leak shortly after the test ends.
 func TestCleanWaits(t *testing.T) {
 	r := &recorder{TB: t}
 	Clean(r)

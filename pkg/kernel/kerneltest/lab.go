@@ -19,11 +19,11 @@ type Lab struct {
 	Plugin func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) (exit int)
 	Conf   Object
 	Pod    *sandbox.Pod
-	Env    map[string]string // variables of the environment in addition to those of Request, or in their place
-	Stderr io.Writer         // receives the log as well while a call runs; nil if the Outcome is enough
+	Env    map[string]string // variables that are added to the environment of Request or replace its variables
+	Stderr io.Writer         // receives a copy of the log during a call; may be nil
 }
 
-// Outcome is the result or the error of a call.
+// Outcome is the result or error of a call.
 type Outcome struct {
 	Exit    int
 	Stdout  []byte
@@ -35,14 +35,14 @@ type Outcome struct {
 	}
 }
 
-// Call runs a verb for a container with more keys in the configuration. A key that begins with CNI_ is a variable of the environment.
+// Call runs a verb for a container with additional configuration keys. A key that begins with CNI_ is an environment variable.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)
 	return l.Send(env, stdin)
 }
 
-// Request returns what Call passes to the plugin.
+// Request returns the environment and the configuration that Call passes to the plugin.
 func (l Lab) Request(verb, id string, keys ...any) (env map[string]string, stdin []byte) {
 	l.Helper()
 	env = map[string]string{
@@ -68,7 +68,7 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome reads what a plugin printed. The error of a DEL must not contain what go-cni takes for success.
+// Outcome parses the output of a plugin. The error of a DEL must not contain a text that go-cni treats as success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}
@@ -91,7 +91,7 @@ func (l Lab) OK(o Outcome) Outcome {
 	return o
 }
 
-// Fails reports an error unless the call failed with a code and a part of the message.
+// Fails reports an error unless the call failed with a code and a message that contains says.
 func (l Lab) Fails(o Outcome, code uint, says string) {
 	l.Helper()
 	if o.Exit != 1 || o.Failure.Code != code || !strings.Contains(o.Failure.Msg, says) {

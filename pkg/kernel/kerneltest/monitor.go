@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Monitor listens to changes of routes, nexthop objects, links, addresses and rules in the namespace that the caller is in, and to changes
-// of files in folders. changes returns what has changed since the start; opening a file whose name ends in .lock is no change. stop ends
-// it.
+// Monitor watches changes of routes, nexthop objects, links, addresses and rules in the caller's namespace, and of files in folders.
+// changes returns the changes since the start. Opening a .lock file does not count. stop ends the watch.
 func Monitor(folders ...string) (changes func() []string, stop func(), err error) {
 	kernel, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {

@@ -15,29 +15,30 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card with VFs, all down and in the test's namespace: a real one, or veths that play the VFs of one.
+// NIC is a network card with VFs, all down and in the test's namespace. It is a real card, or veths that stand in for VFs.
 type NIC struct {
-	PF  string // its interface; "" when veths play
+	PF  string // its interface; "" for veths
 	VFs []Function
 }
 
-// Function is a VF, or what plays it.
+// Function is a VF, or a veth that stands in for one.
 type Function struct {
-	Name   string // of its interface
+	Name   string // name of its interface
 	Device string // its PCI address; "" for a veth
 }
 
-// patience is for a card in an emulated machine.
+// patience is the timeout for a card in an emulated machine.
 const patience = 30 * time.Second
 
-// FakeNIC makes a card of veths: it has no PF, and its VFs reach one another as those of a real one do. They go with the test.
+// FakeNIC returns a card of veths. It has no PF, and its VFs reach one another as those of a real card do. They are deleted when the test
+// ends.
 func FakeNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	add := func(link netlink.Link) {
 		if err := netlink.LinkAdd(link); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = netlink.LinkDel(link) }) // it went with a pod perhaps
+		t.Cleanup(func() { _ = netlink.LinkDel(link) }) // it may be gone with a pod
 	}
 	card := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "ktnic"}}
 	add(card)
@@ -57,7 +58,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests, and skips the test where there is none.
+// RealPF returns the PCI address of a PF that is free for tests. It skips the test if there is none.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -66,15 +67,15 @@ func RealPF(t testing.TB) string {
 	return os.Getenv("PODLACE_PF")
 }
 
-// onMachine tells that the tests have a machine of their own, which is the virtual one of "make vm", and a card. They stay in its first
-// network namespace then: there VFs are born, and there they return to.
+// onMachine reports whether the tests run in the virtual machine of "make vm" with a card. They stay in its initial network namespace,
+// where VFs appear and to which they return.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC makes the card of RealPF ready, with so many VFs. Those that a test left in a pod are awaited and named as before. The PF is up
-// and has a carrier.
+// RealNIC prepares the card of RealPF with the given number of VFs. It waits for VFs that a test left in a pod and restores their names.
+// The PF is up and has a carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -102,7 +103,7 @@ func RealNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// Rebind takes a function from its driver and gives it back, as after a restart of the driver.
+// Rebind unbinds a function from its driver and binds it again, as a restart of the driver does.
 func Rebind(t testing.TB, device string) {
 	t.Helper()
 	driver, err := filepath.EvalSymlinks(sysfs(device, "driver"))
@@ -114,7 +115,7 @@ func Rebind(t testing.TB, device string) {
 	}
 }
 
-// SetNumVFs gives a PF so many VFs.
+// SetNumVFs sets the number of VFs of a PF.
 func SetNumVFs(t testing.TB, pf string, n int) {
 	t.Helper()
 	if err := os.WriteFile(sysfs(pf, "sriov_numvfs"), []byte(strconv.Itoa(n)), 0o600); err != nil {
@@ -122,7 +123,7 @@ func SetNumVFs(t testing.TB, pf string, n int) {
 	}
 }
 
-// Interface returns the name of the interface of a function, and waits for it to come.
+// Interface waits for the interface of a function and returns its name.
 func Interface(t testing.TB, device string) (name string) {
 	t.Helper()
 	Await(t, "an interface of "+device, func() bool {
@@ -135,7 +136,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until something is so.
+// Await waits until so returns true.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !so(); time.Sleep(10 * time.Millisecond) {

@@ -24,7 +24,7 @@ func Must(t testing.TB, errs ...error) {
 	}
 }
 
-// FlushNFT removes everything from nf_tables, as an admin's "nft flush ruleset" does.
+// FlushNFT removes all nf_tables objects, as "nft flush ruleset" does.
 func FlushNFT() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -34,14 +34,14 @@ func FlushNFT() error {
 	return c.Flush()
 }
 
-// EmptyNFT is FlushNFT now and at the end of the test.
+// EmptyNFT calls FlushNFT now and when the test ends.
 func EmptyNFT(t testing.TB) {
 	t.Helper()
 	Must(t, FlushNFT())
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records returns the lines of a snapshot of the host that hold all parts, without "host: ".
+// Records returns the lines of the host's snapshot that contain all parts, without the prefix "host: ".
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := sandbox.Take(sandbox.Options{})
@@ -60,14 +60,14 @@ next:
 	return lines
 }
 
-// Golden compares the chains and rules of an nftables table of the family inet, as the kernel tells them, with the golden file of the table
-// in testdata; with update it rewrites the file.
+// Golden compares the chains and rules of an nftables table of family inet, as the kernel lists them, with the table's golden file in
+// testdata. With update it rewrites the file.
 func Golden(t testing.TB, table string, update bool) {
 	t.Helper()
 	var got strings.Builder
 	for _, kind := range []string{"nft chain", "nft rule"} {
 		for _, line := range Records(t, kind+" inet "+table+" ") {
-			if strings.HasPrefix(line, kind) { // not the hash of their order
+			if strings.HasPrefix(line, kind) { // without the hash of their order
 				got.WriteString(line + "\n")
 			}
 		}
