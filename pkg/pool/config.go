@@ -47,10 +47,23 @@ const (
 	CDIOff        CDI = "off"        // device specs, without CDI
 )
 
+// API says by which API of Kubernetes a resource is given out. A VF is in one resource, so it has one owner.
+type API string
+
+// What api can be.
+const (
+	DevicePlugin API = "device-plugin"
+	DRA          API = "dra" // ResourceSlices and ResourceClaims
+)
+
+// Taints are the effects of the taints that devices with faults get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
+type Taints struct{ LinkDown, Unhealthy, Gone string }
+
 // Config is a validated configuration.
 type Config struct {
 	Resources []Resource
 	PFs       []pfEntry
+	Taints    Taints    // of resources with the API DRA
 	Notes     []Problem // what is odd whatever the node
 }
 
@@ -58,6 +71,7 @@ type Config struct {
 type Resource struct {
 	Place
 	Prefix, Name    string
+	API             API
 	ExcludeTopology bool
 	AdditionalInfo  map[string]map[string]string // by PCI address, or "*" for all
 	Selectors       []selector                   // a device is taken by the first that it meets; none takes all
