@@ -5,4 +5,6 @@
 package vfconfig
 
 // Config is what is set of a VF; what is nil or "" stays as it is.
-type Config struct{}
+type Config struct {
+	Driver string `json:"driver,omitempty"` // to bind the VF to
+}
