@@ -22,6 +22,7 @@ type Device struct {
 	RDMA     bool              // goes with its RDMA files
 	VhostNet bool              // goes with /dev/vhost-net and /dev/net/tun
 	Info     map[string]string // of additionalInfo
+	Whole    int               // of a PF that is offered whole: how many VFs it excludes
 }
 
 // Assign gives each device to the first resource that matches. A resource has a pool even without devices, unless it is split: then there
