@@ -59,7 +59,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 
 // device returns what a device is offered as.
 func (c *Config) device(n *node, v verdict) Device {
-	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device]}
+	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.whole(n.subjects[v.device])}
 	switch {
 	case r.ExcludeTopology || !n.several():
 	case n.located(&d.Device):
