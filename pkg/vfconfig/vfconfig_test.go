@@ -175,6 +175,7 @@ func TestDecode(t *testing.T) {
 		{entry(`"ifName":""`), `.ifName: "": must not be empty`},
 		{entry(`"ifName":"a/b"`), `.ifName: "a/b": character '/' is not allowed`},
 		{entry(`"ifName":"abcdefghijklmn{index}"`), `.ifName: "abcdefghijklmn{index}": 16 bytes, want at most 15`},
+		{entry(`"ifName":"{index}{index}"`), `.ifName: "{index}{index}": {index} stands twice`},
 		{entry(`"ips":"10.0.0.1"`), `.ips: "10.0.0.1": want a list of strings`},
 		{entry(`"ips":[]`), `.ips: an empty list: want a list of strings`},
 		{entry(`"ips":[1]`), `.ips: a list: want a list of strings`},
