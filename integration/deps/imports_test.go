@@ -31,7 +31,7 @@ func layers() [][]string {
 		{"pkg/ipam", "pkg/pci", "pkg/reference", "pkg/noderoutes"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov", "pkg/demo"},
 		{"pkg/reconcile", "pkg/pool", "pkg/validate"},
-		{"pkg/rollback"}, // reads configurations as the collector does
+		{"pkg/rollback", "pkg/devicefiles"}, // rollback reads configurations as the collector does
 		{"pkg/cli", "pkg/deviceplugin", "pkg/nodeagent"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/sriov-device-plugin", "plugins/podlace-node"},
